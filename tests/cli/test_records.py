@@ -175,6 +175,31 @@ def test_batch_completion() -> None:
     }
 
 
+def test_what_a_batch_line_may_ask_besides() -> None:
+    """As over HTTP: the prompt repeated, token ids and the prompt's logprobs."""
+    answer = output("éb", logprobs=True)
+    answer.prompt = "abc"
+    answer.prompt_logprobs = [
+        None,
+        {2: Logprob(-0.5, 1, "b")},
+        {3: Logprob(-math.inf, 9, "c"), 4: Logprob(-0.1, 1, "d")},
+    ]
+    asked = {"prompt": "abc", "logprobs": 1, "echo": True, "return_token_ids": True, "prompt_logprobs": 1}
+    line = {"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": asked}
+    [choice] = record(line, answer)["response"]["body"]["choices"]
+    assert choice["text"] == "abcéb"
+    assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -9999.0, -0.5, -1.0]
+    assert (choice["token_ids"], choice["prompt_token_ids"]) == ([5, 6], [1, 2, 3])
+    assert choice["prompt_logprobs"] == [
+        None,
+        {"2": {"logprob": -0.5, "rank": 1, "decoded_token": "b"}},
+        {
+            "3": {"logprob": -9999.0, "rank": 9, "decoded_token": "c"},
+            "4": {"logprob": -0.1, "rank": 1, "decoded_token": "d"},
+        },
+    ]
+
+
 def test_batch_chat() -> None:
     line = {"custom_id": "x", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": MESSAGES}}
     body = record(line, output("éb", logprobs=True))["response"]["body"]

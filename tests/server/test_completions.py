@@ -94,6 +94,74 @@ def test_echo_with_logprobs(server: Running, llm: LLM) -> None:
     assert "".join(c["choices"][0]["text"] for c in chunks) == whole
 
 
+@pytest.mark.parametrize("prompt", ["The king</s> of<s> the land", "Köln 😀 is a city", " The king"])
+def test_offsets_point_at_tokens(server: Running, llm: LLM, prompt: str) -> None:
+    """Also where the tokenizer puts `<s>` in front, and where the prompt holds it."""
+    assert llm.tokenizer is not None
+    said, more = (
+        llm.tokenizer.encode(text, add_special_tokens=False) for text in (" wood", " by the 😀 sea")
+    )
+    answer = [*said, llm.tokenizer.eos_token_id, *more]  # its text leaves special tokens out
+    body = {"prompt": prompt, "forced_tokens": answer, "max_tokens": len(answer), "logprobs": 1, "echo": True}
+    body["ignore_eos"] = True
+    [choice] = server.post("/v1/completions", body).json()["choices"]
+    shown = choice["logprobs"]
+    pairs = list(zip(shown["tokens"], shown["text_offset"], strict=True))
+    assert pairs[0] == ("<s>", 0) and pairs[1][1] == 0 and "</s>" in shown["tokens"][-len(answer) :]
+    end = len(prompt)
+    for token, offset in pairs[1:]:
+        hidden = token in ("<s>", "</s>") and offset >= end
+        assert hidden or token.startswith("bytes:") or choice["text"].startswith(token, offset), (
+            token,
+            offset,
+        )
+    chunks = events(server.post("/v1/completions", body | {"stream": True}).text)
+    streamed = [c["choices"][0]["logprobs"]["text_offset"] for c in chunks if c["choices"][0]["logprobs"]]
+    assert [offset for each in streamed for offset in each] == shown["text_offset"]
+
+
+@pytest.mark.parametrize("most", [0, 2])
+def test_no_more_alternatives_than_asked(server: Running, most: int) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 12, "temperature": 2, "seed": 1}
+    body |= {"logprobs": True, "top_logprobs": most}
+    content = server.post("/v1/chat/completions", body).json()["choices"][0]["logprobs"]["content"]
+    chunks = events(server.post("/v1/chat/completions", body | {"stream": True}).text)
+    found = [c["logprobs"]["content"] for chunk in chunks for c in chunk["choices"] if c["logprobs"]]
+    assert [entry for each in found for entry in each] == content
+    for entry in content:
+        top = [each["logprob"] for each in entry["top_logprobs"]]
+        assert len(top) == most and top == sorted(top, reverse=True)
+        assert all(
+            value >= entry["logprob"] or entry["token"] in {e["token"] for e in entry["top_logprobs"]}
+            for value in top
+        )
+    if most:  # some token was none of them
+        assert any(e["token"] not in {each["token"] for each in e["top_logprobs"]} for e in content)
+
+
+def test_prompt_logprobs(server: Running, llm: LLM) -> None:
+    params = {"max_tokens": 1, "temperature": 0, "prompt_logprobs": 1}
+    [output] = llm.generate(["The king of the land"], SamplingParams(**params))
+    [chat] = llm.chat(MESSAGES, SamplingParams(**params))
+    answer = server.post("/v1/completions", {"prompt": ["The king of the land"] * 2, "n": 2, **params}).json()
+    shown = [choice["prompt_logprobs"] for choice in answer["choices"]]
+    body = {"messages": MESSAGES, **params}
+    whole = server.post("/v1/chat/completions", body).json()
+    assert "prompt_logprobs" not in whole["choices"][0] and len(shown) == 4
+    for got, own in [*((each, output) for each in shown), (whole["prompt_logprobs"], chat)]:
+        assert own.prompt_logprobs is not None and got[0] is None
+        for entry, candidates in zip(got[1:], own.prompt_logprobs[1:], strict=True):
+            assert candidates is not None and list(entry) == [str(token) for token in candidates]
+            for token, found in candidates.items():
+                assert entry[str(token)]["logprob"] == pytest.approx(found.logprob, abs=1e-4)
+                assert entry[str(token)]["decoded_token"] == found.decoded_token
+                assert entry[str(token)]["rank"] == found.rank
+    echoed = server.post(
+        "/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1, "max_tokens": 1}
+    ).json()
+    assert "prompt_logprobs" not in echoed["choices"][0]
+
+
 def test_extensions(server: Running) -> None:
     prompt = list(range(100, 500))
     body = {"prompt": prompt, "max_tokens": 4, "eviction": "snapkv", "kv_budget": 100, "context_tokens": 390}

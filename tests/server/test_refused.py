@@ -103,6 +103,7 @@ def refused(response: httpx.Response, status: int, message: str = "") -> dict[st
         (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
         (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format"),
+        (CHAT, {"messages": MESSAGES, "stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
         (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools[0]"),
         (CHAT, {"messages": MESSAGES, "tools": [{}] * 1000}, "tools"),
         (CHAT, {"messages": MESSAGES, "tool_choice": "required"}, "tools are none"),

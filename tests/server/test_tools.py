@@ -196,6 +196,35 @@ def test_responses(server: Running) -> None:
     assert found[-1]["response"]["output"][0]["content"][0]["text"] == text
 
 
+def test_responses_with_logprobs(parsing: Running, llm: LLM) -> None:
+    """A mark that is not whole yet begins no message, and tokens of marks are none of it."""
+    extra = forced(llm, "<think>why</think>\n\nHello there. <tool")
+    extra["max_output_tokens"] = extra.pop("max_tokens")
+    tool = {"type": "function", **TOOLS[0]["function"]}  # type: ignore[dict-item]
+    body = {"input": "Hi", "tools": [tool], "top_logprobs": 0, **extra}
+    whole = parsing.post("/v1/responses", body).json()
+    assert [each["type"] for each in whole["output"]] == ["reasoning", "message"]
+    reasoning, message = (each["content"][0] for each in whole["output"])
+    assert (reasoning["text"], message["text"]) == ("why", "Hello there. <tool")
+    assert "".join(each["token"] for each in message["logprobs"]).strip() == message["text"]
+
+
+def test_text_without_tools(parsing: Running, llm: LLM) -> None:
+    """By the chats' whole and streamed answers and by responses; the stream brings the words as they come."""
+    text = f"  Write {CALL}, <think> or </s>?\n"
+    body = {"messages": MESSAGES, **forced(llm, text)}
+    text = llm.tokenizer.decode(body["forced_tokens"], skip_special_tokens=True)  # type: ignore[union-attr]
+    [choice] = parsing.post(CHAT, body).json()["choices"]
+    assert choice["message"]["content"] == text and "tool_calls" not in choice["message"]
+    chunks = events(parsing.post(CHAT, body | {"stream": True}).text)
+    pieces = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(pieces) == text and len([piece for piece in pieces if piece]) > 5
+    body = {"input": "Hi", **body, "max_output_tokens": body["max_tokens"]}
+    del body["messages"], body["max_tokens"]
+    [item] = parsing.post("/v1/responses", body).json()["output"]
+    assert item["content"][0]["text"] == text
+
+
 def test_responses_with_calls(parsing: Running, llm: LLM) -> None:
     tool = {"type": "function", **TOOLS[0]["function"]}  # type: ignore[dict-item]
     extra = forced(llm, f"<think>why</think>ok {CALL}")
@@ -223,6 +252,7 @@ def test_responses_with_calls(parsing: Running, llm: LLM) -> None:
         {"n": 2},
         {"bogus": 1},
         {"max_output_tokens": 0},
+        {"prompt_logprobs": 1},
     ],
 )
 def test_responses_refuse(server: Running, change: dict[str, Any]) -> None:

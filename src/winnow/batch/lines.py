@@ -22,7 +22,14 @@ from winnow.json_values import json_kind, parse_strict
 from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_fields
-from winnow.openai.request import Endpoint, Message, read_messages, read_priority, read_prompt
+from winnow.openai.request import (
+    CompletionRequest,
+    Endpoint,
+    Message,
+    read_messages,
+    read_priority,
+    read_prompt,
+)
 from winnow.openai.tools import ForcedCalls
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
@@ -47,12 +54,18 @@ class Job:
     priority: int = 0
     tenant: str | None = None
     """See `NewRequest`."""
-    template: TemplateOptions = PLAIN
-    forced: ForcedCalls | None = None
-    """The calls that the answer must be; None: it may be text."""
-    return_token_ids: bool = False
-    return_kept: bool = False
-    """See `CompletionRequest`."""
+    asked: CompletionRequest | None = None
+    """What a Batch line asks."""
+
+    @property
+    def template(self) -> TemplateOptions:
+        """What the model's template is given beside the messages."""
+        return PLAIN if self.asked is None else self.asked.template
+
+    @property
+    def forced(self) -> ForcedCalls | None:
+        """The calls that the answer must be; None: it may be text."""
+        return None if self.asked is None else self.asked.forced
 
 
 @dataclass(frozen=True)
@@ -131,10 +144,7 @@ def _batch_job(
         asked.model,
         carried,
         asked.priority,
-        template=asked.template,
-        forced=asked.forced,
-        return_token_ids=asked.return_token_ids,
-        return_kept=asked.return_kept,
+        asked=asked,
     )
 
 

@@ -28,19 +28,9 @@ def encode(record: Record) -> bytes:
 
 def answer_record(job: Job, output: RequestOutput, model: str, created: int, reader: AnswerReader) -> Record:
     """The record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
-    if job.endpoint is None:
+    if job.asked is None:
         return _flat(job, output)
-    form = ResponseForm(
-        job.endpoint,
-        str(job.index),
-        job.model or model,
-        created,
-        parse=(lambda output, answer: reader.message(output.prompt, answer, job.template.tools, job.forced))
-        if job.messages is not None and reader.reads(job.template.tools, job.forced)
-        else None,
-        token_ids=job.return_token_ids,
-        kept=job.return_kept,
-    )
+    form = ResponseForm.of(job.asked, reader, str(job.index), job.model or model, created)
     body = completion_object(form, [output])
     record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)
     return record | _carried(job) | _scored(job, output)

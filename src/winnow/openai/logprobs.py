@@ -2,7 +2,7 @@
 
 import codecs
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
@@ -14,12 +14,12 @@ _LOWEST = -9999.0
 """What JSON gets for the logprob of a token that was ruled out: it has no spelling for minus infinity."""
 
 
-def chat_logprobs(answer: CompletionOutput) -> Record | None:
-    """`choices[].logprobs` of a chat completion."""
+def chat_logprobs(answer: CompletionOutput, most: int | None = None) -> Record | None:
+    """`choices[].logprobs` of a chat completion; `most` alternatives for each token, None: all that are known."""
     if answer.logprobs is None:
         return None
     content = [
-        {**_chat(candidates[token]), "top_logprobs": [_chat(entry) for _, entry in ranked(candidates)]}
+        {**_chat(candidates[token]), "top_logprobs": [_chat(entry) for _, entry in ranked(candidates)[:most]]}
         for token, candidates in _predicted(answer)
     ]
     return {"content": content}
@@ -35,18 +35,40 @@ def completion_logprobs(answer: CompletionOutput) -> Record | None:
         "tokens": [_name(entry, "bytes:") for entry in chosen],
         "token_logprobs": [finite_logprob(entry) for entry in chosen],
         "top_logprobs": [_top_by_name(token, candidates) for token, candidates in pairs],
-        "text_offset": _offsets(answer.text, [_bytes(entry) for entry in chosen]),
+        "text_offset": _offsets(answer.text, [logprob_bytes(entry) for entry in chosen]),
     }
 
 
+def prompt_logprobs(output: RequestOutput) -> list[Record | None]:
+    """`prompt_logprobs` as vLLM writes them: for each token of a prompt candidates by id, None for the first."""
+    return [
+        None
+        if candidates is None
+        else {
+            str(token): {
+                "logprob": finite_logprob(entry),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
+            }
+            for token, entry in candidates.items()
+        }
+        for candidates in output.prompt_logprobs or ()
+    ]
+
+
 def echo_logprobs(
-    output: RequestOutput, prompt: str, name_of: Callable[[int], str], answer: Record | None
+    output: RequestOutput,
+    prompt: str,
+    name_of: Callable[[int], str],
+    special: Mapping[int, str],
+    answer: Record | None,
 ) -> Record:
     """`choices[].logprobs` of a prompt that is repeated, and of the answer behind it.
 
     Args:
         prompt: its text, in which offsets count.
         name_of: the text of a token that nothing predicts, as the first.
+        special: special tokens with their texts, which stand in the prompt only where they were written.
         answer: the answer's own; None: the prompt stands alone.
     """
     found: Record = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
@@ -56,8 +78,9 @@ def echo_logprobs(
         found["tokens"].append(name_of(token) if entry is None else _name(entry, "bytes:"))
         found["token_logprobs"].append(None if entry is None else finite_logprob(entry))
         found["top_logprobs"].append(None if candidates is None else _top_by_name(token, candidates))
-        pieces.append(name_of(token).encode() if entry is None else _bytes(entry))
-    found["text_offset"] = _offsets(prompt, pieces)
+        written = special.get(token) or (name_of(token) if entry is None else None)
+        pieces.append(logprob_bytes(entry) if entry and written is None else (written or "").encode())
+    found["text_offset"] = _offsets(prompt, pieces, [token in special for token in output.prompt_token_ids])
     if answer is not None:
         for name in ("tokens", "token_logprobs", "top_logprobs"):
             found[name] += answer[name]
@@ -82,16 +105,20 @@ def _top_by_name(token: int, candidates: LogprobDict) -> dict[str, float]:
     return {by_token[other]: finite_logprob(entry) for other, entry in ranked(candidates)}
 
 
-def _offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
+def _offsets(text: str, pieces: Sequence[bytes], special: Sequence[bool] = ()) -> list[int]:
     """Where in `text` the character stands that each token begins or goes on with, if `pieces` are their bytes.
 
-    Ascending, and at most the text's length: a stop string may have cut it before the tokens end.
+    Ascending, and at most the text's length: a stop string may have cut it before the tokens end. A `special` token has
+    a length only where the text has it, as has the space that some tokenizers put before the first word.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets, offset = [], 0
-    for piece in pieces:
+    for index, piece in enumerate(pieces):
         offsets.append(min(offset, len(text)))
-        offset += len(decoder.decode(piece))
+        own = decoder.decode(piece)
+        if special and not text.startswith(own, offset):
+            own = "" if special[index] else own[own.startswith(" ") and text.startswith(own[1:], offset) :]
+        offset += len(own)
     return offsets
 
 
@@ -112,18 +139,19 @@ def finite_logprob(entry: Logprob) -> float:
     return max(entry.logprob, _LOWEST) if entry.logprob < math.inf else _LOWEST
 
 
-def _bytes(entry: Logprob) -> bytes:
+def logprob_bytes(entry: Logprob) -> bytes:
+    """What a token adds to the text, in UTF-8."""
     return (entry.decoded_token or "").encode() if entry.token_bytes is None else entry.token_bytes
 
 
 def _name(entry: Logprob, prefix: str = "") -> str:
     """A token's text, or its bytes in hexadecimal where it is no text by itself, as OpenAI writes it."""
     try:
-        _bytes(entry).decode()
+        logprob_bytes(entry).decode()
     except UnicodeDecodeError:
-        return prefix + "".join(f"\\x{byte:02x}" for byte in _bytes(entry))
+        return prefix + "".join(f"\\x{byte:02x}" for byte in logprob_bytes(entry))
     return entry.decoded_token or ""
 
 
 def _chat(entry: Logprob) -> Record:
-    return {"token": _name(entry), "logprob": finite_logprob(entry), "bytes": list(_bytes(entry))}
+    return {"token": _name(entry), "logprob": finite_logprob(entry), "bytes": list(logprob_bytes(entry))}

@@ -42,6 +42,7 @@ class CompletionRequest:
         continuous_usage: count tokens in every chunk.
         return_token_ids: report token ids beside texts.
         return_kept: report KVs kept by layer and head beside what else eviction did.
+        prompt_logprobs: report those of the prompt.
         priority: greater is served first, as in `NewRequest`; bodies say it the other way round, as vLLM does.
         forced: the calls that the answer must be; None: it may be text.
     """
@@ -57,6 +58,7 @@ class CompletionRequest:
     continuous_usage: bool = False
     return_token_ids: bool = False
     return_kept: bool = False
+    prompt_logprobs: bool = False
     priority: int = 0
     template: TemplateOptions = field(default=PLAIN)
     forced: ForcedCalls | None = None
@@ -101,6 +103,11 @@ def read_body(
     if echo and chat:
         raise ApiError("unsupported_parameter", f"echo is not supported for {endpoint.value}", "echo")
     return_token_ids, return_kept = (_switch(values, f"return_{name}") for name in ("token_ids", "kept"))
+    prompt_logprobs = values.get("prompt_logprobs") is not None
+    if prompt_logprobs and stream:
+        raise ApiError(
+            "unsupported_parameter", "prompt_logprobs are not supported in a stream", "prompt_logprobs"
+        )
     priority = read_priority(values.pop("priority", 0))
     only_echo = echo and values.get("max_tokens") == 0
     if only_echo:
@@ -134,6 +141,7 @@ def read_body(
         continuous,
         return_token_ids,
         return_kept,
+        prompt_logprobs,
         -priority,
         template,
         forced,

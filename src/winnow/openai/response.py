@@ -1,12 +1,14 @@
 """Objects that answer a body: `text_completion` and `chat.completion`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
-from winnow.openai.request import Endpoint
+from winnow.openai.answers import AnswerReader
+from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs, prompt_logprobs
+from winnow.openai.request import CompletionRequest, Endpoint
 from winnow.outputs import CompletionOutput, RequestOutput
+from winnow.sampling.token_table import TokenTable
 
 ParseAnswer = Callable[[RequestOutput, CompletionOutput], Mapping[str, Any]]
 """Turns an answer into the message of a chat: text, reasoning, tool calls."""
@@ -19,12 +21,34 @@ class Echo:
     Attributes:
         text_of: the prompt's text.
         name_of: the text of one token.
+        special: special tokens with their texts.
         alone: the answers themselves are left out.
     """
 
     text_of: Callable[[RequestOutput], str]
     name_of: Callable[[int], str]
+    special: Mapping[int, str] = field(default_factory=dict)
     alone: bool = False
+
+    @classmethod
+    def of(cls, tokenizer: Any, alone: bool) -> "Echo":
+        """The echo of prompts of one model; without a tokenizer tokens have no texts."""
+        if tokenizer is None:
+            return cls(lambda output: output.prompt or "", lambda token: "", alone=alone)
+
+        def decode(token_ids: Sequence[int]) -> str:
+            return str(tokenizer.decode(token_ids, skip_special_tokens=False))
+
+        return cls(
+            lambda output: decode(output.prompt_token_ids) if output.prompt is None else output.prompt,
+            lambda token: decode([token]),
+            TokenTable(tokenizer).special,
+            alone,
+        )
+
+    def logprobs(self, output: RequestOutput, prompt: str, answer: dict[str, Any]) -> dict[str, Any]:
+        """Those of the prompt and the answer behind it, whose own are `answer`."""
+        return echo_logprobs(output, prompt, self.name_of, self.special, None if self.alone else answer)
 
 
 @dataclass(frozen=True)
@@ -40,6 +64,8 @@ class ResponseForm:
         parse: None: the answer's text is the message.
         token_ids: report token ids beside texts.
         kept: report KVs kept by layer and head in `eviction`.
+        top_logprobs: alternatives for each token of a chat; None: all that are known.
+        prompt_logprobs: report those of prompts.
     """
 
     endpoint: Endpoint
@@ -51,6 +77,32 @@ class ResponseForm:
     parse: ParseAnswer | None = None
     token_ids: bool = False
     kept: bool = False
+    top_logprobs: int | None = None
+    prompt_logprobs: bool = False
+
+    @classmethod
+    def of(
+        cls, asked: CompletionRequest, reader: AnswerReader, name: str, model: str, created: int
+    ) -> "ResponseForm":
+        """What the objects that answer a body have in common; `reader` is the model's."""
+        tools, forced = asked.template.tools, asked.forced
+
+        def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
+            return reader.message(output.prompt, answer, tools, forced)
+
+        return cls(
+            Endpoint.COMPLETION if asked.messages is None else Endpoint.CHAT,
+            name,
+            model,
+            created,
+            asked.params.n,
+            Echo.of(reader.tokenizer, asked.only_echo) if asked.echo else None,
+            parse if asked.messages is not None and reader.reads(tools, forced) else None,
+            asked.return_token_ids,
+            asked.return_kept,
+            asked.params.logprobs,
+            asked.prompt_logprobs,
+        )
 
     @property
     def is_chat(self) -> bool:
@@ -75,7 +127,10 @@ def completion_object(form: ResponseForm, outputs: Sequence[RequestOutput]) -> d
         for place, output in enumerate(outputs)
         for answer in output.outputs
     ]
-    return form.head() | {"choices": choices, "usage": usage(outputs, echo_alone(form))}
+    found = form.head() | {"choices": choices, "usage": usage(outputs, echo_alone(form))}
+    if form.prompt_logprobs and form.is_chat:
+        found["prompt_logprobs"] = prompt_logprobs(outputs[0])
+    return found
 
 
 def echo_alone(form: ResponseForm) -> bool:
@@ -117,7 +172,7 @@ def _chat_choice(
     return {
         "index": index,
         "message": message,
-        "logprobs": chat_logprobs(answer),
+        "logprobs": chat_logprobs(answer, form.top_logprobs),
         "finish_reason": reason or finish_reason(answer),
         **extras(form, answer, output),
     }
@@ -130,7 +185,7 @@ def _completion_choice(
     if form.echo is not None:
         prompt = form.echo.text_of(output)
         if logprobs is not None:
-            logprobs = echo_logprobs(output, prompt, form.echo.name_of, None if form.echo.alone else logprobs)
+            logprobs = form.echo.logprobs(output, prompt, logprobs)
         text = prompt if form.echo.alone else prompt + text
     return {
         "index": index,
@@ -154,4 +209,6 @@ def extras(
         found["token_ids"] = list(answer.token_ids)
         if output is not None:
             found["prompt_token_ids"] = list(output.prompt_token_ids)
+    if form.prompt_logprobs and not form.is_chat and output is not None:
+        found["prompt_logprobs"] = prompt_logprobs(output)
     return found

@@ -33,6 +33,7 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "prompt": (),
     "truncation": ("disabled", "auto"),
     "context_management": (),
+    "prompt_logprobs": (),
 }
 _NO_TOOL: Record = {"description": None, "parameters": None, "strict": None}
 _REASONS = {
@@ -110,8 +111,7 @@ def _message(item: Any, name: str) -> Record | None:
     """The message that an item stands for; None: it is none, as the model's reasoning."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message":
-        role = item.get("role")
-        return {"role": "system" if role == "developer" else role, "content": item.get("content")}
+        return {"role": item.get("role"), "content": item.get("content")}
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
@@ -154,6 +154,8 @@ class ResponseWriter:
     _open: Record | None = None
     _number: int = 0
     _reason: str | None = None
+    _logprobs: list[Record] = field(default_factory=list)
+    """Of tokens of the message whose text is yet to come."""
 
     def begin(self) -> Iterator[Record]:
         """Yield the first events."""
@@ -164,10 +166,13 @@ class ResponseWriter:
         """Yield the events of a chat's chunk."""
         for choice in chunk["choices"]:
             delta = choice["delta"]
+            if delta.get("content") or ("content" in delta and not self._is_open("reasoning")):
+                self._logprobs += (choice.get("logprobs") or {"content": []})["content"]
             if delta.get("reasoning_content"):
-                yield from self._text("reasoning", delta["reasoning_content"], None)
-            if delta.get("content") or (choice.get("logprobs") and "content" in delta):
-                yield from self._text("message", delta["content"], choice.get("logprobs"))
+                self._logprobs = []  # of the mark before it
+                yield from self._text("reasoning", delta["reasoning_content"])
+            if delta.get("content"):
+                yield from self._text("message", delta["content"])
             for call in delta.get("tool_calls", ()):
                 yield from self._call(call)
             self._reason = choice["finish_reason"] or self._reason
@@ -176,6 +181,8 @@ class ResponseWriter:
         """Yield the last events."""
         if self._open is None and not self.output:  # an empty answer is an answer
             yield from self._begin_item("message")
+        if self._logprobs and self._is_open("message"):
+            yield from self._text("message", "")
         yield from self._end_item()
         status = "incomplete" if self._reason == "length" else "completed"
         yield self._event(f"response.{status}", response=self.object(status, usage))
@@ -230,15 +237,19 @@ class ResponseWriter:
         self._number += 1
         return event
 
-    def _text(self, kind: str, text: str, logprobs: Mapping[str, Any] | None) -> Iterator[Record]:
-        if self._open is None or self._open["type"] != kind:
+    def _is_open(self, kind: str) -> bool:
+        return self._open is not None and self._open["type"] == kind
+
+    def _text(self, kind: str, text: str) -> Iterator[Record]:
+        if not self._is_open(kind):
             yield from self._end_item()
             yield from self._begin_item(kind)
         assert self._open is not None
         part = self._open["content"][0]
         part["text"] += text
-        found = [] if logprobs is None else logprobs["content"]
-        if "logprobs" in part:
+        found: list[Record] = []
+        if kind == "message":
+            found, self._logprobs = self._logprobs, []
             part["logprobs"] += found
         name = "output_text" if kind == "message" else "reasoning_text"
         extra = {"logprobs": found} if kind == "message" else {}

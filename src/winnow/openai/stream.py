@@ -7,7 +7,7 @@ from json.encoder import encode_basestring as encode_text
 from typing import Any
 
 from winnow.openai.events import event
-from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs
+from winnow.openai.logprobs import chat_logprobs, completion_logprobs, logprob_bytes
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind
 from winnow.openai.response import ResponseForm, echo_alone, extras, finish_reason, usage_object
@@ -149,7 +149,7 @@ class ChunkStream:
             prompt = echo.text_of(output)
             choice.offset += len(prompt)
             if logprobs is not None:
-                logprobs = echo_logprobs(output, prompt, echo.name_of, None if echo.alone else logprobs)
+                logprobs = echo.logprobs(output, prompt, logprobs)
             text = prompt if echo.alone else prompt + text
         elif echo is not None and echo.alone:
             text, logprobs = "", None
@@ -165,7 +165,7 @@ class ChunkStream:
         offsets = []
         for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
             entry = None if candidates is None else candidates[token]
-            own = b"" if entry is None else entry.token_bytes or (entry.decoded_token or "").encode()
+            own = b"" if entry is None else logprob_bytes(entry)
             offsets.append(choice.offset)
             choice.offset += len(choice.decoder.decode(own))
         return offsets
@@ -178,7 +178,7 @@ class ChunkStream:
             if self._new_parser is not None:
                 choice.parser = self._new_parser(output)
         deltas = self._deltas(choice, answer)
-        logprobs, reason = chat_logprobs(answer), finish_reason(answer)
+        logprobs, reason = chat_logprobs(answer, self._form.top_logprobs), finish_reason(answer)
         if reason == "stop" and choice.num_calls:
             reason = "tool_calls"
         if not deltas and (logprobs is not None or self._form.token_ids):

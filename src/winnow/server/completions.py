@@ -13,9 +13,9 @@ from winnow.json_values import dump_json
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import Echo, ResponseForm, completion_object
+from winnow.openai.response import ResponseForm, completion_object
 from winnow.openai.stream import ChunkStream
-from winnow.outputs import CompletionOutput, RequestOutput
+from winnow.outputs import RequestOutput
 from winnow.server.http import EventStream, unless_disconnected
 from winnow.server.service import Service, Submitted
 
@@ -39,7 +39,7 @@ async def complete(
     asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
     model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
-    form = response_form(service, asked, endpoint, model)
+    form = response_form(service, asked, model)
     submitted = await unless_disconnected(
         request, service.submit(asked, tenant, request_id, deltas=asked.stream)
     )
@@ -53,46 +53,21 @@ async def complete(
     return StrictResponse(completion_object(form, outputs))
 
 
+def response_form(service: Service, asked: CompletionRequest, model: str) -> ResponseForm:
+    """What the objects that answer a body have in common."""
+    return ResponseForm.of(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
+
+
 def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -> ChunkStream:
     """What turns the deltas of a body's requests into chunks."""
+    tools, forced = asked.template.tools, asked.forced
     return ChunkStream(
         form,
         include_usage=asked.include_usage,
         continuous=asked.continuous_usage,
         new_parser=(
-            (lambda output: service.reader.parser(output.prompt, asked.template.tools, asked.forced))
-            if parses(service, asked)
-            else None
+            None if form.parse is None else lambda output: service.reader.parser(output.prompt, tools, forced)
         ),
-    )
-
-
-def parses(service: Service, asked: CompletionRequest) -> bool:
-    """Whether answers are parsed into reasoning, content and tool calls."""
-    return asked.messages is not None and service.reader.reads(asked.template.tools, asked.forced)
-
-
-def response_form(service: Service, asked: CompletionRequest, endpoint: Endpoint, model: str) -> ResponseForm:
-    """What the objects that answer a body have in common."""
-    echo = None
-    if asked.echo:
-        echo = Echo(
-            lambda output: _prompt_text(service, output), lambda token: _name(service, token), asked.only_echo
-        )
-
-    def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
-        return service.reader.message(output.prompt, answer, asked.template.tools, asked.forced)
-
-    return ResponseForm(
-        endpoint,
-        uuid.uuid4().hex,
-        model,
-        int(time.time()),
-        asked.params.n,
-        echo,
-        parse if parses(service, asked) else None,
-        asked.return_token_ids,
-        asked.return_kept,
     )
 
 
@@ -134,17 +109,3 @@ def stream_error(error: Exception) -> ApiError:
     if isinstance(error, WinnowError):
         return ApiError.wrap(error)
     return ApiError("internal_error", "the server failed while it wrote the answer")
-
-
-def _prompt_text(service: Service, output: RequestOutput) -> str:
-    if output.prompt is not None:
-        return output.prompt
-    tokenizer = service.llm.tokenizer
-    if tokenizer is None:
-        return ""
-    return str(tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False))
-
-
-def _name(service: Service, token: int) -> str:
-    tokenizer = service.llm.tokenizer
-    return "" if tokenizer is None else str(tokenizer.decode([token], skip_special_tokens=False))

@@ -31,7 +31,7 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     asked = read_body(Endpoint.CHAT, chat_body(body), service.llm.sampling_defaults, served=True)
     model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
-    chunks = new_chunks(service, asked, response_form(service, asked, Endpoint.CHAT, model))
+    chunks = new_chunks(service, asked, response_form(service, asked, model))
     writer = ResponseWriter(body, model, int(time.time()))
     submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
     if asked.stream:
