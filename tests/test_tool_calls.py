@@ -200,6 +200,13 @@ def test_known_forms_are_read(name: str) -> None:
 
 
 def test_templates_that_cannot_be_used() -> None:
+    tokenizer = byte_level()
+    tokenizer.response_template, tokenizer.chat_template = {"version": 9}, "<think></think>"
+    assert AnswerReader.of(tokenizer).template == TEMPLATES["think"]
+    tokenizer.response_template = NAME_BEFORE
+    assert AnswerReader.of(tokenizer).template == NAME_BEFORE
+    with pytest.raises(ConfigError, match="fields"):
+        AnswerReader.of(tokenizer, {})
     with pytest.raises(ConfigError, match="start_anchor"):
         AnswerReader.of(byte_level(), {"fields": {"content": {"content": "text"}}})
     with pytest.raises(ConfigError, match="tokenizer"):

@@ -46,14 +46,16 @@ class AnswerReader:
             if template is not None:
                 raise ConfigError("response_template needs a model with a tokenizer")
             return cls()
-        if template is None:
-            found = getattr(tokenizer, "response_template", None)
-            return cls(tokenizer, found or recognise(getattr(tokenizer, "chat_template", None)))
+        own = template if template is not None else getattr(tokenizer, "response_template", None)
         try:
-            tokenizer.get_response_parser(template, prefix="")
+            if own is not None:
+                tokenizer.get_response_parser(own, prefix="")
+                return cls(tokenizer, own)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"response_template cannot be used: {error}") from None
-        return cls(tokenizer, template)
+            if template is not None:
+                raise ConfigError(f"response_template cannot be used: {error}") from None
+        # A tokenizer's own may be of a version that this transformers does not know.
+        return cls(tokenizer, recognise(getattr(tokenizer, "chat_template", None)))
 
     def reads(self, tools: Tools, forced: ForcedCalls | None) -> bool:
         """Whether answers are more than text."""
@@ -126,8 +128,8 @@ class AnswerReader:
     @cached_property
     def _has_special_marks(self) -> bool:
         """Whether a mark may hold a special token."""
-        marks = [mark_texts(each.field, side) for each in self._fields for side in ("open", "close")]
-        texts = [text for each in marks for text in each]
+        fields = [each.field for each in self._fields if each.opening is not None]
+        texts = [text for each in fields for side in ("open", "close") for text in mark_texts(each, side)]
         return any(text is None or any(token in text for token in self._special_texts) for text in texts)
 
     def _regions_of(self, tools: Tools, forced: ForcedCalls | None) -> list[Region]:
