@@ -43,6 +43,12 @@ def test_where_memory_was_short_it_says_for_how_many() -> None:
     assert found.payoff == ("KV memory was short for 38 of 40 requests; rounds cost 1.5 s")
 
 
+def test_a_full_cache_that_filled_its_memory_names_auto() -> None:
+    assert summary(kv_bytes_peak=80, kv_bytes_budget=100).payoff is None
+    found = summary(kv_bytes_peak=95, kv_bytes_budget=100).payoff
+    assert found is not None and found.startswith("KV memory was full: --compression auto")
+
+
 def test_a_run_without_eviction_says_nothing_of_it() -> None:
     found = summary()
     assert found.payoff is None and found.phases == {}

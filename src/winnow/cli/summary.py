@@ -163,6 +163,10 @@ class Summary:
         return rows
 
 
+_FULL_MEMORY = 0.9
+"""Of the KV memory: a peak from which requests are likely to have waited for it."""
+
+
 def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
     """Seconds by what they were spent on, where contexts were judged; empty where nothing was."""
     if not (stats.num_rounds or stats.replay_tokens) or "prefill" not in stats.elapsed:
@@ -177,7 +181,11 @@ def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
 
 
 def _payoff(stats: EngineStats, seconds: float) -> str | None:
-    """Whether compressing paid: it saves waits where memory is short, and costs replays and rounds."""
+    """Whether compressing paid, or may pay: it saves waits where memory is short, and costs replays and rounds."""
+    if not stats.num_starts and stats.kv_bytes_peak >= _FULL_MEMORY * stats.kv_bytes_budget > 0:
+        return (
+            "KV memory was full: --compression auto lets more requests run beside each other where that pays"
+        )
     if not stats.num_rounds:
         return None
     cost = stats.replay_seconds + stats.elapsed.get("evict", 0.0)
