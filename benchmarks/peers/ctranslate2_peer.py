@@ -4,11 +4,12 @@ Options: `compute_type` (int8, bfloat16, float32), `batch` (prompts answered tog
 """
 
 import json
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import ctranslate2
-from protocol import Work, serve
+from protocol import Answer, Work, serve
 
 
 def answer(
@@ -29,10 +30,10 @@ def answer(
     return [list(result.sequences_ids[0]) for result in results]
 
 
-def run(work: Work) -> tuple[float, list[list[int]]]:
-    """Load, warm up with one tiny request, answer."""
+@contextmanager
+def opened(work: Work) -> Iterator[Answer]:
+    """The loaded model."""
     vocabulary = json.loads((Path(work.model) / "vocabulary.json").read_text(encoding="utf-8"))
-    prompts = [[vocabulary[token] for token in prompt] for prompt in work.prompts]
     generator = ctranslate2.Generator(
         work.model,
         device="cpu",
@@ -40,11 +41,13 @@ def run(work: Work) -> tuple[float, list[list[int]]]:
         intra_threads=work.threads,
         inter_threads=1,
     )
-    answer(generator, [prompts[0][:8]], 2, 1)
-    start = time.perf_counter()
-    tokens = answer(generator, prompts, work.new_tokens, work.options["batch"])
-    return time.perf_counter() - start, tokens
+
+    def in_names(asked: Work) -> list[list[int]]:
+        prompts = [[vocabulary[token] for token in prompt] for prompt in asked.prompts]
+        return answer(generator, prompts, asked.new_tokens, asked.options["batch"])
+
+    yield in_names
 
 
 if __name__ == "__main__":
-    serve(run, packages=["ctranslate2"])
+    serve(opened, packages=["ctranslate2"])

@@ -5,7 +5,7 @@ the source distribution of llama-cpp-python (`pip download --no-binary :all: --n
     cmake -B build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=OFF
     cmake --build build --target llama-server llama-quantize
 
-Options: `slots` (requests answered at a time), `slot_tokens` (KVs of each).
+Options: `slots` (requests answered at a time), `slot_tokens` (KVs of each), `kv_type` (their format).
 """
 
 import json
@@ -13,15 +13,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-import time
 import urllib.request
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from loopback import free_port, serving
-from protocol import Answers, Work, emit
+from protocol import Answer, Tokens, Work, serve
 
 START_SECONDS = 120
 HTTP_THREADS = 64
@@ -42,25 +42,28 @@ def find_server() -> str:
     return found
 
 
-def server_command(model: Path, port: int, threads: int, slots: int, slot_tokens: int) -> list[str | Path]:
+def server_command(
+    model: Path, port: int, threads: int, slots: int, slot_tokens: int, kv_type: str = "f16"
+) -> list[str | Path]:
     """Of a server on the loopback address; `model` is the directory that to_gguf.py made."""
     command: list[str | Path] = [find_server(), "--model", model / "model.gguf"]
     command += ["--host", "127.0.0.1", "--port", str(port)]
     command += ["--threads", str(threads), "--threads-batch", str(threads)]
     # A connection occupies one; of more connections than threads some are closed unanswered.
     command += ["--threads-http", str(HTTP_THREADS)]
-    # No prompt cache: prompts are computed as by all others.
+    command += ["--cache-type-k", kv_type, "--cache-type-v", kv_type]
+    # No cache of prompts beside the slots: prompts are computed as by all others.
     return [*command, "--parallel", str(slots), "--ctx-size", str(slots * slot_tokens), "--cache-ram", "0"]
 
 
-def complete(address: str, prompt: list[int], new_tokens: int) -> list[int]:
+def complete(address: str, prompt: list[int], work: Work) -> list[int]:
     """The answer's tokens."""
     asked: dict[str, Any] = {
         "prompt": prompt,
-        "n_predict": new_tokens,
+        "n_predict": work.new_tokens,
         "temperature": 0.0,
-        "ignore_eos": True,
-        "cache_prompt": False,
+        "ignore_eos": not work.end_tokens,  # the file names the one that ends answers
+        "cache_prompt": work.prefix_caching,
         "return_tokens": True,
     }
     request = urllib.request.Request(  # noqa: S310
@@ -71,23 +74,28 @@ def complete(address: str, prompt: list[int], new_tokens: int) -> list[int]:
     return tokens
 
 
-def run(work: Work) -> Answers:
-    """Start the server, warm up with one tiny request, hand in all prompts at once."""
-    process = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
-    version = re.search(r"version: (\S+)", process.stderr + process.stdout)
-    port, slots = free_port(), work.options["slots"]
-    command = server_command(Path(work.model), port, work.threads, slots, work.options["slot_tokens"])
+@contextmanager
+def opened(work: Work) -> Iterator[Answer]:
+    """A server, which gets all prompts at once."""
+    port, options = free_port(), work.options
+    command = server_command(Path(work.model), port, work.threads, **options)
     with (
         serving(command, port, "/health", START_SECONDS, own_group=False) as address,
         ThreadPoolExecutor(len(work.prompts)) as clients,
     ):
-        complete(address, work.prompts[0][:8], 2)
-        start = time.perf_counter()
-        answers = clients.map(lambda prompt: complete(address, prompt, work.new_tokens), work.prompts)
-        tokens = list(answers)
-        seconds = time.perf_counter() - start
-    return Answers(seconds, tokens, {"llama.cpp": version[1] if version else "unknown"})
+
+        def answer(asked: Work) -> Tokens:
+            return list(clients.map(lambda prompt: complete(address, prompt, asked), asked.prompts))
+
+        yield answer
+
+
+def find_version() -> str:
+    """Of the server."""
+    process = subprocess.run([find_server(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    found = re.search(r"version: (\S+)", process.stderr + process.stdout)
+    return found[1] if found else "unknown"
 
 
 if __name__ == "__main__":
-    emit(run(Work.read(Path(sys.argv[1]))))
+    serve(opened, packages=[], **{"llama.cpp": find_version()})

@@ -5,23 +5,24 @@ Options: `precision` of the arithmetic, `kv_precision` (f32, bf16, u8), `kv_bloc
 null: as many as by default).
 """
 
-import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
-from protocol import Work, serve
+from protocol import Answer, Tokens, Work, serve
 
 # Beginning and end of a sequence that are never evicted: a block of sinks, and four of the latest tokens.
 START_TOKENS, RECENT_TOKENS = 32, 128
 
 
-def scheduler(options: dict[str, Any]) -> genai.SchedulerConfig:
+def scheduler(work: Work) -> genai.SchedulerConfig:
     """The pipeline's limits."""
+    options = work.options
     config = genai.SchedulerConfig()
     config.num_kv_blocks = options["kv_blocks"]
-    config.enable_prefix_caching = False
+    config.enable_prefix_caching = work.prefix_caching
     if options["step"] is not None:
         config.max_num_batched_tokens = options["step"]
     if options["eviction"] is not None:
@@ -32,32 +33,29 @@ def scheduler(options: dict[str, Any]) -> genai.SchedulerConfig:
     return config
 
 
-def answer(
-    pipeline: genai.ContinuousBatchingPipeline, prompts: list[list[int]], new_tokens: int
-) -> tuple[float, list[list[int]]]:
-    """Answer all prompts, greedily. Returns seconds and tokens."""
+def answer(pipeline: genai.ContinuousBatchingPipeline, work: Work) -> Tokens:
+    """Answer all prompts, greedily."""
     config = genai.GenerationConfig()
-    config.max_new_tokens = new_tokens
-    config.ignore_eos = True
+    config.max_new_tokens = work.new_tokens
+    config.ignore_eos = not work.end_tokens
+    config.stop_token_ids = set(work.end_tokens)
     config.do_sample = False
-    tensors = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
-    start = time.perf_counter()
+    tensors = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in work.prompts]
     results = pipeline.generate(tensors, [config] * len(tensors))
-    seconds = time.perf_counter() - start
-    return seconds, [list(result.m_generation_ids[0]) for result in results]
+    return [list(result.m_generation_ids[0]) for result in results]
 
 
-def run(work: Work) -> tuple[float, list[list[int]]]:
-    """Load, warm up with one tiny request, answer."""
+@contextmanager
+def opened(work: Work) -> Iterator[Answer]:
+    """The pipeline with its model."""
     properties = {
         "INFERENCE_NUM_THREADS": work.threads,
         "INFERENCE_PRECISION_HINT": work.options["precision"],
         "KV_CACHE_PRECISION": work.options["kv_precision"],
     }
-    pipeline = genai.ContinuousBatchingPipeline(work.model, scheduler(work.options), "CPU", properties)
-    answer(pipeline, [work.prompts[0][:8]], 2)
-    return answer(pipeline, work.prompts, work.new_tokens)
+    pipeline = genai.ContinuousBatchingPipeline(work.model, scheduler(work), "CPU", properties)
+    yield lambda asked: answer(pipeline, asked)
 
 
 if __name__ == "__main__":
-    serve(run, packages=["openvino", "openvino-genai"])
+    serve(opened, packages=["openvino", "openvino-genai"])

@@ -34,7 +34,7 @@ def comparison(report: Report) -> TextTable:
     """Output tokens per second of every row of run.py's report, with the share of right answers where it has one."""
     rows, notes = [], Footnotes()
     base = _median(report, "winnow", "full cache")
-    judged = any(row["accuracy"] is not None for row in report["configurations"])
+    judged = any(row.get("accuracy") is not None for row in report["configurations"])
     for row in report["configurations"]:
         name = f"{row['peer']}, {row['configuration']}"
         if row["median"] is None:
@@ -58,7 +58,7 @@ def comparison(report: Report) -> TextTable:
         "engine",
         tuple(columns),
         tuple(rows),
-        (facts, *_versions(report), *notes.lines()),
+        (facts, *versions(report), *notes.lines()),
         words=(0,),
     )
 
@@ -95,7 +95,7 @@ def _median(report: Report, peer: str, configuration: str) -> float | None:
     return next(found, None)
 
 
-def _versions(report: Report) -> list[str]:
+def versions(report: Report) -> list[str]:
     """Of the engines, each once."""
     found = {}
     for row in report["configurations"]:

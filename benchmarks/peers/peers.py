@@ -22,9 +22,9 @@ class Peer:
     """pip installs them beside torch, in an environment of the peer's own; none: Winnow's own environment is used."""
     unwanted: tuple[str, ...] = ()
     """What they bring and the work does not need, to be taken out again."""
-    convert: Callable[[Path, Path, str], Command] | None = None
+    convert: Callable[[Path, Path, str], Command | None] | None = None
     """From the model's directory to the converted one, in a format of weights: the command, whose first word lies in
-    the environment's bin."""
+    the environment's bin; None: the model is taken as it is."""
 
     @property
     def pins(self) -> Path:
@@ -42,6 +42,10 @@ def _export_openvino(model: Path, out: Path, weights: str) -> Command:
     return ["optimum-cli", "export", "openvino", "--model", model, *task, out]
 
 
+def _fit_winnow(model: Path, out: Path, weights: str) -> Command | None:
+    return ["python", HERE / "fit.py", model, out] if weights == "fitted" else None
+
+
 def _convert_ctranslate2(model: Path, out: Path, _: str) -> Command:
     return ["ct2-transformers-converter", "--model", model, "--output_dir", out]
 
@@ -53,7 +57,7 @@ def _convert_llama_cpp(model: Path, out: Path, weights: str) -> Command:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("winnow", "winnow_peer.py", configurations.winnow),
+        Peer("winnow", "winnow_peer.py", configurations.winnow, convert=_fit_winnow),
         Peer(
             "openvino",
             "openvino_peer.py",

@@ -54,8 +54,11 @@ class Places:
         converted = self._folder / "models" / name
         if not converted.is_dir():
             unfinished = converted.with_name(f"{name}.unfinished")
+            command = peer.convert(self._model, unfinished, weights)
+            if command is None:
+                return self._model
             shutil.rmtree(unfinished, ignore_errors=True)
-            tool, *words = peer.convert(self._model, unfinished, weights)
+            tool, *words = command
             with alone(self._lock):
                 call([python.parent / tool, *words], f"{tool} for {peer.name}", CONVERT_SECONDS)
             unfinished.rename(converted)

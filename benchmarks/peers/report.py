@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from runner import Outcome
-from works import Exam, GivenWork
+from works import GivenWork
 
 from winnow.report.provenance import Machine
 
@@ -25,12 +25,12 @@ def show(outcomes: list[Outcome], given: GivenWork, machine: Machine, head: dict
         console = Console(width=max(console.width, WIDTH))
     for line in (f"{machine}; commit {head['commit']}; {head['date']}", given.summary):
         console.print(line, highlight=False, soft_wrap=True)
-    console.print(table(outcomes, given.exam))
+    console.print(table(outcomes))
     for name, error in _errors(outcomes).items():
         console.print(Text.assemble((name, "bold"), ": ", error), soft_wrap=True)
 
 
-def table(outcomes: list[Outcome], exam: Exam | None) -> Table:
+def table(outcomes: list[Outcome]) -> Table:
     """Output tokens per second, and what they are beside the reference."""
     reference = find(outcomes, REFERENCES)
     own = find(outcomes, (OWN,))
@@ -40,14 +40,12 @@ def table(outcomes: list[Outcome], exam: Exam | None) -> Table:
         shown.add_column(column)
     for column in ("tokens/s", "least", "most", ratio, "same first token"):
         shown.add_column(column, justify="right")
-    if exam is not None:
-        shown.add_column("right answers", justify="right")
     for outcome in outcomes:
         name = outcome.configuration.name
         version = next(iter(outcome.versions.values()), "")
         cells = [outcome.peer.name, version, name, outcome.configuration.kv_memory]
         if outcome.median is None:
-            shown.add_row(*cells, "skipped" if outcome.skipped else "failed", style="red")
+            shown.add_row(*cells, "failed", style="red")
             continue
         same = None if own is None else outcome.first_tokens_as(own)
         cells += [f"{rate:.1f}" for rate in (outcome.median, min(outcome.rates), max(outcome.rates))]
@@ -55,8 +53,6 @@ def table(outcomes: list[Outcome], exam: Exam | None) -> Table:
             "" if reference is None else f"{outcome.median / statistics.median(reference.rates):.2f} x"
         )
         cells.append("" if same is None else f"{same:.0%}")
-        if exam is not None:
-            cells.append(f"{exam.score(outcome.answers[0].tokens):.0%}")
         shown.add_row(*cells)
     return shown
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,6 @@ class Outcome:
     """By round."""
     error: str | None = None
     """Why there are no more of them."""
-    skipped: bool = False
-    """It was never to be run here; `error` says why."""
     dates: list[str] = field(default_factory=list)
     """When each round ended."""
     commits: set[str] = field(default_factory=set)
@@ -71,7 +69,7 @@ class Outcome:
         return statistics.fmean(one[0] == two[0] for one, two in pairs)
 
     def to_json(self, exam: Exam | None) -> dict[str, Any]:
-        """Everything but the tokens, of which there is a hash for each round; and how many answers are right."""
+        """Everything but the tokens, of which there is a hash for each round; scores are the first round's."""
         return {
             "peer": self.peer.name,
             "configuration": self.configuration.name,
@@ -79,9 +77,11 @@ class Outcome:
             "options": self.configuration.options,
             "versions": self.versions,
             "seconds": [answers.seconds for answers in self.answers],
+            "cpu_seconds": [answers.cpu_seconds for answers in self.answers],
+            "output_tokens": [sum(map(len, answers.tokens)) for answers in self.answers],
             "output_tokens_per_second": self.rates,
             "median": self.median,
-            "accuracy": None if exam is None or not self.answers else exam.score(self.answers[0].tokens),
+            "scores": [] if exam is None or not self.answers else exam.scores(self.answers[0].tokens),
             "commits": sorted(self.commits),
             "dates": self.dates,
             "tokens_sha256": [
@@ -134,10 +134,14 @@ def parse_answers(output: str, work: Work) -> Answers:
     except (IndexError, TypeError, ValueError):
         last = lines[-1][:200] if lines else ""
         raise PeerError(f"the script printed no report, its last line is {last!r}") from None
-    lengths = sorted({len(tokens) for tokens in answers.tokens})
-    if len(answers.tokens) != len(work.prompts) or lengths != [work.new_tokens]:
+    # Some engines hand over the token that ended an answer.
+    cut = [tokens[:-1] if tokens and tokens[-1] in work.end_tokens else tokens for tokens in answers.tokens]
+    lengths = sorted(set(map(len, cut)))
+    wrong = lengths[-1:] > [work.new_tokens] if work.end_tokens else lengths != [work.new_tokens]
+    if len(cut) != len(work.prompts) or wrong:
+        most = "at most " if work.end_tokens else ""
         raise PeerError(
-            f"{len(work.prompts)} answers of {work.new_tokens} tokens were asked for, "
-            f"{len(answers.tokens)} of {lengths} came"
+            f"{len(work.prompts)} answers of {most}{work.new_tokens} tokens were asked for, "
+            f"{len(cut)} of {lengths} came"
         )
-    return answers
+    return replace(answers, tokens=cut)

@@ -4,14 +4,13 @@ Options: `dtype`, and either `batch` (prompts that `generate` answers together) 
 in all layers) for `generate_batch`, which batches continuously.
 """
 
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from protocol import Work, serve
+from protocol import Answer, Tokens, Work, serve
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig, PreTrainedModel
-
-Tokens = list[list[int]]
 
 
 def generation(new_tokens: int) -> GenerationConfig:
@@ -51,23 +50,20 @@ def continuously(model: PreTrainedModel, prompts: Tokens, new_tokens: int, optio
     return [list(output.generated_tokens) for output in by_request]
 
 
-def answer(model: PreTrainedModel, prompts: Tokens, new_tokens: int, options: dict[str, Any]) -> Tokens:
-    """Answer all prompts in the way that the options ask for."""
-    if "batch" in options:
-        return in_batches(model, prompts, new_tokens, options["batch"])
-    return continuously(model, prompts, new_tokens, options)
-
-
-def run(work: Work) -> tuple[float, Tokens]:
-    """Load, warm up with one tiny request, answer."""
+@contextmanager
+def opened(work: Work) -> Iterator[Answer]:
+    """The loaded model."""
     torch.set_num_threads(work.threads)
     model = AutoModelForCausalLM.from_pretrained(work.model, dtype=getattr(torch, work.options["dtype"]))
     model.eval()
-    answer(model, [work.prompts[0][:8]], 2, work.options)
-    start = time.perf_counter()
-    tokens = answer(model, work.prompts, work.new_tokens, work.options)
-    return time.perf_counter() - start, tokens
+
+    def answer(asked: Work) -> Tokens:
+        if "batch" in work.options:
+            return in_batches(model, asked.prompts, asked.new_tokens, work.options["batch"])
+        return continuously(model, asked.prompts, asked.new_tokens, work.options)
+
+    yield answer
 
 
 if __name__ == "__main__":
-    serve(run, packages=["transformers", "torch"])
+    serve(opened, packages=["transformers", "torch"])

