@@ -68,14 +68,14 @@ def bars(report: Report) -> Iterator[Bar]:
     for model in dict.fromkeys(work["model"] for work in report["works"]):
         seen = _work(report, model, "p1")
         rows = _equal(seen)
-        ours = _fastest(row for row in rows if row["peer"] == "winnow")
+        ours = _fastest(row for row in rows if row["peer"] == "winnow" and row is not _full(seen))
         best_peer = _fastest(row for row in rows if row["peer"] != "winnow")
         name = "no row" if ours is None else ours["configuration"]
         beside = "best peer" if best_peer is None else _name(best_peer)
         yield Bar(model, f"p1, {name} to the {FULL}, equal answers", 7.0, _ratio(_full(seen), ours))
         yield Bar(model, f"p1, {name} to {beside}, equal answers", 3.0, _ratio(best_peer, ours))
         later = _work(report, model, "p2")
-        once = _fastest(row for row in _equal(later) if row["configuration"] != FULL)
+        once = _fastest(row for row in _equal(later) if row is not _full(later))
         name = "no row" if once is None else once["configuration"]
         yield Bar(model, f"p2, {name} to the {FULL}, equal answers", 2.0, _ratio(_full(later), once))
         works = [_work(report, model, name) for name in ("p3", "p3, four")]
