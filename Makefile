@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo real-model real-demo real-eval lint format clean
+.PHONY: help setup test demo real-model real-demo real-eval payoff lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache 
 # More arguments: make real-eval ARGS='--samples 8 --tokens 2048'
 real-eval: real-model ## accuracy of policies on the real model; goes on where it was stopped
 	$(BIN)/python -m benchmarks.real_eval $(ARGS)
+
+# Hours, and a few GB of other engines below runs/peers. More arguments: make payoff ARGS='--rounds 1 --works p1'
+payoff: real-model ## whether compression pays on real models, beside other engines; goes on where it was stopped
+	$(BIN)/python benchmarks/peers/payoff.py $(ARGS)
 
 clean: ## remove the environment, caches and results
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -105,7 +105,8 @@ def versions(report: Report) -> list[str]:
     commits = sorted({commit for row in report["configurations"] for commit in row["commits"]})
     measured = sorted(date[:10] for row in report["configurations"] for date in row["dates"])
     when = f" Measured {measured[0]}." if measured else ""
-    return [f"Winnow at {', '.join(commits)}; {'; '.join(found.values())}.{when}"]
+    measured_with = "; ".join([f"Winnow at {', '.join(commits)}", *found.values()])
+    return [f"{measured_with}.{when}"]
 
 
 def main(argv: Sequence[str]) -> None:
