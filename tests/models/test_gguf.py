@@ -191,8 +191,8 @@ def test_one_of_several_parts(tmp_path: Path) -> None:
 
 
 def test_missing_packages_are_told_with_the_command(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnow.models.gguf_file.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedModelError, match=r"gguf and accelerate is not .*'winnow-llm\[gguf\]'"):
+    monkeypatch.setattr("winnow.models.gguf.file.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModelError, match=r"gguf and accelerate is not .*'\.\[gguf\]'"):
         load_model(ModelConfig(plain))
 
 

@@ -128,6 +128,7 @@ def _read_config(path: Path, published: Published) -> PretrainedConfig:
         raise UnsupportedModelError(
             f"model: cannot load {path}: config.json is not a usable configuration: {first_line(error)}"
         ) from error
+    published.check_config(config)
     return config
 
 

@@ -19,6 +19,9 @@ class Published(Protocol):
     def config_values(self) -> dict[str, Any]:
         """What transformers' configuration is made from, `model_type` among it."""
 
+    def check_config(self, config: "PretrainedConfig") -> None:
+        """Refuse a configuration that leaves some of what the files say out."""
+
     def weights(self) -> dict[str, Any]:
         """Keyword arguments of `from_pretrained` that name the weights."""
 
@@ -43,7 +46,7 @@ def open_published(path: Path) -> Published:
     """
     if not path.is_file():
         return ModelDirectory(path)
-    from winnow.models.gguf_file import GgufFile
+    from winnow.models.gguf.file import GgufFile
 
     return GgufFile.open(path)
 
@@ -61,6 +64,9 @@ class ModelDirectory:
             hint = f"; name the file itself: {inside[0]}" if inside else ""
             raise UnsupportedModelError(f"model: cannot load {self.path}: it holds no config.json{hint}")
         return read_object(file)
+
+    def check_config(self, config: "PretrainedConfig") -> None:
+        pass
 
     def weights(self) -> dict[str, Any]:
         if not any(self.path.glob("*.safetensors")):

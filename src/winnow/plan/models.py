@@ -150,7 +150,7 @@ def _of_config(path: Path) -> ModelShape:
 
 
 def _of_gguf(path: Path) -> ModelShape:
-    from winnow.models.gguf_file import GgufFile
+    from winnow.models.gguf.file import GgufFile
 
     file = GgufFile.open(path)
     return replace(shape_of_config(file.config_values(), path.name), file_bytes=path.stat().st_size)
