@@ -16,6 +16,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# Nothing is written into the home of who runs the tests, by them or by the commands that they start.
+os.environ["WINNOW_MODEL_CACHE"] = "0"
+
+
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
     """A directory that looks like a model."""

@@ -24,6 +24,7 @@ from winnow.foreign_names import accept_arguments
 from winnow.fork import require_usable_torch
 from winnow.inspect import Inspection, KeptTokens
 from winnow.models import PlainModel, load_model, load_plain_model
+from winnow.models.backend_tokenizer import full_tokenizer
 from winnow.models.hub import locate_model
 from winnow.options import EngineOptions
 from winnow.outputs import BeamSearchOutput, EngineStats, RequestOutput
@@ -72,15 +73,15 @@ class LLM:
             raise
         release_team()  # the threads that will step may be others
         self._shared = SharedEngine(engine, release_team)
-        self.tokenizer = loaded.tokenizer
+        self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self.vocab_size = loaded.vocab_size
         self._grammars = loaded.grammars
         self.dtype, self.device = loaded.dtype, loaded.device
         self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
         self.sampling_defaults = loaded.sampling_defaults
-        self._prompts = PromptTokenizer(self.tokenizer)
-        warn_about_ends(self.tokenizer, loaded.eos_token_ids)
+        self._prompts = PromptTokenizer(self._tokenizer)
+        warn_about_ends(self._tokenizer, loaded.eos_token_ids)
 
     if not TYPE_CHECKING:  # where it would hide misspelt names
 
@@ -88,6 +89,11 @@ class LLM:
             """Refuse vLLM's methods that Winnow does not have, by what it has instead."""
             has = f": {vllm_names.METHODS[name].note}" if name in vllm_names.METHODS else ""
             raise AttributeError(f"LLM has no {name!r}{has}", name=name, obj=self)
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """The model's tokenizer, of transformers; None: it has none."""
+        return full_tokenizer(self._tokenizer)
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Return the model's tokenizer; None: its directory has none."""
@@ -223,7 +229,7 @@ class LLM:
         [output] = self._shared.finish([request])
         output.raise_for_error()
         [eviction] = requested_eviction(self.config.eviction, params)
-        return Inspection.of(output, observer, eviction, self.tokenizer)
+        return Inspection.of(output, observer, eviction, self._tokenizer)
 
     def save_prefix(
         self,

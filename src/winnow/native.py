@@ -10,6 +10,7 @@ them is taken beside the fastest instruction set, and a set that is named comput
 """
 
 import os
+import sys
 import warnings
 from functools import cache
 
@@ -109,6 +110,12 @@ ISA_VARIABLE = "WINNOW_ISA"
 def is_installed() -> bool:
     """Whether this installation has the extension."""
     return _missing is None
+
+
+def extension_identity() -> tuple[int, int]:
+    """Size and time of the extension's file: another build may order weights otherwise."""
+    stat = os.stat(str(sys.modules[Kernels.__module__].__file__))
+    return stat.st_size, stat.st_mtime_ns
 
 
 @cache

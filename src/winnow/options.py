@@ -34,6 +34,7 @@ class EngineOptions(TypedDict, total=False):
     optimize: bool
     generation_config: str
     verify_model: bool
+    model_cache: bool
     seed: int
     # CacheConfig
     kv_memory: int | str

@@ -184,7 +184,7 @@ def test_rotation_of_other_kinds(tmp_path: Path, code_of_transformers: Callable[
     }
     save(changed(ARCHITECTURES["llama-gqa"], rope_parameters=rope), tmp_path / "model")
     pack_model(ModelConfig(tmp_path / "model"), tmp_path / "packed")
-    assert load_model(ModelConfig(tmp_path / "packed")).model.rotary.scale != 1
+    assert load_model(ModelConfig(tmp_path / "packed")).model.rotaries[0].scale != 1
     assert answers(tmp_path / "packed") == code_of_transformers(tmp_path / "model")
 
 
@@ -336,7 +336,7 @@ def test_what_goes_with_a_model_comes_along(tmp_path: Path) -> None:
         ({"layers": [{}]}, "does not describe a packed model"),
         ({"unknown": 1}, "does not describe a packed model"),
         ({"dtype": "load"}, "dtype must be one of .*, got 'load'"),
-        ({"frequencies": [1.0] * 20}, "frequencies must be at most 4, got 20"),
+        ({"rotaries": [{"frequencies": [1.0] * 20, "scale": 1.0}]}, "frequencies must be at most 4, got 20"),
         ({"eos_token_ids": [97]}, "eos_token_ids must be below 97, got 97"),
         ({"vocab_size": -97}, "vocab_size must be a whole number above 0, got -97"),
         ({"tokenizer_class": "AutoModel"}, "transformers has no tokenizer called 'AutoModel'"),

@@ -29,7 +29,7 @@ examples:
   winnow check org/name --dtype bfloat16
   winnow check path/to/model --load-format dummy     (a config.json is enough)
 """
-_SETTLED = ("engine", "verify_model", "generation_config", "seed")
+_SETTLED = ("engine", "verify_model", "generation_config", "model_cache", "seed")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Load, print, and return the exit code."""
-    config = ModelConfig(**given(namespace, ModelConfig))
+    # What was kept of an earlier load was compared then.
+    config = ModelConfig(**given(namespace, ModelConfig) | {"model_cache": False})
     model_exists(config.model)
     silence_transformers()
     from winnow.models import load_model

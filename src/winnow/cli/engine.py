@@ -4,6 +4,7 @@ Loading a model brings libraries that take seconds to import, so that waits unti
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -233,11 +234,14 @@ def say_sampling(llm: "LLM", typed: Mapping[str, Any]) -> None:
 
 
 def silence_transformers() -> None:
-    """Standard error is for our own progress and messages."""
-    from transformers.utils import logging
+    """Standard error is for our own progress and messages; transformers reads this once it is imported."""
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
 
 
 def model_path(options: Mapping[str, Any]) -> Path:

@@ -93,6 +93,12 @@ class ModelConfig:
         "compare the model at load with its own code, on a few tokens, and refuse it where they differ",
         effect=Effect.NEVER,
     )
+    model_cache: bool = option(
+        True,
+        "keep a model that was loaded for the CPU as the processor reads it, in ~/.cache/winnow/models (or below "
+        "XDG_CACHE_HOME), up to 16 GiB of them: its next start takes a second or two",
+        effect=Effect.NEVER,
+    )
     seed: int = option(0, "seed of requests that bring none, and of dummy weights")
 
     def __post_init__(self) -> None:

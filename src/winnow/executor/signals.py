@@ -56,7 +56,6 @@ class EngineSignals:
         self._sequences: dict[int, SlotState] = {}
         self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        self._kinds = model.token_kinds
         self._device = device
         self._products: dict[int, Tensor] = {}
 
@@ -129,7 +128,7 @@ class EngineSignals:
         return self._sums[index] / self._counts[index, None].clamp_min(1)
 
     def kinds(self, slots: SequenceType[int]) -> Tensor:
-        rows = [self._kinds[torch.tensor(self._sequences[slot].token_ids)] for slot in slots]
+        rows = [self._model.token_kinds[torch.tensor(self._sequences[slot].token_ids)] for slot in slots]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
 
     def prepare(self, needs: Needs) -> None:

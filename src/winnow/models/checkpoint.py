@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME
-from winnow.models.context import context_limit
+from winnow.models.context import ContextLimit, context_limit
 from winnow.models.damage import check_sizes, check_vocabulary, first_line
 from winnow.models.generation import sampling_defaults
 from winnow.models.geometry import probe_geometry
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 def load_checkpoint(
     path: Path, config: ModelConfig, *, beyond_trained_len: bool, native: bool = False
-) -> LoadedModel:
-    """As `winnow.models.loader.load_model`, from config.json and weights as they were published."""
+) -> tuple[LoadedModel, ContextLimit]:
+    """As `winnow.models.loader.load_model`, from config.json and weights as they were published; and what limits it."""
     published = open_published(path)
     model_config = _read_config(path, published)
     model_class = causal_class(model_config)
@@ -43,7 +43,8 @@ def load_checkpoint(
             f"(transformers' class takes none from AttentionInterface){_padded_hint(model_class)}"
         )
     wanted = config.max_model_len
-    trained_len = context_limit(model_config).take(None if beyond_trained_len else wanted)
+    limit = context_limit(model_config)
+    trained_len = limit.take(None if beyond_trained_len else wanted)
     device, int8 = _device(config.device), Int8Weights.of(config)
     if int8 is not None and device.type != "cpu":
         raise ConfigError(f"weight_dtype {int8.weight_dtype} needs device cpu, got {device}")
@@ -73,9 +74,9 @@ def load_checkpoint(
         sampling_defaults=sampling_defaults(path, config.generation_config),
         int8=int8,
     )
-    return (
-        loaded if trial is None else replace(loaded, verified=trial.verify(loaded, config.attention_backend))
-    )
+    if trial is not None:
+        loaded = replace(loaded, verified=trial.verify(loaded, config.attention_backend))
+    return loaded, limit
 
 
 def _padded_hint(model_class: type[PreTrainedModel]) -> str:

@@ -5,6 +5,7 @@ What reads a checkpoint imports transformers' model classes, and with them a hun
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
@@ -14,7 +15,10 @@ from winnow.models.damage import loading
 from winnow.models.hub import DEMO_MODEL, locate_model
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.packed.description import is_packed
-from winnow.native import native_kernels
+from winnow.native import is_installed, native_kernels
+
+if TYPE_CHECKING:
+    from winnow.models.packed.cache import CacheEntry
 
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
@@ -42,10 +46,28 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native:
 
         with loading(path):
             return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
+    entry = None if native else _cache_entry(path, config)
+    if entry is not None:
+        kernels = native_kernels()
+        assert kernels is not None, "else nothing is kept"
+        found = entry.load(path, config, kernels, beyond_trained_len=beyond_trained_len)
+        if found is not None:
+            return found
     from winnow.models.checkpoint import load_checkpoint
 
     with loading(path):
-        return load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native)
+        loaded, limit = load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native)
+    if entry is not None:
+        entry.keep(loaded, path, limit)
+    return loaded
+
+
+def _cache_entry(path: Path, config: ModelConfig) -> "CacheEntry | None":
+    if not is_installed() or native_kernels() is None:
+        return None
+    from winnow.models.packed.cache import CacheEntry
+
+    return CacheEntry.of(path, config)
 
 
 def load_plain_model(config: ModelConfig) -> PlainModel:

@@ -11,7 +11,7 @@ from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
 from winnow.models.int8_linear import Int8Weights
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
-from winnow.models.packed_embedding import PackedEmbedding
+from winnow.models.packed_embedding import PackedEmbedding, embedding_scale
 from winnow.models.packed_linear import MakeLinear, PackedLinear, linear_maker, pack_linears, unpack_linears
 from winnow.models.quantize import quantize_model
 from winnow.models.residuals import decoder_layers
@@ -135,12 +135,12 @@ def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: in
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if (
         not isinstance(head, PackedLinear)
-        or type(embedding) is not nn.Embedding
+        or not isinstance(embedding, nn.Embedding)
         or embedding.max_norm is not None
     ):
         return False
     expected = trial_logits(model, trained_len)
-    model.set_input_embeddings(PackedEmbedding(head, kernels))
+    model.set_input_embeddings(PackedEmbedding(head, kernels, embedding_scale(embedding)))
     try:
         found = trial_logits(model, trained_len)
         same = close(found, expected, INT8_TOLERANCE) if head.is_int8 else torch.equal(found, expected)

@@ -16,10 +16,12 @@ class PackedEmbedding(nn.Module):
 
     Args:
         head: of the weight [num_tokens, in_features] that the embedding shares; a bias of it changes nothing here.
+        scale: factor of the rows; None: they stay as they are.
     """
 
-    def __init__(self, head: PackedLinear, kernels: "LayerKernels") -> None:
+    def __init__(self, head: PackedLinear, kernels: "LayerKernels", scale: float | None = None) -> None:
         super().__init__()
+        self.scale = scale
         self._weight, self._kernels = head.packed, kernels
         # A parameter: where no other is left, it tells the model's type and device. Codes of 8 bits would not.
         rows = torch.empty(0, dtype=head.packed.dtype) if head.is_int8 else head.packed.packed
@@ -27,4 +29,24 @@ class PackedEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int [...] -> rows, [..., in_features]."""
-        return self._kernels.unpack_rows(self._weight, tokens.long())
+        rows = self._kernels.unpack_rows(self._weight, tokens.long())
+        return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype)
+
+
+class ScaledEmbedding(nn.Module):
+    """Rows of a table [num_tokens, size], times a factor."""
+
+    def __init__(self, weight: Tensor, scale: float) -> None:
+        super().__init__()
+        self.weight, self.scale = nn.Parameter(weight, requires_grad=False), scale
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens, int [...] -> rows, [..., size]."""
+        rows = self.weight[tokens.long()]
+        return rows * torch.tensor(self.scale, dtype=rows.dtype)
+
+
+def embedding_scale(embedding: nn.Module) -> float | None:
+    """The factor by which a scaled embedding of transformers multiplies its rows (Gemma); None: it names none."""
+    scale = getattr(embedding, "embed_scale", None)
+    return float(scale) if isinstance(scale, Tensor | float | int) else None

@@ -77,8 +77,8 @@ def token_kinds(tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) ->
     kinds = torch.zeros(vocab_size, dtype=torch.uint8)
     if tokenizer is None:
         return kinds
-    for token, text in enumerate(tokenizer.batch_decode([[i] for i in range(vocab_size)])):
-        text = text.strip()
+    for token in range(vocab_size):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False).strip()
         if text and all(character in string.punctuation for character in text):
             kinds[token] = PUNCTUATION
     special = [token for token in tokenizer.all_special_ids if 0 <= token < vocab_size]

@@ -3,7 +3,6 @@
 Only a run with the same fingerprint may resume an unfinished output.
 """
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from winnow.config import EFFECTS, PREDICTOR, Effect, EngineConfig
+from winnow.digest import sampled_digest
 from winnow.errors import UnsupportedModelError
 from winnow.sampling.params import GREEDY_TEMPERATURE
 
-_SAMPLES = 16
-_SAMPLE_BYTES = 64 * 2**10
 _MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
 
 Fingerprint = dict[str, Any]
@@ -37,32 +35,18 @@ def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> 
 def model_digest(model: Path) -> str:
     """SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file. What
     `winnow fit` added is none of them.
-
-    Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere, and tens of
-    gigabytes need not be read twice.
     """
     if not model.is_file() and not (model / "config.json").is_file():
         raise UnsupportedModelError(
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
         )
-    digest = hashlib.sha256()
     try:
         files = [model] if model.is_file() else [path for kind in _MODEL_FILES for path in model.glob(kind)]
-        for path in sorted(each for each in files if each.name != PREDICTOR):
-            size = path.stat().st_size
-            digest.update(f"{path.name}\0{size}\0".encode())
-            with path.open("rb") as file:
-                if size <= _SAMPLES * _SAMPLE_BYTES:
-                    digest.update(file.read())
-                    continue
-                for sample in range(_SAMPLES):
-                    file.seek((size - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
-                    digest.update(file.read(_SAMPLE_BYTES))
+        return sampled_digest(each for each in files if each.name != PREDICTOR)
     except OSError as error:
         raise UnsupportedModelError(
             f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"
         ) from None
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -56,20 +56,28 @@ class RotaryEmbedding(nn.Module):
 
 
 class PackedDecoder(nn.Module):
-    """Is called as transformers' causal models are, and gives what the model gave that it was packed from."""
+    """Is called as transformers' causal models are, and gives what the model gave that it was packed from.
+
+    Args:
+        rotaries: the kinds of rotation, which layers share; `layer_rotaries` says which one each layer takes.
+    """
 
     def __init__(
         self,
         embedding: nn.Module,
-        rotary: RotaryEmbedding,
+        rotaries: Sequence[RotaryEmbedding],
+        layer_rotaries: Sequence[int],
         layers: Sequence[FusedLayer],
         norm: FusedNorm,
         head: PackedLinear,
     ) -> None:
         super().__init__()
-        self.embedding, self.rotary, self.norm, self.head = embedding, rotary, norm, head
+        self.embedding, self.norm, self.head = embedding, norm, head
+        self.rotaries, self.layer_rotaries = nn.ModuleList(rotaries), tuple(layer_rotaries)
         self.layers = nn.ModuleList(layers)
-        self._native_decoder = NativeDecoder(embedding, layers, norm, head)
+        # The native decoder looks rows up as they are, and turns all layers alike.
+        plain = len(rotaries) == 1 and getattr(embedding, "scale", None) is None
+        self._native_decoder = NativeDecoder(embedding, layers, norm, head) if plain else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,11 +105,17 @@ class PackedDecoder(nn.Module):
         logits_indices = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
         assert logits_indices is not None or logits_to_keep == 0, "tokens are chosen by index"
         native: NativeStep | None = getattr(winnow_step, "native", None)
-        if native is not None and watching(winnow_step) is None:
-            rotation = self.rotary.table(native.batch.end)
+        if self._native_decoder is not None and native is not None and watching(winnow_step) is None:
+            rotation = self._rotary(0).table(native.batch.end)
             return Decoded(self._native_decoder(input_ids[0], rotation, native, logits_indices)[None])
-        hidden, rotation = self.embedding(input_ids), self.rotary(position_ids)
-        for layer in self.layers:
-            hidden = layer(hidden, position_embeddings=rotation, winnow_step=winnow_step)
+        hidden = self.embedding(input_ids)
+        rotations = [self._rotary(index)(position_ids) for index in range(len(self.rotaries))]
+        for layer, index in zip(self.layers, self.layer_rotaries, strict=True):
+            hidden = layer(hidden, position_embeddings=rotations[index], winnow_step=winnow_step)
         hidden = hidden if logits_indices is None else hidden[:, logits_indices]
         return Decoded(self.head(self.norm(hidden)))
+
+    def _rotary(self, index: int) -> RotaryEmbedding:
+        found = self.rotaries[index]
+        assert isinstance(found, RotaryEmbedding)
+        return found

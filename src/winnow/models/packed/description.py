@@ -7,6 +7,7 @@ from typing import Any
 
 from winnow.checks import check_choice, require
 from winnow.errors import UnsupportedModelError
+from winnow.models.backend_tokenizer import TokenizerNumbers
 from winnow.models.geometry import ModelGeometry
 from winnow.models.int8_linear import Int8Weights
 
@@ -33,6 +34,16 @@ class NormNumbers:
 
 
 @dataclass(frozen=True)
+class RotaryNumbers:
+    """Of a rotary embedding."""
+
+    frequencies: tuple[float, ...]
+    """Pairs turn by position * frequency."""
+    scale: float
+    """Factor of cosines and sines."""
+
+
+@dataclass(frozen=True)
 class LayerNumbers:
     """Of a decoder layer."""
 
@@ -45,6 +56,8 @@ class LayerNumbers:
     post_norm: NormNumbers
     output_norm: NormNumbers | None = None
     down_norm: NormNumbers | None = None
+    rotary: int = 0
+    """Which of the model's rotations it takes."""
 
     @property
     def norms(self) -> list[NormNumbers]:
@@ -72,10 +85,8 @@ class Description:
     eos_token_ids: tuple[int, ...]
     tokenizer_class: str | None
     """The tokenizer's, where transformers exports it."""
-    frequencies: tuple[float, ...]
-    """Of the rotary embedding: pairs turn by position * frequency."""
-    rotation_scale: float
-    """Factor of cosines and sines."""
+    rotaries: tuple[RotaryNumbers, ...]
+    """The kinds of rotation; layers say which one they take."""
     tied: bool
     """The embedding's rows are the head's."""
     last_layer_only_wanted: bool
@@ -86,6 +97,10 @@ class Description:
     """Which weights are quantized to 8 bits; None: none."""
     int8_panel: tuple[int, int] | None = None
     """As `panel`, of these."""
+    embedding_scale: float | None = None
+    """Factor of the embedding's rows; None: they stay as they are."""
+    tokenizer: TokenizerNumbers | None = None
+    """Of the tokenizer's backend, where that does for texts; None: only the tokenizer's own files are there."""
 
     def __post_init__(self) -> None:
         # The kernels trust these numbers; sizes are also checked against the tensors.
@@ -113,8 +128,9 @@ class Description:
         require(len(self.layers) == geometry.num_layers, "layers", f"{geometry.num_layers}", len(self.layers))
         norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
         numbers = {
-            "rotation_scale": [self.rotation_scale],
-            "frequencies": self.frequencies,
+            "rotation_scale": [rotary.scale for rotary in self.rotaries],
+            "frequencies": [each for rotary in self.rotaries for each in rotary.frequencies],
+            "embedding_scale": [] if self.embedding_scale is None else [self.embedding_scale],
             "scale": [layer.scale for layer in self.layers],
             "softcap": [layer.softcap for layer in self.layers if layer.softcap is not None],
             "eps": [norm.eps for norm in norms],
@@ -125,7 +141,11 @@ class Description:
         for layer in self.layers:
             check_choice("activation", layer.activation, _ACTIVATIONS)
         most = geometry.head_dim // 2
-        require(len(self.frequencies) <= most, "frequencies", f"at most {most}", len(self.frequencies))
+        for rotary in self.rotaries:
+            count = len(rotary.frequencies)
+            require(count <= most, "frequencies", f"at most {most}", count)
+        for layer in self.layers:
+            require(layer.rotary in range(len(self.rotaries)), "rotary", f"below {len(self.rotaries)}", layer.rotary)
         for token in self.eos_token_ids:
             require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
 
@@ -152,6 +172,9 @@ class Description:
                 )
             if "selects" in values:  # the field's name in older descriptions
                 values["last_layer_only_wanted"] = values.pop("selects")
+            if "frequencies" in values:  # older descriptions have one kind of rotation
+                one = {"frequencies": values.pop("frequencies"), "scale": values.pop("rotation_scale")}
+                values["rotaries"] = [one]
             return cls(**values | _parts(values))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnsupportedModelError(f"model: {file} does not describe a packed model: {error}") from None
@@ -172,9 +195,12 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
     return {
         "panel": tuple(values["panel"]),
         **_int8(values),
+        **_tokenizer(values),
         "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"])}),
         "eos_token_ids": tuple(values["eos_token_ids"]),
-        "frequencies": tuple(values["frequencies"]),
+        "rotaries": tuple(
+            RotaryNumbers(tuple(rotary["frequencies"]), rotary["scale"]) for rotary in values["rotaries"]
+        ),
         "norm": NormNumbers(**values["norm"]),
         "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in values["layers"]),
     }
@@ -186,6 +212,13 @@ def _int8(values: dict[str, Any]) -> dict[str, Any]:
         "int8": None if int8 is None else Int8Weights(**int8),
         "int8_panel": None if panel is None else tuple(panel),
     }
+
+
+def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
+    found = values.get("tokenizer")
+    if found is None:
+        return {}
+    return {"tokenizer": TokenizerNumbers(**found | {"special_ids": tuple(found["special_ids"])})}
 
 
 def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:

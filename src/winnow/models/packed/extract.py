@@ -9,7 +9,7 @@ from winnow.errors import UnsupportedModelError
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.probe import trial_logits
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
-from winnow.models.packed_embedding import PackedEmbedding
+from winnow.models.packed_embedding import PackedEmbedding, ScaledEmbedding, embedding_scale
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import decoder_layers
 
@@ -38,17 +38,33 @@ def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecode
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     need(isinstance(norm, FusedNorm), "its last norm has no fused form")
     need(isinstance(head, PackedLinear), "its head is not packed")
-    plain = type(embedding) is nn.Embedding and embedding.max_norm is None
+    plain = isinstance(embedding, nn.Embedding) and embedding.max_norm is None
     need(plain or isinstance(embedding, PackedEmbedding), "its embedding is more than a table")
-    rotary = getattr(base, "rotary_emb", None)
-    frequencies, scale = getattr(rotary, "inv_freq", None), getattr(rotary, "attention_scaling", None)
-    known = isinstance(frequencies, Tensor) and frequencies.ndim == 1 and isinstance(scale, float | int)
-    need(known, "its rotary embedding is of a kind of its own")
-    assert isinstance(frequencies, Tensor) and scale is not None
-
-    turns = RotaryEmbedding(frequencies.float(), float(scale), dtype)
-    decoder = PackedDecoder(embedding, turns, layers, norm, head)
+    scale = embedding_scale(embedding)
+    if plain and scale is not None:
+        embedding = ScaledEmbedding(embedding.weight, scale)
+    kinds = _rotation_kinds(model, num_layers)
+    places = sorted(set(kinds))
+    rotaries = [_rotary(getattr(base, "rotary_emb", None), kind, dtype) for kind in places]
+    need(None not in rotaries, "its rotary embedding is of a kind of its own")
+    known = [each for each in rotaries if each is not None]
+    decoder = PackedDecoder(embedding, known, [places.index(kind) for kind in kinds], layers, norm, head)
     expected = trial_logits(model, trained_len)
     found = trial_logits(decoder, trained_len, model.config.get_text_config().vocab_size)
     need(torch.equal(found, expected), "its forward does more than its embedding, layers, norm and head")
     return decoder
+
+
+def _rotation_kinds(model: Any, num_layers: int) -> list[str]:
+    """For each layer what its rotation's names begin with: nothing, where all layers share one."""
+    if isinstance(getattr(getattr(model.base_model, "rotary_emb", None), "inv_freq", None), Tensor):
+        return [""] * num_layers
+    return [f"{kind}_" for kind in getattr(model.config.get_text_config(), "layer_types", None) or [""] * num_layers]
+
+
+def _rotary(rotary: Any, kind: str, dtype: torch.dtype) -> RotaryEmbedding | None:
+    frequencies = getattr(rotary, f"{kind}inv_freq", None)
+    scale = getattr(rotary, f"{kind}attention_scaling", None)
+    if not isinstance(frequencies, Tensor) or frequencies.ndim != 1 or not isinstance(scale, float | int):
+        return None
+    return RotaryEmbedding(frequencies.float(), float(scale), dtype)

@@ -1,6 +1,7 @@
 """From a packed model's directory to a model ready to run."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -9,7 +10,9 @@ from torch import Tensor, nn
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.models.backend_tokenizer import BACKEND, BackendTokenizer
 from winnow.models.context import ContextLimit
+from winnow.models.damage import first_line
 from winnow.models.fused.kernels import LayerKernels, NormWeight, PackedWeight
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.parts import LayerNorms
@@ -18,23 +21,33 @@ from winnow.models.int8_linear import Int8Weights
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
-from winnow.models.packed_embedding import PackedEmbedding
+from winnow.models.packed_embedding import PackedEmbedding, ScaledEmbedding
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import end_tokens, load_tokenizer
 from winnow.native import Activation, Kernels
 
 
 def load_packed(
-    path: Path, config: ModelConfig, kernels: Kernels, *, beyond_trained_len: bool
+    path: Path,
+    config: ModelConfig,
+    kernels: Kernels,
+    *,
+    beyond_trained_len: bool,
+    source: Path | None = None,
 ) -> LoadedModel:
-    """As `winnow.models.loader.load_model`, of a directory that `winnow pack` wrote."""
+    """As `winnow.models.loader.load_model`, of a directory that `winnow pack` wrote.
+
+    Args:
+        source: the model that it stands for, for the user; None: it stands for itself.
+    """
     description = Description.read(path)
     _check_options(path, description, config)
-    limit = ContextLimit(description.trained_len, "as the model was packed")
+    reason = "as the model was packed" if source is None else "the model's own limit"
+    limit = ContextLimit(description.trained_len, reason)
     wanted = config.max_model_len
     trained_len = limit.take(None if beyond_trained_len else wanted)
     decoder = _Reader(path, description, LayerKernels(kernels)).decoder()
-    tokenizer = load_tokenizer(path, description.tokenizer_class)
+    tokenizer = _tokenizer(path, description)
     return LoadedModel(
         model=decoder,
         tokenizer=tokenizer,
@@ -43,9 +56,23 @@ def load_packed(
         eos_token_ids=end_tokens(description.eos_token_ids, tokenizer, description.vocab_size),
         geometry=description.geometry,
         trained_len=trained_len,
-        sampling_defaults=sampling_defaults(path, config.generation_config),
+        sampling_defaults=sampling_defaults(source or path, config.generation_config),
         int8=description.int8,
     )
+
+
+def _tokenizer(path: Path, description: Description) -> Any:
+    """By its backend where that was written, else by transformers."""
+    if description.tokenizer is None or not (path / BACKEND).is_file():
+        return load_tokenizer(path, description.tokenizer_class)
+
+    def load() -> Any:
+        return load_tokenizer(path, description.tokenizer_class)
+
+    try:
+        return BackendTokenizer(path, description.tokenizer, load)
+    except Exception as error:  # tokenizers raises plain `Exception`
+        raise UnsupportedModelError(f"model: cannot read {path / BACKEND}: {first_line(error)}") from None
 
 
 def _check_options(path: Path, description: Description, config: ModelConfig) -> None:
@@ -90,17 +117,20 @@ class _Reader:
         description = self._description
         head = self._linear("head", description.hidden_size, description.vocab_size)
         if description.tied:
-            embedding: nn.Module = PackedEmbedding(head, self._kernels)
+            embedding: nn.Module = PackedEmbedding(head, self._kernels, description.embedding_scale)
         else:
             rows = self._tensor("embedding", (description.vocab_size, description.hidden_size))
-            embedding = nn.Embedding.from_pretrained(rows)
+            scale = description.embedding_scale
+            embedding = nn.Embedding.from_pretrained(rows) if scale is None else ScaledEmbedding(rows, scale)
         layers = [self._layer(index, numbers) for index, numbers in enumerate(description.layers)]
         layers[-1].last_layer_only_wanted = description.last_layer_only_wanted
-        rotary = RotaryEmbedding(
-            torch.tensor(description.frequencies), description.rotation_scale, self._dtype
-        )
+        rotaries = [
+            RotaryEmbedding(torch.tensor(rotary.frequencies), rotary.scale, self._dtype)
+            for rotary in description.rotaries
+        ]
         norm = FusedNorm(self._norm("norm", description.hidden_size, description.norm), self._kernels)
-        return PackedDecoder(embedding, rotary, layers, norm, head).eval()
+        kinds = [layer.rotary for layer in description.layers]
+        return PackedDecoder(embedding, rotaries, kinds, layers, norm, head).eval()
 
     def _layer(self, index: int, numbers: LayerNumbers) -> FusedLayer:
         description, name = self._description, f"layers.{index}"

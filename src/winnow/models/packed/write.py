@@ -3,12 +3,14 @@
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from winnow.models.backend_tokenizer import TokenizerNumbers
 from winnow.models.fused.kernels import NormWeight
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.loaded import LoadedModel
@@ -21,9 +23,10 @@ from winnow.models.packed.description import (
     Description,
     LayerNumbers,
     NormNumbers,
+    RotaryNumbers,
 )
 from winnow.models.packed.extract import extract_parts
-from winnow.models.packed_embedding import PackedEmbedding
+from winnow.models.packed_embedding import PackedEmbedding, ScaledEmbedding
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import tokenizer_class
 
@@ -32,13 +35,18 @@ _ALIGNMENT = 64
 _COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
 
 
-def write_packed(loaded: LoadedModel, source: Path, out: Path) -> None:
+def write_packed(
+    loaded: LoadedModel, source: Path, out: Path, *, decoder: PackedDecoder | None = None
+) -> None:
     """Write a model that was loaded from `source`, with its tokenizer's files, into a new or empty directory `out`.
+
+    Args:
+        decoder: the model's parts, if they were extracted already.
 
     Raises:
         UnsupportedModelError: the model computes something that packing would lose; nothing is written.
     """
-    decoder = extract_parts(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
+    decoder = decoder or extract_parts(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
     description = describe(decoder, loaded, source.resolve().name)
     out.mkdir(parents=True, exist_ok=True)
     if source.is_file():
@@ -48,7 +56,8 @@ def write_packed(loaded: LoadedModel, source: Path, out: Path) -> None:
             shutil.copyfile(path, out / path.name)
     _save_aligned(packed_tensors(decoder), out / PACKED)
     save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
-    description.write(out)
+    numbers = TokenizerNumbers.write(loaded.tokenizer, out)
+    replace(description, tokenizer=numbers).write(out)
 
 
 def _write_apart(loaded: LoadedModel, out: Path) -> None:
@@ -76,14 +85,14 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
         trained_len=loaded.trained_len,
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tokenizer_class=tokenizer_class(loaded.tokenizer),
-        frequencies=tuple(decoder.rotary.inv_freq.tolist()),
-        rotation_scale=decoder.rotary.scale,
+        rotaries=tuple(map(_rotary_numbers, decoder.rotaries)),
         tied=isinstance(decoder.embedding, PackedEmbedding),
         last_layer_only_wanted=layers[-1].last_layer_only_wanted,
         norm=_numbers(decoder.norm.norm),
-        layers=tuple(map(_layer_numbers, layers)),
+        layers=tuple(map(_layer_numbers, layers, decoder.layer_rotaries)),
         int8=loaded.int8,
         int8_panel=None if loaded.int8 is None else decoder.head.kernels.int8_panel_shape,
+        embedding_scale=getattr(decoder.embedding, "scale", None),
     )
 
 
@@ -96,7 +105,7 @@ def packed_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
 def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
     """All other tensors by name."""
     yield "norm", decoder.norm.norm.weight
-    if isinstance(decoder.embedding, nn.Embedding):
+    if isinstance(decoder.embedding, nn.Embedding | ScaledEmbedding):
         yield "embedding", decoder.embedding.weight
     for index, layer in enumerate(decoder.layers):
         norms = layer.norms
@@ -129,7 +138,11 @@ def _save_aligned(tensors: Iterator[tuple[str, Tensor]], path: Path) -> None:
         save_file(named, path, {"padding": " " * (-begin % _ALIGNMENT)})
 
 
-def _layer_numbers(layer: FusedLayer) -> LayerNumbers:
+def _rotary_numbers(rotary: Any) -> RotaryNumbers:
+    return RotaryNumbers(tuple(rotary.inv_freq.tolist()), rotary.scale)
+
+
+def _layer_numbers(layer: FusedLayer, rotary: int) -> LayerNumbers:
     norms = layer.norms
     return LayerNumbers(
         scale=layer.spec.scale,
@@ -141,6 +154,7 @@ def _layer_numbers(layer: FusedLayer) -> LayerNumbers:
         post_norm=_numbers(norms.post),
         output_norm=_numbers_of(norms.output),
         down_norm=_numbers_of(norms.down),
+        rotary=rotary,
     )
 
 

@@ -1,0 +1,83 @@
+"""The tokenizer in a GGUF file: transformers' reading of it, and what that leaves out."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+from transformers import AutoTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Of llama.cpp's ways to cut text, those that part digits before they do as GPT-2: transformers' reader leaves that out.
+_SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+# Those that do as GPT-2.
+_AS_GPT2 = (
+    *("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "mellum", "modern-bert"),
+    *("jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code", "roberta-bpe", "a.x-4.0"),
+)
+# The expressions of "default", each of which cuts what those before it have left.
+_DEFAULT = (
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
+)
+# Those that take a word whole where the vocabulary has it, and put a first token in front unless the file says otherwise.
+_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+_SPACE = "▁"
+
+
+def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a GGUF file, which cuts text as llama.cpp does by the file's keys.
+
+    Args:
+        file: the whole path.
+        values: the file's metadata.
+
+    Raises:
+        ValueError: it cuts text in a way that is not known here; names the key.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(
+        directory, gguf_file=file, trust_remote_code=False, local_files_only=True
+    )
+    model, rule = values["tokenizer.ggml.model"], values.get("tokenizer.ggml.pre")
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    if model == "gpt2":
+        _set_cuts(backend, rule)
+        if rule in _WHOLE_WORDS:
+            backend.model.ignore_merges = True
+            tokenizer.add_bos_token = bool(values.get("tokenizer.ggml.add_bos_token", True))
+            tokenizer.update_post_processor()
+    elif model == "llama":
+        _set_space_in_front(backend, bool(values.get("tokenizer.ggml.add_space_prefix", True)))
+    return tokenizer
+
+
+def _set_cuts(backend: Tokenizer, rule: str | None) -> None:
+    """Cut text as a rule of llama.cpp's says; without one as GPT-2 does."""
+    from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+    if rule in _SINGLE_DIGITS:
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    elif rule == "default":
+        cuts = [Split(Regex(expression), "isolated") for expression in _DEFAULT]
+        backend.pre_tokenizer = Sequence([*cuts, ByteLevel(add_prefix_space=False, use_regex=False)])
+    elif rule is not None and rule not in _AS_GPT2:
+        known = getattr(gguf_tokenizer_mapping, "GGUF_PRE_TOKENIZER_SPLITS", {})
+        if rule not in known:
+            raise ValueError(f"tokenizer.ggml.pre = {rule!r}: it is not known how that cuts text")
+
+
+def _set_space_in_front(backend: Tokenizer, wanted: bool) -> None:
+    """Let a space stand in front of every text between special tokens, or none (SentencePiece).
+
+    transformers' Metaspace leaves it out where a text begins with a space, and after special tokens.
+    """
+    spaces = normalizers.Replace(" ", _SPACE)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if wanted else spaces
+    backend.pre_tokenizer = None  # nothing is cut before the merges
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if wanted else steps)

@@ -1,0 +1,199 @@
+"""The second start of a model takes it from the user's cache, with the same answers; whatever is wrong there costs no run."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architectures import ARCHITECTURES, save
+from test_parity import PROMPTS
+
+pytest.importorskip("winnow._native")
+from winnow import LLM, SamplingParams
+from winnow.config import ModelConfig
+from winnow.errors import ConfigError
+from winnow.models import load_model
+from winnow.models.backend_tokenizer import BACKEND, BackendTokenizer, full_tokenizer
+from winnow.models.hub import DEMO_MODEL
+from winnow.models.packed import cache
+from winnow.models.packed.description import DESCRIPTION, PACKED
+from winnow.native import has_matrix_units
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
+TEXT = "The quick  brown fox, 123 <|endoftext|> déjà\n\n vu \U0001f600"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where entries go."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(cache.SWITCH)
+    return tmp_path / "cache" / "winnow" / "models"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    save(ARCHITECTURES["llama-gqa"], tmp_path / "model")
+    return tmp_path / "model"
+
+
+def answers(path: Path, **options: Any) -> list[Any]:
+    with LLM(path, kv_memory="4MiB", **options) as llm:
+        outputs = llm.generate(PROMPTS, PARAMS)
+    return [(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in outputs]
+
+
+def is_cached(path: Path, **options: Any) -> bool:
+    """Whether a model comes from the cache: only then is there nothing of transformers about it."""
+    return type(load_model(ModelConfig(path, **options)).model).__name__ == "PackedDecoder"
+
+
+@pytest.mark.parametrize("architecture", ["llama-gqa", "qwen3", "gemma3"])
+def test_answers_of_the_second_start_are_those_of_the_first(architecture: str, folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    save(ARCHITECTURES[architecture], path)
+    first = answers(path)
+    assert len(list(folder.iterdir())) == 1
+    assert is_cached(path)
+    assert answers(path) == first
+
+
+def test_texts_are_cut_and_joined_as_before(folder: Path) -> None:
+    theirs = load_model(ModelConfig()).tokenizer
+    ours = load_model(ModelConfig()).tokenizer
+    assert isinstance(ours, BackendTokenizer) and not isinstance(theirs, BackendTokenizer) and theirs is not None
+    for special in (True, False):
+        ids = theirs.encode(TEXT, add_special_tokens=special)
+        assert ours.encode(TEXT, add_special_tokens=special) == ids
+        assert ours.decode(ids, special) == theirs.decode(ids, special)
+        assert ours.decode(ids, special, clean_up_tokenization_spaces=False) == theirs.decode(
+            ids, special, clean_up_tokenization_spaces=False
+        )
+    assert ours.convert_ids_to_tokens(ids) == theirs.convert_ids_to_tokens(ids)
+    tokens = [*theirs.convert_ids_to_tokens(ids), "no token at all"]
+    assert ours.convert_tokens_to_ids(tokens) == theirs.convert_tokens_to_ids(tokens)
+    for name in ("eos_token_id", "unk_token_id", "all_special_ids", "vocab_size", "chat_template"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert len(ours) == len(theirs) and ours.get_vocab() == theirs.get_vocab()
+    assert type(full_tokenizer(ours)) is type(theirs)
+
+
+def test_a_start_imports_nothing_heavy(folder: Path) -> None:
+    """Neither compilers nor symbolic algebra, nor transformers: they take longer than all else of a start."""
+    command = (
+        "import sys; from winnow.cli.main import main; code = main(sys.argv[1:])\n"
+        "print([m for m in ('transformers', 'torch._dynamo', 'sympy', 'scipy') if m in sys.modules], code)"
+    )
+    arguments = ["generate", "hi", "--max-tokens", "2", "--kv-memory", "4MiB", "--threads", "1"]
+    for expected in (None, "[] 0"):
+        done = subprocess.run(
+            [sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True
+        )
+        if expected is not None:
+            assert done.stdout.splitlines()[-1] == expected, done.stderr
+
+
+@pytest.mark.skipif(has_matrix_units(), reason="oneDNN keeps bfloat16 there, which cannot be written")
+def test_options_that_change_the_packed_form_have_entries_of_their_own(model: Path, folder: Path) -> None:
+    for options in ({}, {"dtype": "bfloat16"}, {"weight_dtype": "int8"}, {"weight_dtype": "int8", "weight_wide": "head"}):
+        assert not is_cached(model, **options) and is_cached(model, **options), options
+    assert is_cached(model, max_model_len=64), "a shorter context is served by the same entry"
+
+
+def test_max_model_len_is_held_to_the_models_own(model: Path, folder: Path) -> None:
+    for _ in range(2):
+        assert load_model(ModelConfig(model, max_model_len=64)).max_model_len == 64
+        with pytest.raises(ConfigError, match="max_model_len must be at most"):
+            load_model(ModelConfig(model, max_model_len=10**6))
+    assert load_model(ModelConfig(model)).max_model_len > 64
+
+
+def test_another_file_is_another_model(model: Path, folder: Path) -> None:
+    first = answers(model)
+    save(ARCHITECTURES["llama-gqa"], model, seed=1)
+    assert not is_cached(model) and is_cached(model)
+    assert answers(model) != first
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no description", "no weights", "a file", "a link", "empty"])
+def test_damaged_entries_are_replaced(damage: str, model: Path, folder: Path, tmp_path: Path) -> None:
+    first = answers(model)
+    [entry] = folder.iterdir()
+    weights = entry / PACKED
+    if damage == "cut":
+        os.truncate(weights, weights.stat().st_size // 2)
+    elif damage == "changed":
+        data = bytearray(weights.read_bytes())
+        data[-100:] = bytes(100)
+        weights.write_bytes(data)
+    elif damage == "no description":
+        (entry / DESCRIPTION).unlink()
+    elif damage == "no weights":
+        weights.unlink()
+    elif damage == "a file":
+        shutil.rmtree(entry)
+        entry.write_text("of another program")
+    elif damage == "a link":
+        entry.rename(tmp_path / "elsewhere")
+        entry.symlink_to(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(entry)
+        entry.mkdir()
+    assert not is_cached(model)
+    assert is_cached(model)
+    assert answers(model) == first
+    assert damage != "a link" or (tmp_path / "elsewhere" / PACKED).exists()
+
+
+def test_a_folder_that_takes_nothing_costs_a_warning(
+    model: Path, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = answers(model, model_cache=False)
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file in the place of the folder")
+    with caplog.at_level(logging.WARNING):
+        assert answers(model) == plain
+    [record] = caplog.records
+    assert record.getMessage().startswith("winnow: the model is not kept for the next start: ")
+    folder.unlink()
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("winnow.models.packed.write.save_file", full)
+    assert answers(model) == plain
+    assert list(folder.iterdir()) == []
+
+
+def test_switched_off(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_model(ModelConfig(model, model_cache=False))
+    monkeypatch.setenv(cache.SWITCH, "0")
+    load_model(ModelConfig(model))
+    assert not folder.exists()
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [tmp_path / f"model{index}" for index in range(3)]
+    for path in paths:
+        save(ARCHITECTURES["llama-gqa"], path)
+    load_model(ModelConfig(paths[0]))
+    [entry] = folder.iterdir()
+    size = sum(file.stat().st_size for file in entry.iterdir())
+    monkeypatch.setattr(cache, "MAX_BYTES", int(2.5 * size))
+    load_model(ModelConfig(paths[1]))
+    for age, name in enumerate(folder.iterdir()):
+        os.utime(name, (1000 + age, 1000 + age))
+    assert is_cached(paths[0])  # used now
+    load_model(ModelConfig(paths[2]))
+    assert len(list(folder.iterdir())) == 2
+    assert is_cached(paths[0]) and is_cached(paths[2])
+
+
+def test_the_demo_model_has_a_backend_that_does(folder: Path) -> None:
+    load_model(ModelConfig(DEMO_MODEL))
+    [entry] = folder.iterdir()
+    assert (entry / BACKEND).is_file()
