@@ -10,6 +10,7 @@ from benchmarks.papers.page import page
 from winnow.cli.engine import check_written
 from winnow.cli.paths import require_writable
 from winnow.errors import UsageError
+from winnow.extras import install_hint
 from winnow.report.console import console, print_tables
 from winnow.report.plots import can_draw, save_figure
 from winnow.report.provenance import Machine, report_head, typed_command
@@ -71,7 +72,7 @@ def check_outputs(
             require_writable(path, f"{flag} {path}")
     for flag, path in found.items():
         if figures and not can_draw():
-            raise UsageError(f"{flag} draws figures with matplotlib: pip install 'winnow-llm[plots]'")
+            raise UsageError(f"{flag} draws figures with matplotlib: {install_hint('plots')}")
         require_writable(path, f"{flag} {path.parent}")
 
 

@@ -1,8 +1,6 @@
-"""Optional packages: what to type where one is missing."""
-
-_CHECKOUT = "in a checkout of Winnow"
+"""What to type where an optional package is missing."""
 
 
 def install_hint(extra: str) -> str:
-    """The command that installs what an extra of Winnow's needs; it works without an index that knows Winnow."""
-    return f"pip install '.[{extra}]' {_CHECKOUT}"
+    """The command that installs an extra of Winnow's; it works without an index that knows Winnow."""
+    return f"in a checkout of Winnow, pip install '.[{extra}]'"

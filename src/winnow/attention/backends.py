@@ -9,6 +9,7 @@ from winnow.attention.interface import AttentionBackend
 from winnow.attention.reference import ReferenceBackend
 from winnow.cache import CacheLayout
 from winnow.errors import ConfigError
+from winnow.extras import install_hint
 from winnow.native import native_kernels
 
 
@@ -55,7 +56,7 @@ def _open_triton(
 ) -> AttentionBackend:
     """Create the Triton backend, or the reference if it is unavailable and not `required`."""
     if find_spec("triton") is None:
-        missing = "the package triton is not installed: pip install 'winnow-llm[triton]'"
+        missing = f"the package triton is not installed: {install_hint('triton')}"
         if required:
             raise ConfigError(f"attention_backend triton cannot be used, {missing}")
         warnings.warn(f"attention runs in plain torch, many times slower: {missing}", stacklevel=3)

@@ -18,6 +18,7 @@ from winnow.cli.engine import (
 )
 from winnow.cli.options import add_flags, add_model_argument, given
 from winnow.errors import UsageError
+from winnow.extras import install_hint
 from winnow.foreign_names import translate
 from winnow.report.provenance import Machine
 from winnow.server.config import ServerConfig
@@ -59,9 +60,7 @@ def execute(namespace: argparse.Namespace) -> int:
         from winnow.server.run import serve
         from winnow.server.service import Service, load_reader, model_names
     except ModuleNotFoundError as error:
-        raise UsageError(
-            f"winnow serve needs the package {error.name}: pip install 'winnow-llm[serve]'"
-        ) from None
+        raise UsageError(f"winnow serve needs the package {error.name}: {install_hint('serve')}") from None
     keys = Keys.of((*config.api_key, *_key_of_environment()), config.api_keys_file)
     with bound_sockets(config) as sockets, open_llm(options) as llm:
         service = Service(

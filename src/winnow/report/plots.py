@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from winnow.errors import WinnowError
+from winnow.extras import install_hint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,7 +124,7 @@ def save_figure(figure: "Figure", stem: Path) -> list[Path]:
 
 def _figure(columns: int, rows: int, title: str) -> "Figure":
     if not can_draw():
-        raise WinnowError("drawing needs matplotlib: pip install 'winnow-llm[plots]'")
+        raise WinnowError(f"drawing needs matplotlib: {install_hint('plots')}")
     from matplotlib.figure import Figure
 
     width, height = _PANEL_INCHES

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.errors import InvalidRequestError
+from winnow.extras import install_hint
 from winnow.sampling.structured import StructuredOutputs
 
 _MAX_KEPT = 64
@@ -161,6 +162,6 @@ def _llguidance() -> Any:
         import llguidance
     except ModuleNotFoundError:
         raise InvalidRequestError(
-            "structured_outputs need the package llguidance: pip install 'winnow-llm[structured]'"
+            f"structured_outputs need the package llguidance: {install_hint('structured')}"
         ) from None
     return llguidance

@@ -19,6 +19,7 @@ from winnow.cli.options import add_flags, given
 from winnow.cli.paths import check_json_path, require_writable, write_json
 from winnow.cli.progress import add_progress_flag, open_progress, show_steps
 from winnow.errors import UsageError
+from winnow.extras import install_hint
 from winnow.report.console import console
 from winnow.report.provenance import typed_command
 from winnow.units import format_bytes
@@ -111,7 +112,7 @@ def _check_files(namespace: argparse.Namespace, options: dict[str, Any]) -> None
         from winnow.report.plots import can_draw
 
         if not can_draw():
-            raise UsageError("--plot needs matplotlib: pip install 'winnow-llm[plots]'")
+            raise UsageError(f"--plot needs matplotlib: {install_hint('plots')}")
         require_writable(namespace.plot.with_name(f"{namespace.plot.name}.png"), f"--plot {namespace.plot}")
 
 

@@ -28,7 +28,7 @@ Run tasks of lm-evaluation-harness (EleutherAI) with the full cache and under ev
 
 Prompts, answers and metrics are that library's. A continuation is scored by forced decoding after
 its context was computed and cut: a policy judges the context, few-shot examples and question in
-it, and never the continuation. It needs pip install 'winnow-llm[lm-eval]'.
+it, and never the continuation. It needs the extra lm-eval.
 
 With -o, cells reach the disk as they finish, and the same command goes on with those left.
 """

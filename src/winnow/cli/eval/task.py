@@ -14,6 +14,7 @@ from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
 from winnow.cli.options import add_model_argument
 from winnow.cli.terminal import resume_hint
 from winnow.evaluate.tasks import Task, load_task
+from winnow.extras import install_hint
 
 if TYPE_CHECKING:
     from winnow.evaluate.plan import EvaluationPlan
@@ -167,4 +168,4 @@ def _write(directory: Path, evaluation: "Evaluation", head: dict[str, Any]) -> N
     pictures = len(write_report(evaluation, directory, head)) - 2
     print(f"winnow: wrote {RESULTS}, {TABLES} and {pictures} pictures in {directory}", file=sys.stderr)
     if not can_draw():
-        print("winnow: no plots: drawing needs matplotlib, pip install 'winnow-llm[plots]'", file=sys.stderr)
+        print(f"winnow: no plots: drawing needs matplotlib: {install_hint('plots')}", file=sys.stderr)

@@ -1,14 +1,15 @@
 """Winnow under lm-evaluation-harness (EleutherAI): `import winnow.evaluate.lm_eval` registers the model "winnow".
 
-Needs the extra: pip install 'winnow-llm[lm-eval]'.
+Needs the extra lm-eval.
 """
 
 from importlib.util import find_spec
 
 from winnow.errors import EvaluationError
+from winnow.extras import install_hint
 
 if find_spec("lm_eval") is None:
-    raise EvaluationError("lm_eval is not installed: pip install 'winnow-llm[lm-eval]'")
+    raise EvaluationError(f"lm_eval is not installed: {install_hint('lm-eval')}")
 
 from winnow.evaluate.lm_eval.model import WinnowLM
 

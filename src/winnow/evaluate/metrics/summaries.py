@@ -7,6 +7,7 @@ full stop; and words and pairs of words count once, however often they occur. Va
 from typing import Any
 
 from winnow.errors import EvaluationError
+from winnow.extras import install_hint
 
 
 def rouge_l_of_sentences(prediction: str, reference: str) -> float:
@@ -34,7 +35,7 @@ def import_rouge() -> Any:
     try:
         from rouge import Rouge
     except ImportError:
-        raise EvaluationError("ROUGE needs the package rouge: pip install 'winnow-llm[eval]'") from None
+        raise EvaluationError(f"ROUGE needs the package rouge: {install_hint('eval')}") from None
     return Rouge
 
 
