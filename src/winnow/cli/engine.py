@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow import vllm_names
 from winnow.batch.journal import OF_REQUESTS
+from winnow.cli.loading import LoadingDisplay
 from winnow.cli.options import add_flags, given
 from winnow.cli.paths import require_distinct
 from winnow.config import COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
@@ -202,12 +203,14 @@ def evaluation_options(namespace: argparse.Namespace) -> dict[str, Any]:
     return {"enable_prefix_caching": False} | options
 
 
-def open_llm(options: dict[str, Any]) -> "LLM":
-    """Load the model and set up its cache."""
-    from winnow.llm import LLM
+def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = False) -> "LLM":
+    """Load the model and set up its cache; `announce` and `quiet` as in `LoadingDisplay`."""
+    name = "the demo model" if options.get("model") is None else str(options["model"])
+    with LoadingDisplay(name, sys.stderr, announce=announce, quiet=quiet):
+        from winnow.llm import LLM
 
-    silence_transformers()
-    return LLM(**options)
+        silence_transformers()
+        return LLM(**options)
 
 
 def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:

@@ -207,7 +207,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
     config = EngineConfig.from_options(plan.options)
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
-        llm = stack.enter_context(open_llm(plan.options))
+        llm = stack.enter_context(open_llm(plan.options, quiet=plan.progress == "off"))
         stack.enter_context(_resumable(plan.output))
         writer = stack.enter_context(plan.open_writer())
         progress = stack.enter_context(open_progress(plan.progress, sys.stderr))

@@ -62,7 +62,7 @@ def execute(namespace: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UsageError(f"winnow serve needs the package {error.name}: {install_hint('serve')}") from None
     keys = Keys.of((*config.api_key, *_key_of_environment()), config.api_keys_file)
-    with bound_sockets(config) as sockets, open_llm(options) as llm:
+    with bound_sockets(config) as sockets, open_llm(options, announce=True) as llm:
         service = Service(
             llm,
             config,

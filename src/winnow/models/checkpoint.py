@@ -25,6 +25,7 @@ from winnow.models.published import Published, open_published
 from winnow.models.quantize import quantize_model, round_beside_blocks
 from winnow.models.tokens import end_tokens
 from winnow.models.verify import Trial
+from winnow.progress import report
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,12 +49,14 @@ def load_checkpoint(
     device, int8 = _device(config.device), Int8Weights.of(config)
     if int8 is not None and device.type != "cpu":
         raise ConfigError(f"weight_dtype {int8.weight_dtype} needs device cpu, got {device}")
+    report("reading weights")
     model = _load_weights(path, published, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
     dtype = _dtype(config.dtype, model_config, device)
     if model.dtype != dtype:
         assert int8 is not None
         round_beside_blocks(model, geometry.num_layers, int8, dtype)
+    report("reading the tokenizer")
     tokenizer = _tokenizer(path, published, model_config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
@@ -184,7 +187,7 @@ def _make_model(
                 model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
     with published.reading():
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, found = AutoModelForCausalLM.from_pretrained(
             **published.weights(),
             config=model_config,
             dtype=dtype,
@@ -193,8 +196,8 @@ def _make_model(
             local_files_only=True,
             output_loading_info=True,
         )
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    if found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
         raise UnsupportedModelError(
             f"model: cannot load {path}: it lacks {len(missing)} of {type(model).__name__}'s weights, "
             f"such as {missing[0]}"

@@ -16,6 +16,7 @@ from winnow.models.packed_linear import MakeLinear, PackedLinear, linear_maker, 
 from winnow.models.quantize import quantize_model
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
+from winnow.progress import report
 
 if TYPE_CHECKING:
     from winnow.models.fused.kernels import LayerKernels
@@ -65,6 +66,7 @@ def optimize_model(
     calls = record_calls(model, layers, trained_len)
     last: FusedLayer | None = None
     for index, call in enumerate(calls):
+        report("packing layers", index, len(calls))
         weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
         quantized = int8 is not None and int8.of_layer(index, len(layers))
         make_linear = narrow if quantized else plain
