@@ -59,8 +59,6 @@ WINNOW_DECLARE_INT8(avx512_vnni)
 namespace avx512_vnni {
 void attend(const Attend &, Workspace &);
 }
-WINNOW_DECLARE_INT8(amx_emulated)
-
 #define WINNOW_DECLARE_TILED(isa)                                               \
   namespace isa {                                                               \
   void attend(const Attend &, Workspace &);                                     \
@@ -69,7 +67,10 @@ WINNOW_DECLARE_INT8(amx_emulated)
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int); \
   }
 
+#ifdef WINNOW_HAS_EMULATED_TILES
+WINNOW_DECLARE_INT8(amx_emulated)
 WINNOW_DECLARE_TILED(amx_emulated)
+#endif
 #ifdef WINNOW_AMX
 WINNOW_DECLARE_INT8(amx)
 WINNOW_DECLARE_TILED(amx)
@@ -142,7 +143,9 @@ static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf
     return kernels;                                                                                            \
   }()
 
+#ifdef WINNOW_HAS_EMULATED_TILES
 static const Kernels AMX_EMULATED = WINNOW_TILED(amx_emulated);
+#endif
 #ifdef WINNOW_AMX
 static const Kernels AMX = WINNOW_TILED(amx);
 #endif
@@ -228,7 +231,9 @@ const Level<Kernels> LEVELS[] = {
 #ifdef WINNOW_X86
     {"avx2", &avx2::kernels, has_avx2},
     {"avx512", &avx512::kernels, has_avx512},
+#ifdef WINNOW_HAS_EMULATED_TILES
     {"amx_emulated", &AMX_EMULATED, has_avx512_bf16},  // for tests; the next one runs wherever it does
+#endif
     {"avx512_bf16", &AVX512_BF16, has_avx512_bf16},
 #endif
 #ifdef WINNOW_AMX
@@ -244,7 +249,9 @@ const Level<Int8Products> INT8_LEVELS[] = {
     {"avx2_vnni", &avx2_vnni::int8_products, has_avx2_vnni},
 #endif
     {"avx512", &avx512::int8_products, has_avx512},
+#ifdef WINNOW_HAS_EMULATED_TILES
     {"amx_emulated", &amx_emulated::int8_products, has_avx512_bf16},
+#endif
     {"avx512_vnni", &avx512_vnni::int8_products, has_avx512_vnni},
     {"avx512_bf16", &avx512_bf16::int8_products, has_avx512_bf16},
 #endif

@@ -45,7 +45,7 @@ def save_gguf(
     kind: str = "F32",
     *,
     architecture: str = "llama",
-    values: dict[str, int | str] | None = None,
+    values: dict[str, int | float | str] | None = None,
     extra: dict[str, np.ndarray[Any, Any]] | None = None,
     tokenizer: str | None = "gpt-2",
 ) -> Path:
@@ -62,7 +62,8 @@ def save_gguf(
     writer.add_rope_freq_base(10000.0)
     write_shape(writer, SHAPE | {"rms_norm_eps": 1e-6, "vocab_size": model.config.vocab_size})
     for name, value in (values or {}).items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(name, value)
+        kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
+        kinds[type(value)](name, value)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer)
     for name, weight in model.state_dict().items():

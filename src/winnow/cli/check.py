@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.text import Text
 from winnow.cli.engine import COMMON, model_exists, silence_transformers
 from winnow.cli.options import add_flags, add_model_argument, given
 from winnow.config import ModelConfig
+from winnow.models.hub import locate_model
 
 if TYPE_CHECKING:
     from winnow.models import LoadedModel
@@ -52,10 +54,21 @@ def execute(namespace: argparse.Namespace) -> int:
     table = Table(title="winnow check", show_header=False, title_justify="left")
     table.add_column()
     table.add_column()
-    for name, value in _facts(loaded).items():
+    for name, value in (_facts(loaded) | _stored(locate_model(config))).items():
         table.add_row(name, Text(value))
     Console().print(table)
     return 0
+
+
+def _stored(path: Path) -> dict[str, str]:
+    """How a GGUF file holds the weights."""
+    if not path.is_file():
+        return {}
+    from winnow.models.gguf.file import GgufFile
+
+    kinds = GgufFile.open(path).weight_kinds
+    total = max(1, sum(kinds.values()))
+    return {"stored as": ", ".join(f"{kind} ({100 * count / total:.1f} %)" for kind, count in kinds.items())}
 
 
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
