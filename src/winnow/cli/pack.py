@@ -17,7 +17,7 @@ in a second or two, with a hundred MiB less; and its weights stay in the file, s
 run it at the same time share them. DIR suits processors of this kind, --dtype and --weight-dtype
 alone; where it does not, Winnow says so. Answers are the same.
 
-Models of Llama's kind can be packed (Llama, Mistral, Qwen 2 and 3, Phi 3); others are refused by name.
+Models of Llama's kind can be packed (Llama, Mistral, Qwen 2 and 3, Phi 3, Gemma 3); others are refused by name.
 """
 EPILOG = """\
 examples:
