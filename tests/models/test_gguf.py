@@ -20,7 +20,7 @@ from winnow.models import load_model, load_plain_model, pack_model
 from winnow.models.int8_linear import Int8Linear
 from winnow.report.fingerprint import model_digest
 
-pytest.importorskip("gguf", reason="the extra winnow-llm[gguf] is not installed")
+pytest.importorskip("gguf", reason="the extra gguf is not installed")
 from gguf import GGUFReader
 from tiny_gguf import save_gguf, tiny_llama
 from tokenizer_kinds import byte_level

@@ -42,5 +42,5 @@ def test_both_kinds_of_file_are_written(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    with pytest.raises(WinnowError, match=r"winnow-llm\[plots\]"):
+    with pytest.raises(WinnowError, match=r"\.\[plots\]"):
         line_chart([panel(["a"])])
