@@ -137,7 +137,9 @@ def test_keys_that_change_nothing(key: str, value: Any) -> None:
 
 def test_a_refusal_names_the_key_and_the_file(tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"llama.attention.sliding_window": 64})
-    with pytest.raises(UnsupportedModelError, match=r"tiny\.gguf: nothing makes use of its llama\.attention\.sliding"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"tiny\.gguf: nothing makes use of its llama\.attention\.sliding"
+    ):
         load_model(ModelConfig(path))
 
 
@@ -172,7 +174,9 @@ def test_sentencepiece_puts_in_front_what_the_file_says(
     prefix: bool | None, bos: bool | None, tmp_path: Path
 ) -> None:
     """A space, and the first token, unless it says otherwise: as llama.cpp reads it."""
-    tokenizer = load_model(ModelConfig(_with_pieces(tmp_path / "spm.gguf", prefix, bos), load_format="dummy")).tokenizer
+    tokenizer = load_model(
+        ModelConfig(_with_pieces(tmp_path / "spm.gguf", prefix, bos), load_format="dummy")
+    ).tokenizer
     assert tokenizer is not None
     first = [] if bos is False else ["<s>"]
     spaced = prefix is not False

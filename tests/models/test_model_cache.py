@@ -1,4 +1,4 @@
-"""The second start of a model takes it from the user's cache, with the same answers; whatever is wrong there costs no run."""
+"""The second start of a model takes it from the user's cache, with the same answers; a bad entry costs no run."""
 
 import logging
 import os
@@ -53,7 +53,9 @@ def is_cached(path: Path, **options: Any) -> bool:
 
 
 @pytest.mark.parametrize("architecture", ["llama-gqa", "qwen3", "gemma3"])
-def test_answers_of_the_second_start_are_those_of_the_first(architecture: str, folder: Path, tmp_path: Path) -> None:
+def test_answers_of_the_second_start_are_those_of_the_first(
+    architecture: str, folder: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "model"
     save(ARCHITECTURES[architecture], path)
     first = answers(path)
@@ -65,7 +67,9 @@ def test_answers_of_the_second_start_are_those_of_the_first(architecture: str, f
 def test_texts_are_cut_and_joined_as_before(folder: Path) -> None:
     theirs = load_model(ModelConfig()).tokenizer
     ours = load_model(ModelConfig()).tokenizer
-    assert isinstance(ours, BackendTokenizer) and not isinstance(theirs, BackendTokenizer) and theirs is not None
+    assert (
+        isinstance(ours, BackendTokenizer) and not isinstance(theirs, BackendTokenizer) and theirs is not None
+    )
     for special in (True, False):
         ids = theirs.encode(TEXT, add_special_tokens=special)
         assert ours.encode(TEXT, add_special_tokens=special) == ids
@@ -99,7 +103,12 @@ def test_a_start_imports_nothing_heavy(folder: Path) -> None:
 
 @pytest.mark.skipif(has_matrix_units(), reason="oneDNN keeps bfloat16 there, which cannot be written")
 def test_options_that_change_the_packed_form_have_entries_of_their_own(model: Path, folder: Path) -> None:
-    for options in ({}, {"dtype": "bfloat16"}, {"weight_dtype": "int8"}, {"weight_dtype": "int8", "weight_wide": "head"}):
+    for options in (
+        {},
+        {"dtype": "bfloat16"},
+        {"weight_dtype": "int8"},
+        {"weight_dtype": "int8", "weight_wide": "head"},
+    ):
         assert not is_cached(model, **options) and is_cached(model, **options), options
     assert is_cached(model, max_model_len=64), "a shorter context is served by the same entry"
 
@@ -119,7 +128,9 @@ def test_another_file_is_another_model(model: Path, folder: Path) -> None:
     assert answers(model) != first
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "no description", "no weights", "a file", "a link", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "changed", "no description", "no weights", "a file", "a link", "empty"]
+)
 def test_damaged_entries_are_replaced(damage: str, model: Path, folder: Path, tmp_path: Path) -> None:
     first = answers(model)
     [entry] = folder.iterdir()
@@ -176,7 +187,9 @@ def test_switched_off(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert not folder.exists()
 
 
-def test_what_was_used_longest_ago_goes_first(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_used_longest_ago_goes_first(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = [tmp_path / f"model{index}" for index in range(3)]
     for path in paths:
         save(ARCHITECTURES["llama-gqa"], path)

@@ -33,10 +33,15 @@ class TokenizerNumbers:
         """Write a tokenizer's backend into a directory. None, and nothing is written: the tokenizer is more than it."""
         from transformers import PreTrainedTokenizerFast
 
-        if not isinstance(tokenizer, PreTrainedTokenizerFast) or getattr(tokenizer, "split_special_tokens", False):
+        if not isinstance(tokenizer, PreTrainedTokenizerFast) or getattr(
+            tokenizer, "split_special_tokens", False
+        ):
             return None
         kind = type(tokenizer)
-        if any(getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name, None) for name in _TAKEN_OVER):
+        if any(
+            getattr(kind, name, None) is not getattr(PreTrainedTokenizerFast, name, None)
+            for name in _TAKEN_OVER
+        ):
             return None
         try:
             backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())

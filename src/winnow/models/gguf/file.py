@@ -73,9 +73,9 @@ class GgufFile:
         from winnow.models.gguf.keys import linear_factor
 
         with self.reading():
-            values: dict[str, Any] = PretrainedConfig.get_config_dict(
-                self.path.parent, gguf_file=self._file
-            )[0]
+            values: dict[str, Any] = PretrainedConfig.get_config_dict(self.path.parent, gguf_file=self._file)[
+                0
+            ]
         arch = self._header.architecture
         base = self._values.get(f"{arch}.rope.freq_base")
         if base is not None and not {"rope_theta", "rope_parameters"} & values.keys():
@@ -105,7 +105,9 @@ class GgufFile:
         applied = {key for key, name in table.items() if name is not None}
         refused = list(refused_keys(self._values, applied, config.get_text_config()))
         if refused:
-            raise _refused(self.path, f"nothing makes use of its {'; '.join(refused)}, and answers would be wrong")
+            raise _refused(
+                self.path, f"nothing makes use of its {'; '.join(refused)}, and answers would be wrong"
+            )
 
     @property
     def weight_kinds(self) -> dict[str, int]:

@@ -96,7 +96,7 @@ class GgufHeader:
         return str(self.values["general.architecture"])
 
     def array(self, tensor: GgufTensor) -> np.ndarray[Any, Any]:
-        """A tensor as it is stored, mapped: uint8 of `stored_shape`, or numbers of its shape (F32, F16, F64, I8 ...)."""
+        """A tensor as it is stored, mapped: uint8 of `stored_shape`, or numbers of its shape (F32, I8 ...)."""
         kind = _NUMPY.get(tensor.kind.name)
         shape = tensor.shape if kind else tensor.stored_shape
         return np.memmap(self.path, kind or np.uint8, "r", tensor.offset, shape)

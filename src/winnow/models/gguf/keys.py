@@ -1,4 +1,4 @@
-"""What the keys of a GGUF file mean for a model's answers: each is applied, agrees with what is computed, or is refused.
+"""What the keys of a GGUF file mean for answers: each is applied, agrees with what is computed, or is refused.
 
 llama.cpp's keys are in `gguf.constants.Keys`. transformers applies those that its table of the architecture names
 (GGUF_CONFIG_MAPPING), and passes over all others in silence. Here it is said of each of the others which value changes
@@ -16,12 +16,29 @@ if TYPE_CHECKING:
 _ALWAYS_READ = ("attention.", "rope.")
 # What transformers, or `winnow.models.gguf.tokenizer`, makes use of.
 _TOKENIZER_APPLIED = (
-    *("model", "pre", "tokens", "scores", "token_type", "merges", "add_space_prefix", "add_bos_token", "add_eos_token"),
+    *(
+        "model",
+        "pre",
+        "tokens",
+        "scores",
+        "token_type",
+        "merges",
+        "add_space_prefix",
+        "add_bos_token",
+        "add_eos_token",
+    ),
     *("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id", "eot_token_id", "eom_token_id"),
 )
 # Names of tokens that text never makes by itself, and what other kinds of tokenizers than those served read.
 _TOKENIZER_HARMLESS = (
-    *("seperator_token_id", "cls_token_id", "mask_token_id", "prefix_token_id", "suffix_token_id", "middle_token_id"),
+    *(
+        "seperator_token_id",
+        "cls_token_id",
+        "mask_token_id",
+        "prefix_token_id",
+        "suffix_token_id",
+        "middle_token_id",
+    ),
     *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id", "fim_rep_token_id"),
     *("fim_sep_token_id", "token_type_count", "remove_extra_whitespaces", "eog_token_ids"),
 )
@@ -44,7 +61,10 @@ _AGREES: dict[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
     "context_length": (("max_position_embeddings", "n_positions"), ()),
     "feed_forward_length": (("intermediate_size", "n_inner", "ffn_hidden_size"), ()),
     "attention.head_count_kv": (("num_key_value_heads", "num_attention_heads", "n_head"), ()),
-    "attention.layer_norm_epsilon": (("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "rms_norm_eps"), ()),
+    "attention.layer_norm_epsilon": (
+        ("layer_norm_epsilon", "layer_norm_eps", "norm_eps", "rms_norm_eps"),
+        (),
+    ),
     "attention.layer_norm_rms_epsilon": (("rms_norm_eps", "norm_eps"), ()),
     "attention.sliding_window": (("sliding_window",), (0,)),
     "attention.sliding_window_pattern": (("_sliding_window_pattern", "sliding_window_pattern"), (0, 1)),
@@ -73,7 +93,9 @@ _COMPUTED: dict[str, Callable[["PretrainedConfig"], Any]] = {
     "attention.key_length_swa": lambda config: _head_dim(config),
     "attention.value_length_swa": lambda config: _head_dim(config),
     "attention.scale": lambda config: getattr(config, "query_pre_attn_scalar", _head_dim(config)) ** -0.5,
-    "rope.dimension_count": lambda config: int(_head_dim(config) * _rope(config, "partial_rotary_factor", 1.0)),
+    "rope.dimension_count": lambda config: int(
+        _head_dim(config) * _rope(config, "partial_rotary_factor", 1.0)
+    ),
     "rope.dimension_count_swa": lambda config: _head_dim(config),
     "rope.freq_base": lambda config: _rope(config, "rope_theta", None),
     "rope.freq_base_swa": lambda config: _rope(config, "rope_theta", None, layers="sliding_attention"),
@@ -91,7 +113,9 @@ def linear_factor(values: Mapping[str, Any]) -> float | None:
     if scaling == "none":
         return None
     if scaling != "linear":
-        raise ValueError(f"transformers' reader leaves out its scaling of positions ({scaling}), and would answer wrong")
+        raise ValueError(
+            f"transformers' reader leaves out its scaling of positions ({scaling}), and would answer wrong"
+        )
     key = next((k for k in ("rope.scaling.factor", "rope.scale_linear") if f"{arch}.{k}" in values), None)
     factor = 1.0 if key is None else values[f"{arch}.{key}"]
     if type(factor) not in (int, float) or not math.isfinite(factor) or factor < 0:
@@ -116,7 +140,11 @@ def refused_keys(values: Mapping[str, Any], applied: set[str], config: "Pretrain
                 yield f"{key} = {_shown(value)}"
         elif key.startswith(arch):
             name = key.removeprefix(arch)
-            if name in applied or name in _HARMLESS or not (name.startswith(_ALWAYS_READ) or _is_llama_cpps(name)):
+            if (
+                name in applied
+                or name in _HARMLESS
+                or not (name.startswith(_ALWAYS_READ) or _is_llama_cpps(name))
+            ):
                 continue
             wanted = _wanted(name, config)
             if not _is_among(value, wanted):
@@ -129,7 +157,9 @@ def _wanted(name: str, config: "PretrainedConfig") -> tuple[Any, ...]:
     if name in _COMPUTED:
         return (_COMPUTED[name](config),)
     attributes, neutral = _AGREES.get(name, ((), ()))
-    found = next((getattr(config, attribute, None) for attribute in attributes if hasattr(config, attribute)), None)
+    found = next(
+        (getattr(config, attribute, None) for attribute in attributes if hasattr(config, attribute)), None
+    )
     return neutral if found is None else (found,)
 
 

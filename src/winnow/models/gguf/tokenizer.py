@@ -15,8 +15,28 @@ if TYPE_CHECKING:
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 # Those that do as GPT-2.
 _AS_GPT2 = (
-    *("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "mellum", "modern-bert"),
-    *("jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code", "roberta-bpe", "a.x-4.0"),
+    *(
+        "gpt-2",
+        "phi-2",
+        "mpt",
+        "olmo",
+        "jais",
+        "trillion",
+        "granite-docling",
+        "gigachat",
+        "mellum",
+        "modern-bert",
+    ),
+    *(
+        "jina-es",
+        "jina-de",
+        "jina-v1-en",
+        "jina-v2-es",
+        "jina-v2-de",
+        "jina-v2-code",
+        "roberta-bpe",
+        "a.x-4.0",
+    ),
 )
 # The expressions of "default", each of which cuts what those before it have left.
 _DEFAULT = (
@@ -25,8 +45,18 @@ _DEFAULT = (
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 )
-# Those that take a word whole where the vocabulary has it, and put a first token in front unless the file says otherwise.
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+# Those that take a word whole where the vocabulary has it, and put a first token in front unless the file forbids it.
+_WHOLE_WORDS = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "falcon-h1",
+    "pixtral",
+    "midm-2.0",
+    "lfm2",
+    "tekken",
+)
 _SPACE = "▁"
 
 

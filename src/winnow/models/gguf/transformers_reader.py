@@ -1,7 +1,7 @@
 """Lets transformers read a GGUF file through its header, which is parsed once.
 
-transformers asks the package gguf for the file three times, which takes seconds each over a large vocabulary, and for the
-table of tensors' names once for each module of the model.
+transformers asks the package gguf for the file three times, which takes seconds each over a large vocabulary, and for
+the table of tensors' names once for each module of the model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _METADATA_READERS = (
 
 @contextmanager
 def reading(header: GgufHeader) -> Iterator[None]:
-    """While this lasts, what transformers reads of the header's file comes from the header. For one thread at a time."""
+    """Let what transformers reads of the header's file come from the header meanwhile. For one thread at a time."""
     import gguf
 
     def read_metadata(path: str, string_arrays: Sequence[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -69,7 +69,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 class _Reader:
     """What transformers uses of `gguf.GGUFReader`: fields and tensors.
 
-    Of the tokenizer's fields none: transformers takes them from `read_gguf_metadata`, but for the size of the vocabulary.
+    Of the tokenizer's fields only the vocabulary's size: transformers takes the others from `read_gguf_metadata`.
     """
 
     def __init__(self, header: GgufHeader) -> None:
@@ -90,7 +90,10 @@ class _Reader:
         for index, tensor in enumerate(tensors):
             report("reading weights", index, len(tensors))
             yield SimpleNamespace(
-                name=tensor.name, tensor_type=tensor.kind, data=self._header.array(tensor), shape=tensor.shape[::-1]
+                name=tensor.name,
+                tensor_type=tensor.kind,
+                data=self._header.array(tensor),
+                shape=tensor.shape[::-1],
             )
 
     def get_field(self, key: str) -> SimpleNamespace | None:

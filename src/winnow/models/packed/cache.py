@@ -81,7 +81,9 @@ class CacheEntry:
         except (OSError, RuntimeError):  # a file that cannot be read, which loading will name; no home
             return None
 
-    def load(self, source: Path, config: ModelConfig, kernels: Kernels, *, beyond_trained_len: bool) -> LoadedModel | None:
+    def load(
+        self, source: Path, config: ModelConfig, kernels: Kernels, *, beyond_trained_len: bool
+    ) -> LoadedModel | None:
         """The model, if it is there and whole; what is not goes.
 
         Raises:
@@ -122,7 +124,9 @@ class CacheEntry:
             free = shutil.disk_usage(self.path.parent).free
             if free < _FREE_TIMES * size:
                 log.warning(
-                    "winnow: the model is not kept for the next start: %s has %s free", self.path.parent, format_bytes(free)
+                    "winnow: the model is not kept for the next start: %s has %s free",
+                    self.path.parent,
+                    format_bytes(free),
                 )
                 return
             report("keeping it for the next start")

@@ -145,7 +145,12 @@ class Description:
             count = len(rotary.frequencies)
             require(count <= most, "frequencies", f"at most {most}", count)
         for layer in self.layers:
-            require(layer.rotary in range(len(self.rotaries)), "rotary", f"below {len(self.rotaries)}", layer.rotary)
+            require(
+                layer.rotary in range(len(self.rotaries)),
+                "rotary",
+                f"below {len(self.rotaries)}",
+                layer.rotary,
+            )
         for token in self.eos_token_ids:
             require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
 

@@ -59,7 +59,10 @@ def _rotation_kinds(model: Any, num_layers: int) -> list[str]:
     """For each layer what its rotation's names begin with: nothing, where all layers share one."""
     if isinstance(getattr(getattr(model.base_model, "rotary_emb", None), "inv_freq", None), Tensor):
         return [""] * num_layers
-    return [f"{kind}_" for kind in getattr(model.config.get_text_config(), "layer_types", None) or [""] * num_layers]
+    return [
+        f"{kind}_"
+        for kind in getattr(model.config.get_text_config(), "layer_types", None) or [""] * num_layers
+    ]
 
 
 def _rotary(rotary: Any, kind: str, dtype: torch.dtype) -> RotaryEmbedding | None:
