@@ -1,4 +1,4 @@
-"""The second start of a model takes it from the user's cache, with the same answers; a bad entry costs no run."""
+"""The second start takes a model from the user's cache, with the same answers; what is wrong there costs no run."""
 
 import logging
 import os

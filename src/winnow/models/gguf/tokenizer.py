@@ -45,7 +45,7 @@ _DEFAULT = (
     r"\p{N}+",
     r"[0-9][0-9][0-9]",
 )
-# Those that take a word whole where the vocabulary has it, and put a first token in front unless the file forbids it.
+# Those that take a word whole where the vocabulary has it, and put a first token in front if the file does not say.
 _WHOLE_WORDS = (
     "llama3",
     "llama-v3",

@@ -1,7 +1,7 @@
 """Lets transformers read a GGUF file through its header, which is parsed once.
 
-transformers asks the package gguf for the file three times, which takes seconds each over a large vocabulary, and for
-the table of tensors' names once for each module of the model.
+transformers asks the package gguf for the file three times, seconds each over a large vocabulary, and for the
+table of tensors' names once for each module of the model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ _METADATA_READERS = (
 
 @contextmanager
 def reading(header: GgufHeader) -> Iterator[None]:
-    """Let what transformers reads of the header's file come from the header meanwhile. For one thread at a time."""
+    """While this lasts, transformers reads the header's file by the header. For one thread at a time."""
     import gguf
 
     def read_metadata(path: str, string_arrays: Sequence[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -69,7 +69,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 class _Reader:
     """What transformers uses of `gguf.GGUFReader`: fields and tensors.
 
-    Of the tokenizer's fields only the vocabulary's size: transformers takes the others from `read_gguf_metadata`.
+    Of the tokenizer's fields none but the vocabulary's size: `read_gguf_metadata` gives those.
     """
 
     def __init__(self, header: GgufHeader) -> None:
