@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from transformers import Gemma2Config, PhimoeConfig
+from transformers import Gemma2Config, GPT2Config, PhimoeConfig
 
 from winnow.cli.main import main
 
@@ -33,6 +33,16 @@ def test_windows_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["check", str(tmp_path), "--load-format", "dummy"]) == 0
     shown = capsys.readouterr().out
     assert "24 (1 layers), none (1 layers)" in shown and "254 tokens back" in shown
+
+
+def test_layers_that_are_not_fused_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("winnow._native")
+    GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=64, eos_token_id=1).save_pretrained(
+        tmp_path
+    )
+    assert main(["check", str(tmp_path), "--load-format", "dummy"]) == 0
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "left to its own code layers 0, 1: its parts are not those of Llama's layers" in shown
 
 
 def test_a_model_that_differs_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

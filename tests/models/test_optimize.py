@@ -21,6 +21,8 @@ from winnow.attention import AttentionSpec
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
+from winnow.models.geometry import probe_geometry
+from winnow.models.optimize import optimize_model
 from winnow.models.packed_linear import (
     OneDnnLinear,
 )
@@ -206,3 +208,44 @@ def test_calls_are_recorded_in_order() -> None:
     assert len(calls) == 3 and all(call.rotation is not None for call in calls)
     assert int(calls[0].kwargs["position_ids"].max()) == MAX_POSITION - 1
     assert VOCAB > 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_large_norm_weights_and_a_large_residual_stream(dtype: torch.dtype) -> None:
+    """As in Gemma-3-270M: beside a weight of 150, the one that is added to it is less than bfloat16 rounds."""
+    model = bound("gemma3", dtype)
+    with torch.no_grad():
+        for layer in layers_of(model):
+            for norm in (layer.input_layernorm, layer.pre_feedforward_layernorm):
+                # Of few features the one is all the weight, and products make much of them.
+                norm.weight.copy_(torch.linspace(20, 150, len(norm.weight)))
+                norm.weight[::8] = 0.01
+            attention, mlp = layer.self_attn, layer.mlp
+            for linear in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
+                linear.weight.mul_(0.02)
+                linear.weight[:, ::8] *= 100
+            for norm in (layer.post_attention_layernorm, layer.post_feedforward_layernorm):
+                norm.weight.copy_(torch.linspace(20, 150, len(norm.weight)))
+        model.get_input_embeddings().weight.mul_(30)
+    before, seen = run_model(model, MAX_POSITION, Step()), Step(watching=True)
+    result = optimize_model(model, probe_geometry(model), MAX_POSITION)
+    assert result.unfused == {}
+    after = run_model(model, MAX_POSITION, seen)
+    assert float(seen.hidden[-1].abs().max()) > 500
+    assert float((after - before).norm()) <= (5e-2 if dtype == torch.bfloat16 else 1e-2) * float(before.norm())
+
+
+def test_a_layer_is_tried_on_what_the_model_gives_it() -> None:
+    """What it does to large numbers alone, no random hidden states of size one can tell."""
+
+    def forward(self: LlamaDecoderLayer, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        return LlamaDecoderLayer.forward(self, hidden_states, **kwargs).clamp(-100, 100)
+
+    model = bound("llama-gqa", torch.float32)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.mul_(200)
+    layers = layers_of(model)
+    layers[1].__class__ = type("Clamped", (LlamaDecoderLayer,), {"forward": forward})
+    result = optimize_model(model, probe_geometry(model), MAX_POSITION)
+    assert [isinstance(layer, FusedLayer) for layer in layers_of(model)] == [True, False, True]
+    assert result.unfused == {1: "another output on the model's own"} and result.decoder is None

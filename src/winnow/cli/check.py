@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +89,8 @@ def _facts(loaded: "LoadedModel") -> dict[str, str]:
         "pool=text": f"{text_pool(loaded.tokenizer)} tokens, for the text of {PAPER_POOL} in the papers",
         "computed by": _parts(loaded),
     }
+    if loaded.unfused:
+        facts["left to its own code"] = _unfused(loaded.unfused)
     if verified is None:
         facts["compared"] = "when it was packed"
     elif math.isnan(verified.difference):
@@ -107,6 +110,14 @@ def _facts(loaded: "LoadedModel") -> dict[str, str]:
 def _windows(windows: tuple[int | None, ...]) -> str:
     counts = Counter("none" if window is None else str(window) for window in windows)
     return ", ".join(f"{window} ({count} layers)" for window, count in counts.items())
+
+
+def _unfused(reasons: Mapping[int, str]) -> str:
+    """Layers by the reason why they are not fused."""
+    layers: dict[str, list[str]] = {}
+    for layer, reason in reasons.items():
+        layers.setdefault(reason, []).append(str(layer))
+    return "; ".join(f"layers {', '.join(numbers)}: {reason}" for reason, numbers in layers.items())
 
 
 def _parts(loaded: "LoadedModel") -> str:

@@ -6,11 +6,12 @@ computed travels as a keyword argument of the model's own forward, down to each 
 
 import inspect
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
@@ -43,6 +44,16 @@ _HARMLESS = frozenset(
 def cache_argument(model: nn.Module) -> str:
     """What a model's forward calls its cache: transformers renamed it within its fifth version."""
     return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
+
+
+@contextmanager
+def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Let a model bound to `paged_attention` take its attention from elsewhere for a while."""
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
 
 
 class CausalModel(Protocol):

@@ -20,7 +20,7 @@ from winnow.models.geometry import probe_geometry
 from winnow.models.int8_linear import Int8Weights
 from winnow.models.kinds import causal_class, config_class
 from winnow.models.loaded import LoadedModel, PlainModel
-from winnow.models.optimize import optimize_model
+from winnow.models.optimize import Optimized, optimize_model
 from winnow.models.published import Published, open_published
 from winnow.models.quantize import quantize_model, round_beside_blocks
 from winnow.models.tokens import end_tokens
@@ -60,14 +60,15 @@ def load_checkpoint(
     tokenizer = _tokenizer(path, published, model_config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
-    decoder = None
+    optimized = Optimized()
     if config.optimize:
-        decoder = optimize_model(model, geometry, trained_len, native=native, int8=int8)
+        optimized = optimize_model(model, geometry, trained_len, native=native, int8=int8)
     elif int8 is not None:
         quantize_model(model, geometry.num_layers, int8)
     loaded = LoadedModel(
         model=model,
-        decoder=decoder,
+        decoder=optimized.decoder,
+        unfused=optimized.unfused,
         tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
         geometry=geometry,

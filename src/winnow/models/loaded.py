@@ -71,6 +71,8 @@ class LoadedModel(PlainModel):
     """Longest sequence whose positions the model knows."""
     decoder: "PackedDecoder | None" = None
     """The parts of `model` without transformers' code between them, where they compute the same."""
+    unfused: Mapping[int, str] = field(default_factory=dict)
+    """Why layers, by their number, are computed by transformers' code though others might be faster."""
     int8: Int8Weights | None = None
     """Which of its weights are quantized to 8 bits; None: none."""
     verified: Verified | None = None

@@ -1,6 +1,7 @@
 """Makes a loaded model fast on a CPU: fused layers where they compute the same, packed matrix products elsewhere."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,9 +21,19 @@ from winnow.progress import report
 
 if TYPE_CHECKING:
     from winnow.models.fused.kernels import LayerKernels
-    from winnow.models.fused.layer import FusedLayer
     from winnow.models.fused.probe import LayerCall
     from winnow.models.packed.decoder import PackedDecoder
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What came of `optimize_model`."""
+
+    decoder: "PackedDecoder | None" = None
+    """The model without transformers' code between its parts, where that gives the same logits: a step of few tokens is
+    as long as its Python."""
+    unfused: dict[int, str] = field(default_factory=dict)
+    """Why layers, by their number, are still transformers' own."""
 
 
 def optimize_model(
@@ -32,7 +43,7 @@ def optimize_model(
     *,
     native: bool = False,
     int8: Int8Weights | None = None,
-) -> "PackedDecoder | None":
+) -> Optimized:
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
 
     A replacement that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
@@ -40,21 +51,17 @@ def optimize_model(
     Args:
         native: all products by Winnow's kernels; see `linear_maker`.
         int8: which weights are quantized to 8 bits; None: none.
-
-    Returns:
-        The model without transformers' code between its parts, where that gives the same logits: a step of few tokens
-        is as long as its Python.
     """
     kernels = native_kernels()
     layers = decoder_layers(model, geometry.num_layers)
     if model.device.type != "cpu" or kernels is None or not layers:
         if int8 is not None:
             quantize_model(model, geometry.num_layers, int8)
-        return None
+        return Optimized()
     # They load the kernels, which an installation may lack.
     from winnow.models.fused.build import fuse_layer
     from winnow.models.fused.kernels import LayerKernels
-    from winnow.models.fused.layer import FusedNorm
+    from winnow.models.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fused.parts import read_norm
     from winnow.models.fused.probe import record_calls, selection_is_harmless
     from winnow.models.packed.extract import extract_parts
@@ -64,32 +71,34 @@ def optimize_model(
     narrow = plain if int8 is None else linear_maker(layer_kernels, model.dtype, int8=int8)
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
     calls = record_calls(model, layers, trained_len)
-    last: FusedLayer | None = None
+    unfused: dict[int, str] = {}
     for index, call in enumerate(calls):
         report("packing layers", index, len(calls))
         weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
         quantized = int8 is not None and int8.of_layer(index, len(layers))
         make_linear = narrow if quantized else plain
-        last = fuse_layer(layers[index], call, shape, layer_kernels, make_linear, int8=quantized)
-        if last is not None:
-            layers[index] = last
+        fused = fuse_layer(layers[index], call, shape, layer_kernels, make_linear, int8=quantized)
+        if isinstance(fused, FusedLayer):
+            layers[index] = fused
         else:
+            unfused[index] = fused
             _pack_layer(layers[index], call, make_linear, int8=quantized)
         release_pages(weights)
     base = model.base_model
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
-    if last is not None and norm is not None:
-        base.norm = FusedNorm(norm, layer_kernels)
-    if last is not None:
+    last = layers[-1]
+    if isinstance(last, FusedLayer):
+        if norm is not None:
+            base.norm = FusedNorm(norm, layer_kernels)
         last.last_layer_only_wanted = True
         last.last_layer_only_wanted = selection_is_harmless(model, trained_len)
     narrow_head = int8 is not None and not int8.wide_head
     _pack_head(model, layer_kernels, [narrow, plain] if narrow_head else [plain], trained_len)
     trim_heap()
     try:
-        return extract_parts(model, geometry.num_layers, trained_len)
+        return Optimized(extract_parts(model, geometry.num_layers, trained_len), unfused)
     except UnsupportedModelError:
-        return None
+        return Optimized(unfused=unfused)
 
 
 @torch.inference_mode()
@@ -100,7 +109,7 @@ def _pack_layer(layer: nn.Module, call: "LayerCall", make_linear: MakeLinear, *,
     expected = call.run(layer)
     replaced = pack_linears(layer, make_linear)
     try:
-        same = call.run(layer).agrees(expected, INT8_TOLERANCE if int8 else None)
+        same = call.run(layer).difference(expected, INT8_TOLERANCE if int8 else None) is None
     except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
         same = False
     if not same:

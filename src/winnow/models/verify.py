@@ -6,8 +6,6 @@ token see at the end of its context, where Winnow attends by the windows that la
 the model is shown a cache that claims a past, and is asked for the masks alone.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +18,7 @@ from transformers.masking_utils import sdpa_mask
 from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans, open_backend
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.errors import UnsupportedModelError
-from winnow.models.binding import ATTENTION_NAME, cache_argument
+from winnow.models.binding import attention_of, cache_argument
 from winnow.models.geometry import ModelGeometry
 from winnow.models.loaded import LoadedModel, Verified
 
@@ -126,14 +124,14 @@ class Trial:
         vocab_size = model.get_input_embeddings().weight.shape[0]
         tokens = torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(0))
         tokens = tokens.to(model.device)
-        with _attention(model, "eager"):
+        with attention_of(model, "eager"):
             output = model(
                 input_ids=tokens[None],
                 position_ids=torch.arange(length, device=model.device)[None],
                 use_cache=False,
             )
         logits = output.logits[0].float()
-        with _attention(model, _MASKS):
+        with attention_of(model, _MASKS):
             past = _check_masks(model, geometry, min(trained_len, _LONGEST_PAST) - 2)
         return cls(type(model).__name__, tokens, logits, past)
 
@@ -161,16 +159,6 @@ class Trial:
                 f"(logits differ by {difference:.2g} of their norm, {tolerance:g} is allowed)"
             )
         return Verified(difference, tolerance, len(differences), self.past)
-
-
-@contextmanager
-def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Let a model take its attention from elsewhere for a while."""
-    model.set_attn_implementation(name)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
 
 
 def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> int:

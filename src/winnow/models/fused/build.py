@@ -33,8 +33,8 @@ def fuse_layer(
     make_linear: MakeLinear,
     *,
     int8: bool = False,
-) -> FusedLayer | None:
-    """The fused form of a decoder layer, or None if it would compute something else.
+) -> FusedLayer | str:
+    """The fused form of a decoder layer, or, if it would compute something else, the reason why there is none.
 
     Compared twice: in float32, where any difference beyond rounding shows, and as it will run.
 
@@ -46,32 +46,35 @@ def fuse_layer(
     """
     parts = LayerParts.of(layer, *shape)
     rotation = call.rotation
-    if parts is None or rotation is None or rotation[0].shape[2] > shape[2]:
-        return None
+    if parts is None:
+        return "its parts are not those of Llama's layers"
+    if rotation is None or rotation[0].shape[2] > shape[2]:
+        return "its positions are not rotations of all its heads"
     try:
-        if (int8 or call.hidden_states.dtype != torch.float32) and not _same_in_float32(
-            layer, call, shape, kernels
-        ):
-            return None
+        if int8 or call.hidden_states.dtype != torch.float32:
+            reason = _difference_in_float32(layer, call, shape, kernels)
+            if reason is not None:
+                return f"{reason}, in float32"
     except (RuntimeError, TypeError):  # the layer insists on its own number format
-        return None
+        return "it cannot be tried in float32"
     expected = call.run(layer)
     products = {name: make_linear(linears) for name, linears in _linears(parts).items()}
     fused = _fused(layer, parts, products, expected.spec, shape, kernels)
-    return fused if call.run(fused).agrees(expected, INT8_TOLERANCE if int8 else None) else None
+    reason = call.run(fused).difference(expected, INT8_TOLERANCE if int8 else None)
+    return fused if reason is None else reason
 
 
-def _same_in_float32(
+def _difference_in_float32(
     layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: LayerKernels
-) -> bool:
+) -> str | None:
     copy, call = deepcopy(layer).float(), call.to(torch.float32)
     parts = LayerParts.of(copy, *shape)
     if parts is None:
-        return False
+        return "it has other parts"
     expected = call.run(copy)
     products: dict[str, nn.Module] = {name: _SideBySide(linears) for name, linears in _linears(parts).items()}
     fused = _fused(copy, parts, products, expected.spec, shape, kernels)
-    return call.run(fused).agrees(expected)
+    return call.run(fused).difference(expected)
 
 
 def _fused(

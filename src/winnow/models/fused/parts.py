@@ -106,15 +106,19 @@ def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
     x = torch.randn(4, size, generator=torch.Generator().manual_seed(0)) * torch.tensor(
         [[1e-3], [0.1], [1], [30]]
     )
-    x = x.to(weight.dtype)
+    x = x.to(weight)
     found = module(x).double()
     normed = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + eps)
-    tolerance = max(_CLOSE, 4 * torch.finfo(weight.dtype).eps)
-    for one_plus in (False, True):
-        expected = normed * (weight.double() + one_plus)
-        if _relative_error(found, expected) < tolerance:
-            return NormWeight(weight.detach(), eps, one_plus=one_plus)
-    return None
+    # The nearer of both: of a large weight, one more is less than the rounding that is allowed. By feature: a large
+    # weight of one would hide the error of others.
+    kind = torch.finfo(weight.dtype)
+    error, one_plus = min(
+        (_largest_feature_error(found, normed * (weight.double() + plus), kind.smallest_normal), plus)
+        for plus in (False, True)
+    )
+    if not error < max(_CLOSE, 4 * kind.eps):
+        return None
+    return NormWeight(weight.detach(), eps, one_plus=one_plus)
 
 
 @torch.inference_mode()
@@ -128,6 +132,12 @@ def _activation(module: nn.Module | None) -> Activation | None:
     if _relative_error(found, F.gelu(x, approximate="tanh")) < _CLOSE:
         return Activation.gelu_tanh
     return None
+
+
+def _largest_feature_error(found: Tensor, expected: Tensor, smallest: float) -> float:
+    """Of rows [n, size]: the largest of all features' errors, each as a part of the feature's norm, `smallest` or more."""
+    errors = (found - expected).norm(dim=0) / expected.norm(dim=0).clamp_min(smallest)
+    return float(errors.max())
 
 
 def _relative_error(found: Tensor, expected: Tensor) -> float:

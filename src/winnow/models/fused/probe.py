@@ -1,4 +1,8 @@
-"""Whether two layers compute the same: the same queries, keys, values and requests to attention, the same output."""
+"""Whether two layers compute the same: the same queries, keys, values and requests to attention, the same output.
+
+Each is tried on random hidden states and on those that the model's own code gives it: a trained model's residual stream
+may be a thousand times as large, and what is wrong there can be right in small numbers.
+"""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -7,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec
+from winnow.models.binding import attention_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from winnow.models.binding import CausalModel
 
-# Relative to the norm of what is compared. A layer that computes something else is off by far more than rounding.
+# Relative to the norm of what is compared, as the root mean square over tokens. A layer that computes something else is
+# off by far more than rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 INT8_TOLERANCE = 0.1
 """The same where one of the two multiplies numbers of 8 bits."""
@@ -26,17 +32,20 @@ class LayerCall:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    states: Tensor
+    """Hidden states that the model's own code gives the layer, [1, T, hidden_size]."""
 
-    def run(self, layer: nn.Module, seed: int = 0) -> "LayerResult":
-        """Call a layer this way, on random hidden states."""
-        hidden = self.hidden_states
-        generator = torch.Generator().manual_seed(seed)
-        rows = torch.randn(hidden.shape, generator=generator).to(hidden.device, hidden.dtype)
-        recorder = _Recorder()
+    def run(self, layer: nn.Module) -> "LayerResult":
+        """Call a layer this way, on random hidden states and on the model's own."""
+        random = torch.randn(self.states.shape, generator=torch.Generator().manual_seed(0))
         kwargs = {name: value for name, value in self.kwargs.items() if name != "hidden_states"}
+        tried = []
         with torch.inference_mode():
-            out = layer(rows, *self.args[1:], **kwargs | {"winnow_step": recorder})
-        return LayerResult(recorder.calls, out)
+            for name, rows in (("random hidden states", random), ("the model's own", self.states)):
+                rows, recorder = rows.to(self.hidden_states), _Recorder()
+                out = layer(rows.clone(), *self.args[1:], **kwargs | {"winnow_step": recorder})
+                tried.append(Tried(name, rows, recorder.calls, out))
+        return LayerResult(tuple(tried))
 
     @property
     def hidden_states(self) -> Tensor:
@@ -58,50 +67,74 @@ class LayerCall:
 
     def to(self, dtype: torch.dtype) -> "LayerCall":
         """The same call in another number format."""
-        return replace(self, args=_cast(self.args, dtype), kwargs=_cast(self.kwargs, dtype))
+        return replace(
+            self,
+            args=_cast(self.args, dtype),
+            kwargs=_cast(self.kwargs, dtype),
+            states=self.states.to(dtype),
+        )
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a layer asked of attention, and what it returned for hidden states [1, T, hidden_size]."""
+
+    name: str
+    hidden: Tensor
+    asked: list[tuple[int, Tensor, Tensor, Tensor, AttentionSpec]]
+    out: Any
+
+    def difference(self, other: "Tried", tolerance: float | None) -> str | None:
+        """What differs by more than rounding; None: nothing."""
+        if not isinstance(self.out, Tensor) or not isinstance(other.out, Tensor):
+            return "it returns more than hidden states"
+        if len(self.asked) != 1 or len(other.asked) != 1:
+            return "it does not attend once"
+        [(layer, *mine, spec)], [(other_layer, *theirs, other_spec)] = self.asked, other.asked
+        if layer != other_layer or not _same_spec(spec, other_spec):
+            return "it asks something else of attention"
+        for name, a, b in zip(("queries", "keys", "values"), mine, theirs, strict=True):
+            if not close(a, b, tolerance):
+                return f"other {name} on {self.name}"
+        if not _same_addition(self.hidden, self.out, other.out, tolerance):
+            return f"another output on {self.name}"
+        return None
 
 
 @dataclass(frozen=True)
 class LayerResult:
-    """What a layer asked of attention, and what it returned."""
+    """What a layer did on all hidden states that it was tried on."""
 
-    asked: list[tuple[int, Tensor, Tensor, Tensor, AttentionSpec]]
-    out: Any
+    tried: tuple[Tried, ...]
 
     @property
     def spec(self) -> AttentionSpec:
-        return self.asked[0][4]
+        return self.tried[0].asked[0][4]
 
-    def agrees(self, other: "LayerResult", tolerance: float | None = None) -> bool:
-        """Whether both are the same but for rounding; `tolerance` stands in for that of their type."""
-        if not isinstance(self.out, Tensor) or not isinstance(other.out, Tensor):
-            return False
-        if len(self.asked) != 1 or len(other.asked) != 1:
-            return False
-        if not close(self.out, other.out, tolerance):
-            return False
-        [(layer, *mine, spec)], [(other_layer, *theirs, other_spec)] = self.asked, other.asked
-        return (
-            layer == other_layer
-            and all(close(a, b, tolerance) for a, b in zip(mine, theirs, strict=True))
-            and _same_spec(spec, other_spec)
-        )
+    def difference(self, other: "LayerResult", tolerance: float | None = None) -> str | None:
+        """What differs by more than rounding; `tolerance` stands in for that of their type. None: nothing."""
+        found = (a.difference(b, tolerance) for a, b in zip(self.tried, other.tried, strict=True))
+        return next((each for each in found if each is not None), None)
 
 
 def record_calls(model: "PreTrainedModel", layers: nn.ModuleList, max_position: int) -> list[LayerCall]:
     """How the model calls each of its layers, on tokens far apart."""
-    calls: list[LayerCall] = []
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(LayerCall(args, dict(kwargs)))
+        calls.append((args, dict(kwargs)))
 
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     try:
         run_model(model, max_position, _Recorder())
+        ours, calls = calls, []
+        with attention_of(model, "eager"):
+            run_model(model, max_position, _Recorder())
     finally:
         for hook in hooks:
             hook.remove()
-    return calls
+    own = [args[0] if args else kwargs["hidden_states"] for args, kwargs in calls]
+    return [LayerCall(*call, states) for call, states in zip(ours, own, strict=True)]
 
 
 @torch.inference_mode()
@@ -168,12 +201,33 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
-    """Whether two results are of one kind and the same but for rounding."""
+    """Whether two results, [..., T, size], are of one kind and the same but for rounding."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    difference = float((a.double() - b.double()).norm())
-    tolerance = TOLERANCE[a.dtype] if tolerance is None else tolerance
-    return difference <= tolerance * float(b.double().norm())  # False for NaN
+    return _within((a.double() - b.double()).norm(dim=-1), b.double(), a.dtype, tolerance)
+
+
+def _same_addition(hidden: Tensor, a: Tensor, b: Tensor, tolerance: float | None) -> bool:
+    """The same of what layers add to hidden states. Beside a large residual stream it is little, and is rounded with it."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    magnitude = torch.maximum(hidden.double().abs(), b.double().abs())
+    # Two additions, each rounded in both.
+    difference = (a.double() - b.double()).abs() - 2 * torch.finfo(a.dtype).eps * magnitude
+    # NaN stays NaN.
+    return _within(difference.clamp_min(0).norm(dim=-1), b.double() - hidden.double(), a.dtype, tolerance)
+
+
+def _within(errors: Tensor, expected: Tensor, dtype: torch.dtype, tolerance: float | None) -> bool:
+    """Whether errors of tokens, [..., T], are rounding beside what was expected, [..., T, size].
+
+    All tokens count alike: the first of a text may be a thousand times as large as others.
+    """
+    parts = errors / expected.norm(dim=-1).clamp_min(1e-30)
+    if tolerance is None:
+        return float(parts.pow(2).mean().sqrt()) <= TOLERANCE[dtype]  # False for NaN
+    # A token with an outlier loses more than others to 8 bits.
+    return float(parts.median()) <= tolerance
 
 
 def _same_spec(a: AttentionSpec, b: AttentionSpec) -> bool:
