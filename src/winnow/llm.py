@@ -1,12 +1,12 @@
 """`LLM`: a model, its KV memory, and requests to it."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from winnow import vllm_names
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()
+_Model = TypeVar("_Model", bound=PlainModel)
 
 
 class LLM:
@@ -82,6 +83,9 @@ class LLM:
         self.sampling_defaults = loaded.sampling_defaults
         self._prompts = PromptTokenizer(self._tokenizer)
         warn_about_ends(self._tokenizer, loaded.eos_token_ids)
+        # Imports made while loading keep the frames that they passed, and their locals, until garbage is collected:
+        # `close` would free nothing before.
+        del loaded, engine
 
     if not TYPE_CHECKING:  # where it would hide misspelt names
 
@@ -526,14 +530,22 @@ class LLM:
 
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
+    # No model is kept in a local; see `LLM.__init__`.
     if config.model.engine == "padded":
         # Imports transformers' caches, which the paged engine does not need.
         from winnow.padded import build_padded_engine
 
-        plain = load_plain_model(config.model)
-        return plain, build_padded_engine(plain, config, time.monotonic)
+        return _with_engine(
+            load_plain_model(config.model), lambda plain: build_padded_engine(plain, config, time.monotonic)
+        )
     policy = resolve_policy(config.eviction).policy
     if policy.score.needs.predictor is not None:  # before the model takes its time
         require_predictor(policy.score.needs.predictor, locate_model(config.model))
-    loaded = load_model(config.model, beyond_trained_len=policy.reassign_positions)
-    return loaded, build_engine(loaded, config, policy, time.monotonic)
+    return _with_engine(
+        load_model(config.model, beyond_trained_len=policy.reassign_positions),
+        lambda loaded: build_engine(loaded, config, policy, time.monotonic),
+    )
+
+
+def _with_engine(loaded: _Model, build: Callable[[_Model], RequestLoop]) -> tuple[PlainModel, RequestLoop]:
+    return loaded, build(loaded)

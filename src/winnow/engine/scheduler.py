@@ -7,6 +7,7 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 import sys
 from collections import Counter
 from collections.abc import Callable
+from weakref import proxy
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
@@ -71,8 +72,9 @@ class Scheduler:
         )
         self.saved_prefixes = SavedPrefixes(executor, self.ledger, prefix_store)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.saved_prefixes)
+        this = proxy(self)  # a cycle would keep the executor, and with it the model
         self._own_blocks = OwnBlocks(
-            self.ledger, self.prefixes, self.running, self._preempt, config.prefill_chunk
+            self.ledger, self.prefixes, self.running, lambda: this._preempt(), config.prefill_chunk
         )
         self._rounds = EvictionScheduler(
             executor, self.ledger, clock, max_round_kvs, self._own_blocks.own, self.prefixes.remember_round

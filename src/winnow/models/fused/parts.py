@@ -135,7 +135,7 @@ def _activation(module: nn.Module | None) -> Activation | None:
 
 
 def _largest_feature_error(found: Tensor, expected: Tensor, smallest: float) -> float:
-    """Of rows [n, size]: the largest of all features' errors, each as a part of the feature's norm, `smallest` or more."""
+    """Of rows [n, size]: the largest error of a feature, as a part of the feature's norm or of `smallest`."""
     errors = (found - expected).norm(dim=0) / expected.norm(dim=0).clamp_min(smallest)
     return float(errors.max())
 

@@ -208,7 +208,7 @@ def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
 
 
 def _same_addition(hidden: Tensor, a: Tensor, b: Tensor, tolerance: float | None) -> bool:
-    """The same of what layers add to hidden states. Beside a large residual stream it is little, and is rounded with it."""
+    """The same of what layers add to hidden states: little beside a large residual stream, and rounded with it."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     magnitude = torch.maximum(hidden.double().abs(), b.double().abs())
