@@ -15,6 +15,7 @@ from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.context import ContextLimit, context_limit
 from winnow.models.damage import check_sizes, check_vocabulary, first_line
+from winnow.models.dummy import RepeatedRandom
 from winnow.models.generation import sampling_defaults
 from winnow.models.geometry import probe_geometry
 from winnow.models.int8_linear import Int8Weights
@@ -169,7 +170,7 @@ def _load_weights(
     dtype = _dtype(config.dtype, model_config, device)
     if path.is_file() and config.weight_dtype == "q8_0":
         dtype = torch.float32  # blocks of a GGUF file stay as they are; see `round_beside_blocks`
-    model = _make_model(path, published, model_config, config, dtype, attention).to(device)
+    model = _make_model(path, published, model_config, config, dtype, device, attention).to(device)
     return model.eval().requires_grad_(False)
 
 
@@ -179,10 +180,12 @@ def _make_model(
     model_config: PretrainedConfig,
     config: ModelConfig,
     dtype: torch.dtype,
+    device: torch.device,
     attention: str | None,
 ) -> Any:
     if config.load_format == "dummy":
-        with torch.random.fork_rng(devices=[]):
+        on_gpu = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(on_gpu), device, RepeatedRandom():
             torch.manual_seed(config.seed)
             return AutoModelForCausalLM.from_config(
                 model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
