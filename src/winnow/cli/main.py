@@ -9,9 +9,9 @@ import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any, NoReturn
 
+from winnow import __version__
 from winnow.cli.llama_cpp_flags import llama_cpp_hint
 from winnow.cli.options import merge_model, rare_flags
 from winnow.cli.terminal import named_standard_output, occupy_standard_streams, silence
@@ -153,7 +153,7 @@ def _refuse(message: str) -> int:
 
 def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser(prog="winnow", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("--version", action="version", version=f"winnow {version('winnow-llm')}")
+    parser.add_argument("--version", action="version", version=f"winnow {__version__}")
     return run_command(parser, COMMANDS, "winnow.cli.{}", argv)
 
 
