@@ -232,7 +232,9 @@ def test_large_norm_weights_and_a_large_residual_stream(dtype: torch.dtype) -> N
     assert result.unfused == {}
     after = run_model(model, MAX_POSITION, seen)
     assert float(seen.hidden[-1].abs().max()) > 500
-    assert float((after - before).norm()) <= (5e-2 if dtype == torch.bfloat16 else 1e-2) * float(before.norm())
+    assert float((after - before).norm()) <= (5e-2 if dtype == torch.bfloat16 else 1e-2) * float(
+        before.norm()
+    )
 
 
 def test_a_layer_is_tried_on_what_the_model_gives_it() -> None:

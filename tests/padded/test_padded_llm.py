@@ -102,7 +102,14 @@ def test_abort_wherever_a_request_is(padded: LLM) -> None:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        "option", [{"eviction": "snapkv"}, {"block_size": 32}, {"compression": 4.0}, {"kv_floor": 1}]
+        "option",
+        [
+            {"eviction": "snapkv"},
+            {"block_size": 32},
+            {"compression": 4.0},
+            {"kv_floor": 1},
+            {"kv_offloading_size": "1GiB"},
+        ],
     )
     def test_options_of_the_paged_engine(self, option: dict[str, object]) -> None:
         [name] = option

@@ -21,6 +21,7 @@ _ONLY_PAGED = {
     "cache": (
         "block_size",
         "prefix_store",
+        "kv_offloading_size",
         "kv_reservation",
         "kv_cache_dtype",
         "kv_group",
