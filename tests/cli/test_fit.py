@@ -23,22 +23,22 @@ def test_fit_writes_what_it_learnt(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["fit", str(DEMO_MODEL), "-o", str(link), *QUICK]) == 0
     printed = capsys.readouterr()
     assert "text 4 of 4" in printed.err
-    assert "network: of KVzip's best quarter" in printed.out
+    assert "of what KVzip keeps" in printed.out
     assert str(link) in printed.out and link.is_symlink()
     link.unlink()
     notes = Predictor.load(out).notes
     assert notes["texts"] == 4
-    assert 0.0 <= notes["held_out"]["recall"] <= 1.0
+    assert 0.0 <= notes["held_out"]["recall_4x"] <= 1.0
     assert [file.name for file in tmp_path.iterdir()] == ["scores.safetensors"]
 
 
-def test_fit_learns_from_files_and_ridge_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_learns_a_linear_function_from_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "scores.safetensors"
     text.write_text(" ".join(f"Item {i} weighs {i * i} grams." for i in range(80)))
     argv = ["fit", str(DEMO_MODEL), str(text), "-o", str(out), *QUICK, "--hidden", "0", "--no-chat"]
     assert main(argv) == 0
-    assert "network" not in capsys.readouterr().out
-    assert Predictor.load(out).outer.shape[-1] == 0
+    assert "of what KVzip keeps" in capsys.readouterr().out
+    assert Predictor.load(out).inner_bias.shape[-1] == 0
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class DenseSequence(DenseBudgets):
         hidden = model.embed(token_id)
         for layer, rows in enumerate(self.rows):
             q, k, v = model.project(layer, hidden)
+            self._inputs[layer].append(model.normed(layer, hidden))
             turned_q, turned_k = model.rotate(q, position), model.rotate(k, position)
             for row in rows:
                 row.held.append(Kv(token, position))

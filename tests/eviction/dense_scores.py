@@ -92,7 +92,10 @@ class DenseScores(DenseState):
         if isinstance(scorer, Reconstruction):
             return self._reconstruction(scorer)[row.layer, row.head]
         if isinstance(scorer, Fitted):
-            return {j: self._fitted(row, j) for j in row.tokens}
+            fitted = [self._fitted(row, j) for j in row.tokens]
+            if scorer.pool is not None:
+                fitted = [pool_scores(fitted, place, scorer.pool) for place in range(len(fitted))]
+            return dict(zip(row.tokens, fitted, strict=True))
         raise TypeError(f"there is no rule here for {scorer}")
 
     def _times_factor(self, row: Row, scorer: ByValueNorm | ByOutputNorm) -> dict[int, Score]:
@@ -223,18 +226,18 @@ class DenseScores(DenseState):
 
     def _fitted(self, row: Row, token: int) -> Score:
         """By the random predictor that lies beside the model."""
-        key, value = row.key[token], row.value[token]
-        predictor = random_predictor(len(self.rows), len(self.rows[0]), len(key))
+        x = self._inputs[row.layer][token]
+        predictor = random_predictor(len(self.rows), len(self.rows[0]), row.key.shape[1], len(x))
         offset, slope, inner, bias, outer = (
-            getattr(predictor, name)[row.layer, row.head].double().numpy()
+            getattr(predictor, name)[row.layer].double().numpy()
             for name in ("offset", "slope", "inner", "inner_bias", "outer")
         )
-        norms = [math.log(np.linalg.norm(each)) for each in (key, value)]
-        x = np.array([*key, *value, *norms])
+        offset, slope, outer = offset[row.head], slope[:, row.head], outer[:, row.head]
         units = x @ inner + bias
         predicted = math.exp(float(offset + slope @ x + outer @ (units / (1.0 + np.exp(-units)))))
         size = float(np.abs(slope) @ np.abs(x) + np.abs(outer) @ (np.abs(inner).T @ np.abs(x)))
-        return Score(predicted, OF_KEYS * predicted * (1.0 + size), ties=False)
+        # Neighbours that a pool gives the same score tie; equal tokens of the first layer are equal but for rounding.
+        return Score(predicted, OF_KEYS * predicted * (1.0 + size), ties=row.layer > 0)
 
     def _leverage(self, row: Row, scorer: Leverage) -> dict[int, Score]:
         scores = self._ridge_leverage(

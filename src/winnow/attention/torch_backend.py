@@ -64,6 +64,12 @@ def summarise_keys(cache: PagedCache, spans: Spans, layer: int, k: Tensor) -> No
         _summarise(cache, layer, block, offset, k)
 
 
+def written_slots(cache: PagedCache, spans: Spans, layer: int) -> Tensor:
+    """The flat slots of the batch's KVs in a layer, int64 [T, H]."""
+    _, block, offset = _places(cache, spans, layer)
+    return block * cache.pool.layout.block_size + offset
+
+
 def _summarise(cache: PagedCache, layer: int, block: Tensor, offset: Tensor, k: Tensor) -> None:
     pool = cache.pool
     if pool.summaries is not None and pool.layout.is_far(layer):

@@ -29,12 +29,16 @@ class PrefixChain:
 
     Args:
         salt: prefixes are found only under the salt under which they were put.
+        scored_by: the predictor whose scores lie with the KVs: others do not find them; None: there is none.
     """
 
-    def __init__(self, salt: str, block_size: int) -> None:
-        self.salt = salt
+    def __init__(self, salt: str, block_size: int, scored_by: str | None = None) -> None:
+        self.salt, self.scored_by = salt, scored_by
         self._block_size = block_size
-        self._seed = self._last = sha256(salt.encode()).digest()
+        self._seed = sha256(salt.encode()).digest()
+        if scored_by is not None:
+            self._seed = sha256(self._seed + scored_by.encode()).digest()
+        self._last = self._seed
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
         """Of each block, its key and its tokens."""
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
@@ -42,7 +46,7 @@ class PrefixChain:
 
     def fork(self) -> "PrefixChain":
         """A chain of its own for a sequence that begins with the same tokens."""
-        child = PrefixChain(self.salt, self._block_size)
+        child = PrefixChain(self.salt, self._block_size, self.scored_by)
         child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
         return child
 

@@ -21,12 +21,12 @@ Learn to predict KVzip's scores for one model, on this machine and in minutes.
 
 KVzip asks the model to repeat a context and keeps the KVs that the repetition looks at, which costs
 more than computing the context. Here that is done once, for some texts; a small function of what
-the cache stores of a KV learns what it says. The policies `fitted` and `fitted-pd` keep KVs by
+attention is computed from learns what it says. The policies `fitted` and `fitted-pd` keep KVs by
 it, without a repetition, within long prompts and while decoding too.
 
 TEXTS are files that look like your prompts: .jsonl files with a field "text" (or "prompt") in each
-line, any other file is one text. Without any, prose, articles, lists and filler that ship with
-Winnow are taken, with names, numbers and keys hidden in them.
+line, any other file is one text. Without any, prose, articles, lists, code and filler that ship
+with Winnow are taken, with names, numbers and keys hidden in them.
 """
 EPILOG = """\
 examples:
@@ -45,7 +45,7 @@ class FitOptions:
     Attributes:
         tokens: tokens of a piece of text, each computed and repeated.
         max_texts: pieces of text at most; one of 4 judges what the others taught.
-        hidden: units of the network of each layer and KV head; 0: ridge regression alone.
+        hidden: units of the network of each layer; 0: a linear function.
         epochs: times that the network looks at each KV.
         chat: put texts into the model's chat template, where it has one.
         kv_memory: for the pieces, one at a time.
@@ -140,13 +140,11 @@ def _fit(engine: dict[str, Any], options: FitOptions, paths: list[Path], out: Pa
         training = Training(hidden=options.hidden, epochs=options.epochs, seed=seed)
         done = fit(llm, pieces, training, chat=chat, on_progress=tell)
     write(done.predictor, out)
-    for name, quality in done.qualities.items():
-        mark = "*" if name == done.chosen else " "
-        print(
-            f"{mark} {name}: of KVzip's best quarter {quality.recall:.2f} found (chance 0.25), "
-            f"{quality.row_recall:.2f} within rows (keydiff {quality.keydiff_row_recall:.2f}), "
-            f"rank correlation {quality.correlation:.2f}"
-        )
+    quality = done.quality
+    print(
+        f"of what KVzip keeps, {quality.recall_4x:.2f} found at 4x (chance 0.25), {quality.recall_8x:.2f} at 8x "
+        f"(chance 0.12); rank correlation {quality.correlation:.2f}"
+    )
     took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in done.seconds.items())
     size = format_bytes(out.stat().st_size)
     print(f"{out}: {size}, from {done.num_texts} texts, {done.num_kvs} KVs of each row; {took}")

@@ -132,7 +132,9 @@ def chain_of(
     token_ids: SequenceType[int], tenant: TenantName, block_size: int, eviction: SequenceEviction | None
 ) -> PrefixChain:
     """The keys of a prompt's prefixes, those of the snapshots that its policy leaves included."""
-    chain = PrefixChain(tenant or "", block_size)
+    predictor = None if eviction is None else eviction.policy.score.needs.predictor
+    scored_by = None if predictor is None else predictor.path or ""
+    chain = PrefixChain(tenant or "", block_size, scored_by)
     chain.extend(token_ids)
     if eviction is not None:
         digests: dict[SequenceEviction, bytes] = {}

@@ -1,10 +1,10 @@
-"""Learned predictors of scores, one per layer and KV head, and their file format."""
+"""Learned predictors of scores, and their file format."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,7 +14,19 @@ from torch import Tensor
 from winnow.config import PREDICTOR
 from winnow.errors import UnsupportedModelError
 
-FORMAT = "winnow kv scores 1"
+FORMAT = "winnow kv scores 2"
+_OLDER = ("winnow kv scores 1",)
+_LEAST_NORM = 1e-12
+# Above the differences between weight and activation formats of one model, below those between models.
+_SAME_MODEL = 0.2
+
+
+class TokenScorer(Protocol):
+    """What scores KVs while their tokens are computed."""
+
+    def predict(self, layer: int, inputs: Tensor) -> Tensor:
+        """The scores of a layer's KVs of n tokens, float32 [n, H], at least 0, from the inputs of its attention,
+        [n, hidden_size]."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +39,31 @@ class PredictorSource:
 
     path: str | None = None
 
+    def open(self, locate: Callable[[], Path], probe: Tensor, device: torch.device) -> TokenScorer:
+        """Load it for a model.
+
+        Args:
+            locate: finds the model's directory or file.
+            probe: keys that identify the model, [L, H, d].
+
+        Raises:
+            UnsupportedModelError: the file is missing or damaged, or was fitted to another model.
+        """
+        return load_predictor(self, locate(), probe).to(device)
+
 
 @dataclass(frozen=True)
 class Predictor:
-    """score = offset + slope . x + outer . silu(inner x + inner_bias), with x the features of a KV (`features`).
+    """log score = offset + slope . x + outer . silu(inner x + inner_bias), x the input of attention at a KV's token.
 
-    L layers, H KV heads, F = 2 d + 2 features and M hidden units, all float32; M may be 0.
+    A layer has M hidden units, which its H heads share; x has D numbers. All tensors are float32; M may be 0.
 
     Attributes:
         offset: [L, H].
-        slope: [L, H, F].
-        inner: [L, H, F, M].
-        inner_bias: [L, H, M].
-        outer: [L, H, M].
+        slope: [L, D, H].
+        inner: [L, D, M].
+        inner_bias: [L, M].
+        outer: [L, M, H].
         probe: [L, H, d], keys that identify the model (`winnow.models.rotation.probe_keys`).
         notes: further contents of the file, such as the quality on held-out texts.
     """
@@ -52,30 +76,28 @@ class Predictor:
     probe: Tensor
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    def predict(self, layer: int, keys: Tensor, values: Tensor) -> Tensor:
-        """Predict the scores of KVs of a layer, float32 [B, H, N].
+    def logs(self, layer: int, inputs: Tensor) -> Tensor:
+        """The logarithms of `predict`."""
+        x = inputs.float()
+        found = torch.addmm(self.offset[layer], x, self.slope[layer])
+        hidden = torch.nn.functional.silu(torch.addmm(self.inner_bias[layer], x, self.inner[layer]))
+        return found.addmm_(hidden, self.outer[layer])
 
-        Args:
-            keys: before their rotation, float32 [B, H, N, d].
-            values: float32 [B, H, N, d].
-        """
-        x = features(keys, values)
-        found = (x @ self.slope[layer, ..., None])[..., 0] + self.offset[layer, :, None]
-        if self.outer.shape[-1]:
-            hidden = torch.nn.functional.silu(x @ self.inner[layer] + self.inner_bias[layer, :, None])
-            found += (hidden @ self.outer[layer, ..., None])[..., 0]
-        return found
+    def predict(self, layer: int, inputs: Tensor) -> Tensor:
+        """See `TokenScorer`."""
+        # Clamping keeps exp within float32; only the order counts.
+        return self.logs(layer, inputs).clamp_(-_MOST, _MOST).exp_()
 
     def to(self, device: torch.device) -> "Predictor":
         return Predictor(**{name: tensor.to(device) for name, tensor in self._tensors()}, notes=self.notes)
 
     def save(self, path: Path) -> None:
-        """Write it as safetensors.
+        """Write it as safetensors, weights in bfloat16.
 
         Raises:
             OSError: the file cannot be written.
         """
-        named = {name: tensor.contiguous().cpu() for name, tensor in self._tensors()}
+        named = {name: tensor.to(_stored(name)).contiguous().cpu() for name, tensor in self._tensors()}
         # safetensors' own writer creates files that only their owner may read.
         path.write_bytes(save(named, {"format": FORMAT, "notes": json.dumps(dict(self.notes))}))
 
@@ -84,49 +106,24 @@ class Predictor:
         """Read a file that `save` wrote.
 
         Raises:
-            UnsupportedModelError: the file cannot be read, or is not a predictor.
+            UnsupportedModelError: the file cannot be read, or is not a predictor of this format.
         """
         names = [each.name for each in fields(cls) if each.name != "notes"]
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise UnsupportedModelError(f"fitted scores: {path} was not written by `winnow fit`")
+                _check_format(path, metadata.get("format"))
                 tensors = {name: file.get_tensor(name) for name in names}
-                found = cls(**tensors, notes=json.loads(metadata["notes"]))
+                notes = json.loads(metadata["notes"])
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             if isinstance(error, UnsupportedModelError):
                 raise
             raise UnsupportedModelError(f"fitted scores: cannot read {path}: {error}") from None
-        found._check_shapes(path)
-        return found
+        _check_shapes(path, tensors)
+        return cls(**{name: tensor.float() for name, tensor in tensors.items()}, notes=notes)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         return [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "notes"]
-
-    def _check_shapes(self, path: Path) -> None:
-        rows, hidden = self.offset.shape, self.outer.shape[-1:]
-        wide = (2 * self.probe.shape[-1] + 2,)
-        expected = {
-            "slope": rows + wide,
-            "inner": rows + wide + hidden,
-            "inner_bias": rows + hidden,
-            "outer": rows + hidden,
-            "probe": rows + self.probe.shape[-1:],
-        }
-        for name, tensor in self._tensors():
-            shape = expected.get(name, rows)
-            if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.isfinite().all():
-                raise UnsupportedModelError(
-                    f"fitted scores: {path} is damaged: {name} must be finite float32 {tuple(shape)}, "
-                    f"got {tensor.dtype} {tuple(tensor.shape)}"
-                )
-
-
-def features(keys: Tensor, values: Tensor) -> Tensor:
-    """The features of KVs, [..., 2 d + 2]: key, value, and the logarithms of their norms."""
-    norms = [each.norm(dim=-1, keepdim=True).clamp_min(_LEAST_NORM).log() for each in (keys, values)]
-    return torch.cat([keys, values, *norms], dim=-1)
 
 
 def predictor_path(model: Path) -> Path:
@@ -171,6 +168,38 @@ def load_predictor(source: PredictorSource, model: Path, probe: Tensor) -> Predi
     return found
 
 
-_LEAST_NORM = 1e-12
-# Above the differences between weight and activation formats of one model, below those between models.
-_SAME_MODEL = 0.2
+def _stored(name: str) -> torch.dtype:
+    return torch.bfloat16 if name in ("slope", "inner", "outer") else torch.float32
+
+
+def _check_format(path: Path, found: str | None) -> None:
+    if found in _OLDER:
+        raise UnsupportedModelError(
+            f"fitted scores: {path} has the format {found!r} of an earlier Winnow, and this one reads {FORMAT!r}: "
+            "make it anew with `winnow fit`"
+        )
+    if found != FORMAT:
+        raise UnsupportedModelError(f"fitted scores: {path} was not written by `winnow fit`")
+
+
+def _check_shapes(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    (layers, heads), width = tensors["probe"].shape[:2], tensors["slope"].shape[1:2]
+    units = tensors["outer"].shape[1:2]
+    expected = {
+        "offset": (layers, heads),
+        "slope": (layers, *width, heads),
+        "inner": (layers, *width, *units),
+        "inner_bias": (layers, *units),
+        "outer": (layers, *units, heads),
+        "probe": (layers, heads, *tensors["probe"].shape[2:3]),
+    }
+    for name, tensor in tensors.items():
+        shape, dtype = expected[name], _stored(name)
+        if tensor.shape != shape or tensor.dtype != dtype or not tensor.isfinite().all():
+            raise UnsupportedModelError(
+                f"fitted scores: {path} is damaged: {name} must be finite {dtype} {shape}, got {tensor.dtype} "
+                f"{tuple(tensor.shape)}"
+            )
+
+
+_MOST = 80.0

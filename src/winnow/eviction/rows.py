@@ -8,7 +8,6 @@ from torch import Tensor
 
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
-from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.signals import QueryMoments, Signals
 
 
@@ -190,17 +189,6 @@ class LayerRows:
         Requires `Needs(output=True)`.
         """
         return self._signals.output_weights(self.layer)
-
-    def predicted(self, source: PredictorSource) -> Tensor:
-        """Predicted scores, float32 [B, H, N]; arbitrary where not valid.
-
-        Requires `Needs(rotation=True, predictor=source)`.
-        """
-        return self._signals.predicted(self.layer, source, self.unrotated_keys(), self.values())
-
-    def key_probe(self) -> Tensor:
-        """Keys that identify the model, float32 [L, H, d]."""
-        return self._signals.key_probe()
 
     def age(self) -> Tensor:
         """Positions from each KV to the last token computed, int32 [B, H, N]; 0 for that token's own KV."""

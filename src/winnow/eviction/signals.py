@@ -24,7 +24,8 @@ class Needs:
     output: bool = False
     """The output projection of attention."""
     predictor: PredictorSource | None = None
-    """The predictor fitted to the model."""
+    """What sets accumulator 0 of each KV while its token is computed: of the context's, and of all where rounds come
+    while decoding."""
 
     inputs: bool = False
     """The inputs of attention at the tokens of a replay."""
@@ -71,9 +72,3 @@ class Signals(Protocol):
 
     def output_weights(self, layer: int) -> Tensor:
         """The output projection of each query head, [Hq, d, hidden_size]."""
-
-    def key_probe(self) -> Tensor:
-        """Keys that identify the model, float32 [L, H, d] on the CPU."""
-
-    def predicted(self, layer: int, source: PredictorSource, keys: Tensor, values: Tensor) -> Tensor:
-        """Predicted scores of KVs with these unrotated keys and values, [B, H, N, d]: float32 [B, H, N]."""

@@ -3,15 +3,30 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans
 from winnow.attention.native_step import NativeStep
+from winnow.attention.torch_backend import written_slots
 from winnow.engine.plan import PlannedSequence, StepPlan
+from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.executor.query_signals import WatchedQueries
 from winnow.executor.signals import EngineSignals
 from winnow.executor.slots import SlotStates
+
+
+@dataclass(frozen=True)
+class PredictedTokens:
+    """Tokens of a packed batch whose KVs' scores one predictor predicts.
+
+    Attributes:
+        tokens: their indices in the batch, int64 [n].
+    """
+
+    source: PredictorSource
+    tokens: Tensor
 
 
 @dataclass(frozen=True)
@@ -32,6 +47,8 @@ class PagedAttentionStep:
     """Whose queries are looked at."""
     replays: tuple[ReplaySpan, ...] = ()
     """Which of the tokens repeat a context."""
+    predicted: tuple[PredictedTokens, ...] = ()
+    """Which of the tokens' KVs are scored as they are computed."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
     inputs: list[Tensor] = field(default_factory=list)
@@ -43,7 +60,7 @@ class PagedAttentionStep:
 
     @property
     def wants_inputs(self) -> bool:
-        return any(span.normalized for span in self.replays)
+        return bool(self.predicted) or any(span.normalized for span in self.replays)
 
     def enter_attention(self, normed: Tensor) -> None:
         self.inputs[:] = [normed]
@@ -60,6 +77,8 @@ class PagedAttentionStep:
         self.backend.write(self.cache, self.spans, layer, k, v)
         if self.queries:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
+        if self.predicted:
+            self._predict(layer)
         for span in self.replays:
             weights = self._weights(span, layer) if span.normalized else None
             observe_replay(self.cache, self.backend, span, layer, q[span.tokens], spec, weights)
@@ -72,6 +91,12 @@ class PagedAttentionStep:
         """Whether no token's logits are wanted, and no token but those of replays is computed."""
         replayed = sum(span.tokens.stop - span.tokens.start for span in self.replays)
         return replayed == len(self.spans.position)
+
+    def _predict(self, layer: int) -> None:
+        slots = written_slots(self.cache, self.spans, layer)
+        for part in self.predicted:
+            score = self.signals.predicted(layer, part.source, self.inputs[0][part.tokens])
+            self.cache.pool.set_accumulator(slots[part.tokens], score)
 
     def _weights(self, span: ReplaySpan, layer: int) -> ReplayWeights:
         return ReplayWeights(self.signals.output_products(layer), self.inputs[0][span.tokens])
@@ -90,6 +115,26 @@ def replay_spans(plan: StepPlan, states: SlotStates) -> tuple[ReplaySpan, ...]:
             spans.append(ReplaySpan(entry.slot, replay, tokens, done, needs.inputs))
         first += entry.count
     return tuple(spans)
+
+
+def predicted_tokens(plan: StepPlan, states: SlotStates, device: torch.device) -> tuple[PredictedTokens, ...]:
+    """Whose KVs a predictor scores: the context's, and those after it where later rounds read their scores."""
+    found: dict[PredictorSource, list[int]] = {}
+    first = 0
+    for entry in plan.entries:
+        eviction = states[entry.slot].eviction
+        source = (
+            None if eviction is None or entry.replay is not None else eviction.policy.score.needs.predictor
+        )
+        if eviction is not None and source is not None:
+            scored = entry.start < eviction.context_len or eviction.policy.when.in_decode
+            found.setdefault(source, []).extend(range(first, first + entry.count) if scored else ())
+        first += entry.count
+    return tuple(
+        PredictedTokens(source, torch.tensor(tokens, device=device))
+        for source, tokens in found.items()
+        if tokens
+    )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
-from winnow.eviction.predictor import Predictor, PredictorSource, load_predictor
+from winnow.eviction.predictor import PredictorSource, TokenScorer
 from winnow.executor.query_signals import QuerySignals, SequenceQueries
 from winnow.executor.slots import SlotState, SlotStates
 from winnow.models import LoadedModel
@@ -52,7 +52,7 @@ class EngineSignals:
         self.queries = QuerySignals()
         self._model = model
         self._locate = locate
-        self._predictors: dict[PredictorSource, Predictor] = {}
+        self._predictors: dict[PredictorSource, TokenScorer] = {}
         self._sequences: dict[int, SlotState] = {}
         self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
@@ -142,8 +142,8 @@ class EngineSignals:
         if needs.output:
             self._projections  # noqa: B018  # found, or refused
         if needs.predictor is not None and needs.predictor not in self._predictors:
-            found = load_predictor(needs.predictor, self._locate(), self._model.key_probe)
-            self._predictors[needs.predictor] = found.to(self._device)
+            opened = needs.predictor.open(self._locate, self._model.key_probe, self._device)
+            self._predictors[needs.predictor] = opened
 
     def moments(self, layer: int, slots: SequenceType[int]) -> QueryMoments:
         geometry = self._model.geometry
@@ -175,11 +175,9 @@ class EngineSignals:
             self._products[layer] = weights @ weights.mT
         return self._products[layer]
 
-    def key_probe(self) -> Tensor:
-        return self._model.key_probe
-
-    def predicted(self, layer: int, source: PredictorSource, keys: Tensor, values: Tensor) -> Tensor:
-        return self._predictors[source].predict(layer, keys, values)
+    def predicted(self, layer: int, source: PredictorSource, inputs: Tensor) -> Tensor:
+        """The scores of a layer's KVs of n tokens, float32 [n, H], from the inputs of attention, [n, hidden_size]."""
+        return self._predictors[source].predict(layer, inputs)
 
     @property
     def _rotation(self) -> Rotation:

@@ -36,7 +36,7 @@ from winnow.eviction import (
     compact_round,
     plan_round,
 )
-from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
+from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_tokens, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
 from winnow.executor.signals import EngineSignals, SequenceSignals
 from winnow.executor.slots import SlotStates
@@ -153,6 +153,7 @@ class TorchExecutor:
         wanted = self._to_device(logits.tokens)
         queries = self._signals.queries.note(plan, self._states)
         replays = replay_spans(plan, self._states)
+        predicted = predicted_tokens(plan, self._states, self._model.device)
         step = PagedAttentionStep(
             self._backend,
             self.cache,
@@ -160,9 +161,10 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan, self._states),
             None if len(wanted) == len(spans.position) else wanted,
-            None if queries or replays else self._backend.step(self.cache, spans),
+            None if queries or replays or predicted else self._backend.step(self.cache, spans),
             queries,
             replays,
+            predicted,
         )
         rows = self._forward(plan, spans, step, wanted)
         traffic = self._take_traffic(plan)
@@ -275,7 +277,7 @@ class TorchExecutor:
             if policy.budget.needs_similarity and not self._watches_residuals:
                 watch_residuals(self._model.model, self._model.geometry.num_layers)
                 self._watches_residuals = True
-            if policy.score.needs.inputs and not self._watches_inputs:
+            if (policy.score.needs.inputs or policy.score.needs.predictor) and not self._watches_inputs:
                 watch_attention_inputs(self._model.model, self._model.geometry.num_layers)
                 self._watches_inputs = True
         except UnsupportedModelError as error:
@@ -352,7 +354,9 @@ class TorchExecutor:
         tokens: list[int] = []
         for entry in plan.entries:
             tokens += entry.token_ids
-        if self._graphs is not None and not (step.watching or step.queries or step.replays):
+        if self._graphs is not None and not (
+            step.watching or step.wants_inputs or step.queries or step.replays
+        ):
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
                 return decoded if step.logits_indices is None else decoded[wanted]

@@ -1,35 +1,36 @@
-"""Collect the training data of a predictor: KVzip's scores of texts with the keys and values."""
+"""Collect the training data of a predictor: KVzip's scores of texts with the inputs of attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
 
 import torch
 from torch import Tensor
 
 from winnow.chat import apply_template
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, LayerRows, Needs, Replay, Scorer, When
-from winnow.eviction.scores.keys import key_difference
+from winnow.eviction.predictor import PredictorSource, TokenScorer
 from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.llm import LLM
 from winnow.sampling import SamplingParams
 
+SINKS = 4
+"""Number of first KVs of a row, which policies protect: excluded from training and evaluation."""
+
 
 @dataclass(frozen=True)
 class Collected:
-    """The KVs of one text, T in each row, in the order of positions.
+    """The KVs of T tokens of a text, in their order.
 
     Attributes:
-        keys: before their rotation, bfloat16 [L, H, T, d].
-        values: bfloat16 [L, H, T, d].
+        inputs: of the attention of each layer, bfloat16 [L, T, hidden_size].
         scores: of the replay, float32 [L, H, T].
-        baseline: scores of KeyDiff, float32 [L, H, T], for comparison.
         probe: keys that identify the model, float32 [L, H, d].
     """
 
-    keys: Tensor
-    values: Tensor
+    inputs: Tensor
     scores: Tensor
-    baseline: Tensor
     probe: Tensor
 
     @property
@@ -37,32 +38,35 @@ class Collected:
         return self.scores.shape[-1]
 
 
-@dataclass
-class Recorder:
-    """Records the rows of a round, layer by layer."""
+@dataclass(frozen=True, eq=False)
+class Recorder(PredictorSource):
+    """Stands in a predictor's place and records the inputs that it is given; a replay sets the scores."""
 
-    layers: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
-    probe: Tensor = field(default_factory=lambda: torch.empty(0))
+    inputs: dict[int, list[Tensor]] = field(default_factory=dict)
+    scores: list[Tensor] = field(default_factory=list)
+    probes: list[Tensor] = field(default_factory=list)
 
-    def record(self, rows: LayerRows, score: Tensor) -> None:
-        count = int(rows.length[0].min())
-        # Before their first round rows are in the order of positions.
-        parts = (rows.unrotated_keys(), rows.values(), score, key_difference(rows))
-        keys, values, scores, baseline = (part[0, :, :count].clone().cpu() for part in parts)
-        self.layers.append((keys.bfloat16(), values.bfloat16(), scores, baseline))
-        self.probe = rows.key_probe()
+    def open(self, locate: Callable[[], Path], probe: Tensor, device: torch.device) -> TokenScorer:
+        self.probes.append(probe)
+        return self
+
+    def predict(self, layer: int, inputs: Tensor) -> Tensor:
+        """Record the inputs. Returns zeros, from which a replay raises scores."""
+        self.inputs.setdefault(layer, []).append(inputs.to("cpu", torch.bfloat16, copy=True))
+        return inputs.new_zeros((len(inputs), self.probes[0].shape[1]), dtype=torch.float32)
 
     def collected(self, skip: int) -> Collected:
         """Stack all layers, without the first `skip` KVs of each row."""
-        keys, values, scores, baseline = (
-            torch.stack(part)[:, :, skip:].contiguous() for part in zip(*self.layers, strict=True)
-        )
-        return Collected(keys, values, scores, baseline, self.probe)
+        scores = torch.stack(self.scores)
+        end = scores.shape[-1]
+        inputs = torch.stack([torch.cat(self.inputs[layer])[:end] for layer in range(len(scores))])
+        self.inputs.clear()  # the engine keeps the recorder
+        return Collected(inputs[:, skip:].contiguous(), scores[..., skip:].contiguous(), self.probes[0])
 
 
 @dataclass(frozen=True)
 class _Recorded(Scorer):
-    """A replay's score that records the rows it sees."""
+    """A replay's score that is recorded."""
 
     num_accumulators = 1
     recorder: Recorder = field(default_factory=Recorder, compare=False)
@@ -70,7 +74,7 @@ class _Recorded(Scorer):
 
     @property
     def needs(self) -> Needs:
-        return Needs(rotation=True)
+        return Needs(predictor=self.recorder)
 
     @property
     def replay(self) -> Replay:
@@ -78,16 +82,13 @@ class _Recorded(Scorer):
 
     def score(self, rows: LayerRows) -> Tensor:
         score = self.inner.score(rows)
-        self.recorder.record(rows, score)
+        # Before their first round rows are in the order of positions.
+        self.recorder.scores.append(score[0, :, : int(rows.length[0].min())].cpu().clone())
         return score
 
 
-SINKS = 4
-"""Number of first KVs of a row, which policies protect: excluded from training and evaluation."""
-
-
 def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
-    """Prefill a text, replay it and return its KVs with their scores.
+    """Prefill a text, replay it and return its scores with the inputs of attention.
 
     Args:
         chat: put the text into the model's chat template.
@@ -105,7 +106,7 @@ def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
 
 def collect_tokens(llm: LLM, token_ids: Sequence[int], context: int) -> Collected:
     """`collect` for token ids, of which the first `context` are the text."""
-    recorder = Recorder()
+    recorder = Recorder(uuid4().hex)  # a name of its own, so that no prefix is shared and all inputs are seen
     policy = EvictionPolicy(_Recorded(recorder), AdaptiveRows(), Keep(sinks=SINKS), When(after_prefill=True))
     # Any budget below the context triggers the round.
     params = SamplingParams(
@@ -121,10 +122,9 @@ def collect_tokens(llm: LLM, token_ids: Sequence[int], context: int) -> Collecte
     return recorder.collected(SINKS)
 
 
-def joined(texts: Sequence[Collected], layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys, values and scores of a layer over all texts: float32 [H, T, d] twice, and [H, T]."""
-    keys, values, scores = (
-        torch.cat([getattr(text, name)[layer] for text in texts], dim=1).float()
-        for name in ("keys", "values", "scores")
+def joined(texts: Sequence[Collected], layer: int) -> tuple[Tensor, Tensor]:
+    """Inputs and scores of a layer over all texts: float32 [T, hidden_size] and [T, H]."""
+    return (
+        torch.cat([text.inputs[layer] for text in texts]).float(),
+        torch.cat([text.scores[layer].T for text in texts]),
     )
-    return keys, values, scores

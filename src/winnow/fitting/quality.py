@@ -10,25 +10,20 @@ from torch import Tensor
 from winnow.eviction.predictor import Predictor
 from winnow.fitting.collect import Collected
 
-SHARE = 0.25
-"""The share of KVs that 4x compression keeps."""
-
 
 @dataclass(frozen=True)
 class Quality:
     """Means over texts.
 
     Attributes:
-        recall: share of the replay's best quarter of all KVs that is in the predictor's best quarter; 0.25 by chance.
-        row_recall: the same within each row.
+        recall_4x: share of the replay's best quarter of all KVs that is in the predictor's best quarter; by chance 1/4.
+        recall_8x: the same of the best eighth; by chance 1/8.
         correlation: Spearman's, over all KVs of a text.
-        keydiff_row_recall: `row_recall` of KeyDiff's score, which compares KVs within a row only.
     """
 
-    recall: float
-    row_recall: float
+    recall_4x: float
+    recall_8x: float
     correlation: float
-    keydiff_row_recall: float
 
     def to_json(self) -> dict[str, float]:
         return {name: round(value, 4) for name, value in asdict(self).items()}
@@ -41,28 +36,20 @@ def judge(predictor: Predictor, texts: Sequence[Collected]) -> Quality:
 
 
 def predicted(predictor: Predictor, text: Collected) -> Tensor:
-    """The predicted scores of a text, float32 [L, H, T]."""
-    layers = range(len(text.scores))
-    return torch.stack(
-        [predictor.predict(i, text.keys[i].float()[None], text.values[i].float()[None])[0] for i in layers]
-    )
+    """The logarithms of the predicted scores of a text, float32 [L, H, T]."""
+    return torch.stack([predictor.logs(layer, inputs).T for layer, inputs in enumerate(text.inputs)])
 
 
-def recall(guessed: Tensor, true: Tensor) -> float:
-    """Share of the best quarter of `true`, [..., T], that is in the best quarter of `guessed`; the mean over rows."""
-    count = max(1, round(true.shape[-1] * SHARE))
+def recall(guessed: Tensor, true: Tensor, compression: int) -> float:
+    """Share of the KVs that `true`, [n], keeps at a compression which `guessed` keeps too."""
+    count = max(1, round(len(true) / compression))
     held = torch.zeros(true.shape, dtype=torch.bool).scatter_(-1, guessed.topk(count).indices, True)
-    return float(held.gather(-1, true.topk(count).indices).float().mean())
+    return float(held[true.topk(count).indices].float().mean())
 
 
-def _of_text(predictor: Predictor, text: Collected) -> tuple[float, float, float, float]:
-    guessed = predicted(predictor, text)
-    return (
-        recall(guessed.flatten(), text.scores.flatten()),
-        recall(guessed, text.scores),
-        _spearman(guessed.flatten(), text.scores.flatten()),
-        recall(text.baseline, text.scores),
-    )
+def _of_text(predictor: Predictor, text: Collected) -> tuple[float, float, float]:
+    guessed, true = predicted(predictor, text).flatten(), text.scores.flatten()
+    return recall(guessed, true, 4), recall(guessed, true, 8), _spearman(guessed, true)
 
 
 def _spearman(guessed: Tensor, true: Tensor) -> float:

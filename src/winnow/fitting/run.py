@@ -24,22 +24,19 @@ class Fit:
     """The result of fitting.
 
     Attributes:
-        predictor: the better one of ridge regression and network.
-        qualities: of both, by name.
-        chosen: the name of `predictor`.
+        quality: on texts that `predictor` did not learn from.
         seconds: duration of each phase.
     """
 
     predictor: Predictor
-    qualities: dict[str, Quality]
-    chosen: str
+    quality: Quality
     num_texts: int
     num_kvs: int
     seconds: dict[str, float]
 
 
 def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, on_progress: Progress) -> Fit:
-    """Collect scores, train predictors and return the better one.
+    """Collect scores, train a predictor and evaluate it.
 
     Args:
         texts: at least 2; one in 4, and at least 1, is held out.
@@ -59,28 +56,22 @@ def fit(llm: LLM, texts: Sequence[str], training: Training, *, chat: bool, on_pr
     learnt, judged = collected[:-held], collected[-held:]
     collecting = time.monotonic()
     layers = len(collected[0].scores)
-    predictors: dict[str, Predictor] = {}
-    for name, units in {"ridge": 0, "network": training.hidden}.items():
-        if name == "network" and not units:
-            continue
 
-        def on_layer(layer: int, name: str = name) -> None:
-            if (layer + 1) % 10 == 0 or layer + 1 == layers:
-                on_progress(f"{name}: layer {layer + 1} of {layers}")
+    def on_layer(layer: int) -> None:
+        if (layer + 1) % 10 == 0 or layer + 1 == layers:
+            on_progress(f"layer {layer + 1} of {layers}")
 
-        predictors[name] = train(learnt, replace(training, hidden=units), on_layer)
-    qualities = {name: judge(predictor, judged) for name, predictor in predictors.items()}
-    chosen = max(qualities, key=lambda name: qualities[name].recall)
+    predictor = train(learnt, training, on_layer)
+    quality = judge(predictor, judged)
     num_kvs = sum(each.num_kvs for each in learnt)
     notes = {
-        "chosen": chosen,
-        "held_out": qualities[chosen].to_json(),
+        "held_out": quality.to_json(),
         "texts": len(texts),
         "kvs_of_a_row": num_kvs,
         "training": asdict(training),
     }
     seconds = {"collecting": collecting - start, "training": time.monotonic() - collecting}
-    return Fit(replace(predictors[chosen], notes=notes), qualities, chosen, len(texts), num_kvs, seconds)
+    return Fit(replace(predictor, notes=notes), quality, len(texts), num_kvs, seconds)
 
 
 def write(predictor: Predictor, path: Path) -> None:

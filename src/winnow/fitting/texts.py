@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import winnow
 from winnow.errors import DatasetError
 from winnow.evaluate.demo_tasks.haystack import insert
 from winnow.evaluate.demo_tasks.words import NAMES
@@ -51,12 +52,16 @@ _CHARACTERS = 8
 
 
 def shipped_texts(count: int, tokens: int, seed: int) -> list[str]:
-    """Texts of at least `tokens` tokens each: prose, encyclopaedia, filler and lists, with names, numbers and keys.
+    """Texts of at least `tokens` tokens each: prose, filler, articles, lists, code and keys with several values.
 
-    High scores of KVzip belong to unpredictable tokens, which are rare in plain prose.
+    High scores of KVzip belong to unpredictable tokens, which are rare in plain prose, so names, numbers and keys are
+    hidden in it.
     """
     rng = random.Random(seed)  # noqa: S311  # texts, no secrets
-    kinds: tuple[Callable[[random.Random, int], str], ...] = (_prose, _filler, _articles, _records)
+    kinds: tuple[Callable[[random.Random, int], str], ...] = (
+        *(_prose, _filler, _articles),
+        *(_records, _code, _several),
+    )
     return [kinds[index % len(kinds)](rng, tokens * _CHARACTERS) for index in range(count)]
 
 
@@ -120,6 +125,32 @@ def _records(rng: random.Random, characters: int) -> str:
         else:
             lines.append(_fact(rng))
     return "\n".join(lines)
+
+
+def _code(rng: random.Random, characters: int) -> str:
+    """Winnow's own sources."""
+    paths = sorted(Path(winnow.__file__).parent.rglob("*.py"))
+    lines = [line for path in rng.sample(paths, min(len(paths), 40)) for line in read_text(path).split("\n")]
+    return "\n".join(_opening(rng, lines, characters))
+
+
+def _several(rng: random.Random, characters: int) -> str:
+    """Prose between facts about few people, each of which has several values."""
+    sentences = shipped_sentences()
+    owners = [(rng.choice(NAMES), rng.choice(_THINGS)) for _ in range(4)]
+    forms = (
+        "{name} has another {thing}: {value}.",
+        "A further {thing} of {name} reads {value}.",
+        "Among those of {name}, the {thing} {value} counts too.",
+    )
+    units = _opening(rng, sentences, characters)
+    count = sum(map(len, units)) // rng.choice((400, 1200))
+    places = sorted(rng.randrange(len(units) + 1) for _ in range(count))
+    facts = []
+    for _ in places:
+        name, thing = rng.choice(owners)
+        facts.append(rng.choice(forms).format(name=name, thing=thing, value=_value(rng)))
+    return " ".join(insert(facts, units, places))
 
 
 def _opening(rng: random.Random, units: Sequence[str], characters: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Ridge regression and a small network on its residuals, for all rows of a layer at once."""
+"""Fit, for each layer, a linear function and hidden units that say the logarithm of a replay's score."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from winnow.eviction.predictor import Predictor, features
+from winnow.eviction.predictor import Predictor
 from winnow.fitting.collect import Collected, joined
 
-LEAST_SCORE = 1e-5
-"""Lower bound of scores: differences below it do not matter."""
+LEAST_SCORE = 1e-3
+"""Lower bound of scores, well below what any round keeps: differences below it do not matter."""
+_RIDGE = 30.0
+"""Strength of the penalty on slopes of standardized inputs, in KVs."""
 
 
 @dataclass(frozen=True)
@@ -19,25 +21,19 @@ class Training:
     """Hyperparameters of training.
 
     Attributes:
-        hidden: hidden units of the network of a row; 0: ridge regression only.
+        hidden: hidden units of a layer, which its heads share; 0: a linear function.
         epochs: passes over the KVs.
-        batch: KVs of a row per step.
-        rate: learning rate of Adam, with cosine decay to 0.
-        ridge: strength of the ridge penalty, in KVs.
-        seed: of the network's initial weights and the order of KVs.
+        batch: tokens per step.
+        rate: learning rate of Adam, with cosine decay to 0; a tenth of it for the linear part, which starts at its
+            optimum.
+        seed: of the initial weights and the order of tokens.
     """
 
-    hidden: int = 32
-    epochs: int = 12
-    batch: int = 256
+    hidden: int = 64
+    epochs: int = 8
+    batch: int = 512
     rate: float = 3e-3
-    ridge: float = 10.0
     seed: int = 0
-
-
-def targets(scores: Tensor) -> Tensor:
-    """The regression targets, logarithms of scores."""
-    return scores.clamp_min(LEAST_SCORE).log()
 
 
 @torch.enable_grad()
@@ -51,68 +47,69 @@ def train(
     """
     parts: list[tuple[Tensor, ...]] = []
     for layer in range(len(texts[0].scores)):
-        keys, values, scores = joined(texts, layer)
-        parts.append(_fit_layer(features(keys, values), targets(scores), training, layer))
+        inputs, scores = joined(texts, layer)
+        parts.append(_fit_layer(inputs, scores.clamp_min(LEAST_SCORE).log(), training, training.seed + layer))
         on_layer(layer)
-    offset, slope, inner, bias, outer = (torch.stack(part).float() for part in zip(*parts, strict=True))
-    return Predictor(offset, slope, inner, bias, outer, texts[0].probe)
+    offset, slope, inner, bias, outer = (torch.stack(part) for part in zip(*parts, strict=True))
+    return Predictor(offset, slope, inner, bias, outer, texts[0].probe.cpu())
 
 
-def _fit_layer(x: Tensor, y: Tensor, training: Training, layer: int) -> tuple[Tensor, ...]:
-    """Offset [H], slope [H, F], inner [H, F, M], inner bias and outer [H, M], from x [H, T, F] and y [H, T]."""
-    mean = x.mean(dim=1, keepdim=True)
-    scale = x.std(dim=1, keepdim=True, correction=0).clamp_min(1e-6)
+def _fit_layer(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Tensor, ...]:
+    """Offset [H], slope [D, H], inner [D, M], inner bias [M] and outer [M, H], from x [T, D] and y [T, H]."""
+    mean, scale = x.mean(dim=0), x.std(dim=0, correction=0).clamp_min(1e-6)
     x = (x - mean) / scale
-    middle = y.mean(dim=1, keepdim=True)
-    slope = _ridge(x, y - middle, training.ridge)
-    left = y - middle - (x @ slope[..., None])[..., 0]
-    inner, bias, outer, offset = _network(x, left, training, training.seed + layer)
-    # Fold the standardization into the weights.
-    mean, scale = mean[:, 0], scale[:, 0]
-    slope, inner = slope / scale, inner / scale[..., None]
-    return (
-        middle[:, 0] + offset - (slope * mean).sum(dim=-1),
-        slope,
-        inner,
-        bias - (mean[:, None] @ inner)[:, 0],
-        outer,
-    )
-
-
-def _ridge(x: Tensor, y: Tensor, ridge: float) -> Tensor:
-    """Slopes [H, F] for standardised x [H, T, F] and centred y [H, T]."""
-    moment = (x.mT @ x).double()
-    moment.diagonal(dim1=-2, dim2=-1).add_(ridge)
-    product = (x.mT @ y[..., None]).double()
-    return torch.linalg.solve(moment, product)[..., 0].float()
-
-
-def _network(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Inner [H, F, M], bias [H, M], outer [H, M] and offset [H] of networks that predict y [H, T] from x [H, T, F]."""
-    heads, count, width = x.shape
+    offset = y.mean(dim=0)
+    linear = [offset, _ridge(x, y - offset)]
     generator = torch.Generator().manual_seed(seed)
-    hidden = training.hidden
-    inner = torch.randn((heads, width, hidden), generator=generator) * width**-0.5
-    weights = [inner, torch.zeros(heads, hidden), torch.zeros(heads, hidden), torch.zeros(heads)]
-    if not hidden:
-        return weights[0], weights[1], weights[2], weights[3]
-    for weight in weights:
+    width, hidden = x.shape[1], training.hidden
+    inner = torch.randn((width, hidden), generator=generator) * width**-0.5
+    network = [inner, torch.zeros(hidden), torch.zeros(hidden, y.shape[1])]
+    if hidden:
+        _descend(x, y, linear, network, training, generator)
+    offset, slope, inner, bias, outer = (weight.detach() for weight in (*linear, *network))
+    # Fold the standardization into the weights.
+    slope, inner = slope / scale[:, None], inner / scale[:, None]
+    return offset - mean @ slope, slope, inner, bias - mean @ inner, outer
+
+
+def _ridge(x: Tensor, y: Tensor) -> Tensor:
+    """Slopes [D, H] for standardized x [T, D] and centred y [T, H]."""
+    moment = (x.mT @ x).double()
+    moment.diagonal().add_(_RIDGE)
+    return torch.linalg.solve(moment, (x.mT @ y).double()).float()
+
+
+def _descend(
+    x: Tensor,
+    y: Tensor,
+    linear: list[Tensor],
+    network: list[Tensor],
+    training: Training,
+    generator: torch.Generator,
+) -> None:
+    """Minimize the squared error of `linear`, offset and slope, and `network`, inner, bias and outer, in place."""
+    for weight in (*linear, *network):
         weight.requires_grad_()
-    inner, bias, outer, offset = weights
-    steps = max(1, count // training.batch)
-    adam = torch.optim.AdamW(weights, lr=training.rate, weight_decay=0.01)
+    (offset, slope), (inner, bias, outer) = linear, network
+    count, heads = y.shape
+    batch = min(training.batch, count)
+    adam = torch.optim.AdamW(
+        [{"params": linear, "lr": training.rate / 10}, {"params": network}],
+        lr=training.rate,
+        weight_decay=0.01,
+    )
+    steps = count // batch
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, training.epochs * steps)
     for _ in range(training.epochs):
         order = torch.randperm(count, generator=generator)
         for step in range(steps):
-            chosen = order[step::steps]
-            part = functional.silu(x[:, chosen] @ inner + bias[:, None])
-            guessed = (part @ outer[..., None])[..., 0] + offset[:, None]
-            loss = (
-                functional.mse_loss(guessed, y[:, chosen]) * heads
-            )  # so that the learning rate of a head does not depend on their number
+            chosen = order[step * batch : (step + 1) * batch]
+            part = x[chosen]
+            units = functional.silu(torch.addmm(bias, part, inner))
+            guessed = torch.addmm(offset, part, slope) + units @ outer
+            # So that the learning rate of a head does not depend on their number.
+            loss = functional.mse_loss(guessed, y[chosen]) * heads
             adam.zero_grad()
             loss.backward()
             adam.step()
             schedule.step()
-    return inner.detach(), bias.detach(), outer.detach(), offset.detach()

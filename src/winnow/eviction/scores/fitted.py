@@ -1,12 +1,16 @@
 """Scores of a replay, predicted without one."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
+from winnow.attention import Smoothing
+from winnow.errors import ConfigError
 from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Scorer
+from winnow.eviction.scores.smoothing import smoothed
 from winnow.eviction.signals import Needs
 
 
@@ -14,19 +18,24 @@ from winnow.eviction.signals import Needs
 class Fitted(Scorer):
     """KVzip's score without its replay, by the predictor that `winnow fit` made for the model.
 
-    It reads keys and values only, so it uses no queries and works in every round.
+    It is predicted from what attention is computed from, while a token is computed, so rounds only read it.
     """
 
+    num_accumulators: ClassVar[int] = 1
     path: str | None = None
     """The predictor's file; None: the one beside the model."""
+    pool: Smoothing | None = None
+    """Smoothing over neighbours, so that words of several tokens stay together."""
+
+    def __post_init__(self) -> None:
+        if self.pool is not None and (self.pool.per_query_head or self.pool.skip_window):
+            raise ConfigError(
+                "Fitted knows no queries: its pool takes neither per_query_head nor skip_window"
+            )
 
     @property
     def needs(self) -> Needs:
-        return Needs(rotation=True, predictor=PredictorSource(self.path))
+        return Needs(predictor=PredictorSource(self.path))
 
     def score(self, rows: LayerRows) -> Tensor:
-        # The predictor returns logarithms of attention. Clamping keeps exp within float32; only the order counts.
-        return rows.predicted(PredictorSource(self.path)).clamp_(-_MOST, _MOST).exp_()
-
-
-_MOST = 80.0
+        return smoothed(rows.accumulators[0], rows, self.pool)
