@@ -21,8 +21,8 @@ def random_predictor(
 
     return Predictor(
         draw(num_heads),
-        draw(hidden_size, num_heads),
-        draw(hidden_size, units),
+        draw(hidden_size + 2 * num_heads, num_heads),
+        draw(hidden_size + 2 * num_heads, units),
         draw(units),
         draw(units, num_heads),
         torch.zeros(num_layers, num_heads, head_dim),

@@ -1,6 +1,7 @@
 """A prompt that begins with a compressed prefix gives what it gives when nothing is known."""
 
 import random
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,8 @@ from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.eviction import PRESETS
+from winnow.eviction import PRESETS, Fitted
+from winnow.eviction.predictor import predictor_path
 from winnow.eviction.scores import BelowAverage
 from winnow.inspect import KeptTokens
 
@@ -133,6 +135,20 @@ def test_requests_that_come_together_compute_their_document_once(
     assert [each.num_cached_tokens for each in outputs] == [0] + [known] * 5
     assert computed == sum(map(len, prompts)) - 5 * known
     assert replayed == (149 if options else 0)
+
+
+def test_scores_that_lie_with_kvs_are_found_by_their_predictor_alone(directory: Path, cold: LLM) -> None:
+    """Blocks of plain requests, and of those of another predictor's file, hold other scores."""
+    document = tokens(149, seed=6)
+    path = shutil.copy(predictor_path(directory), directory / "copy.safetensors")
+    other = replace(PRESETS["fitted"].policy, score=Fitted(str(path)))
+    asked = greedy(eviction="fitted", kv_budget=48, context_tokens=149)
+    with open_llm(directory) as warm:
+        assert_same(warm, cold, document + tokens(9, seed=8), asked)
+        assert warm.generate(document, greedy())[0].num_cached_tokens == 0
+        assert warm.generate(document, replace(asked, eviction=other))[0].num_cached_tokens == 0
+        shared = assert_same(warm, cold, document[:100] + tokens(60, seed=7), asked)
+    assert shared == 100
 
 
 def test_prompts_that_share_little_do_not_wait_for_each_other(directory: Path) -> None:

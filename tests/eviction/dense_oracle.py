@@ -33,7 +33,8 @@ class DenseSequence(DenseBudgets):
         hidden = model.embed(token_id)
         for layer, rows in enumerate(self.rows):
             q, k, v = model.project(layer, hidden)
-            self._inputs[layer].append(model.normed(layer, hidden))
+            norms = (np.log(np.linalg.norm(each, axis=1)) for each in (k, v))
+            self._features[layer].append(np.concatenate([model.normed(layer, hidden), *norms]))
             turned_q, turned_k = model.rotate(q, position), model.rotate(k, position)
             for row in rows:
                 row.held.append(Kv(token, position))

@@ -226,8 +226,8 @@ class DenseScores(DenseState):
 
     def _fitted(self, row: Row, token: int) -> Score:
         """By the random predictor that lies beside the model."""
-        x = self._inputs[row.layer][token]
-        predictor = random_predictor(len(self.rows), len(self.rows[0]), row.key.shape[1], len(x))
+        x, heads = self._features[row.layer][token], len(self.rows[row.layer])
+        predictor = random_predictor(len(self.rows), heads, row.key.shape[1], len(x) - 2 * heads)
         offset, slope, inner, bias, outer = (
             getattr(predictor, name)[row.layer].double().numpy()
             for name in ("offset", "slope", "inner", "inner_bias", "outer")

@@ -167,7 +167,7 @@ class DenseState:
             for layer in range(model.num_layers)
         ]
         self._cosines: list[list[float]] = [[] for _ in self.rows]
-        self._inputs: list[list[Array]] = [[] for _ in self.rows]  # of attention, by layer and token
+        self._features: list[list[Array]] = [[] for _ in self.rows]  # of a predictor, by layer and token
 
     @property
     def all_rows(self) -> list[Row]:

@@ -324,7 +324,7 @@ PINNED: dict[str, Row] = {
     "fitted-pd": {
         **FITTED,
         **AFTER_PREFILL,
-        "when.prefill_every": (512, "own: as kv-compress-pd"),
+        "when.prefill_every": (128, "own: a peak of a third of the full cache at 4x and 2,048 tokens"),
         "when.decode_every": (16, "own: as kv-compress-pd"),
     },
     "dropkv": {

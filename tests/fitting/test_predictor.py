@@ -21,13 +21,13 @@ TOKENS = [(7 * i * i + i) % 97 for i in range(300)]
 
 
 def drawn(seed: int, *, bent: bool = False) -> Collected:
-    """A text whose log-scores are linear in the inputs of attention, or bent by a unit that no plane follows."""
+    """A text whose log-scores are linear in the features, or bent by a unit that no plane follows."""
     generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(LAYERS, 600, WIDTH, generator=generator).bfloat16()
+    known = torch.randn(LAYERS, 600, WIDTH, generator=generator).bfloat16()
     rule = torch.Generator().manual_seed(99)
-    along = (inputs.float() @ torch.randn(LAYERS, WIDTH, HEADS, generator=rule)).mT
+    along = (known.float() @ torch.randn(LAYERS, WIDTH, HEADS, generator=rule)).mT
     logs = ((along - along.mean(dim=-1, keepdim=True)).abs() if bent else along) * 0.3 - 4.0
-    return Collected(inputs, logs.exp().clamp_max(1.0), torch.ones(LAYERS, HEADS, DIM))
+    return Collected(known, logs.exp().clamp_max(1.0), torch.ones(LAYERS, HEADS, DIM))
 
 
 def test_a_linear_function_finds_a_linear_rule() -> None:
@@ -111,7 +111,7 @@ def test_what_is_collected_is_what_the_replay_says(model: Path) -> None:
     with LLM(model, kv_memory="4MiB", dtype="float32") as llm:
         text = collect_tokens(llm, TOKENS[:120], 100)
         llm.check_integrity()
-    assert text.inputs.shape == (2, 100 - SINKS, 32)
+    assert text.features.shape == (2, 100 - SINKS, 32 + 2 * 2)
     assert text.scores.shape == (2, 2, 100 - SINKS)
     assert 0.0 <= float(text.scores.min()) < float(text.scores.max()) <= 1.0
 

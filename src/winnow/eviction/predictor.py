@@ -24,9 +24,13 @@ _SAME_MODEL = 0.2
 class TokenScorer(Protocol):
     """What scores KVs while their tokens are computed."""
 
-    def predict(self, layer: int, inputs: Tensor) -> Tensor:
-        """The scores of a layer's KVs of n tokens, float32 [n, H], at least 0, from the inputs of its attention,
-        [n, hidden_size]."""
+    def predict(self, layer: int, inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The scores of a layer's KVs of n tokens, float32 [n, H], at least 0.
+
+        Args:
+            inputs: of the layer's attention, [n, hidden_size].
+            keys, values: [n, H, d]; keys rotated or not.
+        """
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,7 @@ class PredictorSource:
 
 @dataclass(frozen=True)
 class Predictor:
-    """log score = offset + slope . x + outer . silu(inner x + inner_bias), x the input of attention at a KV's token.
+    """log score = offset + slope . x + outer . silu(inner x + inner_bias), x the features of a token (`features`).
 
     A layer has M hidden units, which its H heads share; x has D numbers. All tensors are float32; M may be 0.
 
@@ -76,17 +80,16 @@ class Predictor:
     probe: Tensor
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
-    def logs(self, layer: int, inputs: Tensor) -> Tensor:
-        """The logarithms of `predict`."""
-        x = inputs.float()
+    def logs(self, layer: int, x: Tensor) -> Tensor:
+        """The logarithms of the scores of tokens with the features x, [n, D]: float32 [n, H]."""
         found = torch.addmm(self.offset[layer], x, self.slope[layer])
         hidden = torch.nn.functional.silu(torch.addmm(self.inner_bias[layer], x, self.inner[layer]))
         return found.addmm_(hidden, self.outer[layer])
 
-    def predict(self, layer: int, inputs: Tensor) -> Tensor:
+    def predict(self, layer: int, inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """See `TokenScorer`."""
         # Clamping keeps exp within float32; only the order counts.
-        return self.logs(layer, inputs).clamp_(-_MOST, _MOST).exp_()
+        return self.logs(layer, features(inputs, keys, values)).clamp_(-_MOST, _MOST).exp_()
 
     def to(self, device: torch.device) -> "Predictor":
         return Predictor(**{name: tensor.to(device) for name, tensor in self._tensors()}, notes=self.notes)
@@ -124,6 +127,16 @@ class Predictor:
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
         return [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "notes"]
+
+
+def features(inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """What is known of n tokens in a layer, float32 [n, hidden_size + 2 H].
+
+    The inputs of its attention, [n, hidden_size], and the logarithms of the norms of keys and values, [n, H, d], which
+    are no linear functions of them.
+    """
+    norms = [each.float().norm(dim=-1).clamp_min_(_LEAST_NORM).log_() for each in (keys, values)]
+    return torch.cat([inputs.float(), *norms], dim=-1)
 
 
 def predictor_path(model: Path) -> Path:

@@ -213,7 +213,8 @@ PRESETS: dict[str, Preset] = {
     ),
     "fitted": Preset(_FITTED, "Winnow's own: KVzip's score as `winnow fit` learnt to predict it"),
     "fitted-pd": Preset(
-        replace(_FITTED, when=When(after_prefill=True, prefill_every=512, decode_every=16)),
+        # Scores stand when tokens are computed, so rounds cost little; short intervals keep the peak of memory low.
+        replace(_FITTED, when=When(after_prefill=True, prefill_every=128, decode_every=16)),
         "the same, in rounds within the prompt",
     ),
     "dropkv": Preset(

@@ -78,7 +78,7 @@ class PagedAttentionStep:
         if self.queries:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
         if self.predicted:
-            self._predict(layer)
+            self._predict(layer, k, v)
         for span in self.replays:
             weights = self._weights(span, layer) if span.normalized else None
             observe_replay(self.cache, self.backend, span, layer, q[span.tokens], spec, weights)
@@ -92,10 +92,11 @@ class PagedAttentionStep:
         replayed = sum(span.tokens.stop - span.tokens.start for span in self.replays)
         return replayed == len(self.spans.position)
 
-    def _predict(self, layer: int) -> None:
+    def _predict(self, layer: int, k: Tensor, v: Tensor) -> None:
         slots = written_slots(self.cache, self.spans, layer)
         for part in self.predicted:
-            score = self.signals.predicted(layer, part.source, self.inputs[0][part.tokens])
+            scorer, chosen = self.signals.predictor(part.source), part.tokens
+            score = scorer.predict(layer, self.inputs[0][chosen], k[chosen], v[chosen])
             self.cache.pool.set_accumulator(slots[part.tokens], score)
 
     def _weights(self, span: ReplaySpan, layer: int) -> ReplayWeights:

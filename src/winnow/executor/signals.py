@@ -175,9 +175,9 @@ class EngineSignals:
             self._products[layer] = weights @ weights.mT
         return self._products[layer]
 
-    def predicted(self, layer: int, source: PredictorSource, inputs: Tensor) -> Tensor:
-        """The scores of a layer's KVs of n tokens, float32 [n, H], from the inputs of attention, [n, hidden_size]."""
-        return self._predictors[source].predict(layer, inputs)
+    def predictor(self, source: PredictorSource) -> TokenScorer:
+        """One that `prepare` opened."""
+        return self._predictors[source]
 
     @property
     def _rotation(self) -> Rotation:

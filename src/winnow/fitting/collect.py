@@ -1,4 +1,4 @@
-"""Collect the training data of a predictor: KVzip's scores of texts with the inputs of attention."""
+"""Collect the training data of a predictor: KVzip's scores of texts with the features of their tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from winnow.chat import apply_template
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, LayerRows, Needs, Replay, Scorer, When
-from winnow.eviction.predictor import PredictorSource, TokenScorer
+from winnow.eviction.predictor import PredictorSource, TokenScorer, features
 from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.llm import LLM
 from winnow.sampling import SamplingParams
@@ -24,12 +24,12 @@ class Collected:
     """The KVs of T tokens of a text, in their order.
 
     Attributes:
-        inputs: of the attention of each layer, bfloat16 [L, T, hidden_size].
+        features: of the tokens in each layer (`winnow.eviction.predictor.features`), bfloat16 [L, T, D].
         scores: of the replay, float32 [L, H, T].
         probe: keys that identify the model, float32 [L, H, d].
     """
 
-    inputs: Tensor
+    features: Tensor
     scores: Tensor
     probe: Tensor
 
@@ -40,9 +40,9 @@ class Collected:
 
 @dataclass(frozen=True, eq=False)
 class Recorder(PredictorSource):
-    """Stands in a predictor's place and records the inputs that it is given; a replay sets the scores."""
+    """Stands in a predictor's place and records the features that it is given; a replay sets the scores."""
 
-    inputs: dict[int, list[Tensor]] = field(default_factory=dict)
+    features: dict[int, list[Tensor]] = field(default_factory=dict)
     scores: list[Tensor] = field(default_factory=list)
     probes: list[Tensor] = field(default_factory=list)
 
@@ -50,18 +50,19 @@ class Recorder(PredictorSource):
         self.probes.append(probe)
         return self
 
-    def predict(self, layer: int, inputs: Tensor) -> Tensor:
-        """Record the inputs. Returns zeros, from which a replay raises scores."""
-        self.inputs.setdefault(layer, []).append(inputs.to("cpu", torch.bfloat16, copy=True))
-        return inputs.new_zeros((len(inputs), self.probes[0].shape[1]), dtype=torch.float32)
+    def predict(self, layer: int, inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Record the features. Returns zeros, from which a replay raises scores."""
+        known = features(inputs, keys, values).to("cpu", torch.bfloat16)
+        self.features.setdefault(layer, []).append(known)
+        return inputs.new_zeros(keys.shape[:2], dtype=torch.float32)
 
     def collected(self, skip: int) -> Collected:
         """Stack all layers, without the first `skip` KVs of each row."""
         scores = torch.stack(self.scores)
         end = scores.shape[-1]
-        inputs = torch.stack([torch.cat(self.inputs[layer])[:end] for layer in range(len(scores))])
-        self.inputs.clear()  # the engine keeps the recorder
-        return Collected(inputs[:, skip:].contiguous(), scores[..., skip:].contiguous(), self.probes[0])
+        known = torch.stack([torch.cat(self.features[layer])[:end] for layer in range(len(scores))])
+        self.features.clear()  # the engine keeps the recorder
+        return Collected(known[:, skip:].contiguous(), scores[..., skip:].contiguous(), self.probes[0])
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class _Recorded(Scorer):
 
 
 def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
-    """Prefill a text, replay it and return its scores with the inputs of attention.
+    """Prefill a text, replay it and return its scores with the features of its tokens.
 
     Args:
         chat: put the text into the model's chat template.
@@ -123,8 +124,8 @@ def collect_tokens(llm: LLM, token_ids: Sequence[int], context: int) -> Collecte
 
 
 def joined(texts: Sequence[Collected], layer: int) -> tuple[Tensor, Tensor]:
-    """Inputs and scores of a layer over all texts: float32 [T, hidden_size] and [T, H]."""
+    """Features and scores of a layer over all texts: float32 [T, D] and [T, H]."""
     return (
-        torch.cat([text.inputs[layer] for text in texts]).float(),
+        torch.cat([text.features[layer] for text in texts]).float(),
         torch.cat([text.scores[layer].T for text in texts]),
     )

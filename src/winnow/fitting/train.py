@@ -47,8 +47,8 @@ def train(
     """
     parts: list[tuple[Tensor, ...]] = []
     for layer in range(len(texts[0].scores)):
-        inputs, scores = joined(texts, layer)
-        parts.append(_fit_layer(inputs, scores.clamp_min(LEAST_SCORE).log(), training, training.seed + layer))
+        x, scores = joined(texts, layer)
+        parts.append(_fit_layer(x, scores.clamp_min(LEAST_SCORE).log(), training, training.seed + layer))
         on_layer(layer)
     offset, slope, inner, bias, outer = (torch.stack(part) for part in zip(*parts, strict=True))
     return Predictor(offset, slope, inner, bias, outer, texts[0].probe.cpu())
