@@ -92,10 +92,7 @@ class DenseScores(DenseState):
         if isinstance(scorer, Reconstruction):
             return self._reconstruction(scorer)[row.layer, row.head]
         if isinstance(scorer, Fitted):
-            fitted = [self._fitted(row, j) for j in row.tokens]
-            if scorer.pool is not None:
-                fitted = [pool_scores(fitted, place, scorer.pool) for place in range(len(fitted))]
-            return dict(zip(row.tokens, fitted, strict=True))
+            return {j: self._fitted(row, j) for j in row.tokens}
         raise TypeError(f"there is no rule here for {scorer}")
 
     def _times_factor(self, row: Row, scorer: ByValueNorm | ByOutputNorm) -> dict[int, Score]:
@@ -236,8 +233,7 @@ class DenseScores(DenseState):
         units = x @ inner + bias
         predicted = math.exp(float(offset + slope @ x + outer @ (units / (1.0 + np.exp(-units)))))
         size = float(np.abs(slope) @ np.abs(x) + np.abs(outer) @ (np.abs(inner).T @ np.abs(x)))
-        # Neighbours that a pool gives the same score tie; equal tokens of the first layer are equal but for rounding.
-        return Score(predicted, OF_KEYS * predicted * (1.0 + size), ties=row.layer > 0)
+        return Score(predicted, OF_KEYS * predicted * (1.0 + size), ties=False)
 
     def _leverage(self, row: Row, scorer: Leverage) -> dict[int, Score]:
         scores = self._ridge_leverage(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,11 +94,8 @@ def _descend(
     (offset, slope), (inner, bias, outer) = linear, network
     count, heads = y.shape
     batch = min(training.batch, count)
-    adam = torch.optim.AdamW(
-        [{"params": linear, "lr": training.rate / 10}, {"params": network}],
-        lr=training.rate,
-        weight_decay=0.01,
-    )
+    groups: list[dict[str, Any]] = [{"params": linear, "lr": training.rate / 10}, {"params": network}]
+    adam = torch.optim.AdamW(groups, lr=training.rate, weight_decay=0.01)
     steps = count // batch
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, training.epochs * steps)
     for _ in range(training.epochs):

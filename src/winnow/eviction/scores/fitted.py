@@ -5,12 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from winnow.attention import Smoothing
-from winnow.errors import ConfigError
 from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Scorer
-from winnow.eviction.scores.smoothing import smoothed
 from winnow.eviction.signals import Needs
 
 
@@ -24,18 +21,10 @@ class Fitted(Scorer):
     num_accumulators: ClassVar[int] = 1
     path: str | None = None
     """The predictor's file; None: the one beside the model."""
-    pool: Smoothing | None = None
-    """Smoothing over neighbours, so that words of several tokens stay together."""
-
-    def __post_init__(self) -> None:
-        if self.pool is not None and (self.pool.per_query_head or self.pool.skip_window):
-            raise ConfigError(
-                "Fitted knows no queries: its pool takes neither per_query_head nor skip_window"
-            )
 
     @property
     def needs(self) -> Needs:
         return Needs(predictor=PredictorSource(self.path))
 
     def score(self, rows: LayerRows) -> Tensor:
-        return smoothed(rows.accumulators[0], rows, self.pool)
+        return rows.accumulators[0]

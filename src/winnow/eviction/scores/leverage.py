@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from winnow.attention import Smoothing
+from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.rows import LayerRows
 from winnow.eviction.scores.base import Scorer
-from winnow.eviction.scores.smoothing import smoothed
 from winnow.eviction.signals import Needs
 
 
@@ -47,8 +47,13 @@ class Leverage(Scorer):
 
     def score(self, rows: LayerRows) -> Tensor:
         kernels = None if self.unrotated else RowKernels.of(rows)
-        score = self.of(rows, rows.valid) if kernels is None else kernels.leverage(self.ridge)
-        return smoothed(score, rows, self.pool)
+        if kernels is not None:
+            score = kernels.leverage(self.ridge)
+            return score if self.pool is None else kernels.pooled(score, self.pool)
+        score = self.of(rows, rows.valid)
+        if self.pool is None:
+            return score
+        return smooth(score[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
     def of(self, rows: LayerRows, counted: Tensor) -> Tensor:
         """The leverage of the KVs in `counted`, bool [B, H, N], among themselves; not smoothed. Zeros elsewhere."""
