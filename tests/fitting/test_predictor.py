@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_predictor import random_predictor
 from safetensors.torch import save_file
 from tiny_llama import save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import PRESETS, Fitted
-from winnow.eviction.predictor import Predictor, predictor_path
+from winnow.eviction.predictor import FusedPredictor, Predictor, features, predictor_path
 from winnow.fitting.collect import SINKS, Collected, collect_tokens
 from winnow.fitting.quality import judge, predicted, recall
 from winnow.fitting.train import Training, train
@@ -95,6 +96,17 @@ def test_other_formats_are_refused(tmp_path: Path, format: str, match: str) -> N
     save_file({"offset": torch.zeros(1)}, path, {"format": format, "notes": "{}"})
     with pytest.raises(UnsupportedModelError, match=match):
         Predictor.load(path)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+def test_fused_products_give_the_formula(dtype: torch.dtype, most: float) -> None:
+    predictor, heads = random_predictor(2, HEADS, DIM, WIDTH), HEADS
+    inputs = torch.randn(40, WIDTH).to(dtype)
+    keys, values = torch.randn(40, heads, DIM).to(dtype), torch.randn(40, heads, DIM).to(dtype)
+    for layer in range(2):
+        found = FusedPredictor(predictor, inputs).predict(layer, inputs, keys, values)
+        expected = predictor.logs(layer, features(inputs, keys, values))
+        assert (found.log() - expected).abs().max() < most
 
 
 @pytest.fixture(scope="module")

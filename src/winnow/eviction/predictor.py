@@ -43,17 +43,18 @@ class PredictorSource:
 
     path: str | None = None
 
-    def open(self, locate: Callable[[], Path], probe: Tensor, device: torch.device) -> TokenScorer:
+    def open(self, locate: Callable[[], Path], probe: Tensor, like: Tensor) -> TokenScorer:
         """Load it for a model.
 
         Args:
             locate: finds the model's directory or file.
             probe: keys that identify the model, [L, H, d].
+            like: a tensor of the activations' dtype and device.
 
         Raises:
             UnsupportedModelError: the file is missing or damaged, or was fitted to another model.
         """
-        return load_predictor(self, locate(), probe).to(device)
+        return FusedPredictor(load_predictor(self, locate(), probe), like)
 
 
 @dataclass(frozen=True)
@@ -81,18 +82,10 @@ class Predictor:
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def logs(self, layer: int, x: Tensor) -> Tensor:
-        """The logarithms of the scores of tokens with the features x, [n, D]: float32 [n, H]."""
+        """The logarithms of the scores of tokens with the features x, float32 [n, D]: float32 [n, H]."""
         found = torch.addmm(self.offset[layer], x, self.slope[layer])
         hidden = torch.nn.functional.silu(torch.addmm(self.inner_bias[layer], x, self.inner[layer]))
         return found.addmm_(hidden, self.outer[layer])
-
-    def predict(self, layer: int, inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """See `TokenScorer`."""
-        # Clamping keeps exp within float32; only the order counts.
-        return self.logs(layer, features(inputs, keys, values)).clamp_(-_MOST, _MOST).exp_()
-
-    def to(self, device: torch.device) -> "Predictor":
-        return Predictor(**{name: tensor.to(device) for name, tensor in self._tensors()}, notes=self.notes)
 
     def save(self, path: Path) -> None:
         """Write it as safetensors, weights in bfloat16.
@@ -129,14 +122,41 @@ class Predictor:
         return [(each.name, getattr(self, each.name)) for each in fields(self) if each.name != "notes"]
 
 
+class FusedPredictor:
+    """A predictor that multiplies the inputs of attention by all of its weights at once, in the activations' dtype."""
+
+    def __init__(self, predictor: Predictor, like: Tensor) -> None:
+        heads = predictor.offset.shape[1]
+        weight = torch.cat([predictor.slope, predictor.inner], dim=-1)  # [L, D, H + M]
+        offset = torch.cat([predictor.offset, predictor.inner_bias], dim=-1)
+        self._inputs = weight[:, : -2 * heads].to(like.device, like.dtype)
+        self._norms = weight[:, -2 * heads :].to(like.device)
+        self._offset, self._outer = offset.to(like.device), predictor.outer.to(like.device)
+
+    def predict(self, layer: int, inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """See `TokenScorer`."""
+        found = torch.addmm(self._offset[layer], log_norms(keys, values), self._norms[layer])
+        found += inputs @ self._inputs[layer]
+        heads = keys.shape[1]
+        units = torch.nn.functional.silu(found[:, heads:])
+        logs = torch.addmm(found[:, :heads], units, self._outer[layer])
+        # Clamping keeps exp within float32; only the order counts.
+        return logs.clamp_(-_MOST, _MOST).exp_()
+
+
 def features(inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """What is known of n tokens in a layer, float32 [n, hidden_size + 2 H].
 
     The inputs of its attention, [n, hidden_size], and the logarithms of the norms of keys and values, [n, H, d], which
     are no linear functions of them.
     """
-    norms = [each.float().norm(dim=-1).clamp_min_(_LEAST_NORM).log_() for each in (keys, values)]
-    return torch.cat([inputs.float(), *norms], dim=-1)
+    return torch.cat([inputs.float(), log_norms(keys, values)], dim=-1)
+
+
+def log_norms(keys: Tensor, values: Tensor) -> Tensor:
+    """The logarithms of the norms of keys and values, [n, H, d]: float32 [n, 2 H]."""
+    norms = [torch.linalg.vector_norm(each, dim=-1, dtype=torch.float32) for each in (keys, values)]
+    return torch.cat(norms, dim=-1).clamp_min_(_LEAST_NORM).log_()
 
 
 def predictor_path(model: Path) -> Path:

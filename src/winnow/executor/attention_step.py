@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans
@@ -18,15 +17,11 @@ from winnow.executor.slots import SlotStates
 
 
 @dataclass(frozen=True)
-class PredictedTokens:
-    """Tokens of a packed batch whose KVs' scores one predictor predicts.
-
-    Attributes:
-        tokens: their indices in the batch, int64 [n].
-    """
+class PredictedSpan:
+    """Tokens of a packed batch, one behind the other, whose KVs' scores one predictor predicts."""
 
     source: PredictorSource
-    tokens: Tensor
+    tokens: slice
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class PagedAttentionStep:
     """Whose queries are looked at."""
     replays: tuple[ReplaySpan, ...] = ()
     """Which of the tokens repeat a context."""
-    predicted: tuple[PredictedTokens, ...] = ()
+    predicted: tuple[PredictedSpan, ...] = ()
     """Which of the tokens' KVs are scored as they are computed."""
     hidden: list[Tensor] = field(default_factory=list)
     """What the layer in progress received."""
@@ -94,10 +89,10 @@ class PagedAttentionStep:
 
     def _predict(self, layer: int, k: Tensor, v: Tensor) -> None:
         slots = written_slots(self.cache, self.spans, layer)
-        for part in self.predicted:
-            scorer, chosen = self.signals.predictor(part.source), part.tokens
-            score = scorer.predict(layer, self.inputs[0][chosen], k[chosen], v[chosen])
-            self.cache.pool.set_accumulator(slots[part.tokens], score)
+        for span in self.predicted:
+            scorer, tokens = self.signals.predictor(span.source), span.tokens
+            score = scorer.predict(layer, self.inputs[0][tokens], k[tokens], v[tokens])
+            self.cache.pool.set_accumulator(slots[tokens], score)
 
     def _weights(self, span: ReplaySpan, layer: int) -> ReplayWeights:
         return ReplayWeights(self.signals.output_products(layer), self.inputs[0][span.tokens])
@@ -118,24 +113,22 @@ def replay_spans(plan: StepPlan, states: SlotStates) -> tuple[ReplaySpan, ...]:
     return tuple(spans)
 
 
-def predicted_tokens(plan: StepPlan, states: SlotStates, device: torch.device) -> tuple[PredictedTokens, ...]:
+def predicted_spans(plan: StepPlan, states: SlotStates) -> tuple[PredictedSpan, ...]:
     """Whose KVs a predictor scores: the context's, and those after it where later rounds read their scores."""
-    found: dict[PredictorSource, list[int]] = {}
+    spans: list[PredictedSpan] = []
     first = 0
     for entry in plan.entries:
-        eviction = states[entry.slot].eviction
-        source = (
-            None if eviction is None or entry.replay is not None else eviction.policy.score.needs.predictor
-        )
-        if eviction is not None and source is not None:
-            scored = entry.start < eviction.context_len or eviction.policy.when.in_decode
-            found.setdefault(source, []).extend(range(first, first + entry.count) if scored else ())
-        first += entry.count
-    return tuple(
-        PredictedTokens(source, torch.tensor(tokens, device=device))
-        for source, tokens in found.items()
-        if tokens
-    )
+        eviction, end = states[entry.slot].eviction, first + entry.count
+        if eviction is not None and entry.replay is None:
+            source = eviction.policy.score.needs.predictor
+            if source is not None and (entry.start < eviction.context_len or eviction.policy.when.in_decode):
+                last = spans[-1] if spans else None
+                if last is not None and last.source == source and last.tokens.stop == first:
+                    spans[-1] = PredictedSpan(source, slice(last.tokens.start, end))
+                else:
+                    spans.append(PredictedSpan(source, slice(first, end)))
+        first = end
+    return tuple(spans)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ class EngineSignals:
         if needs.output:
             self._projections  # noqa: B018  # found, or refused
         if needs.predictor is not None and needs.predictor not in self._predictors:
-            opened = needs.predictor.open(self._locate, self._model.key_probe, self._device)
+            like = torch.empty(0, dtype=self._model.dtype, device=self._device)
+            opened = needs.predictor.open(self._locate, self._model.key_probe, like)
             self._predictors[needs.predictor] = opened
 
     def moments(self, layer: int, slots: SequenceType[int]) -> QueryMoments:

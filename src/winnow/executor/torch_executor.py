@@ -36,7 +36,7 @@ from winnow.eviction import (
     compact_round,
     plan_round,
 )
-from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_tokens, replay_spans
+from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
 from winnow.executor.signals import EngineSignals, SequenceSignals
 from winnow.executor.slots import SlotStates
@@ -153,7 +153,7 @@ class TorchExecutor:
         wanted = self._to_device(logits.tokens)
         queries = self._signals.queries.note(plan, self._states)
         replays = replay_spans(plan, self._states)
-        predicted = predicted_tokens(plan, self._states, self._model.device)
+        predicted = predicted_spans(plan, self._states)
         step = PagedAttentionStep(
             self._backend,
             self.cache,

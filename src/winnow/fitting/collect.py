@@ -46,7 +46,7 @@ class Recorder(PredictorSource):
     scores: list[Tensor] = field(default_factory=list)
     probes: list[Tensor] = field(default_factory=list)
 
-    def open(self, locate: Callable[[], Path], probe: Tensor, device: torch.device) -> TokenScorer:
+    def open(self, locate: Callable[[], Path], probe: Tensor, like: Tensor) -> TokenScorer:
         self.probes.append(probe)
         return self
 
