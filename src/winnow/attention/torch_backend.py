@@ -64,10 +64,15 @@ def summarise_keys(cache: PagedCache, spans: Spans, layer: int, k: Tensor) -> No
         _summarise(cache, layer, block, offset, k)
 
 
-def written_slots(cache: PagedCache, spans: Spans, layer: int) -> Tensor:
-    """The flat slots of the batch's KVs in a layer, int64 [T, H]."""
-    _, block, offset = _places(cache, spans, layer)
-    return block * cache.pool.layout.block_size + offset
+def written_slots(cache: PagedCache, spans: Spans) -> Tensor:
+    """The flat slots of the batch's KVs in all layers, int64 [L, T, H]."""
+    tables, size = cache.tables, cache.pool.layout.block_size
+    # As in `_places`; one call for all layers costs as much as one for each.
+    index = tables.lengths[spans.token_slots].transpose(0, 1).long() - 1 - spans.tokens_after[:, None]
+    blocks = tables.lookup_layers(spans.device_slots, ceil_div(int(spans.lengths.max()), size))
+    layer = torch.arange(len(index), device=spans.device)[:, None, None]
+    head = torch.arange(index.shape[2], device=spans.device)
+    return blocks[layer, spans.token_sequence[:, None], head, index // size].long() * size + index % size
 
 
 def _summarise(cache: PagedCache, layer: int, block: Tensor, offset: Tensor, k: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -88,11 +89,15 @@ class PagedAttentionStep:
         return replayed == len(self.spans.position)
 
     def _predict(self, layer: int, k: Tensor, v: Tensor) -> None:
-        slots = written_slots(self.cache, self.spans, layer)
+        slots = self._written_slots[layer]
         for span in self.predicted:
             scorer, tokens = self.signals.predictor(span.source), span.tokens
             score = scorer.predict(layer, self.inputs[0][tokens], k[tokens], v[tokens])
             self.cache.pool.set_accumulator(slots[tokens], score)
+
+    @cached_property
+    def _written_slots(self) -> Tensor:
+        return written_slots(self.cache, self.spans)
 
     def _weights(self, span: ReplaySpan, layer: int) -> ReplayWeights:
         return ReplayWeights(self.signals.output_products(layer), self.inputs[0][span.tokens])
