@@ -67,7 +67,7 @@ class Case:
         round_ = RoundInputs(
             tuple(slots), column, column, 0, column, tuple(() for _ in slots), column, torch.empty(0)
         )
-        return RoundRows(local.paged, round_, longest, None)
+        return RoundRows(local.paged, round_, tuple(range(local.paged.pool.layout.num_layers)), longest, None)
 
 
 def row_by_row(rows: LayerRows, formula: Callable[[Tensor], Tensor]) -> Tensor:

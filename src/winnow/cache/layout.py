@@ -1,7 +1,7 @@
 """Bytes of a KV, a block and a sequence, and how many of them fit into a budget. Imports no torch."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -210,19 +210,45 @@ class CacheLayout:
         """Whether the rows of some layers need not keep all KVs."""
         return any(window is not None for window in self.windows)
 
-    def seen(self, num_tokens: int) -> list[int]:
-        """Most KVs that the rows of each layer hold while the first `num_tokens` tokens of a sequence are computed.
+    @cached_property
+    def evictable(self) -> tuple[int, ...]:
+        """The layers that policies evict from: those without a window, or all, where each has one."""
+        full = tuple(layer for layer, window in enumerate(self.windows) if window is None)
+        return full or tuple(range(self.num_layers))
 
-        Where a window slides, whole blocks that no later token sees are given back before a step: a row holds the
-        window, a chunk, and what else its first block has.
+    @cached_property
+    def evictable_part(self) -> "CacheLayout":
+        """The layout of these layers alone."""
+        if len(self.evictable) == self.num_layers:
+            return self
+        return replace(self, num_layers=len(self.evictable), windows=())
+
+    def seen(self, num_tokens: int) -> list[int]:
+        """Most KVs that the rows of each layer hold while the first `num_tokens` tokens of a sequence are computed."""
+        windows = self.windows or (None,) * self.num_layers
+        return [num_tokens if window is None else self._slid(window, num_tokens) for window in windows]
+
+    def _slid(self, window: int, num_tokens: int, replay: int = 0) -> int:
+        """The same of a layer with a window.
+
+        Whole blocks that no later token sees are given back before a step: a row holds the window, a chunk, and what
+        else its first block has. A replay is computed behind the tokens, and none goes before its end.
         """
-        if not self.windows:
-            return [num_tokens] * self.num_layers
         chunk = num_tokens if self.chunk is None else self.chunk
-        return [
-            num_tokens if window is None else min(num_tokens, window - 1 + chunk + self.block_size - 1)
-            for window in self.windows
-        ]
+        return min(num_tokens + replay, window - 1 + max(chunk, replay) + self.block_size - 1)
+
+    def windowed_blocks(self, num_tokens: int, replay: int) -> int:
+        """Most blocks of the layers that policies do not evict from, while so many tokens of a sequence are computed.
+
+        Args:
+            replay: most tokens that are computed behind them at a time, and dropped.
+        """
+        slid = (
+            self._slid(window, num_tokens, replay)
+            for layer, window in enumerate(self.windows)
+            if window is not None and layer not in self.evictable
+        )
+        return self.num_kv_heads * sum(ceil_div(kvs, self.block_size) for kvs in slid)
 
     def blocks_seen(self, num_tokens: int) -> int:
         """Most blocks that a sequence under no policy holds while its first `num_tokens` tokens are computed."""

@@ -292,16 +292,17 @@ class Engine(RequestLoop):
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _check_rows(self, sequence: Sequence) -> None:
-        """Assert that each row holds a token once, and all that is protected."""
-        eviction = sequence.eviction
+        """Assert that each row holds a token once, and all that is protected unless a window has passed it."""
+        eviction, evicted = sequence.eviction, tuple[int, ...]()
         protected: set[int] = set()
         if eviction is not None and sequence.kv.last_round:
+            evicted = eviction.policy.evicts_from(self._executor.layout)
             for start, end in ((0, eviction.policy.keep.sinks), *eviction.spans):
                 protected.update(range(start, min(end, sequence.kv.last_round)))
-        for layer in self._executor.kept_positions(sequence.kv.running_slot):
-            for row in layer:
+        for layer, rows in enumerate(self._executor.kept_positions(sequence.kv.running_slot)):
+            for row in rows:
                 assert len(set(row)) == len(row), "a row holds a token twice"
-                assert protected.issubset(row), "a row lost a protected KV"
+                assert layer not in evicted or protected.issubset(row), "a row lost a protected KV"
 
     def _count_shares(self, step: ScheduledStep, seconds: float) -> None:
         """Divide a step's seconds by tokens: among replays, prompts and decoding."""

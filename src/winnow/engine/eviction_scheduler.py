@@ -89,8 +89,13 @@ class EvictionScheduler:
         if not sequences:
             return
         # At once: one by one, this would take longer than all else that is decided in a step.
-        lengths = self._ledger.lengths[[s.kv.running_slot for s in sequences]]
-        for sequence, mean in zip(sequences, lengths.mean(axis=(1, 2)).tolist(), strict=True):
+        lengths, layout = self._ledger.lengths[[s.kv.running_slot for s in sequences]], self._ledger.layout
+        if layout.has_windows:
+            evicted = [_eviction(s).policy.evicts_from(layout) for s in sequences]
+            means = [rows[list(layers)].mean() for rows, layers in zip(lengths, evicted, strict=True)]
+        else:
+            means = lengths.mean(axis=(1, 2)).tolist()
+        for sequence, mean in zip(sequences, means, strict=True):
             yield sequence, (sequence.kv.num_computed, sequence.kv.last_round, mean)
 
     def _shrinkable(self, sequences: SequenceType[Sequence]) -> list[Sequence]:
@@ -136,7 +141,8 @@ class EvictionScheduler:
         for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
             if sequence in taken or sequence.kv.slot is None:
                 continue
-            size = int(self._ledger.lengths[sequence.kv.slot].sum())
+            layers = _eviction(sequence).policy.evicts_from(self._ledger.layout)
+            size = int(self._ledger.lengths[sequence.kv.slot, list(layers)].sum())
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
             # A round writes into the blocks that it leaves, of which there are copies when it is planned. That others

@@ -90,7 +90,7 @@ class PrefixSharing:
             sequence.rounds.rounds += found.snapshot.num_rounds
         else:
             self._ledger.prefix_rows.adopt(slot, found.keys)
-            if sequence.eviction is None:
+            if sequence.slides(self._ledger.layout):
                 self._ledger.drop_unseen([slot])
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
             request.num_cached_tokens = sequence.kv.num_computed

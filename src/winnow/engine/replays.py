@@ -21,8 +21,7 @@ def drop(ledger: Ledger, sequence: Sequence) -> None:
     """Cut the rows of a running sequence back to its context: what a pass wrote behind it goes."""
     if sequence.kv.replayed:
         slot = sequence.kv.running_slot
-        held = ledger.lengths[[slot]]
-        ledger.shrink([slot], np.minimum(held, sequence.kv.num_computed).astype(held.dtype))
+        ledger.shrink([slot], ledger.lengths[[slot]] - np.int32(sequence.kv.replayed))
         sequence.kv.replayed = 0
 
 

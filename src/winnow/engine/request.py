@@ -294,13 +294,22 @@ class Sequence:
     def finished(self) -> bool:
         return self.finish_reason is not None
 
+    def slides(self, layout: CacheLayout) -> bool:
+        """Whether its rows may give back what sliding windows have passed.
+
+        A replay goes, and what comes after it sees what the replay's own tokens no longer do.
+        """
+        if self.eviction is None:
+            return True
+        return not self.kv.replayed and len(self.eviction.policy.evicts_from(layout)) < layout.num_layers
+
     def longest_row(self, layout: CacheLayout) -> int:
         """KVs of its longest row, about, until all its tokens are computed."""
         if self.request.reserved_tokens is not None:
             return max(self.request.reserved_tokens, self.num_tokens)
         if self.eviction is None:
             return max(layout.seen(self.num_tokens))
-        return self.eviction.longest_row(self.num_tokens)
+        return self.eviction.longest_row(layout, self.num_tokens)
 
     def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
         """Most blocks that it holds until all its tokens and `ahead` further ones are computed.

@@ -163,7 +163,7 @@ class Scheduler:
         while True:
             self._resume_next()
             drop_finished(self.ledger, self.running)
-            self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.eviction is None])
+            self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
             self._own_blocks.unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
             self._own_blocks.unshare_samples(budgets_differ=False)

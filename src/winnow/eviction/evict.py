@@ -56,8 +56,10 @@ def plan_round(
     ranking = rank_round(cache, policy, members, signals)
     targets = policy.budget.allot(policy.budget.costs(ranking))
     kept = torch.minimum(torch.maximum(targets, ranking.protected), ranking.length)
-    lengths: IntArray = kept.to(torch.int32).cpu().numpy()
-    return PlannedRound(policy, tuple(member.slot for member in members), ranking, kept, lengths)
+    slots, layers = [member.slot for member in members], policy.evicts_from(cache.pool.layout)
+    lengths: IntArray = cache.tables.host_lengths[slots]
+    lengths[:, layers] = kept.to(torch.int32).cpu().numpy()
+    return PlannedRound(policy, tuple(slots), ranking, kept, lengths)
 
 
 @torch.inference_mode()
@@ -70,9 +72,10 @@ def compact_round(
     on other devices tensor operations do, which synchronize for the moves.
     """
     policy, ranked, kept = planned.policy, planned.ranking.ranked, planned.kept
-    slots = np.array(planned.slots, dtype=np.int64)
+    slots, layers = np.array(planned.slots, dtype=np.int64), list(planned.ranking.rows.layers)
     num_blocks = ranked.block.shape[-1]
-    block = cache.tables.lookup_layers(torch.from_numpy(slots).to(cache.pool.device), num_blocks).long()
+    found = cache.tables.lookup_layers(torch.from_numpy(slots).to(cache.pool.device), num_blocks)
+    block = (found if len(layers) == len(found) else found[layers]).long()
     most = int((cache.tables.host_lengths[slots] - planned.lengths).max())
     stay = kept.transpose(0, 1)
     backend.keep_best(cache.pool, replace(ranked, block=block), stay, most)
@@ -92,13 +95,19 @@ def rank_round(
 ) -> Ranking:
     """The KVs of `members`, scored; nothing changes."""
     slots = [member.slot for member in members]
-    longest = int(cache.tables.host_lengths[slots].max())
+    layers = policy.evicts_from(cache.pool.layout)
+    longest = int(cache.tables.host_lengths[slots][:, layers].max())
     kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
-    return _rank(policy, RoundRows(cache, _round(cache, policy, members, signals), longest, kinds, signals))
+    inputs = _round(cache, policy, members, signals, layers)
+    return _rank(policy, RoundRows(cache, inputs, layers, longest, kinds, signals))
 
 
 def _round(
-    cache: PagedCache, policy: EvictionPolicy, members: Sequence[EvictionTarget], signals: Signals
+    cache: PagedCache,
+    policy: EvictionPolicy,
+    members: Sequence[EvictionTarget],
+    signals: Signals,
+    layers: tuple[int, ...],
 ) -> RoundInputs:
     device = cache.pool.device
 
@@ -114,7 +123,7 @@ def _round(
         recent=column([member.eviction.recent_at(member.computed) for member in members]),
         spans=tuple(member.eviction.spans for member in members),
         tokens=column([member.computed for member in members]),
-        similarity=signals.similarity(slots)
+        similarity=signals.similarity(slots)[:, layers]
         if policy.budget.needs_similarity
         else torch.empty(0, device=device),
     )

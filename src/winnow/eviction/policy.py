@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from winnow.attention import AttentionObserver, Smoothing
-from winnow.cache import KVCodec
+from winnow.cache import CacheLayout, KVCodec
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
 from winnow.eviction.keep import Keep
@@ -89,6 +89,13 @@ class EvictionPolicy:
             raise ConfigError(
                 f"prefill_every promises that prompts of any length fit, and {type(self.budget).__name__} may keep all"
             )
+
+    def evicts_from(self, layout: CacheLayout) -> tuple[int, ...]:
+        """The layers that its rounds evict from; the others hold what their sliding windows see.
+
+        Re-assigned positions are those of all layers, and say nothing of what a window has passed.
+        """
+        return tuple(range(layout.num_layers)) if self.reassign_positions else layout.evictable
 
     @property
     def owns_blocks(self) -> bool:

@@ -23,8 +23,8 @@ class RoundInputs:
         recent: number of last positions that are protected, int64 [B].
         spans: further protected positions of each sequence, as half-open intervals.
         tokens: tokens computed so far, int64 [B].
-        similarity: float32 [B, L], cosine of the hidden state before and after attention; empty unless the budget
-            needs it.
+        similarity: float32 [B, L], cosine of the hidden state before and after attention in the round's layers; empty
+            unless the budget needs it.
     """
 
     slots: tuple[int, ...]
@@ -38,12 +38,13 @@ class RoundInputs:
 
 
 class RoundRows:
-    """The rows of all layers: blocks, lengths, positions and protection of their KVs.
+    """The rows of L of the layers: blocks, lengths, positions and protection of their KVs.
 
     Rows are padded to N slots each, the blocks of the longest row. Layers come first, so that those of one layer are
     contiguous.
 
     Attributes:
+        layers: the layers' numbers.
         block: int64 [L, B, H, N / block size], the blocks of each row.
         length: int32 [L, B, H].
         position: int32 [L, B, H, N], arbitrary past the length.
@@ -54,6 +55,7 @@ class RoundRows:
         self,
         cache: PagedCache,
         round_: RoundInputs,
+        layers: tuple[int, ...],
         longest: int,
         kinds: Tensor | None,
         signals: Signals | None = None,
@@ -65,8 +67,13 @@ class RoundRows:
         tables = cache.tables
         slots = torch.tensor(round_.slots, device=cache.pool.device)
         num_blocks = ceil_div(longest, cache.pool.layout.block_size)
-        self.block = tables.lookup_layers(slots, num_blocks).long()
-        self.length = tables.lengths[slots].transpose(0, 1).contiguous()
+        self.layers = layers
+        self.block = tables.lookup_layers(slots, num_blocks)
+        length = tables.lengths[slots].transpose(0, 1)
+        if len(layers) < len(length):
+            some = torch.tensor(layers, device=slots.device)
+            self.block, length = self.block[some], length[some]
+        self.block, self.length = self.block.long(), length.contiguous()
         self.position = cache.pool.positions_of(self.block)
         self.protected = self._kept_positions().logical_and_(self.valid)
 
@@ -80,8 +87,9 @@ class RoundRows:
         """Whether a slot is below its row's length, bool [L, B, H, N]."""
         return torch.arange(self.position.shape[-1], device=self.block.device) < self.length[..., None]
 
-    def layer(self, layer: int) -> "LayerRows":
-        return LayerRows(self, layer)
+    def layer(self, index: int) -> "LayerRows":
+        """Those of the layer `layers[index]`."""
+        return LayerRows(self, index)
 
     def _kept_positions(self) -> Tensor:
         position, round_ = self.position, self.round
@@ -99,30 +107,30 @@ class LayerRows:
     """The KVs of one layer, padded to N slots a row.
 
     Attributes:
-        layer: index of the layer.
+        layer: the layer's number.
         length: int32 [B, H].
         position: int32 [B, H, N], arbitrary past the length.
         protected: bool [B, H, N], KVs that must stay.
     """
 
-    def __init__(self, rows: RoundRows, layer: int) -> None:
+    def __init__(self, rows: RoundRows, index: int) -> None:
         self.round = rows.round
-        self.layer = layer
-        self.length = rows.length[layer]
-        self.position = rows.position[layer]
-        self.protected = rows.protected[layer]
-        self.pool = rows.cache.pool.of_layer(layer)
-        self._rows = rows
+        self.layer = rows.layers[index]
+        self.length = rows.length[index]
+        self.position = rows.position[index]
+        self.protected = rows.protected[index]
+        self.pool = rows.cache.pool.of_layer(self.layer)
+        self._rows, self._index = rows, index
 
     @cached_property
     def slot(self) -> Tensor:
         """The pool's slot of each KV, int64 [B, H, N]."""
-        return self._rows.slot[self.layer]
+        return self._rows.slot[self._index]
 
     @cached_property
     def valid(self) -> Tensor:
         """Whether a slot is below its row's length, bool [B, H, N]."""
-        return self._rows.valid[self.layer]
+        return self._rows.valid[self._index]
 
     @cached_property
     def accumulators(self) -> Tensor:
@@ -197,7 +205,7 @@ class LayerRows:
     @property
     def _block(self) -> Tensor:
         """int64 [B, H, N / block size]."""
-        return self._rows.block[self.layer]
+        return self._rows.block[self._index]
 
     def _where_valid(self, vectors: Tensor) -> Tensor:
         return vectors.masked_fill_(~self.valid[..., None], 0.0)

@@ -15,11 +15,15 @@ _PRESSURE_STEP = 64
 
 @dataclass(frozen=True)
 class SequenceEviction:
-    """A policy bound to one prompt. Token counts are per sequence, KV counts per row on average."""
+    """A policy bound to one prompt. Token counts are per sequence, KV counts per row on average.
+
+    Rows are those of the layers that the policy evicts from (`EvictionPolicy.evicts_from`), except where blocks are
+    counted.
+    """
 
     policy: EvictionPolicy
     budget: int
-    """KVs per row, on average over rows."""
+    """KVs per row, on average over the rows that the policy evicts from."""
     prompt_len: int
     context_len: int
     """Tokens of the prompt that its rounds may evict; the rest, such as a question, is kept whole."""
@@ -214,25 +218,32 @@ class SequenceEviction:
 
     def peak_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
         """Upper bound on blocks held while the first `num_tokens` tokens are computed."""
+        rows, windowed = self._parts(layout, num_tokens)
         context = min(num_tokens, self.context_len)
         if context == self.context_len:
             context += self.longest_pass
         prefill = (
-            self._blocks_above_target(layout, self._step, context)
-            if self._step
-            else layout.blocks_for(context)
+            self._blocks_above_target(rows, self._step, context) if self._step else rows.blocks_for(context)
         )
         if num_tokens <= self.context_len:
-            return prefill
-        return max(prefill, self.decode_blocks(layout, num_tokens))
+            return windowed + prefill
+        return max(windowed + prefill, self.decode_blocks(layout, num_tokens))
 
     def decode_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
         """Upper bound on blocks held from the end of the context until the sequence has `num_tokens` tokens."""
-        return self._blocks_above_target(layout, self._most_added(num_tokens), num_tokens)
+        rows, windowed = self._parts(layout, num_tokens)
+        return windowed + self._blocks_above_target(rows, self._most_added(num_tokens), num_tokens)
 
     def blocks_after(self, layout: CacheLayout, num_tokens: int) -> int:
         """Upper bound on blocks held after a round of a sequence of `num_tokens` tokens."""
-        return self._blocks_left(layout, 0, num_tokens)
+        rows, windowed = self._parts(layout, num_tokens)
+        return windowed + self._blocks_left(rows, 0, num_tokens)
+
+    def _parts(self, layout: CacheLayout, num_tokens: int) -> tuple[CacheLayout, int]:
+        """The rows that the policy evicts from, and most blocks of the others."""
+        if len(self.policy.evicts_from(layout)) == layout.num_layers:
+            return layout, 0
+        return layout.evictable_part, layout.windowed_blocks(num_tokens, self.longest_pass)
 
     def _most_added(self, num_tokens: int) -> int:
         """Upper bound on tokens per row above the target at any time after the context."""
@@ -264,8 +275,13 @@ class SequenceEviction:
         left = budget.blocks_after(layout, self.target, self.num_protected)
         return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))
 
-    def longest_row(self, num_tokens: int) -> int:
+    def longest_row(self, layout: CacheLayout, num_tokens: int) -> int:
         """Expected length in KVs of the longest row while `num_tokens` tokens are computed."""
+        rows, windowed = self._parts(layout, num_tokens)
+        others = layout.rows_per_seq - rows.rows_per_seq
+        return max(self._longest_evicted(num_tokens), windowed * layout.block_size // max(others, 1))
+
+    def _longest_evicted(self, num_tokens: int) -> int:
         if not self._step:
             return max(num_tokens, self.context_len + self.longest_pass) if self.passes else num_tokens
         return min(num_tokens, self.limit if self.policy.budget.equal_rows else self.limit * ROW_SKEW)

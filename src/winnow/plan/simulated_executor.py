@@ -20,6 +20,7 @@ from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.prefix_index import PrefixKey
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
+from winnow.eviction.budgets import Budget
 from winnow.plan.step_time import StepWork, TierTraffic
 from winnow.sampling import SamplingParams
 
@@ -176,8 +177,17 @@ class SimulatedExecutor:
         target, budget = eviction.target, eviction.policy.budget
         if not budget.bounded:
             return held
-        size, rows = self.layout.block_size, self.layout.rows_per_seq
-        if budget.equal_rows or budget.blocks_after(self.layout, target, 0) > ceil_div(target * rows, size):
+        layers = list(eviction.policy.evicts_from(self.layout))
+        if len(layers) < self.layout.num_layers:
+            kept = held.copy()
+            kept[layers] = self._kept(held[layers], self.layout.evictable_part, target, budget)
+            return kept
+        return self._kept(held, self.layout, target, budget)
+
+    @staticmethod
+    def _kept(held: IntArray, layout: CacheLayout, target: int, budget: Budget) -> IntArray:
+        size, rows = layout.block_size, layout.rows_per_seq
+        if budget.equal_rows or budget.blocks_after(layout, target, 0) > ceil_div(target * rows, size):
             return np.minimum(held, target)
         # Rows that compete for blocks keep whole ones.
         least, more = divmod(ceil_div(target * rows, size), rows)
