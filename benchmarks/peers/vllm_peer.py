@@ -38,6 +38,8 @@ def engine_options(work: Work) -> dict[str, Any]:
         "kv_cache_dtype": work.options["kv_cache_dtype"],
         "kv_cache_memory_bytes": kv_bytes(Path(work.model), work.options["kv_tokens"]),
         "block_size": BLOCK,
+        # The model's own would have to fit into the memory.
+        "max_model_len": max(map(len, work.prompts)) + work.new_tokens,
         "max_num_seqs": len(work.prompts),
         "enable_prefix_caching": work.prefix_caching,
         "skip_tokenizer_init": True,
