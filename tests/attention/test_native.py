@@ -14,8 +14,9 @@ from scaled_keys import ScaledKeys
 from tests.attention.paged import PagedBatch, paged_batch
 from torch import Tensor
 
-from winnow import _native, native
-from winnow.attention import (
+_native = pytest.importorskip("winnow._native")
+from winnow import native  # noqa: E402
+from winnow.attention import (  # noqa: E402
     AttentionObserver,
     AttentionSpec,
     Group,
@@ -24,11 +25,11 @@ from winnow.attention import (
     Smoothing,
     Term,
 )
-from winnow.attention.native import NativeBackend
-from winnow.cache import KVPool
-from winnow.cache.codec import PlainCodec
-from winnow.cache.layout import PAGE_ENTRIES
-from winnow.errors import ConfigError
+from winnow.attention.native import NativeBackend  # noqa: E402
+from winnow.cache import KVPool  # noqa: E402
+from winnow.cache.codec import PlainCodec  # noqa: E402
+from winnow.cache.layout import PAGE_ENTRIES  # noqa: E402
+from winnow.errors import ConfigError  # noqa: E402
 
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]

@@ -17,6 +17,7 @@ from winnow.executor.torch_executor import TorchExecutor
 from winnow.json_values import dump_json
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
+from winnow.models.paged_trial import verify_codec
 from winnow.models.text_pool import text_pool
 from winnow.report.fingerprint import model_digest
 
@@ -35,6 +36,8 @@ def build_engine(
     layout = loaded.kv_layout(config.cache, num_accumulators)
     policy.check_codec(layout.codec)
     backend = open_backend(config.model.attention_backend, loaded.device, layout)
+    if config.model.verify_model:
+        verify_codec(loaded, layout, config.model.attention_backend)
     executor = TorchExecutor(loaded, config, backend, num_accumulators)
 
     def open_store(directory: Path) -> PrefixStore:

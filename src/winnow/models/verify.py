@@ -15,24 +15,21 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreT
 from transformers.cache_utils import DynamicLayer
 from transformers.masking_utils import sdpa_mask
 
-from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans, open_backend
-from winnow.cache import CacheLayout, CacheSize, LocalCache
+from winnow.attention import open_backend
 from winnow.errors import UnsupportedModelError
 from winnow.models.binding import attention_of, cache_argument
 from winnow.models.geometry import ModelGeometry
 from winnow.models.loaded import LoadedModel, Verified
+from winnow.models.paged_trial import HALF, differences_of, paged_logits, plain_layout
 
 _MASKS = "winnow_masks"
 _TOKENS = 12
 # A window is passed by the prompt itself where that is as cheap.
 _LONGEST = 48
-_BLOCK_SIZE = 16
 # Masks have a column for each token of the past. Contexts beyond this are checked up to here.
 _LONGEST_PAST = 2**18
-# Largest difference of a token's logits, as a part of their norm. In half precision and with int8 weights results
-# differ by rounding, and in models with experts a token may go elsewhere for it: there the median over tokens counts,
-# in float32 the largest.
-_FULL, _HALF = 1e-3, 0.2
+# Largest difference of a token's logits, as a part of their norm, in float32; elsewhere `HALF` of the median token.
+_FULL = 1e-3
 
 
 class _Masks:
@@ -85,21 +82,6 @@ class _PastLayer(DynamicLayer):
         return self._past
 
 
-class _Step:
-    """One forward pass over a small paged cache; see `winnow.models.AttentionStep`."""
-
-    watching = False
-    logits_indices = None
-
-    def __init__(self, backend: AttentionBackend, cache: PagedCache, spans: Spans) -> None:
-        self._backend, self._cache, self._spans = backend, cache, spans
-        self.native = backend.step(cache, spans)
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        self._backend.write(self._cache, self._spans, layer, k, v)
-        return self._backend.attend(self._cache, self._spans, layer, q, spec)
-
-
 @dataclass(frozen=True)
 class Trial:
     """What a model's own code gives, kept until it can be compared with what will run in its place."""
@@ -142,14 +124,12 @@ class Trial:
         Raises:
             UnsupportedModelError: the logits differ; names the model's class and by how much.
         """
-        found = _paged_logits(loaded, self.tokens, open_backend(attention_backend, loaded.device))
+        found = paged_logits(
+            loaded, self.tokens, open_backend(attention_backend, loaded.device), plain_layout(loaded)
+        )
         full = loaded.dtype == torch.float32 and loaded.int8 is None
-        tolerance = _FULL if full else _HALF
-        # Tokens that a bias rules out are minus infinity in both.
-        away = torch.where(found == self.logits, 0.0, found - self.logits).norm(dim=-1)
-        differences = away / self.logits.where(self.logits.isfinite(), 0.0).norm(dim=-1)
-        # Where the model's own logits are no numbers (float16 overflows), there is nothing to compare with.
-        differences = differences[(self.logits < float("inf")).all(dim=-1)]
+        tolerance = _FULL if full else HALF
+        differences = differences_of(found, self.logits)
         if not len(differences):
             return Verified(float("nan"), tolerance, 0, self.past)
         difference = float(differences.max() if full else differences.median())
@@ -190,30 +170,3 @@ def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> 
                 f"not {int(expected[-1].sum())}); Winnow builds no masks"
             )
     return checked
-
-
-def _paged_logits(loaded: LoadedModel, tokens: Tensor, backend: AttentionBackend) -> Tensor:
-    """Logits of each token, float32 [T, V]: all but the last in one chunk, and the last by itself."""
-    geometry, length = loaded.geometry, len(tokens)
-    layout = CacheLayout(
-        geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, _BLOCK_SIZE, loaded.dtype, 1
-    )
-    size = CacheSize.of_blocks(layout, layout.blocks_for(length), 1, length)
-    cache = LocalCache(layout, size, loaded.device)
-    slot = cache.ledger.open()
-    rows = []
-    for start, end in ((0, length - 1), (length - 1, length)):
-        if end == start:
-            continue
-        cache.append([slot], [end - start])
-        lengths = cache.paged.tables.longest([slot])
-        spans = Spans.build([slot], [start], [end - start], lengths, loaded.device)
-        output = loaded.forward_model(
-            input_ids=tokens[None, start:end],
-            position_ids=spans.position[None],
-            use_cache=False,
-            logits_to_keep=torch.arange(end - start, device=loaded.device),
-            winnow_step=_Step(backend, cache.paged, spans),
-        )
-        rows.append(output.logits[0].float())
-    return torch.cat(rows)

@@ -1,0 +1,39 @@
+"""Kernels are tried at load over KVs as they will be stored."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architectures import ARCHITECTURES, save
+from torch import Tensor
+
+from winnow import LLM
+from winnow.attention import PagedCache, Spans
+from winnow.attention.native import NativeBackend
+from winnow.errors import UnsupportedModelError
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "int8", "int4", "int2", "k=int8,v=int2", "kivi4"])
+def test_formats_are_served(tmp_path: Path, kv_cache_dtype: str) -> None:
+    save(ARCHITECTURES["gemma3"], tmp_path)
+    with LLM(tmp_path, kv_memory="16MiB", kv_cache_dtype=kv_cache_dtype):
+        pass
+
+
+def test_a_kernel_that_is_wrong_for_a_format_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("winnow._native")
+    save(ARCHITECTURES["gpt2"], tmp_path)  # whose layers call the backend, and not one kernel for all
+    write = NativeBackend.write
+
+    def wrong(self: Any, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+        coded = cache.pool.layout.codec.name == "int8"
+        write(self, cache, spans, layer, k, v.flip(-1).contiguous() if coded else v)
+
+    monkeypatch.setattr(NativeBackend, "write", wrong)
+    with LLM(tmp_path, kv_memory="4MiB"):
+        pass
+    refused = pytest.raises(UnsupportedModelError, match=r"kv_cache_dtype: NativeBackend .* stored as int8")
+    with refused:
+        LLM(tmp_path, kv_memory="4MiB", kv_cache_dtype="int8")
