@@ -136,7 +136,7 @@ class Failures:
             host.load = self._failing(host.load, copies, "copies")
         if steps:
             executor.execute = self._failing(executor.execute, steps, "steps")
-            executor.evict = self._failing(executor.evict, steps, "steps")
+            executor.plan_evictions = self._failing(executor.plan_evictions, steps, "steps")
 
     def _failing(self, work: Callable[..., Any], share: float, kind: str) -> Callable[..., Any]:
         def wrapped(*args: Any) -> Any:

@@ -146,8 +146,13 @@ def test_bounds_on_blocks_hold_and_count_windows(gemma: Path, policy: str) -> No
         [output] = run(llm, [PROMPT], asked(policy))
         assert len(output.outputs[0].token_ids) == ANSWER
     size = replace(size, num_blocks=most - 1)
-    with open_llm(gemma, kv_memory=size.nbytes(layout), max_num_seqs=1) as llm, pytest.raises(CapacityError):
-        llm.generate(PROMPT, asked(policy))
+    with open_llm(gemma, kv_memory=size.nbytes(layout), max_num_seqs=1) as llm:
+        if sequence.eviction.passes:  # what judges in place of the replay needs less
+            llm.generate(PROMPT, asked(policy))
+            assert llm.stats().num_replays_replaced == 1
+            return
+        with pytest.raises(CapacityError):
+            llm.generate(PROMPT, asked(policy))
 
 
 @pytest.mark.parametrize("policy", ["snapkv", "h2o", "kvzip"])

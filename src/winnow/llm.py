@@ -82,7 +82,10 @@ class LLM:
         self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
         self.sampling_defaults = loaded.sampling_defaults
         self._prompts = PromptTokenizer(self._tokenizer)
-        warn_about_ends(self._tokenizer, loaded.eos_token_ids)
+        # What the chat template ends turns with is looked at when it is first used: reading it takes transformers.
+        self._unchecked_ends: frozenset[int] | None = loaded.eos_token_ids
+        if not loaded.eos_token_ids:
+            self._check_ends()
         # Imports made while loading keep the frames that they passed, and their locals, until garbage is collected:
         # `close` would free nothing before.
         del loaded, engine
@@ -334,7 +337,14 @@ class LLM:
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN
     ) -> TokenizedPrompt:
         """As `tokenize`, for a conversation; `template` holds the template's other variables."""
+        self._check_ends()
         return self._prompts.tokenize_chat(messages, template)
+
+    def _check_ends(self) -> None:
+        """Warn once where answers may run up to their limit."""
+        ends, self._unchecked_ends = self._unchecked_ends, None
+        if ends is not None:
+            warn_about_ends(self._tokenizer, ends)
 
     def new_request(
         self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any

@@ -309,7 +309,10 @@ class EngineStats:
     num_replays_replaced: int = 0
     """Requests whose policy replays the context, for which a replay did not fit: a cheaper score took its place."""
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Seconds by phase: schedule, evict, swap, execute (scoring included) and its shares prefill and decode by tokens,
-    output; padded engine: prefill, decode."""
+    """Seconds by phase: schedule, evict, swap, execute (scoring included), output; padded engine: prefill, decode."""
+    prefill_seconds: float = 0.0
+    """Share of prompts in `elapsed["execute"]`, by tokens; paged engine only, as the next."""
+    decode_seconds: float = 0.0
+    """Share of decoding."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
     """By name, those configured and those that had requests; under "" those without a name. Paged engine only."""

@@ -321,7 +321,7 @@ def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.C
 
 def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["baton", "--help"])
+        main(["baton", "--help", "all"])
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert "examples:\n  python -m benchmarks.papers baton" in printed and "--prefill-group" in printed

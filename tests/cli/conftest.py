@@ -29,7 +29,7 @@ def llms(monkeypatch: pytest.MonkeyPatch) -> list[FakeLLM]:
     """Commands open fake engines, which are collected in the list."""
     opened: list[FakeLLM] = []
 
-    def open_fake(options: dict[str, Any]) -> FakeLLM:
+    def open_fake(options: dict[str, Any], *, announce: bool = False, quiet: bool = False) -> FakeLLM:
         opened.append(FakeLLM(**options))
         return opened[-1]
 

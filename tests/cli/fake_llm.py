@@ -19,7 +19,7 @@ class FakeLLM:
 
     device = SimpleNamespace(type="fake")
     max_model_len = CONTEXT
-    sampling_defaults: Mapping[str, Any] = MappingProxyType({})
+    sampling_defaults: Mapping[str, Any] = MappingProxyType({"temperature": 1.0})
     tokenizer = None
     interrupted_after: int | None = None
     """Ctrl-C comes in the step after so many."""

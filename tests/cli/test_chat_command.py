@@ -32,7 +32,7 @@ def test_what_is_said_beside_answers(
 ) -> None:
     monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
     typed("/help\n/rest\n/etc/passwd\n /reset \n /x?\n")
-    assert main(["chat", "--kv-memory", "1MiB"]) == 0
+    assert main(["chat", "--kv-memory", "1MiB", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines() == ["?x/ >resu<"], "a question after a space may begin with /"
     assert shown.err.splitlines() == [

@@ -298,7 +298,7 @@ def test_ctrl_c_before_anything_is_written_promises_nothing(
 ) -> None:
     """The output is another run's still: to resume it with these options would be refused."""
 
-    def interrupted(options: Any) -> Any:
+    def interrupted(options: Any, *, quiet: bool) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("winnow.cli.run.open_llm", interrupted)

@@ -167,7 +167,7 @@ def test_nothing_is_overwritten_for_an_engine_that_cannot_start(
 ) -> None:
     from winnow.errors import ConfigError
 
-    def fail(options: dict[str, Any]) -> FakeLLM:
+    def fail(options: dict[str, Any], *, quiet: bool) -> FakeLLM:
         raise ConfigError("kv_memory must be at least 159.6 KiB, got 1.0 KiB")
 
     write_prompts([{"prompt": "ab"}])

@@ -282,9 +282,8 @@ def test_a_table_that_nobody_takes(
     redirect: str, code: int, message: str, here: Path, write_prompts: Write
 ) -> None:
     write_prompts([{"prompt": "ab", "max_tokens": 1}])
-    command = (
-        f"set -o pipefail; {sys.executable} -m winnow run prompts.jsonl -o out --progress off {redirect}"
-    )
+    run = f"{sys.executable} -m winnow run prompts.jsonl -o out --temperature 0 --progress off"
+    command = f"set -o pipefail; {run} {redirect}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         ["/bin/bash", "-c", command], stderr=subprocess.PIPE, env=environment, text=True, check=False

@@ -9,11 +9,11 @@ from winnow.batch.tally import Tally
 from winnow.cli.summary import Summary
 from winnow.outputs import EngineStats
 
-ELAPSED = {"schedule": 0.5, "execute": 90.0, "prefill": 20.0, "decode": 10.0, "output": 0.2, "evict": 1.5}
+ELAPSED = {"schedule": 0.5, "execute": 90.0, "output": 0.2, "evict": 1.5}
 
 
 def summary(tally: Tally | None = None, **stats: float) -> Summary:
-    found = EngineStats(elapsed=dict(ELAPSED), **stats)  # type: ignore[arg-type]
+    found = EngineStats(elapsed=dict(ELAPSED), prefill_seconds=20.0, decode_seconds=10.0, **stats)  # type: ignore[arg-type]
     return Summary.of(tally or Tally(requests=3), 0, 100.0, found)
 
 

@@ -326,7 +326,7 @@ def test_an_interrupted_round_leaves_a_sound_engine(n: int, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(simulation.executor, "evict", interrupted)
+        patch.setattr(simulation.executor, "plan_evictions", interrupted)
         simulation.run()
     simulation.scheduler.ledger.check_integrity()
     assert not simulation.scheduler.running

@@ -164,11 +164,13 @@ def test_the_score_is_the_predictors(model: Path) -> None:
 
 def test_a_model_without_a_predictor_is_told_how_to_make_one(tmp_path: Path) -> None:
     path = save_tiny_llama(tmp_path / "other", seed=3)
+    with pytest.raises(UnsupportedModelError, match=r"winnow fit .*other"):
+        LLM(path, kv_memory="4MiB", eviction="fitted")
     with (
-        LLM(path, kv_memory="4MiB", eviction="fitted") as llm,
+        LLM(path, kv_memory="4MiB") as llm,
         pytest.raises(InvalidRequestError, match=r"winnow fit .*other"),
     ):
-        llm.generate(TOKENS[:200])
+        llm.generate(TOKENS[:200], SamplingParams(eviction="fitted"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from winnow.attention import open_backend
 from winnow.cache import CacheLayout
 from winnow.config import ModelConfig
-from winnow.models import load_model, verify
+from winnow.models import load_model, paged_trial
 
 BACKENDS = ["reference", "native", "triton"]
 # Largest difference of a token's logits, as a part of their norm: rounding to bfloat16 does less.
@@ -29,11 +29,13 @@ def logits(
     def layout(layers: int, heads: int, dim: int, block_size: int, _: torch.dtype, rest: int) -> CacheLayout:
         return CacheLayout(layers, heads, dim, block_size, kv_format, rest)
 
-    monkeypatch.setattr(verify, "CacheLayout", layout)
+    monkeypatch.setattr(paged_trial, "CacheLayout", layout)
     loaded = load_model(ModelConfig(model=directory, dtype=dtype, device="cpu", verify_model=False))
     tokens = torch.randint(VOCAB, (24,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        return verify._paged_logits(loaded, tokens, open_backend(backend, "cpu"))
+        return paged_trial.paged_logits(
+            loaded, tokens, open_backend(backend, "cpu"), paged_trial.plain_layout(loaded)
+        )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -77,7 +77,7 @@ def test_preemption_keeps_the_form() -> None:
     [
         ({}, "exactly one"),
         ({"regex": "a", "choice": ["b"]}, "exactly one"),
-        ({"jsn": {}}, "not a field"),
+        ({"jsn": {}}, "unknown field of structured_outputs .*did you mean json"),
         ({"regex": ""}, "not empty"),
         ({"regex": 3}, "must be a text"),
         ({"regex": "a" * 20_000}, "at most"),

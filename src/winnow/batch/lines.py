@@ -55,11 +55,11 @@ class Job:
     tenant: str | None = None
     """See `NewRequest`."""
     asked: CompletionRequest | None = None
-    """What a Batch line asks."""
+    """The body of a Batch line, read."""
 
     @property
     def template(self) -> TemplateOptions:
-        """What the model's template is given beside the messages."""
+        """Variables of the model's template beside the messages."""
         return PLAIN if self.asked is None else self.asked.template
 
     @property

@@ -238,7 +238,7 @@ class CacheLayout:
         return min(num_tokens + replay, window - 1 + max(chunk, replay) + self.block_size - 1)
 
     def windowed_blocks(self, num_tokens: int, replay: int) -> int:
-        """Most blocks of the layers that policies do not evict from, while so many tokens of a sequence are computed.
+        """Most blocks of the layers that policies do not evict from, while a number of tokens is computed.
 
         Args:
             replay: most tokens that are computed behind them at a time, and dropped.

@@ -1,4 +1,4 @@
-"""What a command says of the engine that it has opened."""
+"""Lines about an engine that a command has opened."""
 
 import os
 from typing import TYPE_CHECKING

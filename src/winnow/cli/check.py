@@ -62,7 +62,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _stored(path: Path) -> dict[str, str]:
-    """How a GGUF file holds the weights."""
+    """Describe how a GGUF file holds the weights."""
     if not path.is_file():
         return {}
     from winnow.models.gguf.file import GgufFile

@@ -69,7 +69,7 @@ def add_foreign_flags(parser: argparse.ArgumentParser, names: Mapping[str, Forei
 
 
 def foreign_values(namespace: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """What was typed behind another engine's flags, by its names."""
+    """Return the values typed behind another engine's flags, by its names."""
     return {name: getattr(namespace, _foreign(name)) for name in names if hasattr(namespace, _foreign(name))}
 
 

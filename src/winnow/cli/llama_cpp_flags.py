@@ -1,4 +1,4 @@
-"""What llama.cpp's flags are called here, for the message about an unknown flag."""
+"""Winnow's names of llama.cpp's flags, for the message about an unknown flag."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What a command says on standard error while a model is loaded."""
+"""Lines on standard error while a model is loaded."""
 
 import time
 from collections.abc import Callable

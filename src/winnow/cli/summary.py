@@ -169,13 +169,13 @@ _FULL_MEMORY = 0.9
 
 def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
     """Seconds by what they were spent on, where contexts were judged; empty where nothing was."""
-    if not (stats.num_rounds or stats.replay_tokens) or "prefill" not in stats.elapsed:
+    if not (stats.num_rounds or stats.replay_tokens):
         return {}
     phases = {
-        "prefill": stats.elapsed["prefill"],
+        "prefill": stats.prefill_seconds,
         "replays": stats.replay_seconds,
         "rounds of eviction": stats.elapsed["evict"],
-        "decoding": stats.elapsed["decode"],
+        "decoding": stats.decode_seconds,
     }
     return phases | {"the rest": max(seconds - sum(phases.values()), 0.0)}
 

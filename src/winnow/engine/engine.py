@@ -98,11 +98,11 @@ class Engine(RequestLoop):
             outlook=decisions.outlook,
             num_replays_replaced=self._num_replays_replaced,
             replay_seconds=self._replay.seconds,
+            prefill_seconds=self._seconds["prefill"],
+            decode_seconds=self._seconds["decode"],
             elapsed={
                 "schedule": schedule,
                 "execute": self._seconds["execute"],
-                "prefill": self._seconds["prefill"],
-                "decode": self._seconds["decode"],
                 "output": self._output_seconds,
                 "evict": rounds.seconds,
                 "swap": swaps.swap_seconds,

@@ -137,7 +137,7 @@ class EvictionScheduler:
         leaders: list[Sequence] = []
         same: dict[Sequence, list[Sequence]] = {}
         taken: set[Sequence] = set()
-        ranked = 0
+        ranked = promised = 0
         for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
             if sequence in taken or sequence.kv.slot is None:
                 continue
@@ -145,10 +145,15 @@ class EvictionScheduler:
             size = int(self._ledger.lengths[sequence.kv.slot, list(layers)].sum())
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
-            # A round writes into the blocks that it leaves, of which there are copies when it is planned. That others
-            # hold the rest is no matter, unless they hold so much that there may be no room for the copies.
-            if sequence.may_share_outside and not self._has_room(sequence) and not self._own(sequence):
-                continue
+            # A round writes into the blocks that it leaves, which are copied when it is planned where others hold them.
+            copies = self._most_copies(sequence) if sequence.may_share_outside else 0
+            if copies > self._ledger.allocator.num_free - promised:
+                if leaders:
+                    break
+                if not self._own(sequence):
+                    continue
+                copies = 0
+            promised += copies
             leaders.append(sequence)
             same[sequence] = siblings(self._ledger, sequence, running)
             taken |= {sequence, *same[sequence]}
@@ -160,13 +165,14 @@ class EvictionScheduler:
             self._run(leaders, same)
         return {sequence for leader in leaders for sequence in (leader, *same[leader])}
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether copies of what a round leaves of a sequence surely find room, the index asked to forget its own."""
-        slot = sequence.kv.running_slot
-        if not self._ledger.is_shared_with_sequences(slot):
-            return True
-        bound = _eviction(sequence).blocks_after(self._ledger.layout, sequence.kv.num_computed)
-        return bound <= self._ledger.allocator.num_free
+    def _most_copies(self, sequence: Sequence) -> int:
+        """Most blocks that copies of what a round leaves of a sequence take, where other sequences hold some of it.
+
+        What the index alone holds beside it is copied only where there is room.
+        """
+        if not self._ledger.is_shared_with_sequences(sequence.kv.running_slot):
+            return 0
+        return _eviction(sequence).blocks_after(self._ledger.layout, sequence.kv.num_computed)
 
     def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]]) -> None:
         start = self._clock()

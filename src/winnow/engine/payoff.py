@@ -44,7 +44,7 @@ class DecodeTimes:
         self._ones, self._n, self._nn, self._t, self._nt = (_MEMORY * old + new for old, new in sums)
 
     def seconds(self, num_sequences: int) -> float | None:
-        """Expected time of a step of so many sequences; None: nothing is known."""
+        """Expect the time of a step of `num_sequences`; None: nothing is known."""
         if not self._ones:
             return None
         variance = self._ones * self._nn - self._n * self._n

@@ -150,7 +150,7 @@ class PrefixSharing:
             return self._ledger.is_shared(slot)
         if not eviction.may_observe(computed, most):
             return False
-        # Whoever finds these blocks in the index later writes every accumulator anew before it reads any.
+        # A sequence that finds these blocks in the index later writes every accumulator before it reads any.
         if eviction.replaces_accumulators(computed):
             return self._ledger.is_shared_with_sequences(slot)
         return self._ledger.is_shared(slot)

@@ -75,7 +75,8 @@ class PagedAttentionStep:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
         if self.predicted:
             self._predict(layer, k, v)
-        for span in self.replays:
+        # Layers with a window take no part in rounds, and hold no more of the context than it sees.
+        for span in self.replays if layer in self.cache.pool.layout.evictable else ():
             weights = self._weights(span, layer) if span.normalized else None
             observe_replay(self.cache, self.backend, span, layer, q[span.tokens], spec, weights)
         if self._only_scores and layer == self.cache.pool.layout.num_layers - 1:

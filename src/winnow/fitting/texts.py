@@ -128,10 +128,10 @@ def _records(rng: random.Random, characters: int) -> str:
 
 
 def _code(rng: random.Random, characters: int) -> str:
-    """Winnow's own sources."""
+    """Winnow's own sources, with facts between their lines."""
     paths = sorted(Path(winnow.__file__).parent.rglob("*.py"))
     lines = [line for path in rng.sample(paths, min(len(paths), 40)) for line in read_text(path).split("\n")]
-    return "\n".join(_opening(rng, lines, characters))
+    return "\n".join(_hidden(rng, _opening(rng, lines, characters)))
 
 
 def _several(rng: random.Random, characters: int) -> str:

@@ -18,6 +18,7 @@ from winnow.models.packed.description import is_packed
 from winnow.native import is_installed, native_kernels
 
 if TYPE_CHECKING:
+    from winnow.models.context import ContextLimit
     from winnow.models.packed.cache import CacheEntry
 
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
@@ -56,7 +57,16 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native:
     from winnow.models.checkpoint import load_checkpoint
 
     with loading(path):
-        loaded, limit = load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native)
+        # No model is kept in a local; see `LLM.__init__`.
+        return _keep(
+            entry,
+            path,
+            *load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native),
+        )
+
+
+def _keep(entry: "CacheEntry | None", path: Path, loaded: LoadedModel, limit: "ContextLimit") -> LoadedModel:
+    """Keep a model for the next start, where there is a place for it."""
     if entry is not None:
         entry.keep(loaded, path, limit)
     return loaded
