@@ -28,10 +28,10 @@ NOTES: Mapping[str, PolicyNote] = {
     ),
     "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice", "1.03 at 4x"),
     "fitted": PolicyNote(
-        "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "not measured"
+        "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "1.00 at 4x"
     ),
     "fitted-pd": PolicyNote(
-        "prompts beyond memory too", "a fit, once a model", "winnow fit MODEL", "0.94 at 4x"
+        "prompts beyond memory too", "a fit, once a model", "winnow fit MODEL", "0.89 at 4x"
     ),
     "snapkv": PolicyNote(
         "questions at the prompt's end", "next to nothing", "the question seen", "0.43 at 4x"
@@ -40,4 +40,4 @@ NOTES: Mapping[str, PolicyNote] = {
     "streaming": PolicyNote("endless text, only its end", "nothing", "-", "not measured"),
     "leverage": PolicyNote("the demo model alone", "next to nothing", "-", "0.00 at 8x"),
 }
-"""By preset. What is known is the share of the full cache's answers (docs/results/real.md, docs/eviction.md)."""
+"""By preset. What is known is the share of the full cache's answers (docs/results/real.md, docs/eviction.md, docs/fit.md)."""
