@@ -40,4 +40,4 @@ NOTES: Mapping[str, PolicyNote] = {
     "streaming": PolicyNote("endless text, only its end", "nothing", "-", "not measured"),
     "leverage": PolicyNote("the demo model alone", "next to nothing", "-", "0.00 at 8x"),
 }
-"""By preset. What is known is the share of the full cache's answers (docs/results/real.md, docs/eviction.md, docs/fit.md)."""
+"""Known: shares of the full cache's answers (docs/eviction.md, docs/fit.md, docs/results/real.md)."""
