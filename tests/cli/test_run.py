@@ -256,12 +256,9 @@ def test_plain_progress_goes_to_standard_error(
     monkeypatch.setattr("winnow.cli.progress.PLAIN_SECONDS", 0.0)
     write_prompts([{"prompt": "ab"}, {"prompt": "cd"}])
     assert run("--progress", "plain") == 0
-    sampling, *lines = capsys.readouterr().err.splitlines()
-    assert sampling.startswith(
-        "winnow: the model recommends no temperature: sampling at temperature 1, top_p 1"
-    )
+    lines = capsys.readouterr().err.splitlines()
     assert [line.split(" | ")[0] for line in lines] == [
         f"winnow: {done}/2 done, 0 failed" for done in range(3)
     ]
-    assert run("--overwrite", "--progress", "off", "--temperature", "0") == 0
+    assert run("--overwrite", "--progress", "off") == 0
     assert capsys.readouterr().err == ""

@@ -15,7 +15,7 @@ from winnow.outputs import CompressionOutlook
 _MEMORY = 0.99
 # Sequences that start while memory is short, from one look at what compressing brings to the next.
 _OUTLOOK_EVERY = 8
-# Tokens of an answer for which no limit was asked.
+# Tokens of an answer for which no limit was asked, before any has ended.
 _USUAL_ANSWER = 256
 
 
@@ -74,6 +74,7 @@ class CompressionDecisions:
         self._rounds = rounds
         self._times = DecodeTimes()
         self._is_short = False
+        self._num_ended = self._ended_tokens = 0
 
     def decide(self, sequence: Sequence, waiting: WaitingQueue, running: SequenceType[Sequence]) -> None:
         """Decide for a sequence that may start now, and for those that share its prompt."""
@@ -94,6 +95,11 @@ class CompressionDecisions:
             self.num_starts += 1
             self.num_short_starts += self._is_short
 
+    def ended(self, sequence: Sequence) -> None:
+        """Learn how long answers are."""
+        self._num_ended += 1
+        self._ended_tokens += sequence.num_output_tokens
+
     def record(self, plan: StepPlan, seconds: float) -> None:
         """Learn from the time that a step took."""
         self._times.record(plan, seconds)
@@ -101,7 +107,9 @@ class CompressionDecisions:
     def _look(self, sequence: Sequence, eviction: SequenceEviction, most: int) -> CompressionOutlook:
         """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit."""
         layout, size, answer = self._ledger.layout, self._ledger.size, sequence.request.max_tokens
-        if sequence.request.params.max_tokens is None:
+        if self._num_ended:
+            answer = min(answer, max(self._ended_tokens // self._num_ended, 1))
+        elif sequence.request.params.max_tokens is None:
             answer = min(answer, _USUAL_ANSWER)
         tokens = sequence.prompt_len + answer
         peak = max(eviction.decode_blocks(layout, tokens), 1)

@@ -128,6 +128,7 @@ class Scheduler:
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and give back what it holds."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        self.decisions.ended(sequence)
         self._rounds.forget(sequence)
         if sequence.kv.slot is None:
             self.waiting.remove(sequence)
