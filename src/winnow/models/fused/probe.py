@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # off by far more than rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 INT8_TOLERANCE = 0.3
-"""The same where one of the two multiplies numbers of 8 bits: what a layer adds to its own hidden states is off by .1 to .2
-in layers with few large activations, of a model whose logits are off by .04."""
+"""The same where one of the two multiplies numbers of 8 bits: what a layer adds to its own hidden states is off by .1
+to .2 where few activations are large, in a model whose logits are off by .04."""
 _POSITIONS = (0, 1, 2, 7, 50)
 
 
