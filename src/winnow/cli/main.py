@@ -84,7 +84,7 @@ class Parser(argparse.ArgumentParser):
                 action.help = text
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's; a model given by position becomes `--model`. argparse calls this for every command."""
+        """Parse as argparse does, which calls this for every command; a model by position becomes `--model`."""
         found, unknown = super().parse_known_args(args, namespace)
         merge_model(found)
         return found, unknown

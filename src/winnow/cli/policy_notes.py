@@ -1,4 +1,4 @@
-"""What each policy that `winnow policies` shows first is for, in a few words; the other presets are for research."""
+"""Notes on the policies that `winnow policies` shows first, a few words each; other presets are for research."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -24,14 +24,14 @@ NOTES: Mapping[str, PolicyNote] = {
     "full": PolicyNote("exact answers", "memory alone", "-", "1.00"),
     "winnow": PolicyNote("one of the next that suits", "as that", "-", "as that"),
     "winnow-seen": PolicyNote(
-        "questions at the prompt's end", "next to nothing", "the question seen", "1.03 at 8x"
+        "questions at the prompt's end", "next to nothing", "the question seen", "0.96 at 8x"
     ),
     "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice", "1.03 at 4x"),
     "fitted": PolicyNote(
-        "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "1.00 at 4x"
+        "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "not measured"
     ),
     "fitted-pd": PolicyNote(
-        "prompts beyond memory too", "a fit, once a model", "winnow fit MODEL", "0.89 at 4x"
+        "prompts beyond memory too", "a fit, once a model", "winnow fit MODEL", "not measured"
     ),
     "snapkv": PolicyNote(
         "questions at the prompt's end", "next to nothing", "the question seen", "0.43 at 4x"
@@ -40,4 +40,4 @@ NOTES: Mapping[str, PolicyNote] = {
     "streaming": PolicyNote("endless text, only its end", "nothing", "-", "not measured"),
     "leverage": PolicyNote("the demo model alone", "next to nothing", "-", "0.00 at 8x"),
 }
-"""Known: shares of the full cache's answers (docs/eviction.md, docs/fit.md, docs/results/real.md)."""
+"""Known: shares of the full cache's answers (docs/results/payoff.md, real.md, docs/eviction.md)."""

@@ -58,9 +58,9 @@ class Summary:
     phases: dict[str, float]
     """Seconds in prefill, decoding, scoring and rounds, and everything else, as far as eviction took part."""
     kv_bytes_kept: int
-    """Of the answers under a policy, at their ends."""
+    """Bytes of the answers under a policy, at their ends."""
     kv_bytes_whole: int
-    """Of the same answers with the full cache."""
+    """Bytes of the same answers with the full cache."""
     payoff: str | None
     """Whether compressing paid, in a sentence; None: nothing was compressed."""
     accuracy: tuple[Accuracy, ...]
@@ -164,7 +164,7 @@ class Summary:
 
 
 _FULL_MEMORY = 0.9
-"""Of the KV memory: a peak from which requests are likely to have waited for it."""
+"""Share of the KV memory, a peak of which means that requests are likely to have waited for it."""
 
 
 def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:

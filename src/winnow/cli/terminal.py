@@ -41,7 +41,7 @@ def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
 
 
 def resume_hint() -> str:
-    """How to go on with a run that ends before its end: the command as typed, which must not start afresh again."""
+    """Say how to resume a run that ends early: the command as typed, which must not start afresh again."""
     command = [word for word in typed_command() if word != "--overwrite"]
     return f"(finished answers are safe; resume with: {shlex.join(command)})"
 
