@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.papers.__main__ import main as papers
 from winnow.cli.main import main
 from winnow.config import SchedulerConfig
 
@@ -84,8 +85,6 @@ def test_a_batch_is_what_the_scheduler_lets_run(tmp_path: Path, capsys: pytest.C
     [
         (("llama-3-8b", "--gpu", "L44"), "did you mean L4"),
         (("llama-3-8", "--gpu", "L4"), "did you mean llama-3-8b"),
-        (("paper", "memry"), "did you mean memory"),
-        (("llama-3-8b", "memory"), "only `winnow plan paper`"),
         (("llama-3-8b", "--batch", "0"), "batch"),
         (("llama-3-8b", "--context", "10", "--new-tokens", "10"), "new_tokens"),
         (("llama-3-8b", "--kv-cache-dtype", "int9"), "int9"),
@@ -99,8 +98,8 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], words: tuple[
 
 def test_one_command_for_each_table(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("memory", "swap", "bandwidth"):
-        assert run("plan", "paper", name) == 0
-    assert run("plan", "papers", "kcache") == 0
+        assert papers(["predicted", name]) == 0
+    assert papers(["predicted", "kcache"]) == 0
     out = capsys.readouterr().out
     assert "printed" in out and "KCache" in out
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from winnow.plan import paper
+from benchmarks.papers.predicted import memory_text as paper
 from winnow.plan.models import MODELS
 
 

@@ -5,9 +5,9 @@ import statistics
 import pytest
 
 from winnow.plan.occupancy import Request
-from winnow.plan.papers import PAPERS
-from winnow.plan.papers.baton import mixed_queries, refilled_work, static_work
-from winnow.plan.papers.kv_compress import fitted_ranking, kv_compress_run
+from benchmarks.papers.predicted import PAPERS
+from benchmarks.papers.predicted.baton import mixed_queries, refilled_work, static_work
+from benchmarks.papers.predicted.kv_compress import fitted_ranking, kv_compress_run
 from winnow.report.tables import TextTable
 
 

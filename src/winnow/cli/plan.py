@@ -11,7 +11,7 @@ from winnow.cli.engine import COMMON
 from winnow.cli.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.paths import check_json_path, require_writable, write_json
 from winnow.config import WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
-from winnow.errors import UsageError, known_names
+from winnow.errors import UsageError
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
 
@@ -23,9 +23,7 @@ Tell what a model needs, before anything is bought: memory, the largest batch, t
 the fewest devices, tokens per second, and what binds. Reads config.json or a GGUF file's metadata;
 nothing is downloaded and no weights are read.
 
-MODEL is a directory, a config.json, a GGUF file, or a name such as llama-3-70b. Two more words give
-tables: `winnow plan paper TABLE` those of the text on KV cache memory, corrected, and `winnow plan
-papers NAME` what KV-Compress, Batch-Max, BATON and KCache print for their machines, predicted.
+MODEL is a directory, a config.json, a GGUF file, or a name such as llama-3-70b.
 """
 EPILOG = """\
 examples:
@@ -34,10 +32,7 @@ examples:
   winnow plan llama-2-7b --gpu A100 --value-tier host:L=1,N=64
   winnow plan llama-3-8b --gpu L4 --eviction full,snapkv,kv-compress-pd --compression 4 --price 0.8
   winnow plan ./model --hardware this --calibrate bench.json
-  winnow plan paper memory
-  winnow plan papers kcache
 """
-PAPER, PAPERS = "paper", "papers"
 _NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store")
 """Options of the cache that say nothing about what fits."""
 
@@ -78,10 +73,9 @@ def add_hardware_flags(parser: argparse.ArgumentParser) -> None:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.usage = "winnow plan MODEL [options] | winnow plan paper|papers [TABLE]"
+    parser.usage = "winnow plan MODEL [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    add_model_argument(parser, "model, or one of the words paper and papers", flag=True)
-    parser.add_argument("table", metavar="TABLE", nargs="?", help="of paper or papers; all: each of them")
+    add_model_argument(parser, "directory, config.json, GGUF file, or name", flag=True)
     add_hardware_flags(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
@@ -96,12 +90,6 @@ def execute(namespace: argparse.Namespace) -> int:
     """Plan, show, and return the exit code."""
     check_json_path(namespace.json)
     require_model(namespace, "plan")
-    if namespace.model in (PAPER, PAPERS):
-        return _paper(namespace)
-    if namespace.table is not None:
-        raise UsageError(
-            f"unknown argument {namespace.table!r}: only `winnow plan paper` and `papers` take a table"
-        )
     options = PlanOptions(**given(namespace, PlanOptions))
     if options.context is not None:
         check_integer("context", options.context, 1)
@@ -227,22 +215,6 @@ def _request(options: PlanOptions, deployment: "Deployment") -> Any:
             f"new_tokens must be below context ({context}), which holds the prompt too, got {new_tokens}"
         )
     return Request(max(context - new_tokens, 1), new_tokens)
-
-
-def _paper(namespace: argparse.Namespace) -> int:
-    from winnow.plan import paper, papers
-
-    known = paper.TABLES if namespace.model == PAPER else papers.PAPERS
-    name = namespace.table or "all"
-    if name != "all" and name not in known:
-        raise UsageError(
-            f"winnow plan {namespace.model} knows no table {name!r}; {known_names(name, (*known, 'all'))}"
-        )
-    tables = [make() for make in (known.values() if name == "all" else [known[name]])]
-    _print(tables, markdown=namespace.markdown)
-    values = [{"title": t.title, "columns": [t.corner, *t.columns], "rows": t.rows} for t in tables]
-    write_json(namespace.json, {"command": typed_command(), "tables": values})
-    return 0
 
 
 def _print(tables: Any, *, markdown: bool) -> None:

@@ -10,7 +10,7 @@ from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
 from winnow.plan.hardware import GB, GIB, HARDWARE
 from winnow.plan.models import MODELS, ModelShape
-from winnow.plan.paper_serving import stack, tenants, watermark
+from benchmarks.papers.predicted.memory_text_serving import stack, tenants, watermark
 from winnow.report.tables import TextTable
 
 _BLOCK = 16

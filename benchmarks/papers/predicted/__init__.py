@@ -5,10 +5,10 @@ Ratios within a paper are compared where its software (eager transformers, vLLM 
 
 from collections.abc import Callable, Mapping
 
-from winnow.plan.papers.batch_max import batch_max
-from winnow.plan.papers.baton import baton
-from winnow.plan.papers.kcache import kcache
-from winnow.plan.papers.kv_compress import kv_compress
+from benchmarks.papers.predicted.batch_max import batch_max
+from benchmarks.papers.predicted.baton import baton
+from benchmarks.papers.predicted.kcache import kcache
+from benchmarks.papers.predicted.kv_compress import kv_compress
 from winnow.report.tables import TextTable
 
 PAPERS: Mapping[str, Callable[[], TextTable]] = {

@@ -1,0 +1,46 @@
+"""What the five texts print, computed: corrected, or predicted for the papers' machines."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.papers.predicted import PAPERS
+from benchmarks.papers.predicted.memory_text import TABLES
+from winnow.cli.paths import check_json_path, write_json
+from winnow.report.console import console, print_tables
+from winnow.report.provenance import typed_command
+
+DESCRIPTION = """\
+Print tables of the text on KV cache memory, corrected, and what KV-Compress, Batch-Max, BATON and KCache
+print for their machines beside what the planner predicts. Nothing is run.
+"""
+EPILOG = """\
+examples:
+  python -m benchmarks.papers predicted memory
+  python -m benchmarks.papers predicted kcache --json kcache.json
+"""
+ALL = "all"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    known = (*TABLES, *PAPERS, ALL)
+    parser.add_argument("table", nargs="?", choices=known, default=ALL, help="(default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the tables as JSON too")
+    parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Compute, show, write, and return the exit code."""
+    check_json_path(namespace.json)
+    known = {**TABLES, **PAPERS}
+    names = known if namespace.table == ALL else [namespace.table]
+    tables = [known[name]() for name in names]
+    if namespace.markdown:
+        sys.stdout.writelines(f"{line}\n" for table in tables for line in table.markdown())
+    else:
+        print_tables(console(), tables, dense=True)
+    values = [{"title": t.title, "columns": [t.corner, *t.columns], "rows": t.rows} for t in tables]
+    write_json(namespace.json, {"command": typed_command(), "tables": values})
+    return 0
