@@ -3,10 +3,10 @@
     python -m benchmarks.stack [--model MODEL] [--requests 128] [--scale 4] [--fits 4] [--eviction leverage]
         [--compression 4] [--rows NAME ...] [--repeat 1] [--seed 0] [--name stack] [-o docs/results]
 
-The requests are those that `python -m benchmarks.papers predicted stack` simulates, with lengths divided by --scale: all there at once,
-1024 + 512 tokens on average, exponentially drawn, of which 512 begin every prompt. The KV memory holds --fits
-sequences of the longest kind (8192 / scale tokens) in 16 bits, and is the same in every row. Each row changes one thing
-of the row before:
+The requests are those that `python -m benchmarks.papers predicted stack` simulates, with lengths divided by --scale:
+all there at once, 1024 + 512 tokens on average, exponentially drawn, of which 512 begin every prompt. The KV memory
+holds --fits sequences of the longest kind (8192 / scale tokens) in 16 bits, and is the same in every row. Each row
+changes one thing of the row before:
 
 padded: batches of --fits, padded to their longest, run until all are finished (the padded engine's "static").
 contiguous: a request reserves the longest sequence; a finished one makes room at once.
@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers.page import page, results_json
+from benchmarks.papers.predicted.memory_text_serving import STACK, stack, workload
 from winnow import LLM
 from winnow.bench.answering import answer_all, fixed_length
 from winnow.bench.traces import TraceRequest
 from winnow.cache import CacheSize
-from benchmarks.papers.predicted.memory_text_serving import STACK, stack, workload
 from winnow.report.plots import Axis, Line, Panel, can_draw, line_chart, save_figure
 from winnow.report.provenance import Machine, report_head, typed_command
 from winnow.report.tables import TextTable
@@ -251,7 +251,8 @@ def write_results(
     notes = (
         "sequences that fit: KV memory over the bytes that a running request held, mean over steps; padded batches "
         "have as many as whole sequences fit. gain: over the row above. "
-        "printed: `kv-cache-memory`, Llama 3 70B on 4 A100. The second table is that of `python -m benchmarks.papers predicted stack`.\n"
+        "printed: `kv-cache-memory`, Llama 3 70B on 4 A100. The second table is that of "
+        "`python -m benchmarks.papers predicted stack`.\n"
     )
     text = page("The stack of KV memory", [head], facts, notes, [table(rows), simulated], figures)
     (typed.output / f"{typed.name}.md").write_text(text, encoding="utf-8")

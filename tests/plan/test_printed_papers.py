@@ -4,10 +4,10 @@ import statistics
 
 import pytest
 
-from winnow.plan.occupancy import Request
 from benchmarks.papers.predicted import PAPERS
 from benchmarks.papers.predicted.baton import mixed_queries, refilled_work, static_work
 from benchmarks.papers.predicted.kv_compress import fitted_ranking, kv_compress_run
+from winnow.plan.occupancy import Request
 from winnow.report.tables import TextTable
 
 

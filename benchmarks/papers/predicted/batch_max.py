@@ -4,10 +4,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from benchmarks.papers.predicted.comparison import EAGER, Comparison, comparison_table, times_batch
 from winnow.plan.calibrate import fit
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS, ModelShape
-from benchmarks.papers.predicted.comparison import EAGER, Comparison, comparison_table, times_batch
 from winnow.plan.step_time import PARTS, Factors, StepTimes, StepWork
 from winnow.report.tables import TextTable
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from benchmarks.papers.predicted.comparison import EAGER, Comparison, comparison_table, times_batch
 from winnow.plan.calibrate import fit
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS
 from winnow.plan.occupancy import Request
-from benchmarks.papers.predicted.comparison import EAGER, Comparison, comparison_table, times_batch
 from winnow.plan.step_time import PARTS, Factors, StepTimes, StepWork
 from winnow.report.tables import TextTable
 

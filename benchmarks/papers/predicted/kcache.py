@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from benchmarks.papers.predicted.comparison import Comparison, comparison_table, times_batch
 from winnow.plan.calibrate import fit
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS
-from benchmarks.papers.predicted.comparison import Comparison, comparison_table, times_batch
 from winnow.plan.step_time import PARTS, Factors, StepTimes, StepWork
 from winnow.report.tables import TextTable
 

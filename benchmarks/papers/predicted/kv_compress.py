@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
+from benchmarks.papers.predicted.comparison import Comparison, comparison_table
 from winnow.bench.traces import TraceRequest
 from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS
-from benchmarks.papers.predicted.comparison import Comparison, comparison_table
 from winnow.plan.simulated_engine import EngineSetup
 from winnow.plan.simulation import Simulation, simulate
 from winnow.report.tables import TextTable

@@ -6,11 +6,11 @@ Lines of the text count a GB of KVs as 2**30 bytes and of weights as 10**9; so d
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from benchmarks.papers.predicted.memory_text_serving import stack, tenants, watermark
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
 from winnow.plan.hardware import GB, GIB, HARDWARE
 from winnow.plan.models import MODELS, ModelShape
-from benchmarks.papers.predicted.memory_text_serving import stack, tenants, watermark
 from winnow.report.tables import TextTable
 
 _BLOCK = 16
