@@ -83,8 +83,7 @@ async def _snapshot(service: Service) -> dict[str, Any]:
             {
                 "name": name,
                 "bytes": occupancy.tenants.get(name, 0),
-                "running": answers.get(name or None, (0, 0))[0],
-                "waiting": answers.get(name or None, (0, 0))[1],
+                "answers": sum(answers.get(name or None, (0, 0))),
             }
             for name in names
         ],
