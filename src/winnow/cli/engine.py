@@ -19,6 +19,7 @@ from winnow.cli.paths import require_distinct
 from winnow.config import COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
 from winnow.foreign_names import ForeignName
+from winnow.lazy import importing
 from winnow.models.hub import is_repository, locate_model
 from winnow.sampling import SamplingParams
 
@@ -207,7 +208,8 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
     """Load the model and set up its cache; `announce` and `quiet` as in `LoadingDisplay`."""
     name = "the demo model" if options.get("model") is None else str(options["model"])
     with LoadingDisplay(name, sys.stderr, announce=announce, quiet=quiet):
-        from winnow.llm import LLM
+        with importing():
+            from winnow.llm import LLM
 
         silence_transformers()
         return LLM(**options)

@@ -54,6 +54,7 @@ def execute(namespace: argparse.Namespace) -> int:
     options = engine_options(namespace)
     if options.get("model") is None:
         print(DEMO_NOTE, file=sys.stderr)
+        options.setdefault("threads", 1)  # one row of a model this small gains nothing from a second
     with open_llm(options) as llm:
         params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
         say_sampling(llm, _DEFAULTS | typed)

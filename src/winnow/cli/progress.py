@@ -13,12 +13,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from winnow.cli.loading import PLAIN_SECONDS
 from winnow.cli.meter import Meter, Snapshot
 from winnow.outputs import EngineStats
 from winnow.units import format_bytes
 
 MODES = ("auto", "rich", "plain", "off")
-PLAIN_SECONDS = 5.0
 LIVE_SECONDS = 0.2
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,11 @@ from winnow.cli.options import add_flags, add_model_argument, given
 from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.foreign_names import translate
+from winnow.lazy import importing
 from winnow.report.provenance import Machine
 from winnow.server.config import ServerConfig
+from winnow.server.keys import Keys
+from winnow.server.listening import bound_sockets
 
 DESCRIPTION = """\
 Serve a model under OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, with
@@ -30,6 +34,7 @@ Serve a model under OpenAI's API: /v1/chat/completions, /v1/completions, /v1/res
 It listens on this machine alone unless --host says otherwise. With --api-key or --api-keys-file every
 request needs a key. SIGTERM lets requests in progress finish.
 """
+_PACKAGES = ("fastapi", "uvicorn", "pydantic", "prometheus_client")
 _COMMON = ("host", "port", "api_key", "served_model_name")
 EPILOG = """\
 examples:
@@ -54,15 +59,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Serve, and return the exit code."""
     options, config = _options(namespace)
-    try:
-        from winnow.server.keys import Keys
-        from winnow.server.listening import bound_sockets
-        from winnow.server.run import serve
-        from winnow.server.service import Service, load_reader, model_names
-    except ModuleNotFoundError as error:
-        raise UsageError(f"winnow serve needs the package {error.name}: {install_hint('serve')}") from None
+    for package in _PACKAGES:
+        if find_spec(package) is None:
+            raise UsageError(f"winnow serve needs the package {package}: {install_hint('serve')}")
     keys = Keys.of((*config.api_key, *_key_of_environment()), config.api_keys_file)
     with bound_sockets(config) as sockets, open_llm(options, announce=True) as llm:
+        print("winnow: starting the server", file=sys.stderr, flush=True)
+        with importing():
+            from winnow.server.run import serve
+            from winnow.server.service import Service, load_reader, model_names
+
         service = Service(
             llm,
             config,

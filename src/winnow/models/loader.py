@@ -11,11 +11,13 @@ from safetensors import SafetensorError
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.lazy import importing
 from winnow.models.damage import loading
 from winnow.models.hub import DEMO_MODEL, locate_model
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.packed.description import is_packed
 from winnow.native import is_installed, native_kernels
+from winnow.progress import report
 
 if TYPE_CHECKING:
     from winnow.models.context import ContextLimit
@@ -54,7 +56,9 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native:
         found = entry.load(path, config, kernels, beyond_trained_len=beyond_trained_len)
         if found is not None:
             return found
-    from winnow.models.checkpoint import load_checkpoint
+    report("importing transformers")
+    with importing():
+        from winnow.models.checkpoint import load_checkpoint
 
     with loading(path):
         # No model is kept in a local; see `LLM.__init__`.
