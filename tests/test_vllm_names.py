@@ -252,8 +252,15 @@ def test_the_page_is_the_table() -> None:
     for kind, (names, _) in KINDS.items():
         expected = "\n".join(table(names))
         assert expected in page, f"docs/vllm.md must hold, for {kind}:\n{expected}"
-    expected = "\n".join(table(vllm.METHODS))
-    assert expected in page, f"docs/vllm.md must hold, for methods:\n{expected}"
+    for names in (vllm.METHODS, vllm.CLASSES):
+        expected = "\n".join(table(names))
+        assert expected in page, f"docs/vllm.md must hold, for methods and classes:\n{expected}"
+
+
+@pytest.mark.parametrize("name", vllm.CLASSES)
+def test_classes_are_refused_where_they_are_imported(name: str) -> None:
+    with pytest.raises(ImportError, match=f"^winnow has no '{name}': {re.escape(vllm.CLASSES[name].note)}$"):
+        exec(f"from winnow import {name}")  # noqa: S102  # the line of a script
 
 
 def table(names: Mapping[str, ForeignName]) -> list[str]:

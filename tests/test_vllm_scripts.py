@@ -173,6 +173,75 @@ def test_what_no_answer_depends_on(llm: LLM) -> None:
         llm.generate(PROMPTS[:1], GREEDY, **{"nonsense": 1})
 
 
+def test_step_by_step(llm: LLM) -> None:
+    """The loop of llm_engine_example.py, with `submit` for `add_request` and `has_unfinished`."""
+    waiting = [
+        (
+            "A robot may not injure a human being",
+            SamplingParams(temperature=0.0, logprobs=1, prompt_logprobs=1),
+        ),
+        ("To be or not to be,", SamplingParams(temperature=0.8, top_k=5, presence_penalty=0.2)),
+        (
+            "What is the meaning of life?",
+            SamplingParams(n=2, temperature=0.8, top_p=0.95, frequency_penalty=0.1),
+        ),
+    ]
+    prompts, finished = dict(enumerate(prompt for prompt, _ in waiting)), {}
+    while waiting or llm.has_unfinished:
+        if waiting:
+            llm.submit(*waiting.pop(0), request_id=str(len(prompts) - len(waiting) - 1))
+        for output in llm.step():
+            if output.finished:
+                finished[int(output.request_id)] = output
+    assert {number: output.prompt for number, output in finished.items()} == prompts
+    assert [len(finished[number].outputs) for number in prompts] == [1, 1, 2]
+    with pytest.raises(InvalidRequestError, match="best_of=5: n answers are returned: sample more"):
+        SamplingParams(**{"n": 2, "best_of": 5, "temperature": 0.8})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "tokens are not speculated",
+        ),
+        ({"enable_lora": True, "max_loras": 1}, "adapters are not served: merge them into the weights"),
+        ({"trust_remote_code": True}, "Winnow runs no code from a model's directory"),
+        ({"tensor_parallel_size": 4}, "a model runs on one device"),
+        ({"gpu_memory_utilization": 0.8}, 'kv_memory="8GiB"'),
+        ({"hf_overrides": {"rope_parameters": {"factor": 4.0}}}, "edit a copy of it"),
+        ({"enable_sleep_mode": True}, r"LLM\.close\(\) frees the memory"),
+        ({"kv_transfer_config": {"kv_role": "kv_both"}}, "winnow prefix save"),
+    ],
+)
+def test_constructors_that_are_refused_in_one_line(options: dict[str, Any], message: str) -> None:
+    """spec_decode, multilora_inference, context_extension, sleep mode and disaggregated prefill."""
+    with pytest.raises(ConfigError, match=message) as refusal:
+        LLM(**options)
+    assert str(refusal.value).startswith(next(iter(options))) and "\n" not in str(refusal.value)
+
+
+def test_images_are_refused_in_one_line(llm: LLM) -> None:
+    content = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
+        {"type": "text", "text": "What is the content of this image?"},
+    ]
+    with pytest.raises(InvalidRequestError, match="image_url") as refusal:
+        llm.chat([{"role": "user", "content": content}], GREEDY)
+    assert "text" in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_metrics_and_profiles(llm: LLM) -> None:
+    for name, has in {"get_metrics": r"LLM\.stats\(\)", "start_profile": "winnow bench"}.items():
+        with pytest.raises(AttributeError, match=f"^LLM has no '{name}': {has}"):
+            getattr(llm, name)()
+    before = llm.stats()
+    outputs = llm.generate(PROMPTS, GREEDY)
+    generated = sum(len(output.outputs[0].token_ids) for output in outputs)
+    assert llm.stats().generated_tokens - before.generated_tokens == generated
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_bar_is_for_terminals(
     llm: LLM, terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

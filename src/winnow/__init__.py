@@ -28,6 +28,13 @@ __all__ = [
     "TokensPrompt",
 ]
 
+
+def _absent(name: str) -> str | None:
+    from winnow.vllm_names import CLASSES
+
+    return CLASSES[name].note if name in CLASSES else None
+
+
 __getattr__ = lazy_exports(
     __name__,
     {
@@ -44,6 +51,7 @@ __getattr__ = lazy_exports(
         "TextPrompt": "winnow.prompts",
         "TokensPrompt": "winnow.prompts",
     },
+    _absent,
 )
 
 try:

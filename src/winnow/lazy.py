@@ -10,11 +10,19 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy_exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__` (PEP 562): `homes` says which module each exported name lives in."""
+def lazy_exports(
+    package: str, homes: Mapping[str, str], absent: Callable[[str], str | None] = lambda name: None
+) -> Callable[[str], Any]:
+    """A package's `__getattr__` (PEP 562): `homes` says which module each exported name lives in.
+
+    `absent` says what the package has in place of a name that another package exports; None: nothing is known of it.
+    """
 
     def find(name: str) -> Any:
         if name not in homes:
+            instead = absent(name)
+            if instead is not None:
+                raise ImportError(f"{package} has no {name!r}: {instead}", name=package)
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(homes[name]), name)
 

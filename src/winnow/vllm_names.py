@@ -373,3 +373,20 @@ METHODS: Mapping[str, ForeignName] = {
     "from_engine_args": ForeignName("LLM(**vars(engine_args))"),
 }
 """Methods of `LLM`."""
+
+CLASSES: Mapping[str, ForeignName] = {
+    **_group(
+        "LLMEngine AsyncLLMEngine",
+        "LLM(**vars(engine_args)) is one: LLM.submit queues a request, LLM.step computes, LLM.stream follows one",
+    ),
+    "AsyncEngineArgs": ForeignName("EngineArgs has every option; winnow serve is the server"),
+    **_group(
+        "PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput "
+        "ClassificationRequestOutput ScoringOutput ScoringRequestOutput",
+        _GENERATES,
+    ),
+    "ModelRegistry": ForeignName("models are transformers' classes: nothing is registered"),
+    "PromptType": ForeignName("a prompt is a text, a list of token ids, TextPrompt or TokensPrompt"),
+    "initialize_ray_cluster": ForeignName(_ONE_DEVICE),
+}
+"""Further names of the package `vllm`."""
