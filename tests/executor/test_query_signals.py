@@ -29,7 +29,7 @@ ROTATION = ModelRotation((LayerRotation(torch.tensor([1.0, 0.1]), False),) * 2)
 
 def learnt(needs: Needs, q: Tensor, k: Tensor, pieces: list[int]) -> QuerySignals:
     """Of one sequence, in slot 3 of a batch whose other tokens are noise."""
-    signals = QuerySignals()
+    signals = QuerySignals(torch.device("cpu"))
     signals.rotation = ROTATION
     signals._sequences[3] = signals_of(needs)
     start = 0
@@ -49,7 +49,7 @@ def learnt(needs: Needs, q: Tensor, k: Tensor, pieces: list[int]) -> QuerySignal
 
 
 def signals_of(needs: Needs) -> Any:
-    signals = QuerySignals()
+    signals = QuerySignals(torch.device("cpu"))
     policy = EvictionPolicy(ExpectedAttention(), EqualHeads(), Keep(), When(after_prefill=True))
     object.__setattr__(policy, "score", SimpleNamespace(needs=needs))
     note(signals, policy, 0, TOKENS)
@@ -127,7 +127,7 @@ def test_queries_are_looked_at_in_the_context_and_forgotten_when_no_round_can_co
         ExpectedAttention(), EqualHeads(), Keep(), When(after_prefill=True, decode_every=4)
     )
     for policy, kept in ((once, False), (again, True)):
-        signals = QuerySignals()
+        signals = QuerySignals(torch.device("cpu"))
         signals.rotation = ROTATION
         assert [w.count for w in note(signals, policy, 0, 50)] == [50]
         assert [w.position for w in note(signals, policy, 50, 25)] == [50]

@@ -35,8 +35,8 @@ class _Moments:
     """
 
     count: int = 0
-    mean: Tensor = field(default_factory=lambda: torch.zeros(0))
-    spread: Tensor = field(default_factory=lambda: torch.zeros(0))
+    mean: Tensor = field(default_factory=lambda: torch.zeros(0, device="cpu"))
+    spread: Tensor = field(default_factory=lambda: torch.zeros(0, device="cpu"))
 
     def add(self, q: Tensor) -> None:
         """Queries, float32 [n, Hq, d]. Merging means keeps what one large sum of squares would lose to rounding."""
@@ -139,7 +139,8 @@ class SequenceQueries:
 class QuerySignals:
     """See `winnow.eviction.Signals`. Holds Hq d (d + 1) float32 numbers per layer and sequence for moments."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.rotation: Rotation | None = None
         """Must be set before a sequence whose score needs moments is computed."""
         self._sequences: dict[int, SequenceQueries] = {}
@@ -200,7 +201,8 @@ class QuerySignals:
         for slot in slots:
             found = self._sequences[slot].moments.get(layer)
             if found is None:
-                found = _Moments(1, torch.zeros(heads, dim), torch.zeros(heads, dim, dim))
+                mean = torch.zeros(heads, dim, device=self._device)
+                found = _Moments(1, mean, torch.zeros(heads, dim, dim, device=self._device))
             means.append(found.mean)
             covariances.append(found.spread / found.count)
         return QueryMoments(torch.stack(means), torch.stack(covariances))
@@ -211,9 +213,7 @@ class QuerySignals:
             sequence = self._sequences[slot]
             chunks = sequence.chunks.get(layer)
             received = chunks.received() if chunks is not None else []
-            before = torch.zeros(num_heads, sequence.needs.chunk_from)
-            if received:
-                before = before.to(received[0].device)
+            before = torch.zeros(num_heads, sequence.needs.chunk_from, device=self._device)
             rows.append(torch.cat([before, *received], dim=1).T)
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).transpose(1, 2)
 

@@ -49,7 +49,7 @@ class EngineSignals:
     def __init__(self, max_num_seqs: int, model: LoadedModel, locate: Callable[[], Path]) -> None:
         """`locate` finds the directory or file of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
-        self.queries = QuerySignals()
+        self.queries = QuerySignals(device)
         self._model = model
         self._locate = locate
         self._predictors: dict[PredictorSource, TokenScorer] = {}
@@ -128,7 +128,10 @@ class EngineSignals:
         return self._sums[index] / self._counts[index, None].clamp_min(1)
 
     def kinds(self, slots: SequenceType[int]) -> Tensor:
-        rows = [self._model.token_kinds[torch.tensor(self._sequences[slot].token_ids)] for slot in slots]
+        rows = [
+            self._model.token_kinds[torch.tensor(self._sequences[slot].token_ids, device="cpu")]
+            for slot in slots
+        ]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
 
     def prepare(self, needs: Needs) -> None:

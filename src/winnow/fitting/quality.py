@@ -43,7 +43,9 @@ def predicted(predictor: Predictor, text: Collected) -> Tensor:
 def recall(guessed: Tensor, true: Tensor, compression: int) -> float:
     """Share of the KVs that `true`, [n], keeps at a compression which `guessed` keeps too."""
     count = max(1, round(len(true) / compression))
-    held = torch.zeros(true.shape, dtype=torch.bool).scatter_(-1, guessed.topk(count).indices, True)
+    held = torch.zeros(true.shape, dtype=torch.bool, device="cpu").scatter_(
+        -1, guessed.topk(count).indices, True
+    )
     return float(held[true.topk(count).indices].float().mean())
 
 

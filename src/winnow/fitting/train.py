@@ -63,8 +63,8 @@ def _fit_layer(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Ten
     linear = [offset, _ridge(x, y - offset)]
     generator = torch.Generator().manual_seed(seed)
     width, hidden = x.shape[1], training.hidden
-    inner = torch.randn((width, hidden), generator=generator) * width**-0.5
-    network = [inner, torch.zeros(hidden), torch.zeros(hidden, y.shape[1])]
+    inner = torch.randn((width, hidden), generator=generator, device="cpu") * width**-0.5
+    network = [inner, torch.zeros(hidden, device="cpu"), torch.zeros(hidden, y.shape[1], device="cpu")]
     if hidden:
         _descend(x, y, linear, network, training, generator)
     offset, slope, inner, bias, outer = (weight.detach() for weight in (*linear, *network))
@@ -99,7 +99,7 @@ def _descend(
     steps = count // batch
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, training.epochs * steps)
     for _ in range(training.epochs):
-        order = torch.randperm(count, generator=generator)
+        order = torch.randperm(count, generator=generator, device="cpu")
         for step in range(steps):
             chosen = order[step * batch : (step + 1) * batch]
             part = x[chosen]

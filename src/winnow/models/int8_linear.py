@@ -133,7 +133,7 @@ def int8_product(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -
     Args:
         scale: as `quantize_weight` gives it; its dimensions tell of what.
     """
-    out = torch.zeros(len(x), len(codes))
+    out = torch.zeros(len(x), len(codes), device="cpu")
     size = GROUP if scale.ndim == 1 else BLOCK
     parts = zip(x.split(size, dim=1), codes.split(size, dim=1), strict=True)
     for index, (part, own) in enumerate(parts):

@@ -24,13 +24,13 @@ class PackedEmbedding(nn.Module):
         self.scale = scale
         self._weight, self._kernels = head.packed, kernels
         # A parameter: where no other is left, it tells the model's type and device. Codes of 8 bits would not.
-        rows = torch.empty(0, dtype=head.packed.dtype) if head.is_int8 else head.packed.packed
+        rows = torch.empty(0, dtype=head.packed.dtype, device="cpu") if head.is_int8 else head.packed.packed
         self.packed = nn.Parameter(rows, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int [...] -> rows, [..., in_features]."""
         rows = self._kernels.unpack_rows(self._weight, tokens.long())
-        return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype)
+        return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 
 
 class ScaledEmbedding(nn.Module):
@@ -43,7 +43,7 @@ class ScaledEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """tokens, int [...] -> rows, [..., size]."""
         rows = self.weight[tokens.long()]
-        return rows * torch.tensor(self.scale, dtype=rows.dtype)
+        return rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 
 
 def embedding_scale(embedding: nn.Module) -> float | None:

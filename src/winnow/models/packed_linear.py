@@ -126,13 +126,13 @@ def join_biases(linears: Sequence[nn.Linear]) -> Tensor | None:
 def one_dnn_works() -> bool:
     """Whether packed products of bfloat16 are there on this processor, and give what `F.linear` gives."""
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 80, generator=generator).bfloat16()
-    bias = torch.randn(48, generator=generator).bfloat16()
+    weight = torch.randn(48, 80, generator=generator, device="cpu").bfloat16()
+    bias = torch.randn(48, generator=generator, device="cpu").bfloat16()
     try:
         for own_bias in (bias, None):
             packed = OneDnnLinear([linear_of(weight, own_bias)])
             for rows in (1, 3, 65):
-                x = torch.randn(rows, 80, generator=generator).bfloat16()
+                x = torch.randn(rows, 80, generator=generator, device="cpu").bfloat16()
                 expected, found = F.linear(x, weight, own_bias), packed(x)
                 if found.dtype != expected.dtype or found.shape != expected.shape:
                     return False

@@ -52,7 +52,9 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
         return
     layout = replace(layout, windows=(), chunk=None, wide=WideParts(), value_tier=None)
     length = min(_TOKENS, loaded.trained_len)
-    tokens = torch.randint(loaded.vocab_size, (length,), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(
+        loaded.vocab_size, (length,), generator=torch.Generator().manual_seed(0), device="cpu"
+    )
     backend = open_backend(attention_backend, loaded.device)
     found, expected = (
         paged_logits(loaded, tokens.to(loaded.device), each, layout) for each in (backend, ReferenceBackend())

@@ -104,7 +104,9 @@ class Trial:
         smallest = min((window for window in geometry.windows if window is not None), default=0)
         length = min(max(_TOKENS, smallest + 4 if smallest < _LONGEST else 0), trained_len)
         vocab_size = model.get_input_embeddings().weight.shape[0]
-        tokens = torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(0))
+        tokens = torch.randint(
+            vocab_size, (length,), generator=torch.Generator().manual_seed(0), device="cpu"
+        )
         tokens = tokens.to(model.device)
         with attention_of(model, "eager"):
             output = model(

@@ -179,7 +179,7 @@ class Batch:
         for sequence, count in zip(live, counts, strict=True):
             sequence.kv.num_computed += count
         kept = [-1 if sequence in joiners else 0 for sequence in live]
-        return live, logits[torch.arange(len(live)), kept]
+        return live, logits[torch.arange(len(live), device=logits.device), kept]
 
     def check_integrity(self) -> None:
         """Assert that rows, lengths and tensors agree."""

@@ -63,7 +63,9 @@ class QueryKVs:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
+    host = torch.empty(
+        tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda", device="cpu"
+    )
     return host.copy_(tensor)
 
 

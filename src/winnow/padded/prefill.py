@@ -72,7 +72,7 @@ def prefill(
     cache.add_rows(len(sequences))
     asked = [row for row, sequence in enumerate(sequences) if sequence.request.wants_prompt_logprobs]
     found: dict[Sequence, list[LogprobDict]] = {sequences[row]: [] for row in asked}
-    logits = torch.empty(0)
+    logits = torch.empty(0, device="cpu")
     for first in range(0, inputs.width, chunk or inputs.width):
         if stopped():
             raise PrefillStoppedError

@@ -134,7 +134,7 @@ def _memory_rates(num_bytes: int) -> tuple[float, float]:
     """
     import torch
 
-    pieces = torch.ones(num_bytes // _PIECE, _PIECE // 8, dtype=torch.int64)
+    pieces = torch.ones(num_bytes // _PIECE, _PIECE // 8, dtype=torch.int64, device="cpu")
     read, copied = (
         _PIECE / _least_seconds(partial(call, cycle(range(len(pieces)))))
         for call in (
@@ -161,7 +161,7 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
 
         int8 = None if weight_dtype == "auto" else Int8Weights(blocks=weight_dtype == "q8_0")
         layer = linear_maker(LayerKernels(kernels), dtype, int8=int8)([plain])
-    x = torch.ones(_CHUNK, _FEATURES, dtype=dtype)
+    x = torch.ones(_CHUNK, _FEATURES, dtype=dtype, device="cpu")
     with torch.inference_mode():
         return 2 * _CHUNK * _FEATURES**2 / _least_seconds(lambda: layer(x))
 
@@ -180,7 +180,7 @@ def _link_rate(device: "torch.device") -> float:
     """Bytes per second from pinned host memory to a GPU."""
     import torch
 
-    host = torch.empty(_MEMORY, dtype=torch.uint8, pin_memory=True)
+    host = torch.empty(_MEMORY, dtype=torch.uint8, pin_memory=True, device="cpu")
     there = torch.empty_like(host, device=device)
 
     def copy() -> None:

@@ -22,7 +22,7 @@ def open_argmax(device: torch.device) -> Argmax:
         if logits.dtype not in DTYPES or logits.stride(1) != 1:
             return _argmax(logits)
         count, size = logits.shape
-        tokens = torch.empty(count, dtype=torch.int64)
+        tokens = torch.empty(count, dtype=torch.int64, device="cpu")
         kernels.greedy(
             DTYPES[logits.dtype],
             logits.data_ptr(),

@@ -86,7 +86,7 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> 
     if not num_rows:
         return []
     top = min(top, vocab_size)
-    following = torch.tensor(next_token_ids, dtype=torch.int64).to(logits.device)
+    following = torch.tensor(next_token_ids, dtype=torch.int64, device="cpu").to(logits.device)
     tables = []
     for first, end in row_blocks(num_rows, vocab_size):
         own = logits[first:end]

@@ -83,7 +83,7 @@ class LayerKernels:
 
         A packed weight is cut into panels, in each of which the elements of its rows lie side by side.
         """
-        weight = torch.tensor([[1, 2], [3, 4]], dtype=dtype)
+        weight = torch.tensor([[1, 2], [3, 4]], dtype=dtype, device="cpu")
         packed = self.pack(weight).packed
         return len(packed) // weight.shape[1], 2 if packed[1] == weight[0, 1] else 1
 
@@ -129,7 +129,7 @@ class LayerKernels:
     def _pack(self, dense: Tensor, dtype: torch.dtype, scale: Tensor | None) -> PackedWeight:
         out_features, in_features = dense.shape
         size = self.packed_size(in_features, out_features, int8=scale is not None)
-        packed = torch.empty(size, dtype=dense.dtype)
+        packed = torch.empty(size, dtype=dense.dtype, device="cpu")
         out = PackedWeight(packed, in_features, out_features, dtype, scale)
         self._kernels.pack(out.native, dense.data_ptr(), torch.get_num_threads())
         return out
@@ -142,7 +142,7 @@ class LayerKernels:
         """
         assert features.dtype == torch.int64
         features = features.contiguous()
-        out = torch.empty(*features.shape, weight.in_features, dtype=weight.dtype)
+        out = torch.empty(*features.shape, weight.in_features, dtype=weight.dtype, device="cpu")
         self._kernels.unpack_rows(
             weight.native, features.data_ptr(), features.numel(), out.data_ptr(), torch.get_num_threads()
         )

@@ -103,8 +103,8 @@ def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
     ):
         return None
     # Rows so small that eps matters, in the weight's own type.
-    x = torch.randn(4, size, generator=torch.Generator().manual_seed(0)) * torch.tensor(
-        [[1e-3], [0.1], [1], [30]]
+    x = torch.randn(4, size, generator=torch.Generator().manual_seed(0), device="cpu") * torch.tensor(
+        [[1e-3], [0.1], [1], [30]], device="cpu"
     )
     x = x.to(weight)
     found = module(x).double()
@@ -125,7 +125,7 @@ def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
 def _activation(module: nn.Module | None) -> Activation | None:
     if module is None:
         return None
-    x = torch.linspace(-8, 8, 321)
+    x = torch.linspace(-8, 8, 321, device="cpu")
     found = module(x)
     if _relative_error(found, F.silu(x)) < _CLOSE:
         return Activation.silu

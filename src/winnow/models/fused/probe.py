@@ -38,7 +38,7 @@ class LayerCall:
 
     def run(self, layer: nn.Module) -> "LayerResult":
         """Call a layer this way, on random hidden states and on the model's own."""
-        random = torch.randn(self.states.shape, generator=torch.Generator().manual_seed(0))
+        random = torch.randn(self.states.shape, generator=torch.Generator().manual_seed(0), device="cpu")
         kwargs = {name: value for name, value in self.kwargs.items() if name != "hidden_states"}
         tried = []
         with torch.inference_mode():
@@ -155,8 +155,14 @@ def run_model(
     positions = torch.tensor([sorted({min(p, last) for p in (*_POSITIONS, last)})], device=model.device)
     if vocab_size is None:
         vocab_size = cast(Any, model).config.get_text_config().vocab_size
-    tokens = torch.randint(vocab_size, positions.shape, generator=torch.Generator().manual_seed(0))
-    keep = torch.arange(positions.shape[1]) if logits_index is None else torch.tensor([logits_index])
+    tokens = torch.randint(
+        vocab_size, positions.shape, generator=torch.Generator().manual_seed(0), device="cpu"
+    )
+    keep = (
+        torch.arange(positions.shape[1], device="cpu")
+        if logits_index is None
+        else torch.tensor([logits_index], device="cpu")
+    )
     logits: Tensor = model(
         input_ids=tokens.to(model.device),
         position_ids=positions,
@@ -174,7 +180,7 @@ def trial_logits(model: "CausalModel", max_position: int, vocab_size: int | None
 
 def selection_is_harmless(model: "PreTrainedModel", max_position: int) -> bool:
     """Whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
-    alone = run_model(model, max_position, _Recorder(torch.tensor([0])), logits_index=0)
+    alone = run_model(model, max_position, _Recorder(torch.tensor([0], device="cpu")), logits_index=0)
     return close(run_model(model, max_position, _Recorder(), logits_index=0), alone)
 
 

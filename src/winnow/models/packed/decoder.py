@@ -49,7 +49,7 @@ class RotaryEmbedding(nn.Module):
     def table(self, positions: int) -> tuple[Tensor, Tensor]:
         """cos and sin of so many positions from 0 on, or more: [n, 2 * pairs] each. Kept; made anew when too short."""
         if len(self._table[0]) < positions:
-            longer = torch.arange(max(positions, 2 * len(self._table[0]), _FIRST_POSITIONS))
+            longer = torch.arange(max(positions, 2 * len(self._table[0]), _FIRST_POSITIONS), device="cpu")
             cos, sin = self(longer[None])
             self._table = cos[0], sin[0]
         return self._table

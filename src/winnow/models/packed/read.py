@@ -125,7 +125,7 @@ class _Reader:
         layers = [self._layer(index, numbers) for index, numbers in enumerate(description.layers)]
         layers[-1].last_layer_only_wanted = description.last_layer_only_wanted
         rotaries = [
-            RotaryEmbedding(torch.tensor(rotary.frequencies), rotary.scale, self._dtype)
+            RotaryEmbedding(torch.tensor(rotary.frequencies, device="cpu"), rotary.scale, self._dtype)
             for rotary in description.rotaries
         ]
         norm = FusedNorm(self._norm("norm", description.hidden_size, description.norm), self._kernels)
