@@ -70,6 +70,7 @@ def test_blocks_of_8_bits_stay_as_they_are(tmp_path: Path) -> None:
     assert np.array_equal(down.codes.numpy(), blocks[..., 2:].reshape(len(blocks), -1).view(np.int8))
     assert np.array_equal(down.scale.numpy(), blocks[..., :2].copy().view(np.float16)[..., 0])
 
+    pytest.importorskip("winnow._native")
     fused = load_model(config)
     assert fused.decoder is not None and fused.dtype == torch.bfloat16 and fused.verified is not None
     rows = torch.arange(64)

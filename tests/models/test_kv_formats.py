@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.extension import needs_extension
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow.attention import open_backend
@@ -11,7 +12,7 @@ from winnow.cache import CacheLayout
 from winnow.config import ModelConfig
 from winnow.models import load_model, paged_trial
 
-BACKENDS = ["reference", "native", "triton"]
+BACKENDS = ["reference", pytest.param("native", marks=needs_extension), "triton"]
 # Largest difference of a token's logits, as a part of their norm: rounding to bfloat16 does less.
 ROUNDED = 0.1
 
