@@ -1,7 +1,17 @@
-"""What is skipped where Winnow was built without a compiler."""
+"""The compiled extension in tests: what needs it is skipped where Winnow was built without a compiler."""
 
 import pytest
 
-from winnow.native import is_installed
+from winnow import native
+from winnow.attention import AttentionBackend
 
-needs_extension = pytest.mark.skipif(not is_installed(), reason="built without a compiler")
+needs_extension = pytest.mark.skipif(not native.is_installed(), reason="built without a compiler")
+ISAS: list[str] = native.instruction_sets() if native.is_installed() else []
+"""Instruction sets of this processor and build."""
+
+
+def native_backend(isa: str) -> AttentionBackend:
+    """The backend of one of `ISAS`."""
+    from winnow.attention.native import NativeBackend  # needs the extension's types
+
+    return NativeBackend(native.Kernels(isa))

@@ -22,6 +22,7 @@ from winnow.eviction import (
     Recency,
     When,
 )
+from winnow.native import is_installed
 
 ROWS = LAYERS * HEADS
 TAKES_BUDGET = [name for name, preset in PRESETS.items() if preset.policy.budget.fixed is None]
@@ -233,7 +234,9 @@ class TestPoliciesOfRequests:
             assert [len(answer) for answer in answers] == [params.max_tokens] * params.n
             report = outputs[request_id].outputs[0].eviction
             is_replaced = report is not None and report.policy not in (name, "own")
-            if own_affair(name) == name and not is_replaced:
+            # What a predictor says of a token depends on torch's products, and those on the rows of a step.
+            same = is_installed() or PRESETS[name].policy.score.needs.predictor is None
+            if own_affair(name) == name and not is_replaced and same:
                 assert answers == ids(llm.generate([prompt(length)], params))
 
     @pytest.mark.parametrize("name", EVERY_PRESET)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.extension import needs_extension
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
@@ -102,6 +103,11 @@ def test_policies_run_over_narrow_and_wide_kvs(policy: str, model: Path) -> None
 def test_backends_that_do_not_read_it(model: Path) -> None:
     with open_llm(model, kv_cache_dtype="kivi4", kv_group=8, block_size=8) as llm:
         assert isinstance(llm._engine._executor._backend, ReferenceBackend), "auto takes what works"
+        assert llm.implementation()["attention"] == "ReferenceBackend", "as `winnow serve` says it"
+
+
+@needs_extension
+def test_a_backend_is_refused_that_does_not_read_it(model: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=r"attention_backend native does not read KVs stored as kivi4 \(kv_cache_dtype\) and kept wide in part "

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from architectures import ARCHITECTURES, VOCAB, generate_alone, save
+from tests.extension import needs_extension
 
 from winnow import LLM, SamplingParams
 from winnow.cache import CacheSize, Ledger
@@ -61,7 +62,7 @@ def test_answers_are_unchanged_and_rows_bounded(case: tuple[Path, Any]) -> None:
         assert ledger_of(llm).allocator.num_used == 0
 
 
-@pytest.mark.parametrize("backend", ["reference", "native"])
+@pytest.mark.parametrize("backend", ["reference", pytest.param("native", marks=needs_extension)])
 def test_logprobs_are_as_without_giving_back(
     case: tuple[Path, Any], backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,7 +166,8 @@ def test_samples_of_one_prompt_start_from_the_compressed_document(warm: LLM, col
     found = [warm.generate([prompt], params)[0] for prompt in prompts]
     warm.check_integrity()
     for ours, prompt in zip(found, prompts, strict=True):
-        [theirs] = cold.generate([prompt], params)  # alone too: products of torch differ with the rows of a step
+        # Alone too: products of torch differ with the rows of a step.
+        [theirs] = cold.generate([prompt], params)
         assert [each.logprobs for each in ours.outputs] == [each.logprobs for each in theirs.outputs]
     assert [each.num_cached_tokens for each in found] == [0, 149]
 

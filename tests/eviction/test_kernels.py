@@ -11,19 +11,19 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention import Smoothing
-from winnow.attention.native import NativeBackend
-from winnow.attention.observer_reference import smooth
-from winnow.attention.reference import ReferenceBackend
-from winnow.cache import CacheLayout, CacheSize, LocalCache
-from winnow.eviction import KeyDifference, Leverage, Scorer
-from winnow.eviction.kernels import RowKernels
-from winnow.eviction.ranking import Ranking
-from winnow.eviction.rows import LayerRows, RoundInputs, RoundRows
-from winnow.eviction.scores.keys import key_difference
-from winnow.eviction.scores.leverage import leverage
-
 _native = pytest.importorskip("winnow._native", reason="built without a compiler")
+from winnow.attention import Smoothing  # noqa: E402
+from winnow.attention.native import NativeBackend  # noqa: E402
+from winnow.attention.observer_reference import smooth  # noqa: E402
+from winnow.attention.reference import ReferenceBackend  # noqa: E402
+from winnow.cache import CacheLayout, CacheSize, LocalCache  # noqa: E402
+from winnow.eviction import KeyDifference, Leverage, Scorer  # noqa: E402
+from winnow.eviction.kernels import RowKernels  # noqa: E402
+from winnow.eviction.ranking import Ranking  # noqa: E402
+from winnow.eviction.rows import LayerRows, RoundInputs, RoundRows  # noqa: E402
+from winnow.eviction.scores.keys import key_difference  # noqa: E402
+from winnow.eviction.scores.leverage import leverage  # noqa: E402
+
 KERNELS = {name: _native.Kernels(name) for name in _native.instruction_sets()}
 HEADS = 2
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.extension import ISAS, native_backend
 from tiny_llama import VOCAB, save_tiny_llama
 from tokenizer_kinds import byte_level
 from transformers import AutoModelForCausalLM
 
-from winnow import LLM, RequestOutput, SamplingParams, _native
+from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention import AttentionSpec, JudgedKVs, ReferenceBackend
-from winnow.attention.native import NativeBackend
 from winnow.attention.replay import judged_slots
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.engine.instructor import Instructor
@@ -90,9 +90,7 @@ def test_the_instruction_stands_inside_the_template() -> None:
 # -- scores of attention ---------------------------------------------------------------------------------------------
 
 
-BACKENDS = {"torch": ReferenceBackend} | {
-    isa: partial(NativeBackend, _native.Kernels(isa)) for isa in _native.instruction_sets()
-}
+BACKENDS = {"torch": ReferenceBackend} | {isa: partial(native_backend, isa) for isa in ISAS}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -156,7 +154,7 @@ def test_the_largest_probability_by_the_formula(
     )
 
 
-@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [
@@ -188,7 +186,7 @@ def test_kernels_tell_what_torch_tells(
         weights = ReplayWeights(output @ output.mT, torch.randn(count, 48, generator=generator))
     span = ReplaySpan(slot, ReplayPass(tuple(range(count)), 5, 70, 260, context, 2), slice(0, count), 0)
     observed = []
-    for backend in (ReferenceBackend(), NativeBackend(_native.Kernels(isa))):
+    for backend in (ReferenceBackend(), native_backend(isa)):
         cache.pool.accumulators.zero_()
         observe_replay(cache, backend, span, 0, q, AttentionSpec(dim**-0.5), weights)
         observed.append(cache.pool.accumulators.clone())

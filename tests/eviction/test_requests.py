@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from evicted_llama import BLOCK, LAYERS, greedy, prompt, save_evicted_llama
+from tests.extension import needs_extension
 from torch import Tensor
 
 from winnow import LLM
-from winnow.attention.native import NativeBackend
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import (
     AdaptiveHeads,
@@ -201,10 +201,12 @@ def test_a_score_of_ones_own(llm: LLM, window: int) -> None:
     assert report.kept == ((91, 91),) * LAYERS, "80, and the answer's tokens but the last"
 
 
+@needs_extension
 def test_a_round_on_the_cpu_is_one_call_of_the_kernels(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("winnow._native", reason="built without a compiler")
+    from winnow.attention.native import NativeBackend
+
     calls = 0
     keep_best = NativeBackend.keep_best
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from architectures import ARCHITECTURES, save
+from tests.extension import needs_extension
 from torch import Tensor
 
 from winnow import LLM
 from winnow.attention import PagedCache, Spans
-from winnow.attention.native import NativeBackend
 from winnow.errors import UnsupportedModelError
 
 
@@ -20,10 +20,12 @@ def test_formats_are_served(tmp_path: Path, kv_cache_dtype: str) -> None:
         pass
 
 
+@needs_extension
 def test_a_kernel_that_is_wrong_for_a_format_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("winnow._native")
+    from winnow.attention.native import NativeBackend
+
     save(ARCHITECTURES["gpt2"], tmp_path)  # whose layers call the backend, and not one kernel for all
     write = NativeBackend.write
 
