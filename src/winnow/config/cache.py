@@ -24,7 +24,9 @@ class CacheConfig:
         parse=parse_bytes,
         effect=Effect.MEMORY,
     )
-    block_size: int = option(16, "slots of one block; memory is handed out and given back in blocks")
+    block_size: int = option(
+        16, "slots of one block; memory is handed out and given back in blocks", engine="paged"
+    )
     enable_prefix_caching: bool = option(
         True,
         "keep the KVs of prompts while memory lasts, and let later requests that begin alike take them",
@@ -34,6 +36,7 @@ class CacheConfig:
         None,
         "directory of compressed prefixes that `winnow prefix save` wrote; prompts that begin so start from them, and "
         "the policy acts on the saved part alone",
+        engine="paged",
     )
     kv_offloading_size: int | None = option(
         None,
@@ -41,6 +44,7 @@ class CacheConfig:
         "they are computed again",
         parse=parse_bytes,
         effect=Effect.BATCHES,
+        engine="paged",
     )
     kv_reservation: str = option(
         "on-demand",
@@ -49,6 +53,7 @@ class CacheConfig:
         "nothing is shared, and no prefix is kept",
         choices=KV_RESERVATIONS,
         effect=Effect.BATCHES,
+        engine="paged",
     )
     kv_cache_dtype: str = option(
         "auto",
@@ -56,23 +61,27 @@ class CacheConfig:
         "int2; or one each for keys and values, such as k=int8,v=int4; kivi4 and kivi2, for comparison, without "
         "eviction",
         aliases=("kv_dtype",),
+        engine="paged",
     )
     kv_group: int | None = option(
         None,
         "channels that share a scale, which takes 2 bytes, or 4 at 4 bits and below; left out: a head at 8 bits, 32 "
         "(or the most below that divide a head) at 4 bits and below",
+        engine="paged",
     )
     kv_rotate: str = option(
         "auto",
         "what a Hadamard transform spreads over the channels of a head before it is quantized: none, k (keys), kv; "
         "auto: keys of 4 bits and below",
         choices=ROTATIONS,
+        engine="paged",
     )
 
     kv_wide: str | None = option(
         None,
         "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
         "others first and last tokens; room for them is set aside for max_num_seqs sequences and for prefixes",
+        engine="paged",
     )
 
     value_tier: str | None = option(
@@ -81,6 +90,7 @@ class CacheConfig:
         "disk:DIRECTORY:L=1,N=128: values of the first L layers stay on the device, and while decoding a query head "
         "reads the N values that it weighs most of the others; with renormalize their weights are scaled to the sum of "
         "all, and size=4GiB limits the bytes of values there, which do not count in kv_memory",
+        engine="paged",
     )
 
     @property

@@ -15,33 +15,6 @@ from winnow.errors import ConfigError
 from winnow.foreign_names import translate
 from winnow.json_values import json_value
 
-# What means nothing to an engine, so that giving it is a mistake.
-_ONLY_PAGED = {
-    "model": ("attention_backend", "weight_dtype", "weight_wide"),
-    "cache": (
-        "block_size",
-        "prefix_store",
-        "kv_offloading_size",
-        "kv_reservation",
-        "kv_cache_dtype",
-        "kv_group",
-        "kv_rotate",
-        "kv_wide",
-        "value_tier",
-    ),
-    "scheduler": ("max_passes", "watermark_high", "watermark_low"),
-    "eviction": (
-        "eviction",
-        "compression",
-        "kv_budget",
-        "pool",
-        "kv_floor",
-        "num_accumulators",
-        "max_round_kvs",
-    ),
-}
-_ONLY_PADDED = {"padded": tuple(each.name for each in fields(PaddedConfig))}
-
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -54,16 +27,13 @@ class EngineConfig:
     padded: PaddedConfig = field(default_factory=PaddedConfig)
 
     def __post_init__(self) -> None:
-        other, foreign = ("paged", _ONLY_PAGED) if self.model.engine == "padded" else ("padded", _ONLY_PADDED)
-        for part, names in foreign.items():
-            config = getattr(self, part)
-            for each in fields(config):
-                value = getattr(config, each.name)
-                if each.name in names and value != each.default:
+        for part in (self.model, self.cache, self.scheduler, self.eviction, self.padded):
+            for each in fields(part):
+                other, value = each.metadata["engine"], getattr(part, each.name)
+                if other not in (None, self.model.engine) and value != each.default:
                     raise ConfigError(
                         f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
                     )
-
         quotas = [tenant.name for tenant in self.scheduler.tenants if tenant.has_quota]
         if quotas and self.model.engine != "paged":
             raise ConfigError(

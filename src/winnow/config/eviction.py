@@ -37,6 +37,7 @@ class EvictionConfig:
         "left out: winnow where compression or kv_budget is given, else full",
         parse=str,
         metavar="NAME",
+        engine="paged",
     )
     compression: float | str | None = option(
         None,
@@ -44,26 +45,32 @@ class EvictionConfig:
         "as much less as keeps answers for requests that start while others wait for memory; left out, with no "
         "kv_budget: what the preset's paper uses, else 4",
         parse=_amount,
+        engine="paged",
     )
-    kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")
+    kv_budget: int | None = option(
+        None, "KVs kept in each row on average, in place of compression", engine="paged"
+    )
     pool: Any = option(
         None,
         "neighbours over which a policy pools its scores: an odd number of tokens, or text: as many as cover what 7 "
         "tokens did in the papers (21 where each digit is a token); left out: as the policy says",
         parse=_pool,
+        engine="paged",
     )
-    kv_floor: int = option(128, "compression never keeps fewer KVs per row on average")
+    kv_floor: int = option(128, "compression never keeps fewer KVs per row on average", engine="paged")
     num_accumulators: int | None = option(
         None,
         "float32 accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
         "policy needs, at least 1",
         effect=Effect.MEMORY,
         aliases=("num_scores",),
+        engine="paged",
     )
     max_round_kvs: int | None = option(
         2**24,
         "most KVs that one round of eviction ranks, over all its requests; none: no limit",
         parse=optional_int,
+        engine="paged",
     )
 
     def __post_init__(self) -> None:

@@ -49,12 +49,14 @@ class ModelConfig:
         "bits and a scale for each output feature, or q8_0: 8 bits and a scale for each 32 inputs of a feature, as in "
         "GGUF's Q8_0 blocks, which stay as they are; slower on prompts, and nearer to the model",
         choices=WEIGHT_DTYPES,
+        engine="paged",
     )
     weight_wide: str = option(
         "none",
         "linear layers that weight_dtype leaves in dtype: none, the head, those of the first and the last layer "
         "(ends), or both",
         choices=WIDE_WEIGHTS,
+        engine="paged",
     )
     device: str = option(
         "auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu"
@@ -76,7 +78,10 @@ class ModelConfig:
         parse=optional_int,
     )
     attention_backend: str = option(
-        "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS
+        "auto",
+        "what computes attention over the paged cache",
+        choices=ATTENTION_BACKENDS,
+        engine="paged",
     )
     optimize: bool = option(
         True,

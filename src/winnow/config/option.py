@@ -20,9 +20,16 @@ class Effect(Enum):
     NEVER = "never"
 
 
-def option(default: Any, help: str, effect: Effect = Effect.ALWAYS, **extra: Any) -> Any:
-    """A dataclass field that documents itself; `effect` says when another value changes answers."""
-    return field(default=default, metadata={"help": help, "effect": effect, **extra})
+def option(
+    default: Any, help: str, effect: Effect = Effect.ALWAYS, engine: str | None = None, **extra: Any
+) -> Any:
+    """Declare a dataclass field that documents itself.
+
+    Args:
+        effect: when another value changes answers.
+        engine: the only engine to which it means something; None: it does to each.
+    """
+    return field(default=default, metadata={"help": help, "effect": effect, "engine": engine, **extra})
 
 
 def optional_int(text: str) -> int | None:

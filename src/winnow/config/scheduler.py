@@ -45,17 +45,20 @@ class SchedulerConfig:
         0,
         "how often later requests that fit may be served before one that does not fit yet; 0: they wait behind it",
         effect=Effect.BATCHES,
+        engine="paged",
     )
     watermark_high: float = option(
         1.0,
         "requests join others only up to this part of the blocks; the rest is for the growth of those that run",
         effect=Effect.BATCHES,
+        engine="paged",
     )
     watermark_low: float | None = option(
         None,
         "after a request was held back, none joins until use has fallen to this part of the blocks; left out: "
         "watermark_high, so that requests join as soon as they fit",
         effect=Effect.BATCHES,
+        engine="paged",
     )
     max_queued_requests: int | None = option(
         None, "requests that may wait; further ones are refused; left out: no limit", effect=Effect.NEVER
@@ -73,6 +76,11 @@ class SchedulerConfig:
         metavar="JSON",
         effect=Effect.BATCHES,
     )
+
+    @property
+    def chunk(self) -> int | None:
+        """Most tokens that a step computes of one request; None: as many as a step has."""
+        return None if self.prefill_chunk is None else min(self.prefill_chunk, self.max_num_batched_tokens)
 
     def __post_init__(self) -> None:
         check_integer("max_num_seqs", self.max_num_seqs, 1, 65536)
