@@ -14,6 +14,7 @@ from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepR
 from winnow.engine.request import Request, Sequence
 from winnow.engine.scheduler import Scheduler
 from winnow.eviction import PRESETS, Instruction, replay_passes, resolve_policy
+from winnow.eviction_request import EvictionRequest
 from winnow.outputs import RequestMetrics
 from winnow.plan.simulated_executor import VirtualClock
 from winnow.sampling import SamplingParams
@@ -158,7 +159,9 @@ def request_of(
     context_len = max(len(prompt) - 7, 1) if context else None
     if policy is not None:
         asked = resolve_policy(EvictionConfig(eviction=policy, kv_budget=24))
-        eviction = asked.for_prompt(len(prompt), len(prompt) + max_tokens - 1, context_len)
+        eviction = asked.for_prompt(
+            len(prompt), len(prompt) + max_tokens - 1, EvictionRequest(context_tokens=context_len)
+        )
         replay = policy.score.replay
         if eviction is not None and replay is not None and eviction.context_len > eviction.target:
             passes = replay_passes(replay, prompt[: eviction.context_len], Instruction(), 0, 400)

@@ -12,23 +12,13 @@ from typing import Any, BinaryIO
 
 from winnow.batch.reader import InputFile
 from winnow.errors import UsageError
+from winnow.eviction_request import EVICTION_FIELDS
 from winnow.report import journal as journals
 from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, differences
 from winnow.report.journal import parse_object, whole_lines
 
 _FORM, _VERSION = "winnow_run", 1
-OF_REQUESTS = (
-    "detokenize",
-    "eviction",
-    "compression",
-    "kv_budget",
-    "context_tokens",
-    "template_tail",
-    "answer_prefix",
-    "protect",
-    "forced_tokens",
-    "structured_outputs",
-)
+OF_REQUESTS = ("detokenize", *EVICTION_FIELDS, "forced_tokens", "structured_outputs")
 """Sampling parameters that only a request can set: for the others the engine has options of its own, positions and
 tokens make sense for one prompt alone, and commands show text."""
 

@@ -244,18 +244,7 @@ class Admission:
     ) -> list[SequenceEviction | None]:
         """Bind policies to a request of `total` tokens, replays included."""
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
-        bound = [
-            each.for_prompt(
-                len(token_ids),
-                total,
-                params.context_tokens,
-                params.protect,
-                params.template_tail or 0,
-                params.answer_prefix or 0,
-                may_idle=len(asked) == 1,
-            )
-            for each in asked
-        ]
+        bound = [each.for_prompt(len(token_ids), total, params, may_idle=len(asked) == 1) for each in asked]
         return self._with_replay(bound, token_ids, context)
 
     def _saved_document(

@@ -5,18 +5,11 @@ from typing import Any
 
 from winnow.engine.request import Request, Sequence
 from winnow.errors import InvalidRequestError
+from winnow.eviction_request import EVICTION_FIELDS
 from winnow.sampling import SamplingParams
 
 # What has shaped the KVs, or what has been reported, and so cannot change half-way.
-_POLICY = (
-    "eviction",
-    "compression",
-    "kv_budget",
-    "context_tokens",
-    "template_tail",
-    "answer_prefix",
-    "protect",
-)
+_POLICY = EVICTION_FIELDS
 
 
 def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingParams:

@@ -12,6 +12,7 @@ from winnow.evaluate.metrics import score
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.requests import EvalRequest, SubAnswer
 from winnow.eviction import SequenceEviction, resolve_policy
+from winnow.eviction_request import EvictionRequest
 from winnow.outputs import CompletionOutput, EvictionReport
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ def outcome_of(llm: "LLM", request: EvalRequest, answer: SubAnswer, output: Comp
 def _achieved(llm: "LLM", request: EvalRequest, cell: Cell, report: EvictionReport) -> float | None:
     config = replace(llm.config.eviction, eviction=cell.policy, compression=cell.compression, kv_budget=None)
     eviction = resolve_policy(config).for_prompt(
-        len(request.token_ids), request.last_token, request.context_tokens, may_idle=False
+        len(request.token_ids),
+        request.last_token,
+        EvictionRequest(context_tokens=request.context_tokens),
+        may_idle=False,
     )
     return achieved_compression(report, eviction)
 

@@ -1,7 +1,6 @@
 """Resolve the configuration of an engine or request to a policy, and the policy to one sequence."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from winnow.config import AUTO, COMPRESSING, EvictionConfig
@@ -9,6 +8,7 @@ from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import SEEN, find_preset
 from winnow.eviction.sequence import SequenceEviction
+from winnow.eviction_request import EvictionRequest
 
 OWN = "own"
 """The name of policies that are not presets."""
@@ -82,10 +82,7 @@ class ResolvedPolicy:
         self,
         prompt_len: int,
         num_tokens: int,
-        context_len: int | None = None,
-        spans: Sequence[tuple[int, int]] = (),
-        template_tail: int = 0,
-        answer_prefix: int = 0,
+        request: EvictionRequest = EvictionRequest(),  # noqa: B008  # frozen
         *,
         may_idle: bool = True,
     ) -> SequenceEviction | None:
@@ -93,11 +90,8 @@ class ResolvedPolicy:
 
         Args:
             num_tokens: most tokens that will be computed, prompt included.
-            context_len: tokens of the prompt that its rounds see; None: all.
-            spans: positions to protect, half-open.
-            template_tail: tokens at the prompt's end that follow the question. If the budget has no room for
-                them, they are not protected.
-            answer_prefix: of these, tokens that begin the answer; windows then end with the prompt.
+            request: what is known of the prompt, and which positions to protect. If the budget has no room for a
+                template's tail, it is not protected; with an answer's prefix windows end with the prompt.
             may_idle: return None where the budget suffices for all tokens.
 
         Raises:
@@ -106,9 +100,9 @@ class ResolvedPolicy:
         policy = self.policy
         if policy.when.never:
             return None
-        context_len = prompt_len if context_len is None else context_len
+        context_len = prompt_len if request.context_tokens is None else request.context_tokens
         budget = self.budget(context_len)
-        eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(spans))
+        eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(request.protect))
         if (
             may_idle
             and policy.budget.bounded
@@ -118,9 +112,10 @@ class ResolvedPolicy:
         _check_spans(eviction)
         if _includes_protected(policy):
             _check_room(eviction)
-        if answer_prefix and policy.score.window is not None:
-            template_tail = 0
-        return _with_template(eviction, min(template_tail, prompt_len) - (prompt_len - context_len))
+        tail = request.template_tail or 0
+        if request.answer_prefix and policy.score.window is not None:
+            tail = 0
+        return _with_template(eviction, min(tail, prompt_len) - (prompt_len - context_len))
 
 
 def resolve_policy(

@@ -2,12 +2,10 @@
 
 from winnow.engine.admission import answer_limit, check_tokens
 from winnow.errors import CapacityError, InvalidRequestError
+from winnow.eviction_request import EVICTION_FIELDS
 from winnow.padded.memory_budget import MemoryBudget
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
-
-# Only a cache paged by head can evict.
-_EVICTION = ("eviction", "compression", "kv_budget", "context_tokens")
 
 
 class PaddedAdmission:
@@ -27,15 +25,18 @@ class PaddedAdmission:
             CapacityError: prompt and answer could not fit into the KV memory even alone.
         """
         check_tokens(token_ids, params, self._vocab_size)
-        for name in _EVICTION:
-            if getattr(params, name) not in (None, "full"):
+        for name in EVICTION_FIELDS:
+            # What is said of the prompt's end alone asks for nothing.
+            if name not in ("template_tail", "answer_prefix") and getattr(params, name) not in (
+                None,
+                "full",
+                (),
+            ):
                 raise InvalidRequestError(
                     f"{name} needs engine=paged: a padded cache keeps all KVs of a query"
                 )
         if params.use_beam_search:
             raise InvalidRequestError("use_beam_search needs engine=paged: its beams share blocks")
-        if params.protect:
-            raise InvalidRequestError("protect needs engine=paged: a padded cache keeps all KVs of a query")
         max_tokens = answer_limit(len(token_ids), params, self._max_model_len)
         # The last token of an answer is never computed, so it needs no KV.
         left = self._budget.max_columns - len(token_ids) + 1

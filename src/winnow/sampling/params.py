@@ -8,6 +8,7 @@ from typing import Any, Self
 from winnow import vllm_names
 from winnow.checks import MAX_COUNT, check_integer, check_length, check_list, check_number, show
 from winnow.errors import InvalidRequestError
+from winnow.eviction_request import EvictionRequest
 from winnow.foreign_names import accept_fields
 from winnow.sampling.structured import StructuredOutputs
 
@@ -77,8 +78,10 @@ _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 
 @accept_fields(vllm_names.SAMPLING, InvalidRequestError, "sampling parameter")
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingParams(EvictionRequest):
     """How the tokens of one request are chosen, when it ends, and what is reported about them. Names as in vLLM.
+
+    What it asks of eviction are the fields of `EvictionRequest`.
 
     Attributes:
         n: answers per prompt, sampled independently (`sample_index` 0 to n - 1).
@@ -103,20 +106,6 @@ class SamplingParams:
         prompt_logprobs: the same for each token of the prompt.
         skip_special_tokens: leave special tokens out of the text.
         detokenize: make text at all.
-        eviction: what decides which KVs of this request stay: a preset's name or an `EvictionPolicy`; None: what the
-            engine was opened with.
-        compression: tokens of the prompt per KV kept in each row on average, or a list of n such numbers, one for
-            each sample, to compare them after computing the prompt once; None: as the engine's.
-        kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
-        context_tokens: tokens at the front of the prompt that are judged without the rest, which is kept whole:
-            the KVs that stay then do not depend on the question that follows. None: all of the prompt.
-        template_tail: tokens at the prompt's end that follow the question: what a chat template ends with, and a
-            prefix of the answer. Scores without a window keep them; a window may end before them
-            (`Window.skip_template`).
-            None: what `LLM.chat` finds; 0 for prompts without a template.
-        answer_prefix: of `template_tail`, tokens at the prompt's end that begin the answer. Their queries look for the
-            rest of it, so windows end with them and not before the tail. None: 0.
-        protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
         forced_tokens: tokens that the answer begins with in place of sampled ones, one list for all samples, or a list
             of n lists. Each takes a decoding step of its own, with the rounds of eviction that fall there, and its
             logprob is the model's. Nothing ends the answer before the last of them; `max_tokens` counts them.
@@ -154,13 +143,6 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
-    eviction: Any = None
-    compression: float | Sequence[float] | None = None
-    kv_budget: int | Sequence[int] | None = None
-    context_tokens: int | None = None
-    template_tail: int | None = None
-    answer_prefix: int | None = None
-    protect: Sequence[tuple[int, int]] = ()
     forced_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None, hash=False)
     use_beam_search: bool = False

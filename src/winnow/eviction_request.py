@@ -1,0 +1,39 @@
+"""What a request asks of eviction."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictionRequest:
+    """Which KVs of a request stay, and what may be known of its prompt.
+
+    Attributes:
+        eviction: what decides which KVs of this request stay: a preset's name or an `EvictionPolicy`; None: what the
+            engine was opened with.
+        compression: tokens of the prompt per KV kept in each row on average, or a list of n such numbers, one for
+            each sample, to compare them after computing the prompt once; None: as the engine's.
+        kv_budget: KVs kept in each row on average, in place of `compression`; also a list of n.
+        context_tokens: tokens at the front of the prompt that are judged without the rest, which is kept whole:
+            the KVs that stay then do not depend on the question that follows. None: all of the prompt.
+        template_tail: tokens at the prompt's end that follow the question: what a chat template ends with, and a
+            prefix of the answer. Scores without a window keep them; a window may end before them
+            (`Window.skip_template`).
+            None: what `LLM.chat` finds; 0 for prompts without a template.
+        answer_prefix: of `template_tail`, tokens at the prompt's end that begin the answer. Their queries look for the
+            rest of it, so windows end with them and not before the tail. None: 0.
+        protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
+    """
+
+    eviction: Any = None
+    compression: float | Sequence[float] | None = None
+    kv_budget: int | Sequence[int] | None = None
+    context_tokens: int | None = None
+    template_tail: int | None = None
+    answer_prefix: int | None = None
+    protect: Sequence[tuple[int, int]] = ()
+
+
+EVICTION_FIELDS = tuple(each.name for each in fields(EvictionRequest))
+"""Names of what a request asks of eviction."""
