@@ -60,7 +60,7 @@ def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engi
         trained_len=max_model_len,
         eos_token_ids=frozenset(),
     )
-    executor = TorchExecutor(model, config, ReferenceBackend())
+    executor = TorchExecutor(model, config, ReferenceBackend(), model.kv_layout(config.cache, 1))
     scheduler = Scheduler(config.scheduler, executor, time.monotonic)
     return Engine(
         executor,

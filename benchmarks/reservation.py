@@ -90,7 +90,7 @@ def request(length: int, max_len: int, chance: Random) -> tuple[list[int], Sampl
 def measure(model: Path, workload: Workload, mode: str, arguments: argparse.Namespace) -> Waste:
     """Serve a workload under a reservation, all requests waiting from the start."""
     scale, max_len = arguments.scale, workload.max_len // arguments.scale
-    layout = CacheLayout(LAYERS, HEADS, 16, max(BLOCK // scale, 1), torch.float32, 1)
+    layout = CacheLayout.even(LAYERS, HEADS, 16, max(BLOCK // scale, 1), torch.float32, 1)
     blocks = arguments.seqs * layout.blocks_for(max_len)
     size = CacheSize.of_blocks(layout, blocks, arguments.requests, max_len)
     chance = Random(arguments.seed)  # noqa: S311

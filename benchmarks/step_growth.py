@@ -90,11 +90,13 @@ class Steps:
         )
         # Positions beyond those that the model was made for take as long as any other.
         loaded = load_model(config.model, beyond_trained_len=True)
-        self._executor = TorchExecutor(loaded, config, open_backend("auto", loaded.device))
+        self._executor = TorchExecutor(
+            loaded, config, open_backend("auto", loaded.device), loaded.kv_layout(config.cache, 1)
+        )
         self._ledger = Ledger(self._executor.layout, self._executor.size)
         pool = self._executor.cache.pool
-        pool.k.normal_()
-        pool.v.normal_()
+        pool.of_layer(-1).k.normal_()
+        pool.of_layer(-1).v.normal_()
         pool.position.zero_()
         if scatter:
             allocator = self._ledger.allocator

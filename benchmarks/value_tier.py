@@ -63,12 +63,12 @@ class Case:
         layer_bytes = 2 * batch * length * heads * dim * dtype.itemsize
         self.layers = max(1, ceil_div(_TIMES_CACHE * cache_bytes, layer_bytes))
         tier = ValueTier("host", layers=self.layers, top_n=1)
-        layout = CacheLayout(
+        layout = CacheLayout.even(
             2 * self.layers, heads, dim, _BLOCK, arguments.kv_cache_dtype or dtype, value_tier=tier
         )
         blocks = batch * layout.blocks_for(length)
         pages = batch * layout.pages_for(length)
-        size = CacheSize(blocks, pages, batch, layout.pages_for(length), blocks // 2)
+        size = CacheSize(blocks, pages, batch, layout.pages_for(length), (blocks // 2,))
         self.local = LocalCache(layout, size)
         self.backend: AttentionBackend = open_backend("native")
         generator = torch.Generator().manual_seed(length)
@@ -112,7 +112,7 @@ def measure(
     full, *others = interleave(calls, arguments.repeats, torch.device("cpu"))
     found = []
     for n, seconds in zip(top_n, others, strict=True):
-        traffic = case.local.paged.pool.traffic
+        traffic = case.local.paged.pool.of_layer(-1).traffic
         before = traffic.rows_read, traffic.head_queries
         tiered(n)
         rows, heads = traffic.rows_read - before[0], traffic.head_queries - before[1]
@@ -234,7 +234,9 @@ def main() -> None:
         for length in arguments.lengths:
             found += measure(arguments, length, top_n, machine.last_level_cache)
     head = report_head(typed_command(), machine)
-    codec = CacheLayout(1, 1, arguments.head_dim, _BLOCK, arguments.kv_cache_dtype or arguments.dtype).codec
+    codec = CacheLayout.even(
+        1, 1, arguments.head_dim, _BLOCK, arguments.kv_cache_dtype or arguments.dtype
+    ).codec
     sides = codec.key_fields(arguments.head_dim), codec.value_fields(arguments.head_dim)
     key, value = (float(sum(field.slot_bytes for field in side)) for side in sides)
     model = TierModel(1, 1, arguments.query_heads, arguments.kv_heads, 0.0, key, value)

@@ -151,14 +151,14 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](Cache *self, const Pool &pool, uintptr_t pages, uintptr_t page_table, uintptr_t lengths,
-             int64_t num_layers, int64_t num_heads, int64_t page_entries, int64_t pages_per_seq,
+             int64_t num_layers, int64_t num_heads, int64_t table_heads, int64_t page_entries, int64_t pages_per_seq,
              std::vector<WideWindow> windows) {
             new (self) Cache{pool,       at<int32_t>(pages), at<int32_t>(page_table), at<int32_t>(lengths),
-                             num_layers, num_heads,          page_entries,            pages_per_seq,
-                             std::move(windows)};
+                             num_layers, num_heads,          table_heads,             page_entries,
+                             pages_per_seq, std::move(windows)};
           },
           "pool"_a, nb::kw_only(), "pages"_a, "page_table"_a, "lengths"_a, "num_layers"_a, "num_heads"_a,
-          "page_entries"_a, "pages_per_seq"_a, "windows"_a);
+          "table_heads"_a, "page_entries"_a, "pages_per_seq"_a, "windows"_a);
 
   nb::enum_<Term>(m, "Term")
       .value("attention", Term::attention)

@@ -88,10 +88,12 @@ struct WideWindow {
 
 /// A pool, and the tables of its rows' blocks; see winnow.cache.BlockTables.
 struct Cache : Pool {
-  const int32_t *pages;       // [num_pages, num_layers, num_heads, page_entries]: block ids
+  const int32_t *pages;       // [num_pages, num_layers, table_heads, page_entries]: block ids
   const int32_t *page_table;  // [max_seqs, pages_per_seq]
-  const int32_t *lengths;     // [max_seqs, num_layers, num_heads]
-  int64_t num_layers, num_heads, page_entries, pages_per_seq;
+  const int32_t *lengths;     // [max_seqs, num_layers, table_heads]
+  int64_t num_layers;
+  int64_t num_heads, table_heads;  // of the layers that are asked for; of the layer that has most
+  int64_t page_entries, pages_per_seq;
   std::vector<WideWindow> windows;
 
   /// What is kept wide of a layer, or null.
@@ -106,13 +108,13 @@ struct Cache : Pool {
 class Row {
  public:
   Row(const Cache &cache, int64_t seq_slot, int64_t layer, int64_t head)
-      : length(cache.lengths[(seq_slot * cache.num_layers + layer) * cache.num_heads + head]),
+      : length(cache.lengths[(seq_slot * cache.num_layers + layer) * cache.table_heads + head]),
         seq_slot(seq_slot),
         layer(layer),
         head(head),
         cache_(cache),
         table_(cache.page_table + seq_slot * cache.pages_per_seq),
-        offset_((layer * cache.num_heads + head) * cache.page_entries) {}
+        offset_((layer * cache.table_heads + head) * cache.page_entries) {}
 
   const int64_t length, seq_slot, layer, head;
 
@@ -154,7 +156,7 @@ class Row {
 
  private:
   const int32_t *entries(int64_t page) const {
-    return cache_.pages + table_[page] * cache_.num_layers * cache_.num_heads * cache_.page_entries + offset_;
+    return cache_.pages + table_[page] * cache_.num_layers * cache_.table_heads * cache_.page_entries + offset_;
   }
 
   const Cache &cache_;

@@ -202,7 +202,7 @@ class TestPreemption:
             return sound(*args, **kwargs)
 
         def enter_in_order(samplers: list[int]) -> None:
-            slots[:] = [slot for slot in samplers if executor._states[slot].prompt_len == 10] or [-1]
+            slots[:] = [slot for slot in samplers if executor._occupants[slot].prompt_len == 10] or [-1]
             enter(samplers)
 
         monkeypatch.setattr(executor, "_enter", enter_in_order)
@@ -401,20 +401,22 @@ class TestMemory:
             assert 3 <= ledger.size.num_blocks // ledger.layout.blocks_for(3030) < 4
             for index, length in enumerate(lengths):
                 llm.submit(prompt(length), SamplingParams(max_tokens=rng.randint(1, 30), seed=index))
-            tensors = [pool.k.data_ptr(), pool.v.data_ptr()]
+            tensors = [pool.of_layer(-1).k.data_ptr(), pool.of_layer(-1).v.data_ptr()]
             finished = 0
             while llm.has_unfinished:
                 finished += sum(output.finished for output in llm.step())
                 assert llm.stats().kv_bytes_used <= budget
             assert finished == 200
-            assert [pool.k.data_ptr(), pool.v.data_ptr()] == tensors, "the pool was replaced"
+            assert [pool.of_layer(-1).k.data_ptr(), pool.of_layer(-1).v.data_ptr()] == tensors, (
+                "the pool was replaced"
+            )
             assert 0.8 * budget < llm.stats().kv_bytes_peak <= budget
             llm.check_integrity()
 
     def test_deleting_frees(self, directory: Path) -> None:
         llm = LLM(directory, kv_memory="4MiB")
         llm.generate(prompt(20), GREEDY)
-        pool = weakref.ref(llm._engine._executor.cache.pool.k)
+        pool = weakref.ref(llm._engine._executor.cache.pool.of_layer(-1).k)
         weights = weakref.ref(llm._engine._executor._model.model.get_input_embeddings().weight)
         del llm
         gc.collect()

@@ -163,8 +163,8 @@ def content(llm: LLM, sequence: Sequence) -> list[torch.Tensor]:
     executor.apply(ledger.take_update())
     blocks = torch.from_numpy(ledger.blocks_of(sequence.kv.running_slot)).long()
     filled = []
-    for part in executor.cache.pool.parts:
-        filled.append(part.pieces[0][0][blocks].clone().view(torch.uint8))
+    for part in executor.cache.pool.kinds[0].parts:
+        filled.append(part.pieces[0][blocks].clone().view(torch.uint8))
     return filled
 
 

@@ -152,7 +152,7 @@ def test_keys_apart_are_chosen_as_on_the_device(directory: Path, policy: str, se
         pool = llm._engine._executor.cache.pool  # type: ignore[attr-defined]
         size, layout = scheduler_of(llm).ledger.size, pool.layout
         assert pool.nbytes == layout.device_bytes(size.by_kind)
-        assert pool.values_apart.nbytes == size.num_far_blocks * layout.block_format.nbytes
+        assert pool.kinds[1].tier.nbytes == size.by_kind[1] * layout.kinds[1].form.nbytes
         total = llm.stats().value_tier.total  # type: ignore[union-attr]
         assert total.keys_read >= total.rows_read + total.rows_prefilled > 0
         assert total.keys_written == total.rows_written
@@ -185,8 +185,9 @@ def test_bytes_of_both_tiers_are_counted(directory: Path) -> None:
         ledger, pool = scheduler_of(llm).ledger, llm._engine._executor.cache.pool  # type: ignore[attr-defined]
         layout, size = ledger.layout, ledger.size
         # Keys are half of a block of float32.
-        assert 2 * layout.tier_bytes == layout.block_format.nbytes
-        assert pool.values_apart.nbytes == size.num_far_blocks * layout.tier_bytes
+        values = layout.kinds[1].tier_bytes
+        assert 2 * values == layout.kinds[0].form.nbytes
+        assert pool.kinds[1].tier.nbytes == size.by_kind[1] * values
         assert pool.nbytes == layout.device_bytes(size.by_kind)
         assert size.nbytes(layout) <= 200 * 2**10
         plain_ledger = scheduler_of(plain).ledger
@@ -195,12 +196,12 @@ def test_bytes_of_both_tiers_are_counted(directory: Path) -> None:
             each.submit(prompts()[0], GREEDY)
             each.step(), each.step(), each.step()
         blocks = ledger.allocator.held
-        assert blocks.total == plain_ledger.allocator.held.total and blocks.far == 2 * blocks.near
+        assert blocks.total == plain_ledger.allocator.held.total and blocks[1] == 2 * blocks[0]
         stats, plain_stats = llm.stats(), plain.stats()
-        assert plain_stats.kv_bytes_held - stats.kv_bytes_held == blocks.far * layout.tier_bytes
+        assert plain_stats.kv_bytes_held - stats.kv_bytes_held == blocks[1] * values
         assert plain_stats.value_tier is None and stats.value_tier is not None
-        assert stats.value_tier.bytes_used == blocks.far * layout.tier_bytes
-        assert stats.value_tier.bytes_budget == pool.values_apart.nbytes
+        assert stats.value_tier.bytes_used == blocks[1] * values
+        assert stats.value_tier.bytes_budget == pool.kinds[1].tier.nbytes
         total, step = stats.value_tier.total, stats.value_tier.last_step
         rows, queries = 2 * 2, 2 * 4  # in two far layers: KV heads, query heads
         assert (step.head_queries, step.rows_selected) == (queries, 6 * queries)

@@ -122,6 +122,7 @@ class Cache(Pool):
         lengths: int,
         num_layers: int,
         num_heads: int,
+        table_heads: int,
         page_entries: int,
         pages_per_seq: int,
         windows: list[WideWindow],

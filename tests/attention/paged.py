@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
-from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
+from winnow.cache import BlockCount, CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
 from winnow.kv_dtype import WideParts
 from winnow.value_tier import ValueTier
 
@@ -28,12 +28,24 @@ class PagedBatch:
     def with_own_pool(self) -> PagedCache:
         """The same cache over a copy of the memory, for another backend to change."""
         mine = self.cache.pool
-        num_far = 0 if mine.values_apart is None else len(mine.values_apart.data)
-        pool = KVPool(mine.layout, mine.num_blocks, mine.device, num_far)
-        for part, source in zip(pool.parts, mine.parts, strict=True):
-            for (data, *_), (other, *_) in zip(part.pieces, source.pieces, strict=True):
-                data.copy_(other)
+        pool = KVPool(mine.layout, BlockCount(kind.num_blocks for kind in mine.kinds), mine.device)
+        for kind, source in zip(pool.kinds, mine.kinds, strict=True):
+            for storage, other in zip(kind.storages, source.storages, strict=True):
+                storage.data.copy_(other.data)
+        pool.position.copy_(mine.position)
+        pool.accumulators.copy_(mine.accumulators)
         return PagedCache(pool, self.cache.tables, wide=deepcopy(self.cache.wide))
+
+
+def with_codec(layout: CacheLayout, codec: KVCodec) -> CacheLayout:
+    """The same rows, stored otherwise."""
+    return replace(layout, groups=tuple(replace(group, codec=codec) for group in layout.groups))
+
+
+def contents_of(pool: KVPool) -> list[Tensor]:
+    """Fields of all kinds, positions and accumulators."""
+    fields = [field for kind in pool.kinds for field in kind.fields.values()]
+    return [*fields, pool.position, pool.accumulators]
 
 
 def paged_batch(
@@ -73,7 +85,7 @@ def paged_batch(
     layers, layer = 2, 1
     counts = sorted(counts, key=lambda count: count > 1)
     tier = ValueTier.parse(value_tier)
-    layout = CacheLayout(
+    layout = CacheLayout.even(
         layers,
         kv_heads,
         head_dim,
@@ -86,15 +98,18 @@ def paged_batch(
     blocks = layout.rows_per_seq * sum(-(-(longest + count) // block_size) for count in counts)
     num_far = 0 if tier is None else blocks * (layers - tier.layers) // layers
     num_pages = len(counts) * layout.pages_for(longest + max(counts))
-    size = CacheSize(blocks, num_pages, len(counts), 10_000, num_far)
+    size = CacheSize(blocks, num_pages, len(counts), 10_000, (num_far,) if num_far else ())
     local = LocalCache(layout, size, device)
     ledger, pool, tables = local.ledger, local.paged.pool, local.paged.tables
-    everything = ledger.allocator.allocate(blocks, np.arange(blocks) >= blocks - num_far)
+    everything = ledger.allocator.allocate(
+        blocks, (np.arange(blocks) >= blocks - num_far).astype(int) if num_far else None
+    )
     # Blocks of a row lie anywhere.
     ledger.allocator.release(everything[torch.randperm(blocks, generator=generator).numpy()])
     # What a row never wrote may be anything, also not a number.
-    for data, *_ in pool.parts[0].pieces:
-        data.view(torch.uint8).fill_(255)
+    for kind in pool.kinds:
+        for storage in kind.storages:
+            storage.data.fill_(255)
     pool.accumulators.fill_(0.25)
     slots, starts = [ledger.open() for _ in counts][::-1], []  # a slot is not the sequence's number
     for slot in slots:
@@ -113,7 +128,7 @@ def paged_batch(
                 offset = torch.arange(block_size, device=device)
                 where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
                 positions = torch.from_numpy(rng.choice(start, n, replace=False)).to(device)
-                pool.write(where, randn(n, head_dim), randn(n, head_dim), positions)
+                pool.of_layer(layer).write(where, randn(n, head_dim), randn(n, head_dim), positions)
                 pool.accumulators.flatten(1)[:, where] = 0.25
             window = local.paged.window(layer)
             if window is not None:

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaled_keys import ScaledKeys
-from tests.attention.paged import PagedBatch, paged_batch
+from tests.attention.paged import PagedBatch, contents_of, paged_batch, with_codec
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
@@ -45,7 +44,7 @@ def backend(isa: str) -> NativeBackend:
 
 
 def tolerance_of(batch: PagedBatch, isa: str) -> float:
-    is_coded = not isinstance(batch.cache.pool.layout.codec, PlainCodec)
+    is_coded = not isinstance(batch.cache.pool.layout.codecs[0], PlainCodec)
     rounds = is_coded and isa in BF16_ISAS and batch.q.dtype == torch.bfloat16
     return ROUNDED_TOLERANCE if rounds else TOLERANCE[batch.q.dtype]
 
@@ -60,8 +59,10 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
     tolerance = tolerance_of(batch, isa)
     torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)
     assert torch.equal(ours.pool.position, theirs.pool.position)
-    for name, field in ours.pool.fields.items():
-        torch.testing.assert_close(field, theirs.pool.fields[name], rtol=0, atol=0, equal_nan=True)
+    for name, field in ours.pool.of_layer(-1).fields.items():
+        torch.testing.assert_close(
+            field, theirs.pool.of_layer(-1).fields[name], rtol=0, atol=0, equal_nan=True
+        )
     score, expected = ours.pool.accumulators, theirs.pool.accumulators
     if any(kind and Term.VALUE_AWARE in kind.terms for kind in batch.spans.observe):
         # A KV alone is the output, and leaving it out weighs 1e12 times their difference: none, but for the reference's
@@ -250,7 +251,7 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     rest = torch.from_numpy(np.setdiff1d(np.arange(pool.num_blocks), held.numpy()))
     old = torch.cat([held, rest])
     pool.accumulators.copy_(scores)
-    for blocks in (pool.storage, pool.position, pool.accumulators[0]):
+    for blocks in (pool.of_layer(-1).storage, pool.position, pool.accumulators[0]):
         blocks.copy_(blocks[old])
     tables.pages.copy_(torch.argsort(old)[tables.pages.long()])
     assert torch.equal(run(), scattered)
@@ -289,7 +290,7 @@ def test_below_average(isa: str, window: int | None, exclude_first: int) -> None
 
 def test_kvs_that_kernels_cannot_read_are_refused() -> None:
     batch = paged_batch(1, [1, 3])
-    layout = replace(batch.cache.pool.layout, kv_format=ScaledKeys())
+    layout = with_codec(batch.cache.pool.layout, ScaledKeys())
     cache = PagedCache(KVPool(layout, batch.cache.pool.num_blocks), batch.cache.tables)
     with pytest.raises(ConfigError, match=r"native reads KVs stored as one of float32, .*, got scaled"):
         backend(ISAS[0]).write(cache, batch.spans, batch.layer, batch.k, batch.v)
@@ -347,10 +348,8 @@ def test_compact_equals_the_reference(isa: str, dtype: torch.dtype) -> None:
     ours, theirs = batch.with_own_pool().pool, batch.with_own_pool().pool
     backend(isa).compact(ours, source, target)
     ReferenceBackend().compact(theirs, source, target)
-    for field in ("k", "v", "position", "accumulators"):
-        torch.testing.assert_close(
-            getattr(ours, field), getattr(theirs, field), rtol=0, atol=0, equal_nan=True
-        )
+    for found, expected in zip(*(contents_of(pool) for pool in (ours, theirs)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("isa", ISAS)

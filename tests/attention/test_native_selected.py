@@ -33,7 +33,7 @@ def attend(
     cache = batch.with_own_pool()
     computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
     out = computes.attend(cache, batch.spans, batch.layer, batch.q, spec)
-    traffic = cache.pool.traffic
+    traffic = cache.pool.of_layer(-1).traffic
     traffic.seconds_waited = 0.0
     return out, cache.pool.accumulators, traffic
 
@@ -99,7 +99,7 @@ def test_equal_weights_choose_the_first_and_masked_kvs_are_never_read(isa: str) 
     backend(isa).write(cache, batch.spans, 1, batch.k, batch.v)
     length = int(cache.tables.lengths[batch.spans.slots[0], 1, 0])
     table = cache.tables.lookup(torch.from_numpy(batch.spans.slots), 1, -(-length // 4))
-    first = cache.pool.values(cache.pool.slots_of(table[0, 0].long())[:10])
+    first = cache.pool.of_layer(-1).values(cache.pool.numbers.slots_of(table[0, 0].long())[:10])
     torch.testing.assert_close(out[0], (first.sum(0) / length).expand(2, -1))
     assert (traffic.rows_selected, traffic.rows_read) == (20, 10)  # both query heads choose the same
     _, _, traffic = attend(batch, backend(isa), AttentionSpec(0.3, window=1))

@@ -50,7 +50,7 @@ def test_attention_over_pages(select: str) -> None:
     torch.testing.assert_close(attend(exact), attend(paged_batch(4, COUNTS)), atol=1e-5, rtol=1e-5)
     batch = paged_batch(4, COUNTS, value_tier=f"host:N=8,select={select}")
     out = attend(batch)
-    traffic = batch.cache.pool.traffic
+    traffic = batch.cache.pool.of_layer(-1).traffic
     assert traffic.rows_selected <= 8 * traffic.head_queries
     pool, tables, spans = batch.cache.pool, batch.cache.tables, batch.spans
     for sequence, slot in enumerate(spans.slots[: spans.num_decodes].tolist()):
@@ -58,8 +58,9 @@ def test_attention_over_pages(select: str) -> None:
             head = query_head // 2
             length = int(tables.lengths[slot, batch.layer, head])
             table = tables.lookup(torch.tensor([slot]), batch.layer, -(-length // 4))
-            slots = pool.slots_of(table[0, head].long())[:length]
-            k, v, q = pool.keys(slots), pool.values(slots), batch.q[sequence, query_head] * SPEC.scale
+            slots = pool.numbers.slots_of(table[0, head].long())[:length]
+            kind, q = pool.of_layer(-1), batch.q[sequence, query_head] * SPEC.scale
+            k, v = kind.keys(slots), kind.values(slots)
             bounds = [
                 float("inf")
                 if page[-1] == length - 1

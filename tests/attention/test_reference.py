@@ -59,13 +59,13 @@ def build(
         return torch.randn(*shape, generator=generator).to(dtype)
 
     counts = sorted(counts, key=lambda n: n > 1)  # decodes first
-    layout = CacheLayout(LAYERS, heads, DIM, BLOCK, kv_dtype, num_accumulators)
+    layout = CacheLayout.even(LAYERS, heads, DIM, BLOCK, kv_dtype, num_accumulators)
     local = LocalCache(layout, CacheSize.fit(layout, 2**20, 8, 300))
     cache, ledger = local.paged, local.ledger
     pool, tables = cache.pool, cache.tables
     # what a row never wrote may be anything, also not a number
-    pool.k.fill_(math.nan)
-    pool.v.fill_(math.nan)
+    pool.of_layer(-1).k.fill_(math.nan)
+    pool.of_layer(-1).v.fill_(math.nan)
     backend = ReferenceBackend()
     slots, starts, rows = [], [], []
     for count in counts:
@@ -85,7 +85,7 @@ def build(
             blocks = tables.lookup(torch.tensor([slot]), LAYER, max(1, -(-start // BLOCK)))[0, head]
             for i, (position, k, v) in enumerate(row):
                 place = (int(blocks[i // BLOCK]), i % BLOCK)
-                pool.k[place], pool.v[place], pool.position[place] = k, v, position
+                pool.of_layer(-1).k[place], pool.of_layer(-1).v[place], pool.position[place] = k, v, position
                 pool.accumulators[(slice(None), *place)] = 0.0
             heads_rows.append(row)
         local.append([slot], [count])
@@ -337,7 +337,7 @@ def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: t
     case = build(3, [1, 1, 7], 2, 2, 1, dtype, AttentionObserver(), kv_dtype)
     out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
     expected, observed = naive(case, 0.3, None, None, None)
-    assert (out.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
+    assert (out.dtype, case.cache.pool.of_layer(-1).k.dtype) == (dtype, kv_dtype)
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (2**-7, 1e-3)
     assert torch.allclose(out.double(), expected, rtol=rtol, atol=atol)
     for (n, *kv), value in scores(case).items():
@@ -357,18 +357,23 @@ def test_pooling_needs_all_queries_at_once() -> None:
 
 
 def test_compact_moves_all_of_a_kv() -> None:
-    layout = CacheLayout(1, 1, DIM, BLOCK, torch.float32, num_accumulators=2)
+    layout = CacheLayout.even(1, 1, DIM, BLOCK, torch.float32, num_accumulators=2)
     pool = KVPool(layout, 6)
-    pool.k.normal_()
-    pool.v.normal_()
+    pool.of_layer(-1).k.normal_()
+    pool.of_layer(-1).v.normal_()
     pool.position.copy_(torch.arange(24).view(6, 4))
     pool.accumulators.normal_()
-    before = [pool.k.clone(), pool.v.clone(), pool.position.clone(), pool.accumulators.clone()]
+    before = [
+        pool.of_layer(-1).k.clone(),
+        pool.of_layer(-1).v.clone(),
+        pool.position.clone(),
+        pool.accumulators.clone(),
+    ]
     source, target = torch.tensor([23, 9]), torch.tensor([0, 5])
     ReferenceBackend().compact(pool, source, target)
-    for field, old in zip([pool.k, pool.v], before[:2], strict=True):
+    for field, old in zip([pool.of_layer(-1).k, pool.of_layer(-1).v], before[:2], strict=True):
         assert torch.equal(field.flatten(0, 1)[target], old.flatten(0, 1)[source])
     assert pool.position.flatten()[target].tolist() == [23, 9]
     assert torch.equal(pool.accumulators.flatten(1)[:, target], before[3].flatten(1)[:, source])
     untouched = [i for i in range(24) if i not in (0, 5)]
-    assert torch.equal(pool.k.flatten(0, 1)[untouched], before[0].flatten(0, 1)[untouched])
+    assert torch.equal(pool.of_layer(-1).k.flatten(0, 1)[untouched], before[0].flatten(0, 1)[untouched])

@@ -45,10 +45,10 @@ def by_hand(
             table = cache.tables.lookup(
                 torch.tensor([slot]), batch.layer, -(-length // pool.layout.block_size)
             )
-            slots = pool.slots_of(table[0, head].long())[:length]
-            at = pool.position[pool.place(slots)]
+            slots = pool.numbers.slots_of(table[0, head].long())[:length]
+            at = pool.position[pool.numbers.place(slots)]
             seen = (at <= position) & (position - at < (spec.window or 2**30))
-            k, v = pool.keys(slots[seen]), pool.values(slots[seen])
+            k, v = pool.of_layer(-1).keys(slots[seen]), pool.of_layer(-1).values(slots[seen])
             logits = k @ batch.q[token, query_head].float() * spec.scale
             if spec.softcap is not None:
                 logits = spec.softcap * torch.tanh(logits / spec.softcap)
@@ -72,7 +72,7 @@ def test_the_values_that_weigh_most(backend: AttentionBackend, top_n: int, renor
     found = attend(batch, spec, backend)
     expected, choosing, chosen = by_hand(batch, spec, top_n, renormalize)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
-    traffic = batch.cache.pool.traffic
+    traffic = batch.cache.pool.of_layer(-1).traffic
     assert (traffic.head_queries, traffic.rows_selected) == (choosing, chosen)
     assert traffic.rows_selected <= choosing * top_n
     # Heads of a group, and tokens of a chunk, may share what they choose.
@@ -101,18 +101,22 @@ def test_triton_reads_near_layers_by_kernels_and_far_ones_in_torch(layers: int) 
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     pool = batch.cache.pool
     source, target = torch.tensor([0, 5]), torch.tensor([9, 2])
-    if layers == 1:  # of far blocks, too
-        source, target = (torch.cat([x, x + pool.first_far * 4]) for x in (source, target))
-    pool.write(source, *torch.randn(2, len(source), 16), torch.arange(len(source)))
-    k, v = pool.keys(source), pool.values(source)
-    triton.TritonBackend().compact(pool, source, target)
-    assert torch.equal(pool.keys(target), k) and torch.equal(pool.values(target), v)
+    for kind in pool.kinds:
+        kind.write(source + kind.first * 4, *torch.randn(2, len(source), 16), torch.arange(len(source)))
+    expected = [
+        (kind.keys(source + kind.first * 4), kind.values(source + kind.first * 4)) for kind in pool.kinds
+    ]
+    moves = (torch.cat([x + kind.first * 4 for kind in pool.kinds]) for x in (source, target))
+    triton.TritonBackend().compact(pool, *moves)
+    for kind, (k, v) in zip(pool.kinds, expected, strict=True):
+        moved = target + kind.first * 4
+        assert torch.equal(kind.keys(moved), k) and torch.equal(kind.values(moved), v)
 
 
 def test_prompts_read_all_values_whatever_n() -> None:
     batch = paged_batch(5, COUNTS, value_tier="host:N=1", answers=False)
     torch.testing.assert_close(attend(batch), attend(paged_batch(5, COUNTS)))
-    traffic = batch.cache.pool.traffic
+    traffic = batch.cache.pool.of_layer(-1).traffic
     assert traffic.rows_read == traffic.head_queries == 0
     assert traffic.rows_prefilled == int(batch.cache.tables.lengths[:, batch.layer].sum())
     assert traffic.bytes_read == traffic.rows_prefilled * 16 * 4
@@ -139,7 +143,7 @@ def rows_of(batch: PagedBatch) -> list[Tensor]:
     for slot in batch.spans.slots.tolist():
         for head, length in enumerate(tables.lengths[slot, batch.layer].tolist()):
             table = tables.lookup(torch.tensor([slot]), batch.layer, -(-length // pool.layout.block_size))
-            slots = pool.slots_of(table[0, head].long())[:length]
+            slots = pool.numbers.slots_of(table[0, head].long())[:length]
             found.append(pool.accumulators.flatten(1)[0, slots])
     return found
 
@@ -154,20 +158,20 @@ def test_what_is_evicted_leaves_both_tiers(backend: AttentionBackend) -> None:
     longest = int(batch.spans.lengths.max())
     block = cache.tables.lookup_layers(slots, -(-longest // 4)).long()  # [L, B, H, blocks]
     length = cache.tables.lengths[slots].transpose(0, 1).contiguous()
-    slot = cache.pool.slots_of(block)
+    slot = cache.pool.numbers.slots_of(block)
     valid = torch.arange(slot.shape[-1]) < length[..., None]
     fresh = slot[0][valid[0]]  # the batch fills the far layer alone
     k, v = torch.randn(2, len(fresh), 16, generator=torch.Generator().manual_seed(2))
-    cache.pool.write(fresh, k, v, torch.arange(len(fresh)))
-    position = cache.pool.positions_of(block)
+    cache.pool.of_layer(0).write(fresh, k, v, torch.arange(len(fresh)))
+    position = cache.pool.numbers.positions_of(block)
     score = torch.rand(position.shape, generator=torch.Generator().manual_seed(1))
     rows = RankedRows(block, length, position, score, torch.zeros_like(score, dtype=torch.bool))
     kept = length.long() // 3
-    before = {layer: contents(cache, slot[layer], rows.valid[layer]) for layer in range(2)}
+    before = {layer: contents(cache, layer, slot[layer], rows.valid[layer]) for layer in range(2)}
     backend.keep_best(cache.pool, rows, kept, int((length - kept).max()))
     stays = torch.arange(score.shape[-1]) < kept[..., None]
     for layer in range(2):
-        after = contents(cache, slot[layer], stays[layer])
+        after = contents(cache, layer, slot[layer], stays[layer])
         assert after.keys() == set(
             best(before[layer], position[layer], score[layer], rows.valid[layer], kept[layer])
         )
@@ -178,14 +182,11 @@ def test_what_is_evicted_leaves_both_tiers(backend: AttentionBackend) -> None:
 Kvs = dict[tuple[int, int, int], tuple[Tensor, Tensor]]
 
 
-def contents(cache: PagedCache, slot: Tensor, valid: Tensor) -> Kvs:
+def contents(cache: PagedCache, layer: int, slot: Tensor, valid: Tensor) -> Kvs:
     """Keys and values by row and position."""
-    position = cache.pool.position.flatten()
+    position, pool = cache.pool.position.flatten(), cache.pool.of_layer(layer)
     return {
-        (b, h, int(position[slot[b, h, n]])): (
-            cache.pool.keys(slot[b, h, n]),
-            cache.pool.values(slot[b, h, n]),
-        )
+        (b, h, int(position[slot[b, h, n]])): (pool.keys(slot[b, h, n]), pool.values(slot[b, h, n]))
         for b, h, n in valid.nonzero().tolist()
     }
 

@@ -1,12 +1,12 @@
 """Attention, write and compact of the Triton backend against the reference; real shapes where there is a GPU."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scaled_keys import ScaledKeys
+from tests.attention.paged import contents_of, with_codec
 from triton_case import DEVICE, SMALL, build, compare, compute
 
 from winnow.attention import (
@@ -20,7 +20,7 @@ from winnow.attention import (
 )
 from winnow.attention.triton import TritonBackend, batch
 from winnow.attention.triton.launch import product_dtype
-from winnow.cache import CacheLayout, KVCodec, KVPool
+from winnow.cache import CacheLayout, KVCodec, KVPool, codec_of
 from winnow.errors import ConfigError
 
 SPECS = {
@@ -67,7 +67,7 @@ def test_low_precision_and_odd_shapes(dtype: torch.dtype, sizes: dict[str, int])
 )
 def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     case = build(7, [1, 1, 5], dtype=dtype, kv_dtype=kv_dtype, observe=[AttentionObserver()] * 3)
-    assert (case.q.dtype, case.cache.pool.k.dtype) == (dtype, kv_dtype)
+    assert (case.q.dtype, case.cache.pool.of_layer(-1).k.dtype) == (dtype, kv_dtype)
     compare(case, AttentionSpec(0.3, softcap=2.0))
 
 
@@ -77,14 +77,13 @@ def test_products_hold_activations_and_kvs_exactly() -> None:
         (torch.float16, torch.bfloat16): torch.float32,
     }
     for (dtype, kv_dtype), products in formats.items():
-        layout = CacheLayout(1, 1, 8, 4, kv_dtype)
-        assert product_dtype(torch.empty(1, dtype=dtype), layout) == products
+        assert product_dtype(torch.empty(1, dtype=dtype), codec_of(kv_dtype)) == products
 
 
 def test_a_row_does_not_feel_the_batch() -> None:
     """To the bit: what is kept of a sequence must not depend on who else is computed."""
     case = build(11, [1, 1, 1], longest=90)
-    backend = TritonBackend(DEVICE, SMALL)
+    backend = TritonBackend(SMALL)
     together = compute(backend, case, ALL).out
     slots, spans = case.spans.slots.tolist(), case.spans
     for i, slot in enumerate(slots):
@@ -104,7 +103,7 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
     else:
         slot = int(case.spans.slots[1])
         case.cache.tables.set_lengths(np.array([slot]), np.zeros_like(case.cache.tables.host_lengths[[slot]]))
-    found = compute(TritonBackend(DEVICE, SMALL), case, SPECS["plain"])
+    found = compute(TritonBackend(SMALL), case, SPECS["plain"])
     assert found.out[0].any() and not found.out[1].any()
     written = found.pool.position != case.cache.pool.position
     assert written.sum() <= case.k.shape[1]  # one new KV for each head of the other sequence
@@ -114,9 +113,9 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
 @pytest.mark.parametrize("kv_format", ["bfloat16", "k=int8,v=fp8_e4m3", ScaledKeys()], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 5])
 def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_dim: int) -> None:
-    pool = KVPool(CacheLayout(1, 1, head_dim, 4, kv_format, num_accumulators=2), 25, DEVICE)
+    pool = KVPool(CacheLayout.even(1, 1, head_dim, 4, kv_format, num_accumulators=2), 25, DEVICE)
     slots = torch.arange(100, device=DEVICE)
-    pool.write(
+    pool.of_layer(-1).write(
         slots, *torch.randn(2, 100, head_dim, device=DEVICE), torch.randint(1000, (100,), device=DEVICE)
     )
     pool.accumulators.normal_()
@@ -124,17 +123,17 @@ def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_di
     source, target = torch.randperm(100, device=DEVICE)[: 2 * moves].chunk(2) if moves else [
         torch.empty(0, dtype=torch.int64, device=DEVICE)
     ] * 2  # fmt: skip
-    TritonBackend(DEVICE).compact(pool, source, target)
+    TritonBackend().compact(pool, source, target)
     ReferenceBackend().compact(expected, source, target)
-    for name in ("storage", "position", "accumulators"):
-        assert torch.equal(getattr(pool, name), getattr(expected, name)), name
+    for found, wanted in zip(contents_of(pool), contents_of(expected), strict=True):
+        assert torch.equal(found, wanted)
 
 
 def test_kvs_that_kernels_cannot_read_are_refused() -> None:
     case = build(7, [1, 5])
-    layout = replace(case.cache.pool.layout, kv_format=ScaledKeys())
+    layout = with_codec(case.cache.pool.layout, ScaledKeys())
     cache = PagedCache(KVPool(layout, case.cache.pool.num_blocks, DEVICE), case.cache.tables)
-    backend = TritonBackend(DEVICE)
+    backend = TritonBackend()
     with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
         backend.write(cache, case.spans, case.layer, case.k, case.v)
     with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):

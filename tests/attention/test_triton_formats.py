@@ -28,7 +28,7 @@ def codec_of(name: str, rotate: str = "auto", group: int | None = None) -> PairC
 
 def test_every_movable_format_is_read() -> None:
     assert all(reads(make_codec(KVDtype(k, v))) for k in FORMATS for v in FORMATS)
-    kivi = CacheLayout(1, 1, 16, 16, make_codec(KVDtype.parse("kivi4")))
+    kivi = CacheLayout.even(1, 1, 16, 16, make_codec(KVDtype.parse("kivi4")))
     with pytest.raises(ConfigError, match="triton does not read KVs stored as kivi4"):
         open_backend("triton", DEVICE, kivi)
 
@@ -59,7 +59,7 @@ def test_codes_are_those_of_the_reference(name: str, rotate: str, group: int | N
         x[:, 9] = torch.arange(head_dim) % 16 - 7.5  # codes that lie half-way
     k, v = (x.to(DEVICE) for x in vectors)
     ours, theirs = case.with_own_pool(), case.with_own_pool()
-    TritonBackend(DEVICE, SMALL).write(ours, case.spans, case.layer, k, v)
+    TritonBackend(SMALL).write(ours, case.spans, case.layer, k, v)
     ReferenceBackend().write(theirs, case.spans, case.layer, k, v)
     same_codes(ours.pool, theirs.pool, codec)
 
@@ -71,13 +71,16 @@ def same_codes(ours: KVPool, theirs: KVPool, codec: PairCodec) -> None:
     for side, form in (("k", codec.key), ("v", codec.value)):
         if form.name in PLAIN_FORMATS:
             continue  # the interpreter cuts float32 off where it stores bfloat16
-        decoded = [pool.keys(slots) if side == "k" else pool.values(slots) for pool in (ours, theirs)]
+        decoded = [
+            pool.of_layer(-1).keys(slots) if side == "k" else pool.of_layer(-1).values(slots)
+            for pool in (ours, theirs)
+        ]
         torch.testing.assert_close(*decoded, rtol=0, atol=0, equal_nan=True)
         finite = decoded[1].isfinite().all(dim=-1)
         assert finite.any()
-        for name, field in ours.fields.items():
+        for name, field in ours.of_layer(-1).fields.items():
             if name.startswith(side):
-                found, expected = (x.flatten(0, 1)[finite] for x in (field, theirs.fields[name]))
+                found, expected = (x.flatten(0, 1)[finite] for x in (field, theirs.of_layer(-1).fields[name]))
                 assert torch.equal(found, expected), name
 
 

@@ -65,7 +65,7 @@ def test_the_same_for_every_value_is_not_below_average() -> None:
     case = build(43, [1, 8], observe=[AttentionObserver((Term.BELOW_AVERAGE,), replace=True)] * 2)
     case.q.zero_()
     before = compute(ReferenceBackend(), with_observers(case, [None, None]), AttentionSpec(1.0)).pool
-    after = compute(TritonBackend(DEVICE), case, AttentionSpec(1.0)).pool
+    after = compute(TritonBackend(), case, AttentionSpec(1.0)).pool
     changed = after.accumulators != before.accumulators
     assert changed.any() and not after.accumulators[changed].any()
 
@@ -85,7 +85,7 @@ def test_another_observer_would_be_noticed(counts: list[int], changed: Attention
     right = AttentionObserver((Term.ATTENTION,), Group.MEAN, 2)
     case = build(47, counts, longest=20, observe=[right] * 2)
     expected = compute(ReferenceBackend(), case, SPEC).pool.accumulators
-    found = compute(TritonBackend(DEVICE), with_observers(case, [changed] * 2), SPEC).pool.accumulators
+    found = compute(TritonBackend(), with_observers(case, [changed] * 2), SPEC).pool.accumulators
     with pytest.raises(AssertionError, match="not close"):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

@@ -51,11 +51,11 @@ def variants(
     dtype: torch.dtype, codec: KVCodec, head_dim: int
 ) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
-    pool = KVPool(CacheLayout(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
-    products = product_dtype(torch.empty(0, dtype=dtype), pool.layout)
+    pool = KVPool(CacheLayout.even(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
+    products = product_dtype(torch.empty(0, dtype=dtype), pool.kinds[0].kind.codec)
     tuning = tuning_for(head_dim, products)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
-    sizes_of_kvs = {**sizes, **side_formats(pool.layout)}
+    sizes_of_kvs = {**sizes, **side_formats(pool.kinds[0].kind)}
     plain = {
         **LAYOUT,
         **sizes_of_kvs,
@@ -98,8 +98,10 @@ def variants(
     yield move.write_kvs, {**LAYOUT, **sizes_of_kvs, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
     of_pool = {
         "BLOCK_SIZE": 16,
-        "BLOCK_WORDS": pool.words.shape[1],
-        "FIELDS": tuple((at, size, triton.next_power_of_2(size)) for at, size in pool.fields_in_words),
+        "BLOCK_WORDS": pool.of_layer(-1).words.shape[1],
+        "FIELDS": tuple(
+            (at, size, triton.next_power_of_2(size)) for at, size in pool.of_layer(-1).fields_in_words
+        ),
     }
     yield move.move_kvs, {**of_pool, "NUM_ACCUMULATORS": 2, "BLOCK_N": 16}, 4, 3
 
@@ -120,7 +122,7 @@ def argument(kernel: Any, name: str, dtype: torch.dtype, word: torch.dtype) -> s
 
 
 def compile_all(capability: int, dtype: torch.dtype, head_dim: int, codec: KVCodec) -> None:
-    word = KVPool(CacheLayout(1, 1, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1).words.dtype
+    word = KVPool(CacheLayout.even(1, 1, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1).kinds[0].words.dtype
     for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim):
         names = kernel.arg_names
         signature = {

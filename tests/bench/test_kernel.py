@@ -84,13 +84,13 @@ class TestCase:
     def test_the_last_tokens_see_their_whole_rows(self) -> None:
         case = KernelCase.build(replace(SMALL, uneven=True), 1)
         spans = case.spans(decodes=3, prefills=0)
-        case.cache.pool.v.fill_(1.0)
-        case.cache.pool.v[-1] = torch.nan  # and nothing that no row holds
+        case.cache.pool.of_layer(-1).v.fill_(1.0)
+        case.cache.pool.of_layer(-1).v[-1] = torch.nan  # and nothing that no row holds
         q = case.q[:3]
-        held = case.cache.pool.v.clone()
+        held = case.cache.pool.of_layer(-1).v.clone()
         for slot in case.slots:
             held[torch.from_numpy(case.local.ledger.blocks_of(slot)).long()] = 1.0
-        case.cache.pool.v.copy_(held)
+        case.cache.pool.of_layer(-1).v.copy_(held)
         out = ReferenceBackend().attend(case.cache, spans, 1, q, AttentionSpec(1.0))
         assert torch.allclose(out, torch.ones_like(out))
 

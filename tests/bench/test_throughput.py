@@ -99,7 +99,7 @@ def test_eviction_runs_more_within_the_same_bytes(model: Path, tmp_path: Path) -
 def test_room_is_the_least_that_holds_so_many(model: Path, sequences: int) -> None:
     config = EngineConfig.from_options({"model": model, "max_num_seqs": 8})
     loaded = load_model(config.model)
-    layout = CacheLayout(2, 2, 8, 16, loaded.dtype, 1)
+    layout = CacheLayout.even(2, 2, 8, 16, loaded.dtype, 1)
     wanted = sequences * layout.blocks_for(45)
     room = kv_memory_for(config, sequences, 45)
     assert CacheSize.fit(layout, room, 8, loaded.max_model_len).num_blocks == wanted

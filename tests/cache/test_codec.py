@@ -17,41 +17,41 @@ from winnow.errors import ConfigError
 
 def pool_of(kv_format: KVCodec | str, blocks: int = 6, head_dim: int = 5, block_size: int = 3) -> KVPool:
     """A pool that is full of KVs."""
-    pool = KVPool(CacheLayout(1, 1, head_dim, block_size, kv_format, 2), blocks)
+    pool = KVPool(CacheLayout.even(1, 1, head_dim, block_size, kv_format, 2), blocks)
     slots = torch.arange(blocks * block_size)
-    pool.write(slots, *torch.randn(2, len(slots), head_dim), slots * 7)
+    pool.of_layer(-1).write(slots, *torch.randn(2, len(slots), head_dim), slots * 7)
     pool.accumulators.normal_()
     return pool
 
 
 def content(pool: KVPool, slots: Tensor) -> list[Tensor]:
     """All that belongs to the KVs in slots, bit by bit."""
-    place = pool.place(slots)
-    fields = [field[place].clone() for field in pool.fields.values()]
+    place = pool.numbers.place(slots)
+    fields = [field[place].clone() for field in pool.of_layer(-1).fields.values()]
     return [*fields, pool.position[place].clone(), pool.accumulators[:, *place].clone()]
 
 
 def test_a_name_and_a_dtype_stand_for_a_codec() -> None:
     assert codec_of("bfloat16") is codec_of(torch.bfloat16) is CODECS["bfloat16"]
     assert codec_of(ScaledKeys()).name == "scaled"
-    assert CacheLayout(1, 1, 8, 4, torch.float16) == CacheLayout(1, 1, 8, 4, "float16")
+    assert CacheLayout.even(1, 1, 8, 4, torch.float16) == CacheLayout.even(1, 1, 8, 4, "float16")
     for unknown in ("int5", torch.float64):
         with pytest.raises(
             ConfigError, match=r"KV format must be one of auto, float32, .*, got '(int5|float64)'"
         ):
-            CacheLayout(1, 1, 8, 4, unknown)
+            CacheLayout.even(1, 1, 8, 4, unknown)
     with pytest.raises(ConfigError, match="KV format must say what auto stands for, got 'auto'"):
-        CacheLayout(1, 1, 8, 4, "auto")
+        CacheLayout.even(1, 1, 8, 4, "auto")
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_plain_keys_lie_before_the_values_of_their_block(name: str) -> None:
     """As the CPU kernels read them."""
     pool = pool_of(name)
-    size, stride = pool.k.element_size(), 2 * 3 * 5
-    assert pool.k.stride() == pool.v.stride() == (stride, 5, 1)
-    assert pool.v.data_ptr() - pool.k.data_ptr() == 3 * 5 * size
-    assert pool.storage.nbytes == 6 * stride * size
+    size, stride = pool.of_layer(-1).k.element_size(), 2 * 3 * 5
+    assert pool.of_layer(-1).k.stride() == pool.of_layer(-1).v.stride() == (stride, 5, 1)
+    assert pool.of_layer(-1).v.data_ptr() - pool.of_layer(-1).k.data_ptr() == 3 * 5 * size
+    assert pool.of_layer(-1).storage.nbytes == 6 * stride * size
 
 
 @given(
@@ -74,25 +74,31 @@ def test_fields_of_a_block_are_aligned_and_apart(sizes: list[tuple[str, int]], b
 def test_the_pool_holds_what_the_codec_says(kv_format: KVCodec | str) -> None:
     pool = pool_of(kv_format)
     assert pool.nbytes == 6 * pool.layout.block_bytes
-    slots, codec = torch.tensor([[4, 17], [0, 9]]), pool.layout.codec
+    slots, codec = torch.tensor([[4, 17], [0, 9]]), pool.layout.codecs[0]
     k, v = torch.randn(2, 2, 2, 5)
-    pool.write(slots, k, v, torch.tensor([[1, 2], [3, 4]]))
-    stored = {name: x.to(pool.fields[name].dtype) for name, x in codec.encode(k, v).items()}
-    assert torch.equal(pool.keys(slots), codec.keys(stored))
-    assert torch.equal(pool.values(slots), codec.values(stored))
-    torch.testing.assert_close(pool.keys(slots), k, atol=0.02, rtol=0.01)
-    assert pool.position[pool.place(slots)].tolist() == [[1, 2], [3, 4]]
+    pool.of_layer(-1).write(slots, k, v, torch.tensor([[1, 2], [3, 4]]))
+    stored = {name: x.to(pool.of_layer(-1).fields[name].dtype) for name, x in codec.encode(k, v).items()}
+    assert torch.equal(pool.of_layer(-1).keys(slots), codec.keys(stored))
+    assert torch.equal(pool.of_layer(-1).values(slots), codec.values(stored))
+    torch.testing.assert_close(pool.of_layer(-1).keys(slots), k, atol=0.02, rtol=0.01)
+    assert pool.position[pool.numbers.place(slots)].tolist() == [[1, 2], [3, 4]]
     assert not pool.accumulators.flatten(1)[:, slots].any()
 
-    values, turned = pool.values(slots), torch.randn(2, 2, 5)
-    pool.set_keys(slots, turned)
-    torch.testing.assert_close(pool.keys(slots), turned, atol=0.02, rtol=0.01)
-    assert torch.equal(pool.values(slots), values)
+    values, turned = pool.of_layer(-1).values(slots), torch.randn(2, 2, 5)
+    pool.of_layer(-1).set_keys(slots, turned)
+    torch.testing.assert_close(pool.of_layer(-1).keys(slots), turned, atol=0.02, rtol=0.01)
+    assert torch.equal(pool.of_layer(-1).values(slots), values)
 
     blocks = torch.tensor([[5, 1]])
-    assert torch.equal(pool.keys_of(blocks), pool.keys(pool.slots_of(blocks)))
-    assert torch.equal(pool.values_of(blocks), pool.values(pool.slots_of(blocks)))
-    assert torch.equal(pool.accumulated(blocks), pool.accumulators.flatten(1)[:, pool.slots_of(blocks)])
+    assert torch.equal(
+        pool.of_layer(-1).keys_of(blocks), pool.of_layer(-1).keys(pool.numbers.slots_of(blocks))
+    )
+    assert torch.equal(
+        pool.of_layer(-1).values_of(blocks), pool.of_layer(-1).values(pool.numbers.slots_of(blocks))
+    )
+    assert torch.equal(
+        pool.numbers.accumulated(blocks), pool.accumulators.flatten(1)[:, pool.numbers.slots_of(blocks)]
+    )
 
 
 @pytest.mark.parametrize("kv_format", [*CODECS, ScaledKeys()], ids=str)
@@ -115,7 +121,7 @@ def test_moving_and_copying_keep_every_bit(kv_format: KVCodec | str, head_dim: i
     ranked = RankedRows(
         block,
         torch.tensor([6], dtype=torch.int32),
-        pool.positions_of(block),
+        pool.numbers.positions_of(block),
         score,
         torch.zeros(1, 6) > 0,
     )
@@ -131,7 +137,7 @@ def test_attention_reads_what_is_stored() -> None:
     q = torch.randn(11, 4, 8, generator=generator).bfloat16()
     decoded = k
     for kv_format in (ScaledKeys(), "float32"):
-        layout = CacheLayout(1, 2, 8, 4, kv_format)
+        layout = CacheLayout.even(1, 2, 8, 4, kv_format)
         local = LocalCache(layout, CacheSize.of_blocks(layout, 20, 1, 40))
         cache, slot = local.paged, local.ledger.open()
         local.append([slot], [11])
@@ -141,8 +147,8 @@ def test_attention_reads_what_is_stored() -> None:
         out = backend.attend(cache, spans, 0, q, AttentionSpec(0.4))
         assert out.dtype == torch.bfloat16
         answers.append(out)
-        stored = layout.codec.encode_keys(k)
-        decoded = layout.codec.keys(
+        stored = layout.codecs[0].encode_keys(k)
+        decoded = layout.codecs[0].keys(
             {name: x.half() if name == "k_scale" else x for name, x in stored.items()}
         )
     assert torch.equal(*answers)

@@ -9,7 +9,7 @@ from winnow.cache import CacheLayout, CacheSize, Ledger
 from winnow.cache.layout import ceil_div
 
 ROWS = 6  # 2 layers x 3 heads
-LAYOUT = CacheLayout(2, 3, 8, 4, torch.float32)
+LAYOUT = CacheLayout.even(2, 3, 8, 4, torch.float32)
 
 
 def ledger_with(num_kvs: int) -> tuple[Ledger, int]:
@@ -96,7 +96,7 @@ def blocks_by_the_paper(width: int, length: int, divergent: int, block_size: int
 
 def forked(width: int, length: int, divergent: int, block_size: int) -> int:
     """Blocks per row that sequences of `length` tokens hold together, forked before their last `divergent` ones."""
-    layout = CacheLayout(2, 1, 2, block_size, torch.float32)
+    layout = CacheLayout.even(2, 1, 2, block_size, torch.float32)
     ledger = Ledger(layout, CacheSize.of_blocks(layout, 2 * 1200, width, 2400))
     parent = ledger.open()
     ledger.append([parent], [length - divergent])

@@ -32,7 +32,7 @@ class ForkMachine(RuleBasedStateMachine):
         num_blocks=st.integers(40, 160),
     )
     def start(self, block_size: int, window: int | None, num_blocks: int) -> None:
-        layout = CacheLayout(LAYERS, 1, 2, block_size, torch.float32, windows=(None, window))
+        layout = CacheLayout.even(LAYERS, 1, 2, block_size, torch.float32, windows=(None, window))
         self.ledger = Ledger(layout, CacheSize.of_blocks(layout, num_blocks, MAX_SEQS, MAX_LEN))
         self.window, self.size = window, block_size
         self.tables: dict[int, list[Table]] = {}

@@ -225,7 +225,7 @@ def test_heads_that_do_not_fit_are_refused(
 ) -> None:
     codec = make_codec(KVDtype.parse(name), group, rotate)
     with pytest.raises(ConfigError, match=message):
-        _ = CacheLayout(1, 1, head_dim, 16, codec).block_format
+        _ = CacheLayout.even(1, 1, head_dim, 16, codec).kinds[0].form
 
 
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 32), (80, 16), (72, 24), (96, 32), (40, 8)])
@@ -235,7 +235,7 @@ def test_groups_of_their_own(head_dim: int, group: int) -> None:
 
 
 def test_the_block_that_the_text_describes() -> None:
-    form = CacheLayout(1, 1, 64, 16, codec_of("k=int8,v=int4")).block_format
+    form = CacheLayout.even(1, 1, 64, 16, codec_of("k=int8,v=int4")).kinds[0].form
     assert [(field.name, field.dtype, field.length, offset) for field, offset in form.fields] == [
         ("k", "int8", 64, 0),
         ("k_scale", "float16", 1, 1024),
@@ -260,5 +260,5 @@ def test_the_block_that_the_text_describes() -> None:
     ],
 )
 def test_bytes_by_hand(name: str, group: int | None, vector_bytes: int) -> None:
-    layout = CacheLayout(30, 3, 64, 16, make_codec(KVDtype(name, name), group))
+    layout = CacheLayout.even(30, 3, 64, 16, make_codec(KVDtype(name, name), group))
     assert layout.block_bytes == 16 * (2 * vector_bytes + 4)

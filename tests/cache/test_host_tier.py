@@ -24,20 +24,20 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 def cache_of(
     block_size: int, kv_format: str, num_accumulators: int, device: str = "cpu", host_bytes: int = 10**6
 ) -> PagedCache:
-    layout = CacheLayout(
+    layout = CacheLayout.even(
         2, 2, 32, block_size, make_codec(KVDtype.parse(kv_format), block_size=block_size), num_accumulators
     )
     size = CacheSize.of_blocks(layout, 24, 2, 64)
     cache = PagedCache.allocate(layout, size, device, host_bytes)
     chance = torch.Generator().manual_seed(block_size)
-    for part in (cache.pool.storage, cache.pool.position, cache.pool.accumulators):
+    for part in (cache.pool.of_layer(-1).storage, cache.pool.position, cache.pool.accumulators):
         raw = part.view(torch.uint8)  # any bits, of numbers or not
         raw.copy_(torch.randint(0, 256, raw.shape, dtype=torch.uint8, generator=chance))
     return cache
 
 
 def content(cache: PagedCache, blocks: list[int]) -> list[torch.Tensor]:
-    return [part.pieces[0][0][blocks].view(torch.uint8).cpu() for part in cache.pool.parts]
+    return [part.pieces[0][blocks].view(torch.uint8).cpu() for part in cache.pool.kinds[0].parts]
 
 
 def apply(cache: PagedCache, *copies: BlockCopies | RowsSaved | RowsRestored | CopyDiscarded) -> None:
@@ -59,15 +59,15 @@ def test_blocks_come_back_bit_by_bit(
     source, target = [7, 3, 11, 20, 5], [1, 2, 11, 4, 6]
     before, others = content(cache, source), content(cache, [0, 8, 9, 21])
     apply(cache, RowsSaved(0, 0, ints(*source)))
-    for part in cache.pool.parts:
-        part.pieces[0][0][source] = 0
+    for part in cache.pool.kinds[0].parts:
+        part.pieces[0][source] = 0
     apply(cache, RowsRestored(0, 1, ints(*target)))
     for found, expected in zip(content(cache, target), before, strict=True):
         assert torch.equal(found, expected)
     for found, expected in zip(content(cache, [0, 8, 9, 21]), others, strict=True):
         assert torch.equal(found, expected)
     assert cache.host is not None
-    assert cache.host.nbytes == cache.pool.layout.host_bytes(5)
+    assert cache.host.nbytes == cache.pool.layout.host_bytes([5])
     apply(cache, CopyDiscarded(0))
     assert not cache.host.nbytes and not len(cache.host)
 
@@ -86,7 +86,7 @@ def test_changes_are_made_in_their_order() -> None:
     one, two = content(cache, [1]), content(cache, [2])
     # 1 is saved before 2 is copied over it, and what is saved then is 2; the first copy makes room for the third.
     assert cache.host is not None
-    cache.host.limit = 2 * cache.pool.layout.host_bytes(1)
+    cache.host.limit = 2 * cache.pool.layout.host_bytes([1])
     apply(
         cache,
         RowsSaved(0, 0, ints(1)),
@@ -108,7 +108,7 @@ def test_what_finds_no_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> No
     empty = torch.empty
 
     def refuse(*args: int, **options: object) -> torch.Tensor:
-        if args == (cache.pool.layout.host_bytes(3),):
+        if args == (cache.pool.layout.host_bytes([3]),):
             raise RuntimeError("not enough memory")
         return empty(*args, **options)  # type: ignore[call-overload, no-any-return]
 
@@ -126,7 +126,7 @@ def test_what_finds_no_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_more_than_the_limit_is_not_taken() -> None:
-    cache = cache_of(4, "float32", 1, host_bytes=CacheLayout(2, 2, 32, 4, "float32", 1).host_bytes(3))
+    cache = cache_of(4, "float32", 1, host_bytes=CacheLayout.even(2, 2, 32, 4, "float32", 1).host_bytes([3]))
     apply(cache, RowsSaved(0, 0, ints(1, 2)))
     with pytest.raises(HostTierError):
         apply(cache, RowsSaved(0, 1, ints(3, 4)))

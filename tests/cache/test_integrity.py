@@ -1,7 +1,6 @@
 """`check_integrity` notices what must never be."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,12 @@ from winnow.cache import CacheLayout, CacheSize, Ledger
 from winnow.cache.layout import IntArray
 from winnow.value_tier import ValueTier
 
-LAYOUT = CacheLayout(2, 2, 4, 4, torch.float32, num_accumulators=1)
+
+def even_layout(tier: ValueTier | None = None) -> CacheLayout:
+    return CacheLayout.even(2, 2, 4, 4, torch.float32, num_accumulators=1, value_tier=tier)
+
+
+LAYOUT = even_layout()
 
 
 @pytest.fixture
@@ -40,7 +44,7 @@ def share_unknowingly(cache: Ledger) -> None:
 
 
 def lose_a_block(cache: Ledger) -> None:
-    cache.allocator._near.count -= 1
+    cache.allocator._stacks[0].count -= 1
 
 
 def miscount(cache: Ledger) -> None:
@@ -72,13 +76,13 @@ def test_damage_is_noticed(cache: Ledger, damage: Callable[[Ledger], None], mess
         cache.check_integrity()
 
 
-def test_a_row_of_the_other_kind_is_noticed() -> None:
-    layout = replace(LAYOUT, value_tier=ValueTier.parse("host:L=1,N=4"))
+def test_a_row_of_another_kind_is_noticed() -> None:
+    layout = even_layout(ValueTier.parse("host:L=1,N=4"))
     cache = Ledger(layout, CacheSize.fit(layout, 60 * 1024, 5, 200))
     slot = cache.open()
     cache.append([slot], [5])
     cache.check_integrity()
     page = cache.pages.entries[cache.pages.of(slot)[0]]
     page[[0, 1]] = page[[1, 0]]  # the layers change their blocks
-    with pytest.raises(AssertionError, match="a row holds a block of the other kind"):
+    with pytest.raises(AssertionError, match="a row holds a block of another kind"):
         cache.check_integrity()

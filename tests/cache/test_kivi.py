@@ -28,7 +28,7 @@ def rounded(x: Tensor, bits: int, dim: int) -> Tensor:
 @pytest.mark.parametrize("counts", [(1,) * 14, (3, 1, 9, 1, 2, 12, 1), (8, 4, 1)])
 def test_attention_reads_blocks_as_kivi_rounds_them(bits: int, counts: tuple[int, ...]) -> None:
     codec = make_codec(KVDtype.parse(f"kivi{bits}"), block_size=BLOCK)
-    layout = CacheLayout(1, HEADS, DIM, BLOCK, codec, wide=WideParts(recent=RECENT, dtype="float16"))
+    layout = CacheLayout.even(1, HEADS, DIM, BLOCK, codec, wide=WideParts(recent=RECENT, dtype="float16"))
     local = LocalCache(layout, CacheSize.of_blocks(layout, 60, 2, 40))
     _, slot = local.ledger.open(), local.ledger.open()
     k, v = torch.randn(2, 40, HEADS, DIM, generator=torch.Generator().manual_seed(bits))
@@ -54,7 +54,7 @@ def test_attention_reads_blocks_as_kivi_rounds_them(bits: int, counts: tuple[int
 def test_bytes_by_hand() -> None:
     """Of 32 slots: keys of 4 bits, 64 scales and mins; values of 4 bits with 2 scales and 2 mins a slot."""
     codec = make_codec(KVDtype.parse("kivi4"), block_size=32)
-    assert CacheLayout(1, 1, 64, 32, codec).block_format.nbytes == 32 * 32 + 64 * 4 + 32 * (32 + 8)
+    assert CacheLayout.even(1, 1, 64, 32, codec).kinds[0].form.nbytes == 32 * 32 + 64 * 4 + 32 * (32 + 8)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_answers_run_fork_and_come_back(model: Path) -> None:
     params = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=30, ignore_eos=True)
     with open_llm(model, kv_wide="recent=16") as llm:
         layout = llm._engine._executor.layout
-        assert layout.codec.name == "kivi4" and not layout.codec.movable
+        assert layout.codecs[0].name == "kivi4" and not layout.codecs[0].movable
     room = CacheSize.of_blocks(layout, 2 * layout.blocks_for(100), 4, 256).nbytes(layout)
     with open_llm(model, kv_wide="recent=16", kv_memory=room) as llm:
         outputs = llm.generate(prompts * 2, params)

@@ -11,7 +11,7 @@ from winnow.errors import ConfigError
 
 def test_block_bytes_by_hand() -> None:
     # 16 slots x (2 vectors x 64 x 2 bytes + 4 bytes of position + 2 scores x 4 bytes)
-    layout = CacheLayout(32, 8, 64, 16, torch.bfloat16, num_accumulators=2)
+    layout = CacheLayout.even(32, 8, 64, 16, torch.bfloat16, num_accumulators=2)
     assert layout.block_bytes == 16 * (2 * 64 * 2 + 4 + 8) == 4288
     assert layout.rows_per_seq == 256
     assert layout.blocks_for(17) == 2 * 256
@@ -39,7 +39,7 @@ def test_tensors_cost_what_was_planned(
     max_num_seqs: int,
     max_model_len: int,
 ) -> None:
-    layout = CacheLayout(layers, heads, head_dim, block_size, dtype, num_accumulators)
+    layout = CacheLayout.even(layers, heads, head_dim, block_size, dtype, num_accumulators)
     try:
         size = CacheSize.fit(layout, kibibytes * 1024, max_num_seqs, max_model_len)
     except ConfigError:
@@ -53,7 +53,7 @@ def test_tensors_cost_what_was_planned(
 
 
 def test_equal_rows_never_run_out_of_pages_first() -> None:
-    layout = CacheLayout(2, 2, 8, 4, torch.float32)
+    layout = CacheLayout.even(2, 2, 8, 4, torch.float32)
     ledger = Ledger(layout, CacheSize.fit(layout, 100_000, 6, 1000))
     slots = [ledger.open() for _ in range(6)]
     while ledger.demand(slots, [1] * 6).blocks <= ledger.allocator.num_free:
@@ -63,6 +63,6 @@ def test_equal_rows_never_run_out_of_pages_first() -> None:
 
 
 def test_too_little_memory_names_the_least() -> None:
-    layout = CacheLayout(4, 2, 64, 16, torch.float32)
+    layout = CacheLayout.even(4, 2, 64, 16, torch.float32)
     with pytest.raises(ConfigError, match=r"kv_memory must be at least .* bytes\) .* got 1\.0 KiB"):
         CacheSize.fit(layout, 1024, 4, 100)

@@ -82,7 +82,7 @@ class CacheMachine(RuleBasedStateMachine):
         tier=st.sampled_from([None, None, "host:L=1,N=4", "host:L=0,N=4"]),
     )
     def start(self, block_size: int, kibibytes: int, tier: str | None) -> None:
-        self.layout = CacheLayout(
+        self.layout = CacheLayout.even(
             LAYERS,
             HEADS,
             DIM,
@@ -126,7 +126,7 @@ class CacheMachine(RuleBasedStateMachine):
     def save(self, data: st.DataObject, closes: bool) -> None:
         """A copy in host memory; swapping out also closes the sequence."""
         slot = data.draw(st.sampled_from(sorted(set(self.model) - self.restoring)))
-        num_blocks = self.ledger.blocks_held(slot)
+        num_blocks = self.layout.by_kind(self.layout.row_blocks(self.ledger.lengths[slot]))
         used, nbytes = self.ledger.host.used_bytes, self.layout.host_bytes(num_blocks)
         if used + nbytes > HOST_BYTES:
             with pytest.raises(OutOfHostMemoryError):
@@ -201,7 +201,7 @@ class CacheMachine(RuleBasedStateMachine):
             self.model[slot][layer][head] = row
             for place, (mark, position) in zip(index[layer, head] if row else (), row, strict=False):
                 k = mark * 100 + layer * 10 + head + torch.arange(DIM) / 10
-                self.pool.write(place, k, -k, torch.tensor(position))
+                self.pool.of_layer(layer).write(place, k, -k, torch.tensor(position))
 
     def _empty(self, slot: int) -> None:
         self.model[slot] = [[[] for _ in range(HEADS)] for _ in range(LAYERS)]
@@ -349,7 +349,7 @@ class CacheMachine(RuleBasedStateMachine):
         """A KV is where its position says, and has moved whole."""
         # In numpy, which is quicker than torch at thousands of small comparisons.
         slot = index[: len(row)].numpy()
-        block, offset = self.pool.place(slot)
+        block, offset = self.pool.numbers.place(slot)
         position = self.pool.position.numpy()[block, offset]
         order = position.argsort()
         block, offset = block[order], offset[order]

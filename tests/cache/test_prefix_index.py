@@ -21,9 +21,9 @@ from winnow.cache import (
 from winnow.cache.layout import IntArray
 from winnow.cache.prefix_index import PrefixChain, Snapshot
 
-LAYOUT = CacheLayout(2, 2, 4, 4, "float32")
+LAYOUT = CacheLayout.even(2, 2, 4, 4, "float32")
 SIZE, ROWS, MAX_SEQS, MAX_LEN = 4, 4, 5, 60
-HOST = LAYOUT.host_bytes(ROWS * 30)
+HOST = LAYOUT.host_bytes([ROWS * 30])
 SALTS, RULE = ["", "other"], b"rule"
 
 
@@ -230,7 +230,7 @@ class PrefixMachine(RuleBasedStateMachine):
     def swap_out(self, data: st.DataObject) -> None:
         """A sequence goes to host memory, also where its blocks are shared."""
         slot = data.draw(st.sampled_from(sorted(self.tokens)))
-        if not self.ledger.host.has_room_for(self.ledger.host.nbytes(self.ledger.blocks_held(slot))):
+        if not self.ledger.host.has_room_for(self.ledger.host.nbytes(self.ledger.lengths[slot])):
             return
         kind = "changed" if slot in self.changed else "compressed" if slot in self.compressed else "plain"
         host_id = self.ledger.save(slot)

@@ -16,7 +16,7 @@ WIDE = WideParts(layers=1, sinks=2, recent=3, dtype="float16")
 
 
 def open_cache(wide: WideParts = WIDE) -> LocalCache:
-    layout = CacheLayout(3, HEADS, DIM, 4, codec_of("int2"), wide=wide)
+    layout = CacheLayout.even(3, HEADS, DIM, 4, codec_of("int2"), wide=wide)
     return LocalCache(layout, CacheSize.of_blocks(layout, 200, 3, 64))
 
 
@@ -59,7 +59,7 @@ class Played:
         kept = self.length - len(positions)
         for layer in range(3):
             blocks = tables.lookup(torch.tensor([self.slot]), layer, -(-self.length // 4))[0].long()
-            slots = pool.slots_of(blocks)
+            slots = pool.numbers.slots_of(blocks)
             at = pool.position.flatten()[slots]
             for head in range(HEADS):
                 order = {p: i for i, p in enumerate(at[head, : self.length].tolist())}
@@ -110,7 +110,7 @@ def test_a_fork_goes_on_by_itself() -> None:
     child.__dict__.update(parent.__dict__)
     child.slot = local.ledger.fork(parent.slot)
     local.sync()
-    local.paged.fork(parent.slot, child.slot)
+    local.paged.states.fork(parent.slot, child.slot)
     child.k, child.v = parent.k.clone(), parent.v.clone()
     child.k[:, 9:] += 1.0
     for count in (1, 5):
@@ -123,7 +123,7 @@ def test_a_sequence_is_saved_and_restored() -> None:
     local = open_cache()
     played, other = Played(local), Played(local, seed=1)
     played.step(9)
-    wide, saved = local.paged.wide, local.paged.wide.saved_bytes(played.slot)
+    wide, saved = local.paged.wide, local.paged.states.nbytes(played.slot)
     local.paged.host.limit = local.ledger.host.limit = 10**6
     host_id = local.ledger.save(played.slot, saved)
     parts = wide.windows[0].save(played.slot), wide.windows[1].save(played.slot)
@@ -138,14 +138,14 @@ def test_a_sequence_is_saved_and_restored() -> None:
     for count in (1, 2, 5):
         played.step(count)
     fill.step(1)
-    assert not wide._saved
+    assert not local.paged.states.prefixes
 
 
 def test_prefixes_keep_what_is_wide_within_bounds() -> None:
     """Blocks bring first tokens and whole layers; the oldest are forgotten where room lacks."""
     local = open_cache()
     ledger, layout, size = local.ledger, local.ledger.layout, local.ledger.size
-    limit = size.wide_prefix_bytes(layout)
+    limit = size.prefix_state_bytes(layout)
     first = Played(local)
     first.step(20)
     chain = PrefixChain("", 4)
@@ -160,7 +160,7 @@ def test_prefixes_keep_what_is_wide_within_bounds() -> None:
     for count in (4, 1, 3):  # no fewer at first than are recent
         second.step(count)
     ledger.check_integrity()
-    assert sum(ledger.prefixes._wide_bytes.values()) == layout.wide_bytes_of(0, 20) <= limit
+    assert sum(ledger.prefixes._state_bytes.values()) == layout.wide_bytes_of(0, 20) <= limit
     most = limit // layout.wide_bytes_of(0, 4)
     for n in range(2 * most):
         third = Played(local)
@@ -169,22 +169,23 @@ def test_prefixes_keep_what_is_wide_within_bounds() -> None:
         ledger.close(third.slot)
         local.sync()
         ledger.check_integrity()
-    assert local.paged.wide._saved.keys() == ledger.prefixes._wide_bytes.keys()
+    assert local.paged.states.prefixes == set(ledger.prefixes._state_bytes)
     ledger.prefixes.clear()
     local.sync()
-    assert not local.paged.wide._saved
+    assert not local.paged.states.prefixes
 
 
 @pytest.mark.parametrize(
     "wide", [WIDE, WideParts(sinks=4), WideParts(recent=5, dtype="float32"), WideParts(layers=2)]
 )
 def test_wide_kvs_are_counted(wide: WideParts) -> None:
-    layout = CacheLayout(3, HEADS, DIM, 4, "int8", 1, wide=wide)
+    layout = CacheLayout.even(3, HEADS, DIM, 4, "int8", 1, wide=wide)
     size = CacheSize.fit(layout, 60_000, 3, 100)
     cache, ledger = PagedCache.allocate(layout, size), Ledger(layout, size)
-    assert cache.nbytes + ledger.nbytes + size.wide_prefix_bytes(layout) == size.nbytes(layout) <= 60_000
+    assert cache.nbytes + ledger.nbytes + size.prefix_state_bytes(layout) == size.nbytes(layout) <= 60_000
     assert (
-        size.num_blocks < CacheSize.fit(CacheLayout(3, HEADS, DIM, 4, "int8", 1), 60_000, 3, 100).num_blocks
+        size.num_blocks
+        < CacheSize.fit(CacheLayout.even(3, HEADS, DIM, 4, "int8", 1), 60_000, 3, 100).num_blocks
     )
 
 

@@ -51,7 +51,7 @@ class RecordingExecutor(SimulatedExecutor):
     def __init__(
         self, num_blocks: int, max_num_seqs: int, clock: VirtualClock, max_model_len: int = 400
     ) -> None:
-        layout = CacheLayout(2, 2, 4, BLOCK, torch.float32)
+        layout = CacheLayout.even(2, 2, 4, BLOCK, torch.float32)
         size = CacheSize.of_blocks(layout, num_blocks, max_num_seqs, max_model_len)
         super().__init__(layout, size, clock, self._time)
         self.plans: list[StepPlan] = []

@@ -51,7 +51,7 @@ class TestHow:
         assert num_computed(simulation, new) == 32 + 16 - 1
         layout = simulation.scheduler.ledger.layout
         blocks = layout.blocks_for(32 + 4)
-        assert new.metrics.swap_bytes_out == new.metrics.swap_bytes_in == layout.host_bytes(blocks) + 100
+        assert new.metrics.swap_bytes_out == new.metrics.swap_bytes_in == layout.host_bytes([blocks]) + 100
         assert new.metrics.swap_seconds == pytest.approx(2e-9 * blocks * layout.block_bytes)
         assert new.metrics.recomputed_tokens == 0
         total = simulation.scheduler.preemptions

@@ -238,7 +238,7 @@ DAMAGE = {
     "other tokens": lambda path: rewritten(path, token_ids=np.arange(LENGTH, dtype=np.int64)),
     "other lengths": lambda path: rewritten(path, lengths=np.full((2, 2), 40, dtype=np.int32)),
     "more": lambda path: rewritten(path, more=np.zeros(3, dtype=np.float32)),
-    "no metadata": lambda path: save_file({"kvs": np.zeros(3, dtype=np.uint8)}, path),
+    "no metadata": lambda path: save_file({"kvs.0": np.zeros(3, dtype=np.uint8)}, path),
 }
 
 
@@ -290,7 +290,7 @@ def test_what_lies_behind_the_rows_is_not_written(directory: Path, tmp_path: Pat
     with open_llm(directory) as llm:
         path = llm.save_prefix(DOCUMENT, tmp_path, SamplingParams(eviction="knorm", kv_budget=38))
     with safe_open(path, framework="numpy") as file:
-        lengths, positions, kvs = (file.get_tensor(name) for name in ("lengths", "positions", "kvs"))
+        lengths, positions, kvs = (file.get_tensor(name) for name in ("lengths", "positions.0", "kvs.0"))
     counts = (-(-lengths // 4)).ravel()
     rest = lengths.ravel() % 4
     tails = (counts.cumsum() - 1)[rest > 0]

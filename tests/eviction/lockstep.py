@@ -200,8 +200,8 @@ class Watched:
             assert position[place].tolist() == [kv.position for kv in row.held], where
             if everything:
                 for name, ours, theirs in (
-                    ("keys", pool.keys(place), row.rotated),
-                    ("values", pool.values(place), row.value),
+                    ("keys", pool.of_layer(-1).keys(place), row.rotated),
+                    ("values", pool.of_layer(-1).values(place), row.value),
                 ):
                     message = f"{name} of {where}"
                     np.testing.assert_allclose(ours, theirs[row.tokens], atol=1e-4, err_msg=message)
@@ -238,14 +238,18 @@ def stored_in(llm: LLM, slot: int | None, oracle: DenseSequence) -> Stored | Non
     stored, and looks whether it is as near to what it computed as the codec's own rounding of that.
     """
     pool = pool_of(llm)
-    codec = pool.layout.codec
+    codec = pool.layout.codecs[0]
     if isinstance(codec, PlainCodec):
         return None
     rows: dict[tuple[int, int], dict[int, tuple[torch.Tensor, torch.Tensor]]] = {}
     for row, place in () if slot is None else rows_of(llm, slot, oracle):
         position = pool.position.flatten()[place].tolist()
         rows[row.layer, row.head] = dict(
-            zip(position, zip(pool.keys(place), pool.values(place), strict=True), strict=True)
+            zip(
+                position,
+                zip(pool.of_layer(-1).keys(place), pool.of_layer(-1).values(place), strict=True),
+                strict=True,
+            )
         )
 
     def stored(row: Row, position: int, k: Array, v: Array) -> tuple[Array, Array]:
@@ -278,7 +282,7 @@ def play(llm: LLM, model: Llama, asked: list[Asked]) -> list[Watched]:
         # What samples of one prompt compute apart of it is reported with the first.
         first = len(each.asked.prompt) - 1 if each.sequence.index else 0
         # What was stored of the last token is not known any more: `stored_in` rounds it anew.
-        known = len(found) - (not isinstance(pool_of(llm).layout.codec, PlainCodec))
+        known = len(found) - (not isinstance(pool_of(llm).layout.codecs[0], PlainCodec))
         end = known if each.oracle.unsure_from is None else min(known, each.oracle.unsure_from)
         for n, (entry, expected) in enumerate(zip(found, each.oracle.logprobs, strict=True)):
             if first <= n < end:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.attention.paged import contents_of
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native", reason="built without a compiler")
@@ -47,7 +48,7 @@ class Case:
         """Two layers, with positions in any order and blocks anywhere."""
         generator = torch.Generator().manual_seed(self.seed)
         longest = max(max(row) for row in self.lengths)
-        layout = CacheLayout(2, HEADS, self.head_dim, self.block_size, self.dtype)
+        layout = CacheLayout.even(2, HEADS, self.head_dim, self.block_size, self.dtype)
         blocks = len(self.lengths) * layout.blocks_for(longest)
         local = LocalCache(layout, CacheSize.of_blocks(layout, blocks, len(self.lengths), longest))
         ledger, pool = local.ledger, local.paged.pool
@@ -60,7 +61,9 @@ class Case:
         scale = 0.1 + torch.rand(self.head_dim, generator=generator).square()
         common = 3 * torch.randn(self.head_dim, generator=generator)
         slot = torch.arange(pool.position.numel())
-        pool.set_keys(slot, torch.randn(len(slot), self.head_dim, generator=generator) * scale + common)
+        pool.of_layer(-1).set_keys(
+            slot, torch.randn(len(slot), self.head_dim, generator=generator) * scale + common
+        )
         order = torch.randperm(pool.position.numel(), generator=generator)
         pool.position.copy_(order.view_as(pool.position) * 37)
         column = torch.zeros(len(slots), dtype=torch.int64)
@@ -229,14 +232,14 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
     for rows in (ours, theirs):
         filling = torch.Generator().manual_seed(5)
         pool = rows.cache.pool
-        pool.storage.random_(0, 256, generator=filling)
+        pool.of_layer(-1).storage.random_(0, 256, generator=filling)
         pool.accumulators.copy_(torch.randn(pool.accumulators.shape, generator=filling))
 
     for backend, rows in ((NativeBackend(KERNELS[isa]), ours), (ReferenceBackend(), theirs)):
         ranked = Ranking(rows, score, must_stay, None).ranked
         backend.keep_best(rows.cache.pool, ranked, kept, int((rows.length - kept).max()))
-    for name in ("storage", "position", "accumulators"):
-        assert torch.equal(getattr(ours.cache.pool, name), getattr(theirs.cache.pool, name)), name
+    for found, expected in zip(*(contents_of(rows.cache.pool) for rows in (ours, theirs)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
@@ -244,7 +247,7 @@ def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
     rows = Case([[30, 30]], head_dim=8, dtype=torch.float32).all_rows()
     pool = rows.cache.pool
     pool.position.zero_()
-    before = pool.storage.clone()
+    before = pool.of_layer(-1).storage.clone()
     score = torch.zeros(rows.position.shape)
     kept = torch.full(rows.length.shape, 10)
     backend = NativeBackend(KERNELS["generic"])
@@ -252,4 +255,4 @@ def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
     backend.keep_best(pool, ranked, kept, 20)
     outside = torch.ones(pool.num_blocks, dtype=torch.bool)
     outside[rows.block.flatten()] = False
-    assert torch.equal(pool.storage[outside], before[outside])
+    assert torch.equal(pool.of_layer(-1).storage[outside], before[outside])

@@ -61,6 +61,7 @@ def heads_of(ranking: Ranking, heads: slice) -> Ranking:
         block=None,
         length=length,
         position=rows.position[:, :, heads, :room],
+        missing=0,
     )
     return Ranking(
         local,  # type: ignore[arg-type]
@@ -102,6 +103,7 @@ def random_ranking(budget: Budget, rng: random.Random) -> Ranking:
         block=None,
         length=length.int(),
         position=position.view(*shape, room),
+        missing=0,
     )
     stats = None
     if isinstance(budget, LazyLayers):

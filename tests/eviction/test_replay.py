@@ -112,13 +112,13 @@ def test_the_largest_probability_by_the_formula(
         "winnow.attention.replay._TEMPORARY", {True: 100, False: 100}
     )  # a few queries at a time
     generator = torch.Generator().manual_seed(1)
-    layout = CacheLayout(2, 2, 8, BLOCK, torch.float32, 1)
+    layout = CacheLayout.even(2, 2, 8, BLOCK, torch.float32, 1)
     size = CacheSize.of_blocks(layout, 200, 2, 400)
     local = LocalCache(layout, size)
     cache, other, slot = local.paged, local.ledger.open(), local.ledger.open()
     for length in (5, 20, 17):  # rows of two sequences lie between one another
         local.append([other, slot], [length, length])
-    cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
+    cache.pool.of_layer(-1).k.copy_(torch.randn(cache.pool.of_layer(-1).k.shape, generator=generator))
     cache.pool.accumulators.zero_()
     context, layer = 30, 1
     replay = ReplayPass(tuple(range(12)), 3, 9, 25, context, every)
@@ -130,7 +130,7 @@ def test_the_largest_probability_by_the_formula(
 
     blocks = cache.tables.lookup(torch.tensor([slot]), layer, -(-42 // BLOCK))[0].long()
     for head in range(2):
-        keys = cache.pool.k[blocks[head]].flatten(0, 1)
+        keys = cache.pool.of_layer(-1).k[blocks[head]].flatten(0, 1)
         expected = [0.0] * 42
         for i in range(12):
             at = context + i
@@ -171,14 +171,14 @@ def test_kernels_tell_what_torch_tells(
 ) -> None:
     generator = torch.Generator().manual_seed(group)
     context, count, heads = 300, 90, 2
-    layout = CacheLayout(1, heads, dim, BLOCK, kv_dtype, 1)
+    layout = CacheLayout.even(1, heads, dim, BLOCK, kv_dtype, 1)
     size = CacheSize.of_blocks(layout, 400, 2, 600)
     local = LocalCache(layout, size)
     cache, other, slot = local.paged, local.ledger.open(), local.ledger.open()
     for length in (150, context + count - 150):
         local.append([other, slot], [length, length])
-    cache.pool.k.copy_(torch.randn(cache.pool.k.shape, generator=generator))
-    cache.pool.v.copy_(torch.randn(cache.pool.v.shape, generator=generator))
+    cache.pool.of_layer(-1).k.copy_(torch.randn(cache.pool.of_layer(-1).k.shape, generator=generator))
+    cache.pool.of_layer(-1).v.copy_(torch.randn(cache.pool.of_layer(-1).v.shape, generator=generator))
     q = torch.randn(count, group * heads, dim, generator=generator).to(dtype)
     weights = None
     if weighted:

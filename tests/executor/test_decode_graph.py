@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
+from tests.attention.paged import contents_of
 from torch import Tensor
 
 from winnow.attention import (
@@ -47,10 +48,15 @@ class Engine:
     """Two layers of nothing but attention, over a cache of their own."""
 
     def __init__(self, backend: AttentionBackend) -> None:
-        layout = CacheLayout(LAYERS, HEADS, DIM, 4, torch.float32, num_accumulators=1)
+        layout = CacheLayout.even(LAYERS, HEADS, DIM, 4, torch.float32, num_accumulators=1)
         self.cache = LocalCache(layout, CacheSize(400, 20, MAX_SEQS, 2), DEVICE)
         self.pool = self.cache.paged.pool
-        for part in (self.pool.k, self.pool.v, self.pool.accumulators, self.pool.position):
+        for part in (
+            self.pool.of_layer(-1).k,
+            self.pool.of_layer(-1).v,
+            self.pool.accumulators,
+            self.pool.position,
+        ):
             part.zero_()
         self.backend = backend
         generator = torch.Generator().manual_seed(0)
@@ -96,7 +102,7 @@ class Engine:
 )
 def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_graph, "_LEAST_LENGTH", 4)
-    graphs, eager = Engine(TritonBackend(DEVICE)), Engine(ReferenceBackend())
+    graphs, eager = Engine(TritonBackend()), Engine(ReferenceBackend())
     prompt = torch.arange(3 * 4, device=DEVICE)[None] % VOCAB
     for engine in (graphs, eager):
         slots = [engine.cache.ledger.open() for _ in range(4)]
@@ -110,10 +116,8 @@ def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.Mon
         assert found is not None
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         starts |= {slot: start + 1 for slot, start in running.items()}
-    for name in ("position", "k", "accumulators"):
-        torch.testing.assert_close(
-            getattr(graphs.pool, name), getattr(eager.pool, name), rtol=1e-4, atol=1e-5
-        )
+    for found, expected in zip(*(contents_of(each.pool) for each in (graphs, eager)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert bool(eager.pool.accumulators.any()) == (observe is not None)
     # 1 sequence of up to 4 KVs, then 4 of up to 16 (also where 3 run, in the same graph), then 2.
     assert graphs.capture.batches == [1, 4, 2]
@@ -130,7 +134,7 @@ def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.Mon
     ids=["some", "differ", "values", "pooled"],
 )
 def test_what_needs_the_host_is_left_to_it(observe: list[AttentionObserver | None]) -> None:
-    engine = Engine(TritonBackend(DEVICE))
+    engine = Engine(TritonBackend())
     starts = {engine.cache.ledger.open(): 0 for _ in observe}
     spans = engine.spans(starts)
     spans = replace(spans, observe=tuple(observe))
@@ -139,7 +143,7 @@ def test_what_needs_the_host_is_left_to_it(observe: list[AttentionObserver | Non
 
 
 def test_chunks_are_left_to_the_host() -> None:
-    engine = Engine(TritonBackend(DEVICE))
+    engine = Engine(TritonBackend())
     spans = engine.spans({engine.cache.ledger.open(): 0}, 3)
     assert engine.graphs.run([1, 2, 3], spans) is None
 
@@ -151,7 +155,7 @@ def test_backends_that_wait_for_the_host_are_never_captured() -> None:
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly_ever_after() -> None:
-    engine = Engine(TritonBackend(DEVICE))
+    engine = Engine(TritonBackend())
     attempts = []
 
     def refuse(tokens: Tensor, spans: Spans) -> Tensor:

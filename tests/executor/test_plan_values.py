@@ -158,9 +158,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         backend = open_backend("auto", engine._executor._model.device)
         mirrored = Mirrored(
             engine._executor,
-            TorchExecutor(
-                engine._executor._model, llm.config, backend, engine._executor.layout.num_accumulators
-            ),
+            TorchExecutor(engine._executor._model, llm.config, backend, engine._executor.layout),
         )
         engine._executor = engine._scheduler._executor = engine._scheduler._rounds._executor = mirrored
         preemption = engine._scheduler._preemption

@@ -2,7 +2,7 @@
 
 import random
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,10 +18,10 @@ from winnow.eviction import (
     SequenceEviction,
     When,
 )
+from winnow.executor.occupants import Occupant, Occupants
 from winnow.executor.query_signals import QuerySignals, WatchedQueries
-from winnow.executor.slots import SlotState, SlotStates
 from winnow.models.rotation import LayerRotation, ModelRotation
-from winnow.sampling import SamplingParams
+from winnow.sampling import Sampler, SamplingParams
 
 HEADS, QUERY_HEADS, DIM, TOKENS = 2, 4, 6, 75
 ROTATION = ModelRotation((LayerRotation(torch.tensor([1.0, 0.1]), False),) * 2)
@@ -59,8 +59,9 @@ def signals_of(needs: Needs) -> Any:
 def note(signals: QuerySignals, policy: EvictionPolicy, start: int, count: int, context: int = TOKENS) -> Any:
     """Of a step of one sequence, in slot 0."""
     eviction = SequenceEviction(policy, 10, context, context)
-    states = SlotStates({0: SlotState([], context, SamplingParams(), 0, eviction)})
-    return signals.note(StepPlan((PlannedSequence(0, start, [3] * count, 0),)), states)
+    occupants = Occupants(cast("Sampler", None))  # it samples nothing
+    occupants[0] = Occupant([], context, SamplingParams(), 0, eviction)
+    return signals.note(StepPlan((PlannedSequence(0, start, [3] * count, 0),)), occupants)
 
 
 def pieces(seed: int) -> list[int]:
@@ -116,7 +117,7 @@ def test_a_fork_goes_on_by_itself() -> None:
     before = signals.chunk_attention(1, [3], HEADS), signals.moments(1, [3], (QUERY_HEADS, DIM)).mean
     signals.fork(3, to=5)
     signals.add(1, [WatchedQueries(5, needs, 0, 9, TOKENS)], q[:9], k[:9], 1.0)
-    signals.forget(5)
+    signals.close(5)
     assert torch.equal(signals.chunk_attention(1, [3], HEADS), before[0])
     assert torch.equal(signals.moments(1, [3], (QUERY_HEADS, DIM)).mean, before[1])
 

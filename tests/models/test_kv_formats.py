@@ -28,7 +28,7 @@ def logits(
     """float32 [T, V], of a prompt in one chunk and a token by itself."""
 
     def layout(layers: int, heads: int, dim: int, block_size: int, _: torch.dtype, rest: int) -> CacheLayout:
-        return CacheLayout(layers, heads, dim, block_size, kv_format, rest)
+        return CacheLayout.even(layers, heads, dim, block_size, kv_format, rest)
 
     monkeypatch.setattr(paged_trial, "CacheLayout", layout)
     loaded = load_model(ModelConfig(model=directory, dtype=dtype, device="cpu", verify_model=False))

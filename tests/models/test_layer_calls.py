@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.attention.paged import PagedBatch, paged_batch
+from tests.attention.paged import PagedBatch, contents_of, paged_batch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
@@ -158,8 +158,7 @@ def test_whole_layer_in_one_call(
         layer.native, batch.layer, x, rotation, rotation, NativeSpec(spec), step
     )
     assert torch.equal(found, in_two_calls(layer, backend, theirs, batch, x, rotation, spec))
-    for field in ("k", "v", "position", "accumulators"):
-        a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
+    for a, b in zip(*(contents_of(cache.pool) for cache in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
@@ -245,7 +244,7 @@ def decode_in_one_call(
     batch = paged_batch(
         3, counts, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype, kv_dtype=kv_dtype, observe=observed
     )
-    for field in batch.cache.pool.fields.values():
+    for field in batch.cache.pool.of_layer(-1).fields.values():
         field.nan_to_num_(0.5)  # the batch has written the rows of its own layer only
     generator = torch.Generator().manual_seed(1)
 
@@ -281,8 +280,7 @@ def decode_in_one_call(
     assert torch.equal(found, expected if rows is None else expected[rows])
     with pytest.raises(IndexError, match="between 0 and 99, got 100"):
         kernels.decode(decoder, tokens.clone().fill_(VOCAB), cos, sin, step, rows, VOCAB)
-    for field in ("k", "v", "position", "accumulators"):
-        a, b = getattr(ours.pool, field), getattr(theirs.pool, field)
+    for a, b in zip(*(contents_of(cache.pool) for cache in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 

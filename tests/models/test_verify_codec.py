@@ -30,7 +30,7 @@ def test_a_kernel_that_is_wrong_for_a_format_is_refused(
     write = NativeBackend.write
 
     def wrong(self: Any, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        coded = cache.pool.layout.codec.name == "int8"
+        coded = cache.pool.layout.codecs[0].name == "int8"
         write(self, cache, spans, layer, k, v.flip(-1).contiguous() if coded else v)
 
     monkeypatch.setattr(NativeBackend, "write", wrong)

@@ -171,7 +171,7 @@ def blocks() -> TextTable:
     printed = {1: 0, 4: 0.5, 8: 1, 16: 1.8, 32: 3.2, 64: 5.5, 128: 9}
     rows = []
     for size, said in printed.items():
-        shape = CacheLayout(_70B.num_layers, _70B.num_kv_heads, _70B.head_dim, size, "float16")
+        shape = CacheLayout.even(_70B.num_layers, _70B.num_kv_heads, _70B.head_dim, size, "float16")
         fragmentation = (size - 1) / 2 / (mean + (size - 1) / 2)
         table = 4 / shape.block_bytes
         rows.append((f"{size}", (f"{fragmentation:.2%}", f"{said:g}%", f"{table:.3%}")))

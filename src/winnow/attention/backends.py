@@ -1,7 +1,9 @@
-"""Attention backends by name."""
+"""Attention backends by name, and why one cannot serve a cache."""
 
 import warnings
+from collections.abc import Callable
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 
@@ -13,72 +15,105 @@ from winnow.extras import install_hint
 from winnow.native import native_kernels
 
 
+class BackendKind(NamedTuple):
+    """A way to compute attention.
+
+    Attributes:
+        device: the type of devices for which `auto` tries it; None: any.
+        refusal: why it cannot serve a cache of that layout on that device; None: it can.
+        open: create it, for a device.
+    """
+
+    device: str | None
+    refusal: Callable[[torch.device, CacheLayout | None], str | None]
+    open: Callable[[torch.device], AttentionBackend]
+
+
 def open_backend(
     name: str, device: torch.device | str = "cpu", layout: CacheLayout | None = None
 ) -> AttentionBackend:
     """Create the backend of that name, one of `winnow.config.ATTENTION_BACKENDS`.
 
-    "auto" selects the fastest one available on `device` that reads KVs as `layout` stores them; None: plain vectors.
+    "auto" selects the first of `BACKENDS` that has no refusal; without `layout` KVs are plain vectors.
 
     Raises:
-        ConfigError: the backend does not run on that device, is not part of this installation, or does not read such
-            KVs.
+        ConfigError: the backend refuses; says why.
     """
-    on_cpu = torch.device(device).type == "cpu"
-    if name == "native" or (name == "auto" and on_cpu):
-        return _open_native(layout, required=name == "native", on_cpu=on_cpu)
-    if name == "triton" or (name == "auto" and torch.device(device).type == "cuda"):
-        return _open_triton(device, layout, required=name == "triton")
-    return ReferenceBackend()
+    found = backend_name(name, device, layout)
+    return BACKENDS[found].open(torch.device(device))
 
 
-def _open_native(layout: CacheLayout | None, *, required: bool, on_cpu: bool) -> AttentionBackend:
-    """Create the native backend, or the reference if it is unavailable and not `required`."""
-    if not on_cpu:
-        raise ConfigError(
-            "attention_backend native computes on the CPU: set device to cpu, or leave the backend to auto"
-        )
-    kernels = native_kernels()
-    if kernels is None:
-        if required:
-            raise ConfigError(
-                "attention_backend native is not in this installation: it was built without a compiler"
-            )
-        return ReferenceBackend()
-    from winnow.attention.native import NativeBackend, reads
+def backend_name(name: str, device: torch.device | str = "cpu", layout: CacheLayout | None = None) -> str:
+    """The name of the backend that `open_backend` creates."""
+    where = torch.device(device)
+    if name != "auto":
+        why = BACKENDS[name].refusal(where, layout)
+        if why is not None:
+            raise ConfigError(f"attention_backend {name} {why}")
+        return name
+    for each, kind in BACKENDS.items():
+        if kind.device in (None, where.type):
+            why = kind.refusal(where, layout)
+            if why is None:
+                return each
+            if kind.device == "cuda" and find_spec("triton") is None:
+                warnings.warn(f"attention runs in plain torch, many times slower: {each} {why}", stacklevel=3)
+    raise AssertionError("the reference refuses nothing")
 
-    read = layout is None or reads(layout.codec)
-    return NativeBackend(kernels) if _reads(read, layout, "native", required) else ReferenceBackend()
+
+def _native_refusal(device: torch.device, layout: CacheLayout | None) -> str | None:
+    if device.type != "cpu":
+        return "computes on the CPU: set device to cpu, or leave the backend to auto"
+    if native_kernels() is None:
+        return "is not in this installation: it was built without a compiler"
+    from winnow.attention.native import reads
+
+    if layout is not None and any(group.key_size != group.value_size for group in layout.groups):
+        return "reads keys and values of one size: leave the backend to auto, or take reference"
+    return None if layout is None else _unread(layout, reads(*layout.codecs))
 
 
-def _open_triton(
-    device: torch.device | str, layout: CacheLayout | None, *, required: bool
-) -> AttentionBackend:
-    """Create the Triton backend, or the reference if it is unavailable and not `required`."""
+def _triton_refusal(device: torch.device, layout: CacheLayout | None) -> str | None:
     if find_spec("triton") is None:
-        missing = f"the package triton is not installed: {install_hint('triton')}"
-        if required:
-            raise ConfigError(f"attention_backend triton cannot be used, {missing}")
-        warnings.warn(f"attention runs in plain torch, many times slower: {missing}", stacklevel=3)
-        return ReferenceBackend()
-    from winnow.attention.triton import TritonBackend
+        return f"cannot be used, the package triton is not installed: {install_hint('triton')}"
+    from winnow.attention.triton.launch import device_refusal
     from winnow.attention.triton.side_format import reads
 
-    read = layout is None or (reads(layout.codec) and not layout.wide.any)
-    return TritonBackend(device) if _reads(read, layout, "triton", required) else ReferenceBackend()
+    why = device_refusal(device)
+    if why is not None or layout is None:
+        return why
+    near = [group.kind(layout.block_size) for group in layout.groups if group.tier is None]
+    if len(set(near)) > 1 or len(set(layout.heads)) > 1:
+        return "reads layers with the same heads alone: leave the backend to auto, or take reference"
+    return _unread(layout, reads(*layout.codecs) and not layout.wide.any)
 
 
-def _reads(reads: bool, layout: CacheLayout | None, backend: str, required: bool) -> bool:
-    """Whether a backend `reads` KVs as a cache stores them.
+def _unread(layout: CacheLayout, reads: bool) -> str | None:
+    wide = f" and kept wide in part (kv_wide={layout.wide})" * layout.wide.any
+    refused = (
+        f"does not read KVs stored as {layout.codec_names} (kv_cache_dtype){wide}: leave the backend to auto, or take "
+        "reference"
+    )
+    return None if reads else refused
 
-    Raises:
-        ConfigError: it does not, and is `required`.
-    """
-    if required and not reads:
-        assert layout is not None, "every backend reads plain vectors"
-        wide = f" and kept wide in part (kv_wide={layout.wide})" * layout.wide.any
-        raise ConfigError(
-            f"attention_backend {backend} does not read KVs stored as {layout.codec.name} (kv_cache_dtype){wide}: "
-            "leave the backend to auto, or take reference"
-        )
-    return reads
+
+def _open_native(device: torch.device) -> AttentionBackend:
+    from winnow.attention.native import NativeBackend
+
+    kernels = native_kernels()
+    assert kernels is not None, "it would have refused"
+    return NativeBackend(kernels)
+
+
+def _open_triton(device: torch.device) -> AttentionBackend:
+    from winnow.attention.triton import TritonBackend
+
+    return TritonBackend()
+
+
+BACKENDS = {
+    "native": BackendKind("cpu", _native_refusal, _open_native),
+    "triton": BackendKind("cuda", _triton_refusal, _open_triton),
+    "reference": BackendKind(None, lambda device, layout: None, lambda device: ReferenceBackend()),
+}
+"""The fastest first."""

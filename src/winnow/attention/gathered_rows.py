@@ -16,6 +16,7 @@ from winnow.attention.observer import AttentionObserver
 from winnow.attention.observer_reference import Observation
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
+from winnow.cache.kind_pool import KindPool
 from winnow.cache.layout import ceil_div
 
 TEMPORARY = 2**24
@@ -23,7 +24,7 @@ TEMPORARY = 2**24
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class SequenceGroup:
     """G sequences computed together, n queries each, rows padded to `longest` KVs."""
 
     index: list[int]
@@ -40,7 +41,7 @@ class RowGroup:
         return x[self.tokens].unflatten(0, (len(self.index), -1))
 
 
-def row_groups(spans: Spans, row_elements: int) -> Iterator[RowGroup]:
+def sequence_groups(spans: Spans, row_elements: int) -> Iterator[SequenceGroup]:
     """Split the batch into padded groups.
 
     Decoding sequences are sorted by length, so that padding stays below half of a group, and split where the gathered
@@ -60,18 +61,19 @@ def row_groups(spans: Spans, row_elements: int) -> Iterator[RowGroup]:
             end = min(len(alike), start + most, start + int(short[0]) if len(short) else len(alike))
             index = alike[start:end].tolist()
             # Decoding sequences lead the batch, so the index of the only token is that of its sequence.
-            yield RowGroup(index, torch.tensor(index, device=spans.device), longest, *kind)
+            yield SequenceGroup(index, torch.tensor(index, device=spans.device), longest, *kind)
             start = end
     for i in range(decodes, len(spans.counts)):
         first, count = int(spans.starts[i]), int(spans.counts[i])
         tokens = slice(first, first + count)
-        yield RowGroup([i], tokens, int(spans.lengths[i]), spans.observe[i], int(first_selecting[i]))
+        yield SequenceGroup([i], tokens, int(spans.lengths[i]), spans.observe[i], int(first_selecting[i]))
 
 
 @dataclass(frozen=True)
 class GatheredRows:
     """The rows of one layer for G sequences, padded to N slots, without their values."""
 
+    pool: KindPool
     k: Tensor  # float32 [G, H, N, d]
     block: Tensor  # int64 [G, H, N / block size]
     position: Tensor  # int32 [G, H, N]
@@ -82,28 +84,30 @@ class GatheredRows:
 
     @classmethod
     def gather(
-        cls, cache: PagedCache, spans: Spans, group: RowGroup, layer: int, with_keys: bool = True
+        cls, cache: PagedCache, spans: Spans, group: SequenceGroup, layer: int, with_keys: bool = True
     ) -> "GatheredRows":
         """Gather a group's rows; without keys `k` is empty."""
-        pool, tables = cache.pool, cache.tables
+        pool, tables = cache.pool.of_layer(layer), cache.tables
+        numbers, heads = pool.numbers, cache.pool.layout.heads[layer]
         slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)
-        blocks = tables.lookup(slots, layer, ceil_div(group.longest, pool.layout.block_size)).long()
-        slot = pool.slots_of(blocks)
-        length = tables.lengths[slots, layer]  # [G, H]
+        blocks = tables.lookup(slots, layer, ceil_div(group.longest, pool.kind.size))[:, :heads].long()
+        slot = numbers.slots_of(blocks)
+        length = tables.lengths[slots, layer, :heads]  # [G, H]
         return cls(
+            pool=pool,
             k=pool.keys_of(blocks) if with_keys else torch.empty(0, device=spans.device),
             block=blocks,
-            position=pool.positions_of(blocks),
+            position=numbers.positions_of(blocks),
             valid=torch.arange(slot.shape[2], device=spans.device) < length[..., None],
             slot=slot,
             device_slots=slots,
             observe_from=torch.from_numpy(spans.observe_from[group.index]).to(spans.device),
         )
 
-    def values(self, cache: PagedCache) -> Tensor:
+    def values(self) -> Tensor:
         """All values, float32 [G, H, N, d]."""
         # Padding is uninitialised memory, and 0 x NaN is NaN: clear values past the length.
-        return cache.pool.values_of(self.block).masked_fill_(~self.valid[..., None], 0.0)
+        return self.pool.values_of(self.block).masked_fill_(~self.valid[..., None], 0.0)
 
 
 class Weights(NamedTuple):
@@ -171,7 +175,7 @@ class AttendBlock(Protocol):
 def attend_group(
     cache: PagedCache,
     spans: Spans,
-    group: RowGroup,
+    group: SequenceGroup,
     rows: GatheredRows,
     q: Tensor,
     attend: AttendBlock,

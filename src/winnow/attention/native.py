@@ -14,9 +14,11 @@ from winnow.attention.torch_backend import summarise_keys
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
-from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
+from winnow.cache.kind_pool import KindPool
+from winnow.cache.layout import PAGE_ENTRIES
 from winnow.cache.wide import WideWindow
 from winnow.errors import ConfigError
+from winnow.value_tier import ValueTier
 
 
 class NativeBackend(AttentionBackend):
@@ -29,13 +31,16 @@ class NativeBackend(AttentionBackend):
     def __init__(self, kernels: native.Kernels) -> None:
         self._kernels = kernels
         self._work = native.Workspace()
-        self._pools: dict[int, tuple[KVPool, native.Pool]] = {}
-        self._caches: dict[int, tuple[PagedCache, KVPool, native.Cache]] = {}
+        self._pools: dict[int, tuple[KindPool, native.Pool]] = {}
+        self._caches: dict[tuple[int, int], tuple[PagedCache, native.Cache]] = {}
         self._batch: tuple[Spans, native.Batch] | None = None
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        layout = cache.pool.layout
-        shape = (len(spans.position), layout.num_kv_heads, layout.head_dim)
+        shape = (
+            len(spans.position),
+            cache.pool.layout.heads[layer],
+            cache.pool.of_layer(layer).kind.key_size,
+        )
         assert k.shape == v.shape == shape, f"k and v must be {shape}, got {tuple(k.shape)}, {tuple(v.shape)}"
         assert k.dtype == v.dtype, f"k and v must be of one dtype, got {k.dtype} and {v.dtype}"
         k, v = _dense(k), _dense(v)
@@ -55,17 +60,16 @@ class NativeBackend(AttentionBackend):
         summarise_keys(cache, spans, layer, k)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        layout = cache.pool.layout
-        assert (
-            q.shape[::2] == (len(spans.position), layout.head_dim) and q.shape[1] % layout.num_kv_heads == 0
-        ), (
-            f"q must be [{len(spans.position)}, n x {layout.num_kv_heads}, {layout.head_dim}], got {tuple(q.shape)}"
+        pool, heads = cache.pool.of_layer(layer), cache.pool.layout.heads[layer]
+        shape = len(spans.position), pool.kind.key_size
+        assert q.shape[::2] == shape and q.shape[1] % heads == 0, (
+            f"q must be [{shape[0]}, n x {heads}, {shape[1]}], got {tuple(q.shape)}"
         )
         queries = _dense(q)
         out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
-        if layout.is_far(layer):
-            if _selects_pages(layout):
+        if pool.tier is not None:
+            if _selects_pages(pool.tier.tier):
                 return attend_split(cache, spans, layer, q, spec)
             read = self._kernels.attend_selected(
                 self._work,
@@ -79,11 +83,10 @@ class NativeBackend(AttentionBackend):
                 out=out.data_ptr(),
                 num_query_heads=q.shape[1],
                 spec=native_spec.native,
-                selection=_native_selection(layout, spans),
+                selection=_native_selection(pool.tier.tier, spans),
                 threads=torch.get_num_threads(),
             )
-            assert cache.pool.values_apart is not None, "values lie on a tier"
-            count_reads(read, cache.pool.values_apart)
+            count_reads(read, pool.tier)
             return out
         self._kernels.attend(
             self._work,
@@ -144,50 +147,48 @@ class NativeBackend(AttentionBackend):
 
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep | None:
         """The step for layers that attend within their own native call."""
-        layout, tier = cache.pool.layout, cache.pool.layout.value_tier
-        if _selects_pages(layout):
-            return None
-        batch = self._native_batch(spans)
-        if tier is None:
+        batch, kinds = self._native_batch(spans), cache.pool.kinds
+        if len(kinds) == 1 and kinds[0].tier is None and len(set(cache.pool.layout.heads)) == 1:
             return NativeStep(self._native_cache(cache, 0), batch, self._work)
-        near, far = cache.pool.views
+        tier = cache.pool.layout.value_tier
+        if tier is None or _selects_pages(tier) or len(kinds) > 2:
+            return None
+        near, far = kinds[0], kinds[-1]  # without near layers, which are none
+        heads = cache.pool.layout.num_kv_heads
         return NativeStep(
-            self._native_view(cache, near),
+            self._native_view(cache, near, heads),
             batch,
             self._work,
-            native.FarLayers(cache=self._native_view(cache, far), first=tier.layers),
-            _native_selection(layout, spans),
-            cache.pool.values_apart,
+            native.FarLayers(cache=self._native_view(cache, far, heads), first=tier.layers),
+            _native_selection(tier, spans),
+            far.tier,
         )
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
-        if len(pool.views) > 1:
-            block = source // pool.layout.block_size
-            for view in pool.views:
-                mask = view.covers(block)
-                self.compact(view, source[mask], target[mask])
-            return
         source, target = source.contiguous(), target.contiguous()
-        self._kernels.compact(
-            self._native_pool(pool),
-            source.data_ptr(),
-            target.data_ptr(),
-            len(source),
-            torch.get_num_threads(),
-        )
+        for kind, mask in pool.split(source // pool.layout.block_size):
+            here, to = source[mask], target[mask]
+            self._kernels.compact(
+                self._native_pool(kind), here.data_ptr(), to.data_ptr(), len(here), torch.get_num_threads()
+            )
 
     def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
-        if len(pool.views) > 1:
-            for view in pool.views:
-                # A row of no KVs is of either kind, as nothing of it moves.
-                mask = view.covers(rows.block[..., 0])
-                self.keep_best(view, rows.where(mask), kept[mask], most_evicted)
-            return
+        assert rows.score.shape[-1] == rows.block.shape[-1] * pool.layout.block_size, (
+            "rows are padded to whole blocks"
+        )
+        for kind in pool.kinds:
+            if len(pool.kinds) == 1:
+                self._keep_best(kind, rows, kept)
+                continue
+            # A row of no KVs is of any kind, as nothing of it moves.
+            mask = kind.covers(rows.block[..., 0])
+            self._keep_best(kind, rows.where(mask), kept[mask])
+
+    def _keep_best(self, kind: KindPool, rows: RankedRows, kept: Tensor) -> None:
         score, must_stay = rows.score.contiguous(), rows.must_stay.contiguous()
         block, length, kept = rows.block.contiguous(), rows.length.contiguous(), kept.int().contiguous()
-        assert score.shape[-1] == block.shape[-1] * pool.layout.block_size, "rows are padded to whole blocks"
         self._kernels.keep_best(
-            self._native_pool(pool),
+            self._native_pool(kind),
             block.data_ptr(),
             length.data_ptr(),
             kept.data_ptr(),
@@ -198,7 +199,7 @@ class NativeBackend(AttentionBackend):
             torch.get_num_threads(),
         )
 
-    def _native_pool(self, pool: KVPool) -> native.Pool:
+    def _native_pool(self, pool: KindPool) -> native.Pool:
         known = self._pools.get(pool.first)
         if known is None or known[0] is not pool:
             known = self._pools[pool.first] = pool, native_pool(pool)
@@ -206,27 +207,28 @@ class NativeBackend(AttentionBackend):
 
     def _native_cache(self, cache: PagedCache, layer: int) -> native.Cache:
         """The cache as the rows of a layer see it."""
-        return self._native_view(cache, cache.pool.of_layer(layer))
+        return self._native_view(cache, cache.pool.of_layer(layer), cache.pool.layout.heads[layer])
 
-    def _native_view(self, cache: PagedCache, pool: KVPool) -> native.Cache:
-        """The cache with one of the pool's views."""
-        known = self._caches.get(pool.first)
-        if known is None or known[0] is not cache or known[1] is not pool:
+    def _native_view(self, cache: PagedCache, pool: KindPool, heads: int) -> native.Cache:
+        """The cache with the blocks of one kind, in layers of a number of heads."""
+        known = self._caches.get((pool.first, heads))
+        if known is None or known[0] is not cache:
             layout, tables = cache.pool.layout, cache.tables
-            _check_reads(cache.pool.layout.codec)
+            _check_reads(pool.kind.codec)
             view = native.Cache(
                 self._native_pool(pool),
                 pages=tables.pages.data_ptr(),
                 page_table=tables.page_table.data_ptr(),
                 lengths=cache.tables.lengths.data_ptr(),
                 num_layers=layout.num_layers,
-                num_heads=layout.num_kv_heads,
+                num_heads=heads,
+                table_heads=layout.num_kv_heads,
                 page_entries=PAGE_ENTRIES,
                 pages_per_seq=tables.page_table.shape[1],
                 windows=[_native_window(window) for window in cache.windows],
             )
-            known = self._caches[pool.first] = cache, pool, view
-        return known[2]
+            known = self._caches[pool.first, heads] = cache, view
+        return known[1]
 
     def _native_batch(self, spans: Spans) -> native.Batch:
         if self._batch is None or self._batch[0] is not spans:
@@ -261,35 +263,36 @@ class NativeBackend(AttentionBackend):
         )
 
 
-def reads(codec: KVCodec) -> bool:
-    """Whether the kernels read KVs that the codec stores."""
-    return isinstance(codec, PairCodec) and all(
-        form.name in native.FORMATS or form.name == "int4-outlier" for form in (codec.key, codec.value)
+def reads(*codecs: KVCodec) -> bool:
+    """Whether the kernels read KVs that the codecs store."""
+    return all(
+        isinstance(codec, PairCodec)
+        and all(
+            form.name in native.FORMATS or form.name == "int4-outlier" for form in (codec.key, codec.value)
+        )
+        for codec in codecs
     )
 
 
-def _selects_pages(layout: CacheLayout) -> bool:
+def _selects_pages(tier: ValueTier) -> bool:
     """Whether values are chosen by summaries of keys, which is computed in plain torch."""
-    return layout.value_tier is not None and layout.value_tier.select != "weights"
+    return tier.select != "weights"
 
 
-def _native_selection(layout: CacheLayout, spans: Spans) -> native.Selection:
+def _native_selection(tier: ValueTier, spans: Spans) -> native.Selection:
     """Which queries select values, and how many, where these lie on a tier."""
-    tier = layout.value_tier
-    assert tier is not None, "values lie on a tier"
     return native.Selection(
         most=tier.top_n, renormalize=tier.renormalize, select_from=spans.select_from.tolist()
     )
 
 
-def native_pool(pool: KVPool) -> native.Pool:
+def native_pool(pool: KindPool) -> native.Pool:
     """The pool as the kernels see it; it points at its tensors.
 
     Where the kernels do not read its codec they still move its KVs, which takes the fields alone.
     """
-    assert len(pool.views) == 1, "where values lie apart, kernels see the pool as a layer does"
-    layout = pool.layout
-    codec = layout.codec
+    kind, numbers = pool.kind, pool.numbers
+    codec = kind.codec
     plain = isinstance(codec, PlainCodec)
     keys = values = None
     if isinstance(codec, PairCodec) and not plain:
@@ -299,26 +302,26 @@ def native_pool(pool: KVPool) -> native.Pool:
         fields=[_native_field(x, pool.first) for x in pool.fields.values()],
         k=_address(pool.k, pool.first) if plain else 0,
         v=_address(pool.v, pool.first) if plain else 0,
-        position=pool.position.data_ptr(),
-        accumulators=pool.accumulators.data_ptr(),
-        num_slots=pool.num_blocks * layout.block_size,
-        num_accumulators=layout.num_accumulators,
-        block_size=layout.block_size,
+        position=numbers.position.data_ptr(),
+        accumulators=numbers.accumulators.data_ptr(),
+        num_slots=numbers.position.numel(),
+        num_accumulators=len(numbers.accumulators),
+        block_size=kind.size,
         block_stride=pool.k.stride(0) if plain else 0,
-        head_dim=layout.head_dim,
+        head_dim=kind.key_size,
         dtype=native.native_dtype(pool.k.dtype) if plain else native.DType.f32,
         keys=keys,
         values=values,
     )
 
 
-def key_rows(pool: KVPool, slot: Tensor, length: Tensor) -> native.KeyRows:
+def key_rows(pool: KindPool, slot: Tensor, length: Tensor) -> native.KeyRows:
     """The keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
 
     Args:
         slot: int64 [..., N], dense, the slots of each row; length: int32 [...], dense, how many of them count.
     """
-    _check_reads(pool.layout.codec)
+    _check_reads(pool.kind.codec)
     return native.KeyRows(
         pool=native_pool(pool),
         slot=slot.data_ptr(),
@@ -368,11 +371,11 @@ def _native_window(window: WideWindow) -> native.WideWindow:
     )
 
 
-def _coded_vectors(pool: KVPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:
+def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:
     """How the kernels read one side of the KVs; `side` is "k" or "v"."""
     nowhere = native.Field(0, 0, 0)
     found = {suffix: _native_field(pool.fields[f"{side}{suffix}"], pool.first) for suffix in form.suffixes}
-    head_dim = pool.layout.head_dim
+    head_dim = pool.kind.key_size if side == "k" else pool.kind.value_size
     scale, outlier = pool.fields.get(f"{side}_scale"), pool.fields.get(f"{side}_outlier")
     return native.CodedVectors(
         format=native.FORMATS[form.name.removesuffix("-outlier")],

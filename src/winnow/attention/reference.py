@@ -10,7 +10,7 @@ from winnow.attention.gathered_rows import (
     BlockOutput,
     GatheredRows,
     attend_group,
-    row_groups,
+    sequence_groups,
     softmax_over,
     weighted_sum,
 )
@@ -28,7 +28,7 @@ class ReferenceBackend(TorchBackend):
         blocks = write_rows(cache, spans, layer, k, v)
         window = cache.window(layer)
         if window is not None:
-            if not cache.pool.layout.codec.movable:
+            if not cache.pool.of_layer(layer).kind.codec.movable:
                 _encode_full_blocks(cache, spans, layer, blocks, k)
             wide = ~spans.token_temporary
             parts = (spans.token_slots, k, v, spans.position, spans.tokens_after)
@@ -36,14 +36,14 @@ class ReferenceBackend(TorchBackend):
             window.write(slots, layer, k, v, position, after)
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        layout = cache.pool.layout
-        if layout.is_far(layer):
+        pool = cache.pool.of_layer(layer)
+        if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
-        out = torch.empty_like(q)
+        out = q.new_empty((*q.shape[:2], pool.kind.value_size))
         window = cache.window(layer)
-        for group in row_groups(spans, layout.num_kv_heads * layout.head_dim):
+        for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
             rows = GatheredRows.gather(cache, spans, group, layer)
-            v = rows.values(cache)
+            v = rows.values()
             if window is not None:
                 window.widen(rows.device_slots, layer, rows.position, rows.k, v)
                 v.masked_fill_(~rows.valid[..., None], 0.0)
@@ -77,4 +77,4 @@ def _encode_full_blocks(cache: PagedCache, spans: Spans, layer: int, blocks: Ten
             earlier = window.keys(slot, layer, first * size, start)
             keys = torch.cat([earlier, k[tokens].transpose(0, 1).to(earlier.dtype)], dim=1)
             whole = keys[:, : (last - first) * size].unflatten(1, (-1, size))
-            cache.pool.set_block_keys(blocks[i, :, first:last], whole)
+            cache.pool.of_layer(layer).set_block_keys(blocks[i, :, first:last], whole)

@@ -27,7 +27,7 @@ def replay_rows(
     """Compute `AttentionBackend.replay`. No more than a part of the attention matrix is held at once."""
     at_all = range(first, first + every * len(q), every)
     slots, position = judged_slots(cache, layer, slot, judged, at_all[-1] + 1)
-    keys = cache.pool.keys(slots)  # [H, J, d]
+    keys = cache.pool.of_layer(layer).keys(slots)  # [H, J, d]
     heads = len(keys)
     queries = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
     sinks = None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)
@@ -61,8 +61,8 @@ def judged_slots(
     position = torch.cat([torch.arange(*part) for part in parts]).to(device)
     blocks = cache.tables.lookup(
         torch.tensor([slot], device=device), layer, ceil_div(end, cache.pool.layout.block_size)
-    )[0]
-    return cache.pool.slots_of(blocks.long())[:, position], position
+    )[0, : cache.pool.layout.heads[layer]]
+    return cache.pool.numbers.slots_of(blocks.long())[:, position], position
 
 
 def _log_probabilities(

@@ -16,10 +16,10 @@ from winnow.attention.gathered_rows import (
     TEMPORARY,
     BlockOutput,
     GatheredRows,
-    RowGroup,
+    SequenceGroup,
     attend_group,
-    row_groups,
     see,
+    sequence_groups,
     softmax_over,
     weighted_sum,
 )
@@ -31,7 +31,7 @@ from winnow.cache import PagedCache
 from winnow.cache.key_summaries import KeySummaries
 from winnow.cache.layout import ceil_div
 from winnow.cache.tier_traffic import TierTraffic
-from winnow.value_tier import ValueTier
+from winnow.cache.value_store import ValueStore
 
 
 def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
@@ -40,13 +40,13 @@ def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: A
     Accumulators see all weights, whichever values were read; where keys lie there too, only those of prompts.
     `Term.VALUE_AWARE` reads all values.
     """
-    layout = cache.pool.layout
-    assert layout.value_tier is not None and layout.is_far(layer), "its values lie on a tier"
-    out, keys_apart = torch.empty_like(q), cache.pool.summaries is not None
-    for group in row_groups(spans, layout.num_kv_heads * layout.head_dim):
+    pool = cache.pool.of_layer(layer)
+    assert pool.tier is not None, "its values lie on a tier"
+    out, keys_apart, most = torch.empty_like(q), pool.summaries is not None, pool.tier.tier.top_n
+    for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
         rows = GatheredRows.gather(cache, spans, group, layer, with_keys=not keys_apart)
-        tier = _TierRows(cache, rows, group, layout.value_tier, spec)
-        chosen = len(group.index) * q.shape[1] * min(layout.value_tier.top_n, group.longest) * layout.head_dim
+        tier = _TierRows(rows, group, pool.tier, spec)
+        chosen = len(group.index) * q.shape[1] * min(most, group.longest) * pool.kind.value_size
         attend_group(
             cache,
             spans,
@@ -65,13 +65,13 @@ class _TierRows:
     """Gathered rows whose values, or KVs, are read as queries ask for them."""
 
     def __init__(
-        self, cache: PagedCache, rows: GatheredRows, group: RowGroup, tier: ValueTier, spec: AttentionSpec
+        self, rows: GatheredRows, group: SequenceGroup, store: ValueStore, spec: AttentionSpec
     ) -> None:
-        self._cache, self._rows, self._group, self._tier, self._spec = cache, rows, group, tier, spec
+        self._rows, self._group, self._store, self._tier, self._spec = rows, group, store, store.tier, spec
         observe = group.observe
         self._observed = observe is not None and Term.VALUE_AWARE in observe.terms
-        self._size = cache.pool.layout.block_size
-        self._pages = ceil_div(tier.top_n, self._size)
+        self._size = rows.pool.kind.size
+        self._pages = ceil_div(store.tier.top_n, self._size)
         self._all: Tensor | None = None
 
     def attend(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
@@ -90,20 +90,20 @@ class _TierRows:
 
     def attend_pages_apart(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
         """See `AttendBlock`; the device has summaries of keys alone."""
-        pool, rows = self._cache.pool, self._rows
+        rows, summaries = self._rows, self._rows.pool.summaries
         if first < self._group.select_from:
             weights = softmax_over(q, position, self._with_keys(), self._spec)
             return BlockOutput(weighted_sum(weights.p, self._read_all()), weights, self._all)
-        assert pool.summaries is not None, "keys lie apart"
-        self._refresh(pool.summaries)
-        far, count = self._far_blocks(), rows.valid.unflatten(-1, (-1, self._size)).sum(dim=-1)
-        low, high, means = pool.summaries.low[far], pool.summaries.high[far], pool.summaries.means
+        assert summaries is not None, "keys lie apart"
+        self._refresh(summaries)
+        here, count = rows.pool.local(rows.block), rows.valid.unflatten(-1, (-1, self._size)).sum(dim=-1)
+        low, high, means = summaries.low[here], summaries.high[here], summaries.means
         bounds = summary_bounds(self._grouped(q), low, high, count, means=means)
         visible, _ = see(position, rows, self._spec)
         chosen = choose_pages(bounds, visible, self._size, self._pages)  # [G, H, g, n, N]
         start = time.perf_counter()
         part, of_part = self._gather_pages(chosen)
-        values, read = part.values(self._cache), int(part.valid.sum())
+        values, read = part.values(), int(part.valid.sum())
         asked, selected = chosen[..., 0].numel(), int(chosen.sum())
         traffic = TierTraffic(head_queries=asked, rows_selected=selected, rows_read=read, keys_read=read)
         self._count(traffic, start)
@@ -113,7 +113,7 @@ class _TierRows:
     def _with_keys(self) -> GatheredRows:
         if not len(self._rows.k):
             start, rows = time.perf_counter(), self._rows
-            self._rows = replace(rows, k=self._cache.pool.keys_of(rows.block))
+            self._rows = replace(rows, k=self._rows.pool.keys_of(rows.block))
             self._count(TierTraffic(keys_read=int(rows.valid.sum())), start)
         return self._rows
 
@@ -131,7 +131,7 @@ class _TierRows:
         block = rows.block.gather(-1, page)
         part = replace(
             rows,
-            k=self._cache.pool.keys_of(block),
+            k=self._rows.pool.keys_of(block),
             block=block,
             position=rows.position.gather(-1, kv),
             valid=valid,
@@ -142,17 +142,14 @@ class _TierRows:
 
     def _refresh(self, summaries: KeySummaries) -> None:
         """Summarise the keys anew of blocks where KVs were moved."""
-        valid, far = self._rows.valid.unflatten(-1, (-1, self._size)), self._far_blocks()
-        stale = summaries.stale[far] & valid.any(dim=-1)
+        valid = self._rows.valid.unflatten(-1, (-1, self._size))
+        here = self._rows.pool.local(self._rows.block)
+        stale = summaries.stale[here] & valid.any(dim=-1)
         if bool(stale.any()):
             start = time.perf_counter()
-            keys = self._cache.pool.keys_of(self._rows.block[stale][:, None])
-            summaries.make(far[stale], keys, valid[stale])
+            keys = self._rows.pool.keys_of(self._rows.block[stale][:, None])
+            summaries.make(here[stale], keys, valid[stale])
             self._count(TierTraffic(keys_read=int(valid[stale].sum())), start)
-
-    def _far_blocks(self) -> Tensor:
-        """The rows' blocks, counted from the first far one; past a row's length some far one."""
-        return (self._rows.block - self._cache.pool.first_far).clamp_min(0)
 
     def _grouped(self, q: Tensor) -> Tensor:
         """q, [G, n, Hq, d], scaled, as float32 [G, H, g, n, d]."""
@@ -162,7 +159,7 @@ class _TierRows:
     def _read_all(self) -> Tensor:
         if self._all is None:
             start = time.perf_counter()
-            self._all = self._rows.values(self._cache)
+            self._all = self._rows.values()
             self._count(TierTraffic(rows_prefilled=int(self._rows.valid.sum())), start)
         return self._all
 
@@ -176,7 +173,7 @@ class _TierRows:
         read = torch.zeros(self._rows.slot.numel(), dtype=torch.bool, device=p.device)
         read[place[chosen]] = True
         start = time.perf_counter()
-        values = self._cache.pool.values(self._rows.slot.flatten()[read])  # packed: [m, d]
+        values = self._rows.pool.values(self._rows.slot.flatten()[read])  # packed: [m, d]
         self._count(
             TierTraffic(
                 head_queries=p[..., 0].numel(), rows_selected=int(chosen.sum()), rows_read=len(values)
@@ -193,9 +190,8 @@ class _TierRows:
 
     def _count(self, traffic: TierTraffic, start: float) -> None:
         """Add what was read since `start`, of `time.perf_counter`."""
-        pool = self._cache.pool
-        assert pool.values_apart is not None, "values lie on a tier"
-        traffic.bytes_read = (traffic.rows_read + traffic.rows_prefilled) * pool.values_apart.slot_bytes
-        traffic.bytes_read += traffic.keys_read * pool.values_apart.key_bytes
+        store = self._store
+        traffic.bytes_read = (traffic.rows_read + traffic.rows_prefilled) * store.slot_bytes
+        traffic.bytes_read += traffic.keys_read * store.key_bytes
         traffic.seconds_waited = time.perf_counter() - start
-        pool.traffic.add(traffic)
+        store.traffic.add(traffic)

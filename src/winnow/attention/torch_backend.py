@@ -49,17 +49,17 @@ class TorchBackend(AttentionBackend):
 
 def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> Tensor:
     """`AttentionBackend.write`. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
-    pool = cache.pool
+    pool = cache.pool.of_layer(layer)
     blocks, block, offset = _places(cache, spans, layer)
     position = spans.position[:, None].expand_as(block)
-    pool.write(block * pool.layout.block_size + offset, k, v, position)
+    pool.write(block * pool.kind.size + offset, k, v, position)
     _summarise(cache, layer, block, offset, k)
     return blocks
 
 
 def summarise_keys(cache: PagedCache, spans: Spans, layer: int, k: Tensor) -> None:
     """Add the keys that were written, [T, H, d], to the summaries of their blocks, where keys lie on a tier."""
-    if cache.pool.summaries is not None and cache.pool.layout.is_far(layer):
+    if cache.pool.of_layer(layer).summaries is not None:
         _, block, offset = _places(cache, spans, layer)
         _summarise(cache, layer, block, offset, k)
 
@@ -76,17 +76,20 @@ def written_slots(cache: PagedCache, spans: Spans) -> Tensor:
 
 
 def _summarise(cache: PagedCache, layer: int, block: Tensor, offset: Tensor, k: Tensor) -> None:
-    pool = cache.pool
-    if pool.summaries is not None and pool.layout.is_far(layer):
-        pool.summaries.add(block.flatten() - pool.first_far, offset.flatten(), k.flatten(0, 1))
+    pool = cache.pool.of_layer(layer)
+    if pool.summaries is not None:
+        pool.summaries.add(pool.local(block.flatten()), offset.flatten(), k.flatten(0, 1))
 
 
 def _places(cache: PagedCache, spans: Spans, layer: int) -> tuple[Tensor, Tensor, Tensor]:
     """The blocks of the rows, int64 [B, H, blocks of the longest], and where the batch's KVs lie: block and offset,
     int64 [T, H]."""
-    tables, size = cache.tables, cache.pool.layout.block_size
+    tables, size, heads = cache.tables, cache.pool.layout.block_size, cache.pool.layout.heads[layer]
     # Count a token's slot from the end of its row: rows may differ in length, but all end with this batch.
-    index = tables.lengths[spans.token_slots, layer].long() - 1 - spans.tokens_after[:, None]  # [T, H]
-    blocks = tables.lookup(spans.device_slots, layer, ceil_div(int(spans.lengths.max()), size)).long()
+    index = (
+        tables.lengths[spans.token_slots, layer, :heads].long() - 1 - spans.tokens_after[:, None]
+    )  # [T, H]
+    most = ceil_div(int(spans.lengths.max()), size)
+    blocks = tables.lookup(spans.device_slots, layer, most)[:, :heads].long()
     head = torch.arange(index.shape[1], device=spans.device)
     return blocks, blocks[spans.token_sequence[:, None], head, index // size], index % size

@@ -90,7 +90,7 @@ class KernelCase:
     @property
     def kv_bytes(self) -> int:
         """Key and value of one KV, in bytes; neither position nor score."""
-        return _kv_bytes(self.cache.pool.layout.codec, self.config.head_dim)
+        return _kv_bytes(self.cache.pool.layout.codecs[0], self.config.head_dim)
 
     def spans(
         self, decodes: int, prefills: int, observe: AttentionObserver | None = None, window: int = 0
@@ -187,7 +187,9 @@ def torch_device(config: KernelConfig) -> torch.device:
 
 def kernel_layout(config: KernelConfig, codec: KVCodec, layers: int = 1) -> CacheLayout:
     """The layout of a cache that holds KVs so."""
-    return CacheLayout(layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1)
+    return CacheLayout.even(
+        layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1
+    )
 
 
 def _kv_bytes(codec: KVCodec, head_dim: int) -> int:

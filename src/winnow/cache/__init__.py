@@ -6,10 +6,12 @@ The ledger is host arithmetic; what it is imported from needs no torch.
 from typing import TYPE_CHECKING
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.cache_size import CacheSize
 from winnow.cache.codec import KVCodec, codec_of, make_codec
 from winnow.cache.host_ledger import HostTierError
-from winnow.cache.layout import CacheLayout, CacheSize
+from winnow.cache.layout import CacheLayout
 from winnow.cache.ledger import Ledger
+from winnow.cache.row_groups import BlockCount, BlockKind, RowGroup
 from winnow.cache.row_tables import Demand
 from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 from winnow.lazy import lazy_exports
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockAllocator",
     "BlockCopies",
+    "BlockCount",
+    "BlockKind",
     "BlockTables",
     "CacheLayout",
     "CacheSize",
@@ -35,6 +39,7 @@ __all__ = [
     "LocalCache",
     "OutOfBlocksError",
     "PagedCache",
+    "RowGroup",
     "RowsRestored",
     "RowsSaved",
     "codec_of",

@@ -1,12 +1,11 @@
 """Which blocks of the pool are free, and how many holders each of the others has: host arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from winnow.cache.layout import BlockCount, IntArray
-from winnow.errors import describe_error
+from winnow.cache.layout import IntArray
+from winnow.cache.row_groups import BlockCount
 
 
 class OutOfBlocksError(RuntimeError):
@@ -14,12 +13,17 @@ class OutOfBlocksError(RuntimeError):
 
 
 class _FreeStack:
-    """A stack of the free ones among the blocks first, ..., first + total - 1."""
+    """A stack of the free ones among the blocks first, ..., first + total - 1.
+
+    Attributes:
+        withheld: blocks, the first of all, that are not on the stack since memory for them is not granted yet.
+    """
 
     def __init__(self, first: int, total: int) -> None:
-        self.total = total
+        self.first, self.total = first, total
         self.ids = np.arange(first, first + total, dtype=np.int32)
         self.count = total
+        self.withheld = 0
 
     def pop(self, n: int) -> IntArray:
         # The tail is handed out first, in ascending runs: neighbours in the pool read faster.
@@ -32,66 +36,71 @@ class _FreeStack:
 
 
 class BlockAllocator:
-    """Stacks of free block ids, and a count of holders per block.
+    """Stacks of free block ids, one for each kind of blocks, and a count of holders per block.
 
     Taking or returning n blocks is one slice and one scatter, O(n): no loop over blocks, no scan of the pool. A block
     that only the prefix index holds counts as free, and is taken back from there when the stack does not suffice.
 
-    Where values of some layers lie on a tier, the last `num_far` blocks serve the rows of these layers, and the others
-    the rest; each kind can run short alone. Memory of far ones may have to be asked for first (`withhold`): what is
-    refused counts as used until it is granted.
+    Each kind can run short alone. Memory of one may have to be granted first (`withhold`, `supply`): until it is
+    refused it counts as free.
+
+    Args:
+        count: blocks of each kind; ids of the first kind come first.
 
     Attributes:
-        first_far: the first block whose values lie on a tier; `num_blocks` if none do.
         holders: int32 [num_blocks], how many table entries name each block, and the index.
         indexed: bool [num_blocks], whether the index is one of the holders.
         reclaim: called with a condition, frees blocks that only the index holds until it is true; set by the index.
-        refusal: why memory for values was refused the last time; None: it was not.
+        refusal: why memory for blocks was refused the last time; None: it was not.
     """
 
-    def __init__(self, num_blocks: int, num_far: int = 0) -> None:
-        self.num_blocks = num_blocks
-        self.first_far = num_blocks - num_far
-        self._near, self._far = _FreeStack(0, self.first_far), _FreeStack(self.first_far, num_far)
-        self.holders = np.zeros(num_blocks, dtype=np.int32)
-        self.indexed = np.zeros(num_blocks, dtype=np.bool_)
-        self._cached = BlockCount()
+    def __init__(self, count: Sequence[int]) -> None:
+        ends = np.cumsum(count)
+        self._stacks = [_FreeStack(int(end) - n, n) for n, end in zip(count, ends, strict=True)]
+        self._firsts = ends[:-1]  # of the second kind and those after it
+        self.num_blocks = int(ends[-1])
+        self.holders = np.zeros(self.num_blocks, dtype=np.int32)
+        self.indexed = np.zeros(self.num_blocks, dtype=np.bool_)
+        self._cached = BlockCount([0] * len(self._stacks))
         self._num_indexed = 0
         self.reclaim: Callable[[Callable[[], bool]], None] = lambda enough: None
         self.refusal: str | None = None
-        self._withheld = 0  # the first of the far ones
-        self._grant: Callable[[int, int], None] = lambda first, end: None
-        self._grant_size = 1
 
-    def withhold(self, grant: Callable[[int, int], None], size: int) -> None:
-        """Hand far blocks out only after memory for them was granted. Called before any is taken.
+    # -- memory that is granted later ----------------------------------------------------------------------------
 
-        Args:
-            grant: makes the values of blocks first <= block < end writable, counted from the first far one. Raises
-                MemoryError or OSError where there is no room.
-            size: blocks that it is asked for at a time.
-        """
-        assert self._far.count == self._far.total, "no far block is in use"
-        self._withheld, self._far.count = self._far.total, 0
-        self._grant, self._grant_size = grant, size
+    def withhold(self, kind: int) -> None:
+        """Hand out blocks of a kind only after `supply`. Called before any is taken."""
+        stack = self._stacks[kind]
+        assert stack.count == stack.total, "no block of the kind is in use"
+        stack.withheld, stack.count = stack.total, 0
 
-    def retry(self) -> None:
-        """Count memory that was refused as free, until it is asked for again."""
-        self.refusal = None
+    def wanted(self, kind: int, ahead: int) -> range:
+        """Withheld blocks to be granted so that `ahead` can be had, counted from the first of the kind."""
+        stack = self._stacks[kind]
+        lacking = min(max(ahead - stack.count - self._cached[kind], 0), stack.withheld)
+        return range(stack.withheld - lacking, stack.withheld)
+
+    def supply(self, kind: int, first: int) -> None:
+        """Memory of the withheld blocks from `first` on, counted from the first of the kind, was granted."""
+        stack = self._stacks[kind]
+        stack.push(np.arange(stack.first + first, stack.first + stack.withheld, dtype=np.int32))
+        stack.withheld = first
 
     # -- how many ------------------------------------------------------------------------------------------------
 
     @property
     def free(self) -> BlockCount:
         """Blocks that can be had."""
-        withheld = 0 if self.refusal else self._withheld
-        return BlockCount(self._near.count + self._cached.near, self._far.count + self._cached.far + withheld)
+        stacks = zip(self._stacks, self._cached, strict=True)
+        return BlockCount(
+            stack.count + cached + (0 if self.refusal else stack.withheld) for stack, cached in stacks
+        )
 
     @property
     def held(self) -> BlockCount:
         """Blocks that sequences hold."""
-        far = self._far.total - self._withheld - self._far.count - self._cached.far
-        return BlockCount(self._near.total - self._near.count - self._cached.near, far)
+        stacks = zip(self._stacks, self._cached, strict=True)
+        return BlockCount(stack.total - stack.withheld - stack.count - cached for stack, cached in stacks)
 
     @property
     def cached(self) -> BlockCount:
@@ -100,12 +109,11 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had by sequences whose layers take them in proportion: by the kind that is shortest."""
-        free = self.free
-        if not self._far.total:
-            return free.near
-        kinds = ((free.near, self._near.total), (free.far, self._far.total))
-        return min(count * self.num_blocks // total for count, total in kinds if total)
+        """Blocks that can be had by sequences whose layers take them in proportion: by the kind that is scarcest."""
+        if len(self._stacks) == 1:
+            return self._stacks[0].count + self._cached[0]
+        kinds = zip(self.free, self._stacks, strict=True)
+        return min(count * self.num_blocks // stack.total for count, stack in kinds if stack.total)
 
     @property
     def num_used(self) -> int:
@@ -118,51 +126,59 @@ class BlockAllocator:
 
     @property
     def nbytes(self) -> int:
-        stacks = self._near.ids.nbytes + self._far.ids.nbytes
+        stacks = sum(stack.ids.nbytes for stack in self._stacks)
         return stacks + self.holders.nbytes + self.indexed.nbytes
 
     def has(self, count: BlockCount) -> bool:
-        """Whether the asked number of each kind can be had; those withheld are asked for where needed."""
-        lacking = count.far - self._far.count - self._cached.far
-        if lacking > 0 and self._withheld:
-            self._ask_for(lacking)
-        free = self.free
-        return count.near <= free.near and count.far <= free.far
+        """Whether the asked number of each kind can be had."""
+        return count.fits(self.free)
 
     def count(self, blocks: IntArray) -> BlockCount:
         """How many of `blocks`, int32 [n], are of each kind."""
-        far = int((blocks >= self.first_far).sum()) if self._far.total else 0
-        return BlockCount(len(blocks) - far, far)
+        if len(self._stacks) == 1:
+            return BlockCount((len(blocks),))
+        return BlockCount(np.bincount(self.kind_of(blocks), minlength=len(self._stacks)).tolist())
+
+    def kind_of(self, blocks: IntArray) -> IntArray:
+        """The kind of each of `blocks`, int32 [n]: int64 [n]."""
+        return np.searchsorted(self._firsts, blocks, side="right")
 
     # -- taking and returning ------------------------------------------------------------------------------------
 
-    def allocate(self, n: int, far: NDArray[np.bool_] | None = None) -> IntArray:
+    def allocate(self, n: int, kinds: IntArray | None = None) -> IntArray:
         """Take n blocks, each with one holder. Returns their ids, int32 [n].
 
         Args:
-            far: bool [n], which of them are for rows whose values lie on a tier; None: none.
+            kinds: int64 [n], of which kind each is; None: all of the first.
 
         Raises:
             OutOfBlocksError: fewer than that are free; nothing is taken.
         """
-        num_far = 0 if far is None else int(far.sum())
-        wanted = BlockCount(n - num_far, num_far)
+        wanted = BlockCount((n,))
+        if kinds is not None:
+            wanted = BlockCount(np.bincount(kinds, minlength=len(self._stacks)).tolist())
         if not self.has(wanted):
-            kinds = f"{wanted.near} near and {wanted.far} far " if self._far.total else f"{n} "
-            raise OutOfBlocksError(f"{kinds}blocks asked for, {self.free} of {self.num_blocks} free")
-        if wanted.near > self._near.count or wanted.far > self._far.count:
-            self.reclaim(lambda: wanted.near <= self._near.count and wanted.far <= self._far.count)
-        if far is None:
-            blocks = self._near.pop(n)
+            raise OutOfBlocksError(
+                f"{' and '.join(map(str, wanted))} blocks asked for, {' and '.join(map(str, self.free))} free"
+            )
+
+        def enough() -> bool:
+            return wanted.fits(stack.count for stack in self._stacks)
+
+        if not enough():
+            self.reclaim(enough)
+        if kinds is None:
+            blocks = self._stacks[0].pop(n)
         else:
             blocks = np.empty(n, dtype=np.int32)
-            blocks[~far], blocks[far] = self._near.pop(wanted.near), self._far.pop(wanted.far)
+            for kind, stack in enumerate(self._stacks):
+                blocks[kinds == kind] = stack.pop(wanted[kind])
         self.holders[blocks] = 1
         return blocks
 
     def allocate_like(self, blocks: IntArray) -> IntArray:
         """Take as many blocks as `blocks`, int32 [n], each of the same kind; as `allocate`."""
-        return self.allocate(len(blocks), blocks >= self.first_far if self._far.total else None)
+        return self.allocate(len(blocks), self.kind_of(blocks) if len(self._stacks) > 1 else None)
 
     def share(self, blocks: IntArray) -> None:
         """Add one holder to each of `blocks`, int32 [n], distinct and in use."""
@@ -194,16 +210,16 @@ class BlockAllocator:
 
         `holders`, int64 [num_blocks]: how many table entries name each block.
         """
-        near, far = (stack.ids[: stack.count] for stack in (self._near, self._far))
-        free = np.concatenate([near, far])
+        stacks = [stack.ids[: stack.count] for stack in self._stacks]
+        free = np.concatenate(stacks)
         assert len(np.unique(free)) == len(free), "a block is free twice"
-        assert (near < self.first_far).all() and (far >= self.first_far).all(), (
-            "a block is free as another kind"
-        )
+        for kind, ids in enumerate(stacks):
+            assert (self.kind_of(ids) == kind).all(), "a block is free as another kind"
         assert (self.holders[free] == 0).all(), "a free block has a holder"
         held = holders + self.indexed
+        withheld = sum(stack.withheld for stack in self._stacks)
         assert np.array_equal(self.holders, held), "counts of holders differ from the tables"
-        assert len(free) + int((held > 0).sum()) + self._withheld == self.num_blocks, (
+        assert len(free) + int((held > 0).sum()) + withheld == self.num_blocks, (
             "a block is neither free nor held"
         )
         cached = np.flatnonzero(self.indexed & (holders == 0)).astype(np.int32)
@@ -211,29 +227,16 @@ class BlockAllocator:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _ask_for(self, count: int) -> None:
-        """Ask for memory of at least `count` far blocks that are withheld, as far as there are any."""
-        while count > 0 and self._withheld:
-            end, first = self._withheld, max(self._withheld - self._grant_size, 0)
-            try:
-                self._grant(first, end)
-            except (MemoryError, OSError) as error:
-                self.refusal = describe_error(error)
-                return
-            self.refusal = None
-            self._far.push(np.arange(self.first_far + first, self.first_far + end, dtype=np.int32))
-            self._withheld, count = first, count - (end - first)
-
     def _count_cached(self, blocks: IntArray, sign: int) -> None:
         """Those of `blocks` that only the index holds become cached, or (-1) are no longer."""
         if self._num_indexed:
-            near, far = self.count(blocks[self.indexed[blocks] & (self.holders[blocks] == 1)])
-            self._cached = BlockCount(self._cached.near + sign * near, self._cached.far + sign * far)
+            count = self.count(blocks[self.indexed[blocks] & (self.holders[blocks] == 1)])
+            self._cached = self._cached.plus(count) if sign > 0 else self._cached.minus(count)
 
     def _push(self, freed: IntArray) -> None:
-        if not self._far.total:
-            self._near.push(freed)
+        if len(self._stacks) == 1:
+            self._stacks[0].push(freed)
             return
-        far = freed >= self.first_far
-        self._near.push(freed[~far])
-        self._far.push(freed[far])
+        kinds = self.kind_of(freed)
+        for kind, stack in enumerate(self._stacks):
+            stack.push(freed[kinds == kind])

@@ -54,24 +54,24 @@ class HostLedger:
         self._layout = layout
         self._next_id = 0
 
-    def nbytes(self, num_blocks: int, state_bytes: int = 0) -> int:
-        """Bytes of a copy of `num_blocks` blocks, and of what else is kept of the sequence."""
-        return self._layout.host_bytes(num_blocks) + state_bytes
+    def nbytes(self, lengths: IntArray, state_bytes: int = 0) -> int:
+        """Bytes of a copy of rows of `lengths` KVs, [layers, heads], and of what else is kept of the sequence."""
+        return self._layout.host_bytes(self._layout.by_kind(self._layout.row_blocks(lengths))) + state_bytes
 
     def has_room_for(self, nbytes: int) -> bool:
         return self.used_bytes + nbytes <= self.limit
 
-    def put(self, lengths: IntArray, num_blocks: int, state_bytes: int = 0) -> int:
+    def put(self, lengths: IntArray, state_bytes: int = 0) -> int:
         """Enter a copy. Returns its id.
 
         Raises:
             OutOfHostMemoryError: there is no room; nothing has changed.
         """
-        nbytes = self.nbytes(num_blocks, state_bytes)
+        nbytes = self.nbytes(lengths, state_bytes)
         if not self.has_room_for(nbytes):
             raise OutOfHostMemoryError(f"{nbytes} bytes asked for, {self.used_bytes} of {self.limit} in use")
         host_id, self._next_id = self._next_id, self._next_id + 1
-        self.copies[host_id] = HostCopy(lengths, num_blocks, nbytes)
+        self.copies[host_id] = HostCopy(lengths, int(self._layout.row_blocks(lengths).sum()), nbytes)
         self.used_bytes += nbytes
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         return host_id
@@ -85,6 +85,3 @@ class HostLedger:
             "host bytes are miscounted"
         )
         assert self.used_bytes <= self.limit, "the host tier holds more than its limit"
-        for copy in self.copies.values():
-            blocks = int(self._layout.row_blocks(copy.lengths).sum())
-            assert blocks == copy.num_blocks, "a copy in host memory has other lengths than blocks"

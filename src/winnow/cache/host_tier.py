@@ -6,9 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from winnow.cache.layout import IntArray, round_up
+from winnow.cache.block_bytes import BlockPart
+from winnow.cache.codec import round_up
+from winnow.cache.layout import IntArray
 from winnow.cache.pool import KVPool
-from winnow.cache.segment import BlockPart
+from winnow.cache.row_groups import BlockCount
 from winnow.cache.update import CopyDiscarded, RowsRestored, RowsSaved
 
 # Device memory through which blocks pass on their way, at most: they are gathered there, and cross in one piece.
@@ -61,7 +63,7 @@ class HostTier:
         Raises:
             MemoryError, RuntimeError: memory lacks; nothing has changed.
         """
-        nbytes = self._pool.layout.host_bytes(len(blocks))
+        nbytes = self._nbytes(blocks)
         if self.nbytes + nbytes > self.limit:
             raise MemoryError(f"{nbytes} bytes asked for, {self.nbytes} of {self.limit} in use")
         self._copies[host_id] = self.read(blocks)
@@ -77,17 +79,13 @@ class HostTier:
         self.write(blocks, self._copies[host_id])
 
     def read(self, blocks: IntArray) -> Tensor:
-        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes` of n], in host memory of the caller's.
+        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`], in host memory of the caller's.
 
         Raises:
             MemoryError, RuntimeError: memory lacks.
         """
-        layout, end = self._pool.layout, 0
         pinned = self._pool.device.type == "cuda"
-        copy = torch.empty(layout.host_bytes(len(blocks)), dtype=torch.uint8, pin_memory=pinned)
-        for size in layout.part_bytes:  # what aligns a part is 0, so that equal blocks give equal bytes
-            end += round_up(len(blocks) * size, 8)
-            copy[max(end - 8, 0) : end] = 0
+        copy = torch.empty(self._nbytes(blocks), dtype=torch.uint8, pin_memory=pinned)
         for part, there, index in self._pieces(copy, blocks):
             part.read(index, there)
         return copy
@@ -125,16 +123,26 @@ class HostTier:
             self.load(_MEASURING, blocks)
             out, back = saved - start, clock() - saved
             self.discard(_MEASURING)
-        return layout.host_bytes(len(blocks)), out, back
+        return self._nbytes(blocks), out, back
+
+    def _nbytes(self, blocks: IntArray) -> int:
+        count = BlockCount(int(kind.covers(torch.from_numpy(blocks)).sum()) for kind in self._pool.kinds)
+        return self._pool.layout.host_bytes(count)
 
     def _pieces(self, copy: Tensor, blocks: IntArray) -> Iterator[tuple[BlockPart, Tensor, Tensor]]:
-        """Parts of the pool; where `copy` has some of its blocks, [m, n]; and which, int64 [m]."""
-        index = torch.from_numpy(blocks).to(self._pool.device, torch.int64)
-        start = 0
-        for part, size in zip(self._pool.parts, self._pool.layout.part_bytes, strict=True):
-            nbytes = len(blocks) * size
-            there = copy[start : start + nbytes].view(part.dtype).view(len(blocks), part.width)
-            start += round_up(nbytes, 8)
-            step = len(blocks) if part.device.type == "cpu" else _STAGING_BYTES // size
-            for first in range(0, len(blocks), max(step, 1)):
-                yield part, there[first : first + step], index[first : first + step]
+        """Parts of the pool; where `copy` has some of their blocks, [m, n]; and at which index, int64 [m].
+
+        What aligns a part in `copy` is set to 0, so that equal blocks give equal bytes.
+        """
+        start, layout = 0, self._pool.layout
+        everything = torch.from_numpy(blocks).to(self._pool.device, torch.int64)
+        for kind, mask in self._pool.split(everything):
+            index = kind.local(everything[mask])
+            for part, size in zip(kind.parts, kind.kind.part_bytes(layout.num_accumulators), strict=True):
+                end = start + len(index) * size
+                there = copy[start:end].view(part.dtype).view(len(index), part.width)
+                start = round_up(end, 8)
+                copy[end:start] = 0
+                step = len(index) if part.device.type == "cpu" else _STAGING_BYTES // size
+                for first in range(0, len(index), max(step, 1)):
+                    yield part, there[first : first + step], index[first : first + step]

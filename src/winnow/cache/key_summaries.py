@@ -7,21 +7,21 @@ from the keys before it is read.
 import torch
 from torch import Tensor
 
-from winnow.cache.layout import CacheLayout
+from winnow.cache.row_groups import BlockKind
 
 
 class KeySummaries:
-    """Summaries of the keys of far blocks, by block id less that of the first.
+    """Summaries of the keys of blocks on a tier, counted from the first of them.
 
     Attributes:
         low, high: float32 [num_blocks, d], of each channel; with means both are the sum, one tensor.
         stale: bool [num_blocks].
     """
 
-    def __init__(self, layout: CacheLayout, num_blocks: int, device: torch.device | str) -> None:
-        assert layout.value_tier is not None, "there is a tier"
-        self.means = layout.value_tier.select == "means"
-        self.low = torch.zeros(num_blocks, layout.head_dim, dtype=torch.float32, device=device)
+    def __init__(self, kind: BlockKind, num_blocks: int, device: torch.device | str) -> None:
+        assert kind.tier is not None, "there is a tier"
+        self.means = kind.tier.select == "means"
+        self.low = torch.zeros(num_blocks, kind.key_size, dtype=torch.float32, device=device)
         self.high = self.low if self.means else torch.zeros_like(self.low)
         self.stale = torch.ones(num_blocks, dtype=torch.bool, device=device)
 

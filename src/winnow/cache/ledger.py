@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.cache_size import CacheSize
 from winnow.cache.host_ledger import HostLedger
-from winnow.cache.layout import BlockCount, CacheLayout, CacheSize, IntArray, ceil_div
+from winnow.cache.layout import CacheLayout, IntArray, ceil_div
 from winnow.cache.prefix_index import PrefixIndex
 from winnow.cache.prefix_rows import PrefixRows
 from winnow.cache.row_tables import Demand, Growth, RowTables
@@ -36,15 +37,16 @@ class Ledger:
     def __init__(self, layout: CacheLayout, size: CacheSize, host_bytes: int = 0) -> None:
         self.layout = layout
         self.size = size
-        self.allocator = BlockAllocator(size.num_blocks, size.num_far_blocks)
+        self.allocator = BlockAllocator(size.by_kind)
         self._rows = RowTables(layout, size, self.allocator)
         self.lengths = self._rows.lengths
         self.pages = self._rows.pages
         self._shared = SharedBlocks(self._rows)
-        self.prefixes = PrefixIndex(layout, self.allocator, size.wide_prefix_bytes(layout))
+        self.prefixes = PrefixIndex(layout, self.allocator, size.prefix_state_bytes(layout))
         self.prefix_rows = PrefixRows(self._rows, self._shared, self.prefixes)
         self.host = HostLedger(layout, host_bytes)
         self._windows = SlidingWindows(layout)
+        self._is_even = bool(layout.has_row.all())
         self._free_slots = list(range(size.max_num_seqs))[::-1]
 
     # -- how much ------------------------------------------------------------------------------------------------
@@ -76,7 +78,7 @@ class Ledger:
     @property
     def tier_bytes(self) -> int:
         """Bytes of blocks in use that lie on a tier."""
-        return self.allocator.held.far * self.layout.tier_bytes
+        return self.layout.tier_bytes(self.allocator.held)
 
     @property
     def peak_blocks(self) -> int:
@@ -133,9 +135,10 @@ class Ledger:
     @property
     def filled_bytes(self) -> int:
         """Bytes of the device that slots take which hold KVs of sequences; those of shared blocks count once."""
-        filled, first = self._filled_slots(), self.allocator.first_far
-        count = BlockCount(int(filled[:first].sum()), int(filled[first:].sum()))
-        return self.layout.device_bytes(count) // self.layout.block_size
+        filled = self._filled_slots()
+        kinds = self.allocator.kind_of(np.arange(len(filled)))
+        count = np.bincount(kinds, weights=filled, minlength=len(self.layout.kinds)).astype(np.int64)
+        return self.layout.device_bytes(count.tolist()) // self.layout.block_size
 
     def num_filled_slots(self) -> int:
         """Slots of the pool that hold KVs of sequences; those of shared blocks count once."""
@@ -329,15 +332,15 @@ class Ledger:
         """
         assert not self._changes.restores(slot), "a sequence is saved after the update that restores it"
         blocks = self.blocks_of(slot)
-        host_id = self.host.put(self.lengths[slot].copy(), len(blocks), state_bytes)
+        host_id = self.host.put(self.lengths[slot].copy(), state_bytes)
         self._changes.copies.append(RowsSaved(slot, host_id, blocks))
         return host_id
 
     def demand_of(self, host_id: int, count: int) -> Demand:
         """What restoring a copy and then appending `count` KVs to each of its rows would take."""
-        want = self.layout.row_blocks(self.host.copies[host_id].lengths + count)
+        want = self.layout.row_blocks(self.host.copies[host_id].lengths + self.layout.even_rows(count))
         pages = self.layout.pages_for(int(want.max()) * self.layout.block_size)
-        return Demand(int(want.sum()), pages, int(want[self.layout.near_layers :].sum()))
+        return Demand(self.layout.by_kind(want), pages)
 
     def load(self, host_id: int, slot: int) -> None:
         """Give an open, empty sequence the rows of a copy in host memory, in blocks of its own. The copy stays.
@@ -374,10 +377,11 @@ class Ledger:
         assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
         num_blocks = self._rows.num_blocks_of(open_slots, self.lengths[open_slots])
         blocks = self._rows.blocks(open_slots.tolist(), np.zeros_like(num_blocks), num_blocks)
-        far = self.layout.far_rows(num_blocks)
-        assert far is None or np.array_equal(blocks >= self.allocator.first_far, far), (
-            "a row holds a block of the other kind"
+        kinds = self.layout.kinds_of(num_blocks)
+        assert kinds is None or np.array_equal(self.allocator.kind_of(blocks), kinds), (
+            "a row holds a block of another kind"
         )
+        assert not self.lengths[:, ~self.layout.has_row].any(), "a row that does not exist has a length"
         owners = np.repeat(open_slots, num_blocks.sum(axis=(1, 2)))
         holdings = np.sort(owners * self.size.num_blocks + blocks)
         twice = holdings[1:][holdings[1:] == holdings[:-1]] // self.size.num_blocks
@@ -402,9 +406,10 @@ class Ledger:
     def _growth(self, slots: Sequence[int], counts: Sequence[int]) -> Growth:
         """What appending would do to tables."""
         slot_array = np.asarray(slots, dtype=np.int64)
-        lengths = self.lengths[slot_array] + np.asarray(counts, dtype=np.int32)[:, None, None]
+        more = np.asarray(counts, dtype=np.int32)[:, None, None]
+        lengths = self.lengths[slot_array] + (more if self._is_even else more * self.layout.has_row)
         return self._rows.growth(slot_array, lengths)
 
     def _demand(self, growth: Growth, slots: Sequence[int]) -> Demand:
         """What appending takes, with the copies of shared tails."""
-        return growth.demand.plus(self._shared.tails(slots))
+        return growth.demand.plus(Demand(self._shared.tails(slots)))

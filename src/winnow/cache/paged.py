@@ -1,18 +1,20 @@
 """The cache as the executor holds it: memory, and tables that say where each row lies."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from winnow.cache.cache_size import CacheSize
 from winnow.cache.host_ledger import HostTierError
 from winnow.cache.host_tier import HostTier
-from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, CacheSize
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
 from winnow.cache.ledger import Ledger
 from winnow.cache.pool import KVPool
+from winnow.cache.slot_states import SlotStates
 from winnow.cache.tables import BlockTables
-from winnow.cache.update import BlockCopies, CacheUpdate, WideDiscarded, WideRestored, WideSaved
+from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 from winnow.cache.wide import WideWindow, WideWindows
 from winnow.errors import describe_error
 
@@ -27,19 +29,22 @@ class PagedCache:
     """None: no update saves anything."""
     wide: WideWindows | None = None
     """What is kept in 16 bits beside narrow KVs; None: nothing."""
+    states: SlotStates = field(default_factory=SlotStates)
+    """Everything of sequences that is no block."""
 
     @classmethod
     def allocate(
         cls, layout: CacheLayout, size: CacheSize, device: torch.device | str = "cpu", host_bytes: int = 0
     ) -> "PagedCache":
         """Take the memory; that of the host tier, at most `host_bytes`, is taken as it is used."""
-        pool = KVPool(layout, size.num_blocks, device, size.num_far_blocks)
+        pool = KVPool(layout, size.by_kind, device)
         wide = WideWindows(layout, size, device) if layout.wide.any else None
-        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes), wide)
+        states = SlotStates([] if wide is None else [wide])
+        return cls(pool, BlockTables(layout, size, device), HostTier(pool, host_bytes), wide, states)
 
     @property
     def nbytes(self) -> int:
-        return self.pool.nbytes + self.tables.nbytes + (0 if self.wide is None else self.wide.nbytes)
+        return self.pool.nbytes + self.tables.nbytes + (0 if self.wide is None else self.wide.total_bytes)
 
     @property
     def windows(self) -> tuple[WideWindow, ...]:
@@ -50,36 +55,25 @@ class PagedCache:
         """What is kept wide of a layer's KVs."""
         return None if self.wide is None else self.wide.of_layer(layer)
 
-    def saved_bytes(self, slot: int) -> int:
-        """Bytes that a sequence takes in host memory beside its blocks."""
-        return 0 if self.wide is None else self.wide.saved_bytes(slot)
-
-    def fork(self, slot: int, to: int) -> None:
-        """Follow a sequence that was forked to another slot, beyond what updates say."""
-        if self.wide is not None:
-            self.wide.fork(slot, to)
-
     def apply(self, update: CacheUpdate) -> None:
-        """Follow a ledger: copy blocks, also to and from the host tier, then take over its tables and lengths.
+        """Follow a ledger: states and blocks, also to and from the host tier, then its tables and lengths.
 
         Raises:
             HostTierError: copies to or from the host tier failed; all else is done.
         """
-        failed = {} if self.wide is None else self.wide.follow(update)
+        failed = self.states.follow(update)
         for copies in update.copies:
             if isinstance(copies, BlockCopies):
                 device = self.pool.device
                 self.pool.copy_blocks(
                     torch.from_numpy(copies.source).to(device), torch.from_numpy(copies.target).to(device)
                 )
-                continue
-            if isinstance(copies, WideSaved | WideRestored | WideDiscarded):
-                continue
-            assert self.host is not None, "without a host tier nothing is saved"
-            try:
-                self.host.apply(copies)
-            except (KeyError, MemoryError, RuntimeError) as error:
-                failed.setdefault(copies.host_id, describe_error(error))
+            elif isinstance(copies, RowsSaved | RowsRestored | CopyDiscarded):
+                assert self.host is not None, "without a host tier nothing is saved"
+                try:
+                    self.host.apply(copies)
+                except (KeyError, MemoryError, RuntimeError) as error:
+                    failed.setdefault(copies.host_id, describe_error(error))
         cut = self._cut_tails(update)
         self.tables.apply(update)
         if len(cut):
@@ -91,7 +85,7 @@ class PagedCache:
 
     def _cut_tails(self, update: CacheUpdate) -> NDArray[np.int64]:
         """Blocks of which KVs were cut off, whose keys are summarised: slot, layer, head, entry, int64 [n, 4]."""
-        if self.pool.summaries is None:
+        if not self.pool.has_summaries:
             return np.empty((0, 4), dtype=np.int64)
         size, lengths, found = self.pool.layout.block_size, self.tables.host_lengths.copy(), []
         for each in update.lengths:

@@ -141,21 +141,21 @@ class PrefixIndex:
     may enter as a snapshot. A block is held by one of all these at most.
 
     Args:
-        wide_limit: bytes that what is wide of all prefixes may take.
+        state_limit: bytes that states of all prefixes may take (`SlotState`).
 
     Attributes:
         num_asked_tokens: of prompts that were looked up.
         num_hit_tokens: of those, how many were found.
-        discard_wide: called with a key under which something wide was kept, when that is forgotten.
+        discard_state: called with a key under which a state was kept, when that is forgotten.
     """
 
-    def __init__(self, layout: CacheLayout, allocator: BlockAllocator, wide_limit: int = 0) -> None:
+    def __init__(self, layout: CacheLayout, allocator: BlockAllocator, state_limit: int = 0) -> None:
         self._layout = layout
         self._allocator = allocator
-        self._wide_limit = wide_limit
-        self._wide_bytes: dict[PrefixKey, int] = {}
-        self._num_wide_bytes = 0
-        self.discard_wide: Callable[[PrefixKey], None] = lambda key: None
+        self._state_limit = state_limit
+        self._state_bytes: dict[PrefixKey, int] = {}
+        self._num_state_bytes = 0
+        self.discard_state: Callable[[PrefixKey], None] = lambda key: None
         allocator.reclaim = self.reclaim
         # Least recently used first. A chain's end stands before its front, and is taken back first.
         self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
@@ -202,16 +202,16 @@ class PrefixIndex:
         self._allocator.share(held.ravel())
         return held
 
-    def put(self, key: PrefixKey, token_ids: tuple[int, ...], blocks: IntArray, wide_bytes: int = 0) -> bool:
+    def put(self, key: PrefixKey, token_ids: tuple[int, ...], blocks: IntArray, state_bytes: int = 0) -> bool:
         """Learn of a block of tokens; the index holds its `blocks`, int32 [rows], too.
 
         Args:
-            wide_bytes: of what is kept wide of it.
+            state_bytes: of its state, which is kept beside its blocks.
 
         Returns:
-            Whether it was new, and there was room for what is wide of it.
+            Whether it was new, and there was room for its state.
         """
-        if key in self._entries or not self._count_wide(key, wide_bytes):
+        if key in self._entries or not self._count_state(key, state_bytes):
             return False
         self._entries[key] = _Entry(token_ids, blocks)
         self._key_of[int(blocks[0])] = key
@@ -233,11 +233,11 @@ class PrefixIndex:
         """Learn of a snapshot that is not known. The index holds its blocks too, and held none of them before.
 
         Returns:
-            Whether there was room for what is wide of it.
+            Whether there was room for its state.
         """
         assert snapshot.key not in self._entries, "a snapshot is put once: ask `knows` first"
         assert not self._allocator.indexed[snapshot.blocks].any(), "two prefixes would hold a block"
-        if not self._count_wide(snapshot.key, self._layout.wide_bytes(snapshot.num_tokens)):
+        if not self._count_state(snapshot.key, self._layout.prefix_state_bytes(snapshot.num_tokens)):
             return False
         self._entries[snapshot.key] = self._snapshots[snapshot.key] = snapshot
         self._allocator.index(snapshot.blocks)
@@ -301,30 +301,30 @@ class PrefixIndex:
         assert np.array_equal(np.sort(held), np.flatnonzero(self._allocator.indexed)), (
             "a held block is not marked"
         )
-        assert self._num_wide_bytes == sum(self._wide_bytes.values()) <= self._wide_limit, (
-            "wide is miscounted"
+        assert self._num_state_bytes == sum(self._state_bytes.values()) <= self._state_limit, (
+            "states are miscounted"
         )
-        assert self._wide_bytes.keys() <= self._entries.keys(), "something wide is kept of no prefix"
+        assert self._state_bytes.keys() <= self._entries.keys(), "a state is kept of no prefix"
         assert len(self._key_of) + len(self._snapshots) == len(self._entries), (
             "a prefix is not found by its block"
         )
 
-    def _count_wide(self, key: PrefixKey, nbytes: int) -> bool:
-        """Count what is wide of a new prefix, and forget others until it has room. False: it is too large."""
-        if nbytes > self._wide_limit:
+    def _count_state(self, key: PrefixKey, nbytes: int) -> bool:
+        """Count the state of a new prefix, and forget others until it has room. False: it is too large."""
+        if nbytes > self._state_limit:
             return False
-        while self._num_wide_bytes + nbytes > self._wide_limit:
-            self._forget(next(key for key in self._entries if key in self._wide_bytes))
+        while self._num_state_bytes + nbytes > self._state_limit:
+            self._forget(next(key for key in self._entries if key in self._state_bytes))
         if nbytes:
-            self._wide_bytes[key] = nbytes
-            self._num_wide_bytes += nbytes
+            self._state_bytes[key] = nbytes
+            self._num_state_bytes += nbytes
         return True
 
     def _forget(self, key: PrefixKey) -> None:
         entry = self._entries.pop(key)
-        if key in self._wide_bytes:
-            self._num_wide_bytes -= self._wide_bytes.pop(key)
-            self.discard_wide(key)
+        if key in self._state_bytes:
+            self._num_state_bytes -= self._state_bytes.pop(key)
+            self.discard_state(key)
         if self._snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]
         self._allocator.unindex(entry.blocks)

@@ -2,14 +2,12 @@
 
 from collections.abc import Hashable, Sequence
 
-import numpy as np
-
 from winnow.cache.allocator import OutOfBlocksError
-from winnow.cache.layout import BlockCount, IntArray
+from winnow.cache.layout import IntArray
 from winnow.cache.prefix_index import PrefixIndex, PrefixKey, Snapshot
 from winnow.cache.row_tables import RowTables
 from winnow.cache.shared_blocks import SharedBlocks
-from winnow.cache.update import BlockCopies, WideDiscarded, WideRestored, WideSaved
+from winnow.cache.update import BlockCopies, StateDiscarded, StateRestored, StateSaved
 
 
 class PrefixRows:
@@ -19,7 +17,7 @@ class PrefixRows:
         self._rows = rows
         self._shared = shared
         self._index = index
-        index.discard_wide = lambda key: rows.changes.copies.append(WideDiscarded(key))
+        index.discard_state = lambda key: rows.changes.copies.append(StateDiscarded(key))
 
     # -- into rows -----------------------------------------------------------------------------------------------
 
@@ -33,12 +31,12 @@ class PrefixRows:
         if not keys:
             return
         assert not rows.reserved[slot], "what is reserved is not shared"
-        lengths = np.full_like(rows.lengths[slot], len(keys) * rows.layout.block_size)
+        lengths = rows.layout.even_rows(len(keys) * rows.layout.block_size)
         self._require_pages(slot, lengths)
         rows.hold(slot, lengths, self._index.hold(keys).T.ravel())
         self._shared.add(slot)
-        if rows.layout.wide.any:
-            rows.changes.copies.append(WideRestored(slot, tuple(keys)))
+        if rows.layout.has_prefix_state:
+            rows.changes.copies.append(StateRestored(slot, tuple(keys)))
 
     def resume(self, slot: int, snapshot: Snapshot) -> None:
         """Let an open, empty sequence begin with a known snapshot, with copies of the partly filled blocks.
@@ -60,8 +58,8 @@ class PrefixRows:
             rows.changes.copies.append(BlockCopies(source, target))
         rows.hold(slot, snapshot.lengths, blocks)
         self._shared.add(slot)
-        if rows.layout.wide.any:
-            rows.changes.copies.append(WideRestored(slot, (snapshot.key,)))
+        if rows.layout.has_prefix_state:
+            rows.changes.copies.append(StateRestored(slot, (snapshot.key,)))
 
     def has_pages_for(self, snapshot: Snapshot) -> bool:
         """Whether a new sequence finds table pages for the rows of a snapshot."""
@@ -86,13 +84,15 @@ class PrefixRows:
         """
         lengths = self._rows.lengths[[slot]]
         computed = lengths.max() if num_computed is None else num_computed
-        first = index - (computed - lengths) // self._rows.layout.block_size
-        size = self._rows.layout.block_size
+        size, has_row = self._rows.layout.block_size, self._rows.layout.has_row
+        first = (index - (computed - lengths) // size) * has_row
         positions = index * size, (index + 1) * size
-        wide_bytes = self._rows.layout.wide_bytes_of(*positions)
-        is_new = self._index.put(key, token_ids, self._rows.blocks([slot], first, first + 1), wide_bytes)
-        if is_new and wide_bytes:
-            self._rows.changes.copies.append(WideSaved(slot, key, positions))
+        state_bytes = self._rows.layout.wide_bytes_of(*positions)
+        is_new = self._index.put(
+            key, token_ids, self._rows.blocks([slot], first, first + has_row), state_bytes
+        )
+        if is_new and state_bytes:
+            self._rows.changes.copies.append(StateSaved(slot, key, positions))
         self._shared.add(slot)
 
     def take_snapshot(
@@ -122,8 +122,8 @@ class PrefixRows:
             blocks[tails] = target = allocator.allocate_like(source)
             rows.changes.copies.append(BlockCopies(source, target))
         snapshot = Snapshot.of(key, token_ids, rule, lengths, blocks, num_rounds, position_offset)
-        if self._index.put_snapshot(snapshot) and rows.layout.wide.any:
-            rows.changes.copies.append(WideSaved(slot, key))
+        if self._index.put_snapshot(snapshot) and rows.layout.has_prefix_state:
+            rows.changes.copies.append(StateSaved(slot, key))
         allocator.release(blocks[tails])
         self._shared.add(slot)
 
@@ -139,15 +139,18 @@ class PrefixRows:
         """
         layout, allocator = self._rows.layout, self._rows.allocator
         num_blocks = layout.row_blocks(lengths)
-        count, far = int(num_blocks.sum()), layout.far_rows(num_blocks[None])
-        num_far = 0 if far is None else int(far.sum())
-        return allocator.allocate(count, far) if allocator.has(BlockCount(count - num_far, num_far)) else None
+        count = layout.by_kind(num_blocks)
+        return (
+            allocator.allocate(count.total, layout.kinds_of(num_blocks[None]))
+            if allocator.has(count)
+            else None
+        )
 
     def keep_snapshot(self, snapshot: Snapshot) -> bool:
         """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now.
 
         Returns:
-            Whether there was room for what is wide of it; else its blocks are free again.
+            Whether there was room for its state; else its blocks are free again.
         """
         is_known = self._index.put_snapshot(snapshot)
         self._rows.allocator.release(snapshot.blocks)

@@ -6,45 +6,37 @@ from typing import NamedTuple
 import numpy as np
 
 from winnow.cache.allocator import BlockAllocator
-from winnow.cache.layout import BlockCount, CacheLayout, CacheSize, IntArray
+from winnow.cache.cache_size import CacheSize
+from winnow.cache.layout import CacheLayout, IntArray
+from winnow.cache.row_groups import BlockCount
 from winnow.cache.table_pages import TablePages
 from winnow.cache.update import PendingUpdate, RowLengths
 
 
 class Demand(NamedTuple):
-    """What appending would take, at most.
+    """What appending would take, at most."""
 
-    Attributes:
-        far: of the blocks, those whose values lie on a tier.
-    """
-
-    blocks: int = 0
+    by_kind: BlockCount = BlockCount()
     pages: int = 0
-    far: int = 0
 
     @property
-    def by_kind(self) -> BlockCount:
-        return BlockCount(self.blocks - self.far, self.far)
+    def blocks(self) -> int:
+        """Of all kinds."""
+        return self.by_kind.total
 
     def plus(self, other: "Demand") -> "Demand":
-        return Demand(self.blocks + other.blocks, self.pages + other.pages, self.far + other.far)
+        return Demand(self.by_kind.plus(other.by_kind), self.pages + other.pages)
 
 
 class Growth(NamedTuple):
-    """Of sequences whose rows get longer."""
+    """What it takes until rows of some sequences are longer."""
 
     slots: IntArray  # int64 [B]
     lengths: IntArray  # of each row afterwards, int32 [B, layers, heads]
     have: IntArray  # blocks of each row before, int32 [B, layers, heads]
     want: IntArray  # and afterwards
-    num_blocks: int  # that all rows lack
     pages: IntArray  # that each sequence lacks, int64 [B]
-    num_pages: int  # of all
-    num_far: int = 0  # of the blocks, those whose values lie on a tier
-
-    @property
-    def demand(self) -> Demand:
-        return Demand(self.num_blocks, self.num_pages, self.num_far)
+    demand: Demand
 
 
 class RowTables:
@@ -75,12 +67,11 @@ class RowTables:
 
     def num_blocks(self, slot: int) -> IntArray:
         """Of each row of a sequence, reserved ones included, [layers, heads]."""
-        num_blocks: IntArray = np.maximum(self.layout.row_blocks(self.lengths[slot]), self.reserved[slot])
-        return num_blocks
+        return self.num_blocks_of(np.array([slot]), self.lengths[[slot]])[0]
 
     def num_blocks_of(self, slots: IntArray, lengths: IntArray) -> IntArray:
         """Of each row of sequences, [B, layers, heads], if it has `lengths` KVs, reserved ones included."""
-        num_blocks: IntArray = np.maximum(self.layout.row_blocks(lengths), self.reserved[slots, None, None])
+        num_blocks: IntArray = np.maximum(self.layout.row_blocks(lengths), self._reserved_blocks(slots))
         return num_blocks
 
     def blocks_of(self, slot: int) -> IntArray:
@@ -117,30 +108,29 @@ class RowTables:
 
     def growth(self, slots: IntArray, lengths: IntArray, at_least: int = 0) -> Growth:
         """What it takes until rows have `lengths` KVs, none below what they have, and `at_least` blocks each."""
-        reserved = self.reserved[slots, None, None]
+        reserved = self._reserved_blocks(slots)
         have = np.maximum(self.layout.row_blocks(self.lengths[slots]), reserved)
         want = np.maximum(self.layout.row_blocks(lengths), reserved)
         if at_least:
-            want = np.maximum(want, at_least)
+            want = np.maximum(want, at_least * self.layout.has_row)
         pages = self.pages.missing(slots, want.max(axis=(1, 2)))
-        more, near = want - have, self.layout.near_layers
-        num_far = int(more[:, near:].sum()) if near < self.layout.num_layers else 0
-        return Growth(slots, lengths, have, want, int(more.sum()), pages, int(pages.sum()), num_far)
+        demand = Demand(self.layout.by_kind(want - have), int(pages.sum()))
+        return Growth(slots, lengths, have, want, pages, demand)
 
     def grow(self, growth: Growth) -> None:
         """Take the blocks and pages that rows lack, for which there is room, and enter them into the tables."""
-        if growth.num_pages:
+        if growth.demand.pages:
             self.changes.paged.update(self.pages.grow(growth.slots, growth.pages))
-        if growth.num_blocks:
+        if growth.demand.blocks:
             index = self.pages.index(growth.slots, growth.have, growth.want)
-            far = self.layout.far_rows(growth.want - growth.have)
-            self.enter(index, self.allocator.allocate(growth.num_blocks, far))
+            kinds = self.layout.kinds_of(growth.want - growth.have)
+            self.enter(index, self.allocator.allocate(growth.demand.blocks, kinds))
         self.set_lengths(growth.slots, growth.lengths)
         self.count_peak()
 
     def has_pages_for(self, slot: int, lengths: IntArray) -> bool:
         """Whether a sequence finds table pages for rows of `lengths` KVs, [layers, heads]."""
-        return self.growth(np.array([slot]), lengths[None]).num_pages <= self.pages.num_free
+        return self.growth(np.array([slot]), lengths[None]).demand.pages <= self.pages.num_free
 
     def hold(self, slot: int, lengths: IntArray, blocks: IntArray) -> None:
         """Let an empty sequence hold `blocks`, whose holders count it already, row by row.
@@ -158,7 +148,7 @@ class RowTables:
     def drop_front(self, slot: int, num_blocks: IntArray) -> None:
         """Take `num_blocks`, [layers], off the front of the rows of a sequence. Those behind take their place."""
         held, slots = self.num_blocks(slot), np.array([slot], dtype=np.int64)
-        dropped = np.broadcast_to(num_blocks[:, None], held.shape)
+        dropped = num_blocks[:, None] * self.layout.has_row
         left = np.where(dropped > 0, held - dropped, 0)
         none = np.zeros_like(held)
         released = self.blocks([slot], none[None], dropped[None])
@@ -177,3 +167,8 @@ class RowTables:
         self.reserved[slot] = 0
         emptied = np.array([slot], dtype=np.int64)
         self.set_lengths(emptied, np.zeros_like(self.lengths[emptied]))
+
+    def _reserved_blocks(self, slots: IntArray) -> IntArray:
+        """Blocks that each row has at least, int32 [B, layers, heads], or what broadcasts to it."""
+        reserved: IntArray = self.reserved[slots, None, None]
+        return reserved * self.layout.has_row if reserved.any() else reserved

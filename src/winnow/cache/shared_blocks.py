@@ -1,11 +1,12 @@
-"""Blocks with more than one holder: who may hold any, and copies before somebody writes into one."""
+"""Blocks with more than one holder: who may hold any, and copies before one is written to."""
 
 from collections.abc import Iterable
 
 import numpy as np
 
 from winnow.cache.layout import IntArray
-from winnow.cache.row_tables import Demand, RowTables
+from winnow.cache.row_groups import BlockCount
+from winnow.cache.row_tables import RowTables
 from winnow.cache.update import BlockCopies
 
 
@@ -70,13 +71,12 @@ class SharedBlocks:
         self._copy(slot, np.zeros_like(num_blocks), num_blocks)
         return True
 
-    def tails(self, slots: Iterable[int]) -> Demand:
+    def tails(self, slots: Iterable[int]) -> BlockCount:
         """What copies of the partly filled last blocks of some sequences take that have other holders."""
-        demand = Demand()
+        count = BlockCount()
         for slot in self._shared_tail.intersection(slots):
-            count = self._rows.allocator.count(self._shared_tails(slot))
-            demand = demand.plus(Demand(count.total, far=count.far))
-        return demand
+            count = count.plus(self._rows.allocator.count(self._shared_tails(slot)))
+        return count
 
     def own_tails(self, slots: Iterable[int]) -> None:
         """Replace the shared, partly filled last blocks of some sequences by copies."""

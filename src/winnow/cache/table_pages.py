@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, CacheSize, IntArray, ceil_div
+from winnow.cache.cache_size import CacheSize
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, IntArray, ceil_div
 
 
 class TablePages:
@@ -14,7 +15,7 @@ class TablePages:
     """
 
     def __init__(self, layout: CacheLayout, size: CacheSize) -> None:
-        self._rows_per_seq = layout.rows_per_seq
+        self._num_rows = layout.num_layers * layout.num_kv_heads
         # Memory that is never touched is never taken from the system.
         self.entries = np.zeros(
             (size.num_pages, layout.num_layers, layout.num_kv_heads, PAGE_ENTRIES), dtype=np.int32
@@ -68,10 +69,10 @@ class TablePages:
         counts = (last - first).ravel()
         rows = np.repeat(np.arange(counts.size), counts)
         blocks = np.arange(rows.size) + np.repeat(first.ravel() - (np.cumsum(counts) - counts), counts)
-        sequences = rows // self._rows_per_seq
+        sequences = rows // self._num_rows
         page = self.page_table[slots[sequences], blocks // PAGE_ENTRIES].astype(np.int64)
-        row = rows - sequences * self._rows_per_seq
-        index: IntArray = (page * self._rows_per_seq + row) * PAGE_ENTRIES + blocks % PAGE_ENTRIES
+        row = rows - sequences * self._num_rows
+        index: IntArray = (page * self._num_rows + row) * PAGE_ENTRIES + blocks % PAGE_ENTRIES
         return index
 
     def check_integrity(self) -> None:

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, CacheSize, IntArray, ceil_div
+from winnow.cache.cache_size import CacheSize
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, IntArray, ceil_div
 from winnow.cache.update import CacheUpdate
 
 

@@ -60,14 +60,14 @@ class RowsRestored:
 
 @dataclass(frozen=True, eq=False)
 class CopyDiscarded:
-    """Nobody will ask for a copy in host memory again."""
+    """A copy in host memory is not asked for again."""
 
     host_id: int
 
 
 @dataclass(frozen=True, eq=False)
-class WideSaved:
-    """What is wide of the sequence in `slot` (`winnow.cache.wide`) is kept for others, under the key of a prefix.
+class StateSaved:
+    """Keep what the sequence in `slot` has beside blocks (`SlotState`) for others, under the key of a prefix.
 
     positions: those of the first tokens that are meant, as a half-open interval; None: all that the sequence has.
     """
@@ -78,7 +78,7 @@ class WideSaved:
 
 
 @dataclass(frozen=True, eq=False)
-class WideRestored:
+class StateRestored:
     """The sequence in `slot` begins with what was kept under these keys; it stays there, too."""
 
     slot: int
@@ -86,13 +86,13 @@ class WideRestored:
 
 
 @dataclass(frozen=True, eq=False)
-class WideDiscarded:
-    """Nobody will ask again for what was kept under a key."""
+class StateDiscarded:
+    """What was kept under a key is not asked for again."""
 
     key: bytes
 
 
-Copy = BlockCopies | RowsSaved | RowsRestored | CopyDiscarded | WideSaved | WideRestored | WideDiscarded
+Copy = BlockCopies | RowsSaved | RowsRestored | CopyDiscarded | StateSaved | StateRestored | StateDiscarded
 
 
 def _none(dtype: type[np.signedinteger]) -> IntArray:
@@ -138,7 +138,7 @@ class PendingUpdate:
 
     def close(self, slot: int) -> None:
         """A sequence has ended: what was to be restored to its slot is not."""
-        restored = RowsRestored, WideRestored
+        restored = RowsRestored, StateRestored
         self.copies = [c for c in self.copies if not (isinstance(c, restored) and c.slot == slot)]
         self.closed.append(slot)
 
@@ -163,6 +163,6 @@ class PendingUpdate:
         """Say again what the last update said, but for its copies of blocks."""
         last, self._last = self._last, CacheUpdate()
         self.closed[:0], self.lengths[:0] = last.closed, last.lengths
-        self.copies[:0] = [c for c in last.copies if isinstance(c, CopyDiscarded | WideDiscarded)]
+        self.copies[:0] = [c for c in last.copies if isinstance(c, CopyDiscarded | StateDiscarded)]
         self.entries.insert(0, last.entries)
         self.paged |= {slot for slot, _ in last.pages}

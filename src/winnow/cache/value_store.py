@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
+from winnow.cache.row_groups import BlockKind
 from winnow.cache.tier_traffic import TierTraffic
-from winnow.errors import ConfigError
+from winnow.errors import ConfigError, describe_error
 from winnow.resources import host_memory
 from winnow.units import format_bytes
 from winnow.value_tier import ValueTier
@@ -24,7 +24,7 @@ class ValueStore:
     """The values of blocks, or their KVs, that lie on a tier.
 
     Attributes:
-        data: uint8 [num_blocks, `CacheLayout.tier_bytes`]: pinned where the pool lies on a CUDA device, else ordinary
+        data: uint8 [num_blocks, `BlockKind.tier_bytes`]: pinned where the pool lies on a CUDA device, else ordinary
             memory or that of a file.
         traffic: what went to and from it.
 
@@ -32,16 +32,16 @@ class ValueStore:
         ConfigError: the tier has not the memory, or the directory cannot be written.
     """
 
-    def __init__(self, layout: CacheLayout, num_blocks: int, device: torch.device | str) -> None:
-        assert layout.value_tier is not None, "there is a tier"
-        self.tier: ValueTier = layout.value_tier
-        self.slot_bytes = sum(field.slot_bytes for field in layout.codec.value_fields(layout.head_dim))
-        self.key_bytes = sum(field.slot_bytes for field in layout.codec.key_fields(layout.head_dim))
-        self._block_bytes = layout.tier_bytes
+    def __init__(self, kind: BlockKind, num_blocks: int, device: torch.device | str) -> None:
+        assert kind.tier is not None, "there is a tier"
+        self.tier: ValueTier = kind.tier
+        self.slot_bytes = sum(field.slot_bytes for field in kind.value_fields)
+        self.key_bytes = sum(field.slot_bytes for field in kind.key_fields)
+        self._block_bytes = kind.tier_bytes
         self.traffic = TierTraffic()
         self._file: int | None = None
-        shape = (num_blocks, layout.tier_bytes)
-        nbytes = num_blocks * layout.tier_bytes
+        shape = (num_blocks, kind.tier_bytes)
+        nbytes = num_blocks * kind.tier_bytes
         if self.tier.path is not None:
             self.data = self._map(self.tier.path, max(nbytes, 1)).narrow(0, 0, nbytes).view(shape)
         elif torch.device(device).type == "cuda":
@@ -55,17 +55,28 @@ class ValueStore:
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    @property
-    def grant_size(self) -> int:
-        """Blocks whose memory is asked for at a time, so that a lack is found before it is touched."""
-        return max(_EXTENT_BYTES // self._block_bytes, 1)
+    def take_traffic(self) -> TierTraffic:
+        """What went to and from it since the last call."""
+        taken, self.traffic = self.traffic, TierTraffic()
+        return taken
 
-    def grant(self, first: int, end: int) -> None:
-        """Make sure that blocks first <= block < end can be written.
+    def grant(self, blocks: range) -> tuple[int, str | None]:
+        """Make sure that blocks can be written, the last ones first, so that a lack is found before it is touched.
 
-        Raises:
-            MemoryError, OSError: the host or the disk is full; nothing has changed.
+        Returns:
+            From which of them on that holds, and why not of all; None: it does.
         """
+        step, end = max(_EXTENT_BYTES // self._block_bytes, 1), blocks.stop
+        while end > blocks.start:
+            first = max(end - step, 0)
+            try:
+                self._grant(first, end)
+            except (MemoryError, OSError) as error:
+                return end, describe_error(error)
+            end = first
+        return end, None
+
+    def _grant(self, first: int, end: int) -> None:
         start, nbytes = first * self._block_bytes, (end - first) * self._block_bytes
         if self._file is not None:
             # A hole of a mapped file that finds no room on the disk when it is written would end the process.

@@ -13,18 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.cache.layout import CacheLayout, CacheSize
+from winnow.cache.cache_size import CacheSize
+from winnow.cache.layout import CacheLayout
 from winnow.cache.memory import empty_in_large_pages
-from winnow.cache.update import (
-    CacheUpdate,
-    CopyDiscarded,
-    RowsRestored,
-    RowsSaved,
-    WideDiscarded,
-    WideRestored,
-    WideSaved,
-)
-from winnow.errors import describe_error
+from winnow.cache.slot_states import SlotState
 
 _EMPTY = -1
 _INT64 = 8
@@ -52,7 +44,7 @@ class WideWindow:
     Attributes:
         k, v: [max_num_seqs, layers, H, places, d]; positions below `sinks` have a place each, the others take turns in
             the `recent` places after them.
-        position: int32 [max_num_seqs, layers, places], whose KV a place holds; -1: nobody's.
+        position: int32 [max_num_seqs, layers, places], whose KV a place holds; -1: of none.
     """
 
     def __init__(
@@ -155,90 +147,64 @@ class WideWindow:
         return torch.where(position < self.sinks, position, self.sinks + position % self.recent)
 
 
-class WideWindows:
-    """All that is wide in a cache: of running sequences, and of those in host memory and prefixes what is kept of them.
+class WideWindows(SlotState):
+    """All that is wide in a cache.
 
     Attributes:
         windows: by layers; none if nothing stays wide.
     """
+
+    name = "wide"
+    of_prefix = True
 
     def __init__(self, layout: CacheLayout, size: CacheSize, device: torch.device | str) -> None:
         self.windows = tuple(
             WideWindow(layout, size.max_num_seqs, layers, sinks, recent, device)
             for layers, sinks, recent in layout.wide_windows(size.max_positions(layout))
         )
-        self._saved: dict[int | bytes, tuple[SavedWindow, ...]] = {}
 
     @property
-    def nbytes(self) -> int:
-        """Of running sequences."""
+    def total_bytes(self) -> int:
+        """Bytes of the device, for running sequences."""
         return sum(window.nbytes for window in self.windows)
 
     def of_layer(self, layer: int) -> WideWindow | None:
         """What is kept wide of a layer's KVs."""
         return next((window for window in self.windows if layer in window.layers), None)
 
-    def saved_bytes(self, slot: int) -> int:
-        """Bytes that a sequence takes in host memory."""
+    def nbytes(self, slot: int) -> int:
         return sum(window.saved_bytes(slot) for window in self.windows)
 
     def fork(self, slot: int, to: int) -> None:
-        """Let the sequence in slot `to` have what that in `slot` has."""
         for window in self.windows:
             window.fork(slot, to)
 
-    def follow(self, update: CacheUpdate) -> dict[int, str]:
-        """Follow a ledger: save sequences before their slots are cleared, and load others afterwards.
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> tuple[SavedWindow, ...]:
+        return tuple(window.save(slot, positions) for window in self.windows)
 
-        Returns:
-            Ids of the copies to host memory that failed, and why.
-        """
-        failed: dict[int, str] = {}
-        loads: list[tuple[int, tuple[SavedWindow, ...]]] = []
-        for each in update.copies:
-            match each:
-                case RowsSaved():
-                    try:
-                        self._save(each.host_id, each.slot)
-                    except (MemoryError, RuntimeError) as error:
-                        failed[each.host_id] = describe_error(error)
-                case RowsRestored() if each.host_id in self._saved:
-                    loads.append((each.slot, self._saved[each.host_id]))
-                case CopyDiscarded():
-                    self._saved.pop(each.host_id, None)
-                case WideSaved():
-                    self._save(each.key, each.slot, each.positions)
-                case WideRestored():
-                    loads += [(each.slot, self._saved[key]) for key in each.keys if key in self._saved]
-                case WideDiscarded():
-                    self._saved.pop(each.key, None)
-        for slot in update.closed:
-            for window in self.windows:
-                window.clear(slot)
-        for slot, saved in loads:
-            for window, part in zip(self.windows, saved, strict=True):
-                window.load(slot, part)
-        return failed
+    def load(self, slot: int, saved: tuple[SavedWindow, ...]) -> None:
+        for window, part in zip(self.windows, saved, strict=True):
+            window.load(slot, part)
 
-    def read(self, key: bytes) -> dict[str, NDArray[Any]]:
-        """What is kept under the key of a prefix: "wide.N.FIELD" of the N-th window, vectors as bytes."""
+    def close(self, slot: int) -> None:
+        for window in self.windows:
+            window.clear(slot)
+
+    def to_arrays(self, saved: tuple[SavedWindow, ...]) -> dict[str, NDArray[Any]]:
+        """What was saved: "N.FIELD" of the N-th window, vectors as bytes."""
         return {
-            f"wide.{number}.{name}": getattr(part, name).contiguous().view(dtype).numpy()
-            for number, part in enumerate(self._saved[key])
+            f"{number}.{name}": getattr(part, name).contiguous().view(dtype).numpy()
+            for number, part in enumerate(saved)
             for name, dtype in _DTYPES.items()
         }
 
-    def write(self, key: bytes, wide: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what another cache read."""
-        self._saved[key] = tuple(
+    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> tuple[SavedWindow, ...]:
+        return tuple(
             SavedWindow(
-                torch.from_numpy(wide[f"wide.{number}.place"]),
-                torch.from_numpy(wide[f"wide.{number}.k"]).view(window.k.dtype),
-                torch.from_numpy(wide[f"wide.{number}.v"]).view(window.k.dtype),
-                torch.from_numpy(wide[f"wide.{number}.position"]),
+                torch.from_numpy(arrays[f"{number}.place"]),
+                torch.from_numpy(arrays[f"{number}.k"]).view(window.k.dtype),
+                torch.from_numpy(arrays[f"{number}.v"]).view(window.k.dtype),
+                torch.from_numpy(arrays[f"{number}.position"]),
             )
             for number, window in enumerate(self.windows)
         )
-
-    def _save(self, name: int | bytes, slot: int, positions: tuple[int, int] | None = None) -> None:
-        self._saved[name] = tuple(window.save(slot, positions) for window in self.windows)

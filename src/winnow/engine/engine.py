@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from winnow.cache.tier_traffic import TierTraffic
 from winnow.config import SchedulerConfig
 from winnow.engine.admission import Admission
@@ -116,14 +114,14 @@ class Engine(RequestLoop):
             return None
         return ValueTierStats(
             ledger.tier_bytes,
-            ledger.size.tier_bytes(layout),
+            layout.tier_bytes(ledger.size.by_kind),
             replace(self._traffic),
             replace(self._last_traffic),
         )
 
     def implementation(self) -> dict[str, str]:
         """The attention backend, and how KVs are stored."""
-        return {"attention": self._executor.attention, "KVs": self._executor.layout.codec.name}
+        return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
 
     def occupancy(self) -> Occupancy:
         return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
@@ -131,8 +129,7 @@ class Engine(RequestLoop):
     def kv_bytes(self, num_kvs: int) -> int:
         """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
         layout = self._executor.layout
-        rows = np.full((layout.num_layers, layout.num_kv_heads), num_kvs)
-        return layout.device_bytes(layout.by_kind(layout.row_blocks(rows)))
+        return layout.device_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(num_kvs))))
 
     def reset_prefix_cache(self) -> None:
         """See `LLM.reset_prefix_cache`."""

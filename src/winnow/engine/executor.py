@@ -68,16 +68,23 @@ class Executor(Protocol):
         """
 
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
-        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes` of n]."""
+        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`]."""
 
     def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
         """Fill blocks, which no sequence holds, with what `read_blocks` returned for as many."""
 
-    def read_wide(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
-        """What is kept wide of the snapshot of that key, by name; empty where nothing is."""
+    def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
+        """What is kept beside blocks of the snapshot of that key, by name; empty where nothing is."""
 
-    def write_wide(self, key: PrefixKey, wide: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what `read_wide` returned."""
+    def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what `read_states` returned."""
+
+    def grant(self, kind: int, blocks: range) -> tuple[int, str | None]:
+        """Make sure that blocks of a kind, counted from its first, can be written: the last ones first.
+
+        Returns:
+            From which of them on that holds, and why not of all; None: it does.
+        """
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Token positions whose KVs a slot holds, ascending, by layer and head. Reads them back from the device."""

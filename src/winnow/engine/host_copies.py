@@ -23,7 +23,7 @@ class HostCopies:
 
     def nbytes(self, slot: int) -> int:
         """Bytes that a copy of a sequence takes."""
-        return self._ledger.host.nbytes(len(self._ledger.blocks_of(slot)), self._executor.state_bytes(slot))
+        return self._ledger.host.nbytes(self._ledger.lengths[slot], self._executor.state_bytes(slot))
 
     def save(self, slot: int) -> int | None:
         """Copy a sequence, which stays as it is. Returns the copy's id; None: the system lacks memory.

@@ -22,7 +22,7 @@ from winnow.cache.prefix_index import PrefixKey, Snapshot
 from winnow.errors import ConfigError, PrefixStoreError
 from winnow.json_values import dump_json
 
-FORMAT = "winnow prefix 1"
+FORMAT = "winnow prefix 2"
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class SavedPrefix:
         data: of the rows' blocks, as `Executor.write_blocks` takes it.
         num_rounds: how many rounds the KVs have seen.
         position_offset: token index minus stored position.
-        wide: what is wide of the prefix, as `Executor.write_wide` takes it.
+        states: what the prefix has beside blocks, as `Executor.write_states` takes it.
     """
 
     lengths: IntArray
     data: NDArray[np.uint8]
     num_rounds: int
     position_offset: int
-    wide: dict[str, NDArray[Any]]
+    states: dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,10 @@ class PrefixStore:
             raise ConfigError(f"prefix_store must be a directory, got {str(directory)!r}")
         self._directory = directory
         self._layout = layout
-        shape = (layout.num_layers, layout.num_kv_heads, layout.head_dim, layout.block_size)
-        # Where values lie apart, blocks are padded.
-        apart = [] if layout.value_tier is None else [repr(layout.block_format)]
-        # The codec with its groups and rotations, which its name does not tell.
-        self._made_for = dump_json([FORMAT, model, repr(layout.codec), repr(layout.wide), shape, *apart])
+        # Kinds have their codecs with groups and rotations, which names do not tell.
+        kinds = [(kind.key_size, kind.value_size, repr(kind.codec), repr(kind.form)) for kind in layout.kinds]
+        rows = layout.heads, layout.kind_of.tolist(), layout.block_size
+        self._made_for = dump_json([FORMAT, model, kinds, repr(layout.wide), rows])
         self._warned: set[Path] = set()
         self._documents: dict[Path, SavedDocument | None] = {}
         self._listed_at: int | None = None
@@ -151,8 +150,8 @@ class PrefixStore:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
             self._check(metadata, tensors, key, token_ids, num_accumulators)
             rounds, offset = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
-            wide = {name: tensor for name, tensor in tensors.items() if name.startswith("wide.")}
-            return SavedPrefix(tensors["lengths"], self._joined(tensors), rounds, offset, wide)
+            states = {name: tensor for name, tensor in tensors.items() if not _is_own(name)}
+            return SavedPrefix(tensors["lengths"], self._joined(tensors), rounds, offset, states)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError, _UnusableError) as error:
             if path not in self._warned:
                 self._warned.add(path)
@@ -175,18 +174,22 @@ class PrefixStore:
         lengths = tensors.get("lengths", np.empty(0))
         if not _is(lengths, np.int32, (layout.num_layers, layout.num_kv_heads)) or lengths.min() < 0:
             raise _UnusableError("lengths of rows are missing")
-        blocks = int(layout.row_blocks(lengths).sum())
-        for name, shape, dtype in (
-            ("token_ids", (len(token_ids),), np.int64),
-            ("kvs", (blocks, layout.block_format.nbytes), np.uint8),
-            ("positions", (blocks, layout.block_size), np.int32),
-            ("accumulators", (num_accumulators, blocks, layout.block_size), np.float32),
-        ):
+        size = layout.block_size
+        wanted: list[tuple[str, tuple[int, ...], Any]] = [("token_ids", (len(token_ids),), np.int64)]
+        for number, blocks in enumerate(layout.by_kind(layout.row_blocks(lengths))):
+            wanted += [
+                (f"kvs.{number}", (blocks, layout.kinds[number].form.nbytes), np.uint8),
+                (f"positions.{number}", (blocks, size), np.int32),
+                (f"accumulators.{number}", (num_accumulators, blocks, size), np.float32),
+            ]
+        for name, shape, dtype in wanted:
             if not _is(tensors.get(name), dtype, shape):
                 raise _UnusableError(f"{name} must be {np.dtype(dtype)} {shape}")
         if not np.array_equal(tensors["token_ids"], token_ids):
             raise _UnusableError("it is of other tokens")
-        positions = tensors["positions"]
+        if lengths[~layout.has_row].any():
+            raise _UnusableError("it has rows that the model has not")
+        positions = np.concatenate([tensors[f"positions.{number}"] for number in range(len(layout.kinds))])
         is_inside = (positions >= 0).all() and (positions < len(token_ids)).all()
         if lengths.max() > len(token_ids) or not is_inside:
             raise _UnusableError("it holds more than its tokens")
@@ -211,20 +214,29 @@ class PrefixStore:
 
     def _joined(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         """Tensors as `CacheLayout.host_bytes` lays them out."""
-        blocks, layout = len(tensors["kvs"]), self._layout
-        data = np.zeros(layout.host_bytes(blocks), dtype=np.uint8)
-        parts = [tensors["kvs"], tensors["positions"], *tensors["accumulators"]]
-        for part, place in zip(parts, self._places(blocks), strict=False):
-            data[place] = np.ascontiguousarray(part).view(np.uint8).ravel()
+        layout = self._layout
+        count = layout.by_kind(layout.row_blocks(tensors["lengths"]))
+        data = np.zeros(layout.host_bytes(count), dtype=np.uint8)
+        for number, places in enumerate(self._places(count)):
+            parts = [
+                tensors[f"kvs.{number}"],
+                tensors[f"positions.{number}"],
+                *tensors[f"accumulators.{number}"],
+            ]
+            for part, place in zip(parts, places, strict=False):
+                data[place] = np.ascontiguousarray(part).view(np.uint8).ravel()
         return data
 
-    def _places(self, blocks: int) -> list[slice]:
-        """Where KVs, positions and each of the accumulators lie in the bytes of a number of blocks."""
-        places, start = [], 0
-        for size in self._layout.part_bytes:
-            places.append(slice(start, start + blocks * size))
-            start += round_up(blocks * size, 8)
-        return places
+    def _places(self, count: Sequence[int]) -> list[list[slice]]:
+        """Where KVs, positions and each of the accumulators of each kind lie in the bytes of numbers of blocks."""
+        found, start = [], 0
+        for blocks, kind in zip(count, self._layout.kinds, strict=True):
+            places = []
+            for size in kind.part_bytes(self._layout.num_accumulators):
+                places.append(slice(start, start + blocks * size))
+                start += round_up(blocks * size, 8)
+            found.append(places)
+        return found
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -235,7 +247,7 @@ class PrefixStore:
         num_accumulators: int,
         document: bytes,
         notes: Mapping[str, Any],
-        wide: Mapping[str, NDArray[Any]],
+        states: Mapping[str, NDArray[Any]],
     ) -> Path:
         """Write a snapshot, in place of one of the same key. Returns its path.
 
@@ -244,12 +256,12 @@ class PrefixStore:
             num_accumulators: how many its policy uses.
             document: `PrefixChain.document_key` of its tokens.
             notes: the policy, its `kv_budget` and the number of tokens, for `SavedDocument`.
-            wide: what is wide of it, as `Executor.read_wide` gives it.
+            states: what it has beside blocks, as `Executor.read_states` gives it.
 
         Raises:
             PrefixStoreError: the disk refuses it; the directory is as it was.
         """
-        tensors = self._split(snapshot, data, num_accumulators) | dict(wide)
+        tensors = self._split(snapshot, data, num_accumulators) | dict(states)
         metadata = {
             "format": FORMAT,
             "made_for": self._made_for,
@@ -271,29 +283,37 @@ class PrefixStore:
         self, snapshot: Snapshot, data: NDArray[np.uint8], num_accumulators: int
     ) -> dict[str, NDArray[Any]]:
         """The tensors of a file. What lies behind the ends of rows is nobody's, or another's, and is not written."""
-        layout, lengths = self._layout, snapshot.lengths
-        blocks = len(snapshot.blocks)
-        kvs, positions, *accumulators = (data[place].copy() for place in self._places(blocks))
-        kvs = kvs.reshape(blocks, layout.block_format.nbytes)
-        filled = np.full(blocks, layout.block_size)
-        rest = lengths.ravel() % layout.block_size
+        layout, lengths, size = self._layout, snapshot.lengths, self._layout.block_size
+        num_blocks = layout.row_blocks(lengths)
+        filled = np.full(int(num_blocks.sum()), size)
+        rest = lengths.ravel() % size
         filled[layout.partly_filled(lengths)] = rest[rest > 0]
-        behind = np.arange(layout.block_size) >= filled[:, None]  # [blocks, block_size]
-        for field, offset in layout.block_format.fields:
-            part = kvs[:, offset : offset + layout.block_size * field.slot_bytes]
-            part.reshape(blocks, layout.block_size, field.slot_bytes)[behind] = 0
-        numbers = [
-            positions.view(np.int32),
-            *(each.view(np.float32) for each in accumulators[:num_accumulators]),
-        ]
-        shaped = [np.where(behind, 0, each.reshape(behind.shape)).astype(each.dtype) for each in numbers]
-        return {
+        everywhere = np.arange(size) >= filled[:, None]  # [blocks, block_size]
+        tensors: dict[str, NDArray[Any]] = {
             "token_ids": snapshot.token_ids.astype(np.int64),
             "lengths": lengths.astype(np.int32),
-            "kvs": kvs,
-            "positions": shaped[0],
-            "accumulators": np.array(shaped[1:], dtype=np.float32).reshape(num_accumulators, *behind.shape),
         }
+        kinds, count = layout.kinds_of(num_blocks[None]), layout.by_kind(num_blocks)
+        for number, (kind, places) in enumerate(zip(layout.kinds, self._places(count), strict=True)):
+            behind = everywhere if kinds is None else everywhere[kinds == number]
+            kvs, positions, *accumulators = (data[place].copy() for place in places)
+            kvs = kvs.reshape(len(behind), kind.form.nbytes)
+            for field, offset in kind.form.fields:
+                part = kvs[:, offset : offset + size * field.slot_bytes]
+                part.reshape(len(behind), size, field.slot_bytes)[behind] = 0
+            numbers = [
+                positions.view(np.int32),
+                *(each.view(np.float32) for each in accumulators[:num_accumulators]),
+            ]
+            shaped = [np.where(behind, 0, each.reshape(behind.shape)).astype(each.dtype) for each in numbers]
+            tensors |= {
+                f"kvs.{number}": kvs,
+                f"positions.{number}": shaped[0],
+                f"accumulators.{number}": np.array(shaped[1:], dtype=np.float32).reshape(
+                    num_accumulators, *behind.shape
+                ),
+            }
+        return tensors
 
 
 def _read_document(path: Path) -> SavedDocument | None:
@@ -312,6 +332,11 @@ def _read_document(path: Path) -> SavedDocument | None:
         )
     except (OSError, SafetensorError, LookupError, TypeError, ValueError):
         return None
+
+
+def _is_own(name: str) -> bool:
+    """Whether a tensor of a file is the store's own: tokens, lengths, or a part of blocks."""
+    return name.partition(".")[0] in ("token_ids", "lengths", "kvs", "positions", "accumulators")
 
 
 def _is(tensor: NDArray[Any] | None, dtype: Any, shape: tuple[int, ...]) -> bool:

@@ -31,8 +31,6 @@ class Room:
 
     def is_open(self, running: SequenceType[Sequence]) -> bool:
         """Whether newcomers are considered."""
-        if not running:
-            self._ledger.allocator.retry()
         if not running or self._ledger.allocator.num_used <= self._low:
             self._closed = False
         return not self._closed

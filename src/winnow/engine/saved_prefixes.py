@@ -116,7 +116,7 @@ class SavedPrefixes:
         )
         if not self._ledger.prefix_rows.keep_snapshot(snapshot):
             return False
-        self._executor.write_wide(key, found.wide)
+        self._executor.write_states(key, found.states)
         return True
 
     def save(self, snapshot: Snapshot, document: bytes, rule: SequenceEviction, store: PrefixStore) -> Path:
@@ -124,8 +124,8 @@ class SavedPrefixes:
         self._executor.apply(self._ledger.take_update())
         notes = {"policy": json_value(rule.policy), "kv_budget": rule.budget, "tokens": snapshot.num_tokens}
         data = self._executor.read_blocks(snapshot.blocks)
-        wide = self._executor.read_wide(snapshot.key)
-        return store.save(snapshot, data, rule.policy.score.num_accumulators, document, notes, wide)
+        states = self._executor.read_states(snapshot.key)
+        return store.save(snapshot, data, rule.policy.score.num_accumulators, document, notes, states)
 
 
 def chain_of(

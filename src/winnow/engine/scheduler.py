@@ -31,6 +31,7 @@ from winnow.engine.request import Request, RoundTally, Sequence
 from winnow.engine.room import Room
 from winnow.engine.saved_prefixes import SavedPrefixes
 from winnow.engine.sequence_forks import SequenceForks, group, share_prefix
+from winnow.engine.tier_grants import TierGrants
 
 
 class Scheduler:
@@ -85,6 +86,7 @@ class Scheduler:
             self.waiting, self.accounts, self.ledger, self._room, config.max_passes
         )
         self.decisions = CompressionDecisions(self.ledger, self._room, self._preemption.costs, self.rounds)
+        self._grants = TierGrants(self.ledger, executor, config)
         self._failed: list[Sequence] = []
         self._builder = PlanBuilder(self.ledger, self.running, self.waiting)
 
@@ -159,6 +161,7 @@ class Scheduler:
             raise
 
     def _schedule(self) -> ScheduledStep:
+        self._grants.ask(again=not self.running)
         self._rounds.start_step()
         self._entry_rules.keep_limits(self.running, self._victims.choose, self._park)
         while True:

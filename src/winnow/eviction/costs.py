@@ -34,11 +34,21 @@ class RowCosts:
     protected: Tensor
     stats: Tensor | None = None
     cost: Tensor | None = None
+    missing: int = 0
+    """How many of the L x H rows do not exist, since their layers have fewer heads."""
 
     @classmethod
     def of(cls, ranking: Ranking, cost: Tensor | None = None) -> "RowCosts":
         """The costs of a ranking's rows."""
-        return cls(ranking.round, ranking.block_size, ranking.length, ranking.protected, ranking.stats, cost)
+        return cls(
+            ranking.round,
+            ranking.block_size,
+            ranking.length,
+            ranking.protected,
+            ranking.stats,
+            cost,
+            ranking.rows.missing,
+        )
 
     @classmethod
     def join(cls, parts: Sequence["RowCosts"]) -> "RowCosts":
@@ -49,6 +59,7 @@ class RowCosts:
             protected=torch.cat([part.protected for part in parts], dim=2),
             stats=_join([part.stats for part in parts]),
             cost=_join([part.cost for part in parts], padded=True),
+            missing=sum(part.missing for part in parts),
         )
 
     @property
@@ -58,6 +69,11 @@ class RowCosts:
     @property
     def num_heads(self) -> int:
         return self.length.shape[2]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of each sequence."""
+        return self.num_layers * self.num_heads - self.missing
 
     @cached_property
     def blocks(self) -> Tensor:

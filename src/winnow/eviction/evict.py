@@ -80,12 +80,12 @@ def compact_round(
     stay = kept.transpose(0, 1)
     backend.keep_best(cache.pool, replace(ranked, block=block), stay, most)
     if policy.score.resets_accumulators:
-        slot = cache.pool.slots_of(block)
+        slot = cache.pool.numbers.slots_of(block)
         front = torch.arange(slot.shape[-1], device=slot.device) < stay[..., None]
-        cache.pool.clear_accumulators(slot[front], policy.score.num_accumulators)
+        cache.pool.numbers.clear_accumulators(slot[front], policy.score.num_accumulators)
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
-        reassign(cache.pool, cache.pool.slots_of(block).transpose(0, 1), kept, rotation)
+        reassign(cache.pool, cache.pool.numbers.slots_of(block).transpose(0, 1), kept, rotation)
     cache.pool.moved(block.flatten())
     cache.tables.set_lengths(slots, planned.lengths)
 

@@ -30,7 +30,7 @@ class RowKernels:
             return None
         from winnow.attention.native import reads
 
-        return cls(kernels, rows) if reads(rows.pool.layout.codec) else None
+        return cls(kernels, rows) if reads(rows.pool.kind.codec) else None
 
     def leverage(self, ridge: float) -> Tensor:
         """Scores of `Leverage`, not smoothed: float32 [B, H, N], zeros where not valid."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from winnow.attention import AttentionObserver, Smoothing
-from winnow.cache import CacheLayout, KVCodec
+from winnow.cache import CacheLayout
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
 from winnow.eviction.keep import Keep
@@ -42,11 +42,12 @@ class EvictionPolicy:
                 "a token can have one position only if all rows keep the same tokens"
             )
 
-    def check_codec(self, codec: KVCodec) -> None:
+    def check_layout(self, layout: CacheLayout) -> None:
         """Raise ConfigError where KVs that are stored so cannot be evicted, and the policy evicts."""
-        if not (codec.movable or self.when.never):
+        if not (layout.movable or self.when.never):
             raise ConfigError(
-                f"kv_cache_dtype {codec.name} cannot be evicted, as keys of a block share scales: give eviction=full"
+                f"kv_cache_dtype {layout.codec_names} cannot be evicted, as keys of a block share scales: give "
+                "eviction=full"
             )
 
     def _check_score(self) -> None:

@@ -27,10 +27,11 @@ def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> No
     """
     most = int(kept.max())
     slot, counts = slot[..., :most], torch.arange(most, device=slot.device) < kept[..., None]
-    old = pool.position[pool.place(slot)]
+    old = pool.position[pool.numbers.place(slot)]
     new = ranks(old.masked_fill(~counts, torch.iinfo(old.dtype).max)).int()
     for layer in range(slot.shape[1]):
         here = slot[:, layer][counts[:, layer]]
         difference = (new - old)[:, layer][counts[:, layer]]
-        pool.set_keys(here, rotation.turn(layer, pool.keys(here), difference))
-    pool.position[pool.place(slot[counts])] = new[counts]
+        kind = pool.of_layer(layer)
+        kind.set_keys(here, rotation.turn(layer, kind.keys(here), difference))
+    pool.position[pool.numbers.place(slot[counts])] = new[counts]

@@ -45,7 +45,7 @@ class ReplayWeights:
     def logs(self, cache: PagedCache, span: ReplaySpan, layer: int, queries: slice) -> tuple[Tensor, Tensor]:
         """The logarithms of |h| of some of the span's tokens, float32 [n], and of |W v|, float32 [Hq, judged KVs]."""
         slot, _ = judged_slots(cache, layer, span.slot, _judged(span.replay), span.replay.context_len)
-        values = cache.pool.values(slot)  # [H, judged, d]
+        values = cache.pool.of_layer(layer).values(slot)  # [H, judged, d]
         by_head = values.repeat_interleave(len(self.products) // len(values), dim=0)
         squares = ((by_head @ self.products) * by_head).sum(dim=-1).clamp_min_(0.0)
         lengths = self.inputs[queries].float().norm(dim=-1).clamp_min_(_LEAST_LENGTH)
@@ -101,7 +101,7 @@ def _clear(cache: PagedCache, span: ReplaySpan, layer: int) -> None:
     start = 0 if replay.start == replay.head else replay.start
     context = JudgedKVs(0, start, replay.end, replay.context_len)
     slot, _ = judged_slots(cache, layer, span.slot, context, replay.context_len)
-    cache.pool.clear_accumulators(slot, 1)
+    cache.pool.numbers.clear_accumulators(slot, 1)
 
 
 def _judged(replay: ReplayPass) -> JudgedKVs:

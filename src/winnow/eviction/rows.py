@@ -74,13 +74,19 @@ class RoundRows:
             some = torch.tensor(layers, device=slots.device)
             self.block, length = self.block[some], length[some]
         self.block, self.length = self.block.long(), length.contiguous()
-        self.position = cache.pool.positions_of(self.block)
+        self.position = cache.pool.numbers.positions_of(self.block)
         self.protected = self._kept_positions().logical_and_(self.valid)
+
+    @property
+    def missing(self) -> int:
+        """How many rows of a sequence do not exist, since their layers have fewer heads than others."""
+        has_row = self.cache.pool.layout.has_row[list(self.layers)]
+        return int(has_row.size - has_row.sum())
 
     @cached_property
     def slot(self) -> Tensor:
         """The pool's slot of each KV, int64 [L, B, H, N]."""
-        return self.cache.pool.slots_of(self.block)
+        return self.cache.pool.numbers.slots_of(self.block)
 
     @cached_property
     def valid(self) -> Tensor:
@@ -135,7 +141,7 @@ class LayerRows:
     @cached_property
     def accumulators(self) -> Tensor:
         """What attention accumulated (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
-        return self.pool.accumulated(self._block)
+        return self.pool.numbers.accumulated(self._block)
 
     @property
     def kind(self) -> Tensor:
@@ -151,8 +157,7 @@ class LayerRows:
 
     def values(self) -> Tensor:
         """The values, float32 [B, H, N, d]; zeros where not valid."""
-        if self.pool.layout.is_far(self.layer):
-            self.pool.count_scored(int(self.length.sum()))
+        self.pool.count_scored(int(self.length.sum()))
         return self._where_valid(self.pool.values_of(self._block))
 
     @property

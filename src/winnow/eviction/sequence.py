@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from winnow.attention import AttentionObserver
 from winnow.cache import CacheLayout
-from winnow.cache.layout import ROW_SKEW, ceil_div
+from winnow.cache.cache_size import ROW_SKEW
+from winnow.cache.layout import ceil_div
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.replay import ReplayPass
 

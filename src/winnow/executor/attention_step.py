@@ -12,9 +12,9 @@ from winnow.attention.torch_backend import written_slots
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
+from winnow.executor.occupants import Occupants
 from winnow.executor.query_signals import WatchedQueries
 from winnow.executor.signals import EngineSignals
-from winnow.executor.slots import SlotStates
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class PagedAttentionStep:
         return replayed == len(self.spans.position)
 
     def _predict(self, layer: int, k: Tensor, v: Tensor) -> None:
-        slots = self._written_slots[layer]
+        slots = self._written_slots[layer][:, : self.cache.pool.layout.heads[layer]]
         for span in self.predicted:
             scorer, tokens = self.signals.predictor(span.source), span.tokens
             score = scorer.predict(layer, self.inputs[0][tokens], k[tokens], v[tokens])
-            self.cache.pool.set_accumulator(slots[tokens], score)
+            self.cache.pool.numbers.set_accumulator(slots[tokens], score)
 
     @cached_property
     def _written_slots(self) -> Tensor:
@@ -104,13 +104,13 @@ class PagedAttentionStep:
         return ReplayWeights(self.signals.output_products(layer), self.inputs[0][span.tokens])
 
 
-def replay_spans(plan: StepPlan, states: SlotStates) -> tuple[ReplaySpan, ...]:
+def replay_spans(plan: StepPlan, occupants: Occupants) -> tuple[ReplaySpan, ...]:
     """Where the plan repeats contexts."""
     spans: list[ReplaySpan] = []
     first = 0
     for entry in plan.entries:
         if entry.replay is not None:
-            eviction = states[entry.slot].eviction
+            eviction = occupants[entry.slot].eviction
             assert eviction is not None, "only policies replay"
             replay, needs = eviction.passes[entry.replay], eviction.policy.score.needs
             tokens, done = slice(first, first + entry.count), entry.start - replay.context_len
@@ -119,12 +119,12 @@ def replay_spans(plan: StepPlan, states: SlotStates) -> tuple[ReplaySpan, ...]:
     return tuple(spans)
 
 
-def predicted_spans(plan: StepPlan, states: SlotStates) -> tuple[PredictedSpan, ...]:
+def predicted_spans(plan: StepPlan, occupants: Occupants) -> tuple[PredictedSpan, ...]:
     """Whose KVs a predictor scores: the context's, and those after it where later rounds read their scores."""
     spans: list[PredictedSpan] = []
     first = 0
     for entry in plan.entries:
-        eviction, end = states[entry.slot].eviction, first + entry.count
+        eviction, end = occupants[entry.slot].eviction, first + entry.count
         if eviction is not None and entry.replay is None:
             source = eviction.policy.score.needs.predictor
             if source is not None and (entry.start < eviction.context_len or eviction.policy.when.in_decode):

@@ -33,15 +33,15 @@ def build_engine(
     num_accumulators = config.eviction.num_accumulators
     if num_accumulators is None:
         num_accumulators = max(policy.score.num_accumulators, 1)
-    layout = loaded.kv_layout(config.cache, num_accumulators)
-    policy.check_codec(layout.codec)
+    layout = loaded.kv_layout(config.cache, num_accumulators, config.scheduler.chunk)
+    policy.check_layout(layout)
     backend = open_backend(config.model.attention_backend, loaded.device, layout)
     if config.model.verify_model:
         verify_codec(loaded, layout, config.model.attention_backend)
-    executor = TorchExecutor(loaded, config, backend, num_accumulators)
+    executor = TorchExecutor(loaded, config, backend, layout)
 
     def open_store(directory: Path) -> PrefixStore:
-        return PrefixStore(directory, _identity(loaded, config), executor.layout)
+        return PrefixStore(directory, _identity(loaded, config), layout)
 
     store = None if config.cache.prefix_store is None else open_store(Path(config.cache.prefix_store))
     scheduler = Scheduler(
@@ -53,8 +53,6 @@ def build_engine(
         host_bytes=config.cache.kv_offloading_size or 0,
         prefix_store=store,
     )
-    if executor.values_apart is not None:
-        scheduler.ledger.allocator.withhold(executor.values_apart.grant, executor.values_apart.grant_size)
     if config.cache.kv_offloading_size is not None:
         scheduler.record_copies(*executor.time_copies(clock))
     admission = Admission(

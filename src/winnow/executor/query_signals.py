@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from winnow.cache.slot_states import SlotState
 from winnow.engine.plan import StepPlan
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
-from winnow.executor.slots import SlotStates
+from winnow.executor.occupants import Occupants
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,10 @@ class SequenceQueries:
         return sum(each.nbytes for part in (self.moments, self.chunks) for each in part.values())
 
 
-class QuerySignals:
+class QuerySignals(SlotState):
     """See `winnow.eviction.Signals`. Holds Hq d (d + 1) float32 numbers per layer and sequence for moments."""
+
+    name = "queries"
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -145,11 +148,11 @@ class QuerySignals:
         """Must be set before a sequence whose score needs moments is computed."""
         self._sequences: dict[int, SequenceQueries] = {}
 
-    def note(self, plan: StepPlan, states: SlotStates) -> tuple[WatchedQueries, ...]:
+    def note(self, plan: StepPlan, occupants: Occupants) -> tuple[WatchedQueries, ...]:
         """Learn who computes what. Returns whose queries must be looked at in this step."""
         watched, first = [], 0
         for entry in plan.entries:
-            eviction = states[entry.slot].eviction
+            eviction = occupants[entry.slot].eviction
             # The queries of a repetition are not the context's.
             needs = None if eviction is None or entry.replay is not None else eviction.policy.score.needs
             if eviction is not None and needs is not None and needs.queries:
@@ -178,20 +181,22 @@ class QuerySignals:
                 chunks = sequence.chunks.setdefault(layer, _Chunks())
                 chunks.add(q[part], k[part], needs.chunk)
 
+    def nbytes(self, slot: int) -> int:
+        return self._sequences[slot].nbytes if slot in self._sequences else 0
+
     def fork(self, slot: int, to: int) -> None:
-        """The sequence in a slot has been forked to another."""
         if slot in self._sequences:
             self._sequences[to] = self._sequences[slot].copy()
 
-    def of(self, slot: int) -> SequenceQueries | None:
-        """What is known of the sequence in a slot; None: nothing."""
-        return self._sequences.get(slot)
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> SequenceQueries | None:
+        if slot not in self._sequences:
+            return None
+        return self._sequences[slot].copy().to(torch.device("cpu"))
 
-    def put(self, slot: int, queries: SequenceQueries) -> None:
-        """The sequence in a slot goes on with what was known of it."""
-        self._sequences[slot] = queries
+    def load(self, slot: int, saved: SequenceQueries) -> None:
+        self._sequences[slot] = saved.copy().to(self._device)
 
-    def forget(self, slot: int) -> None:
+    def close(self, slot: int) -> None:
         self._sequences.pop(slot, None)
 
     def moments(self, layer: int, slots: SequenceType[int], shape: tuple[int, int]) -> QueryMoments:

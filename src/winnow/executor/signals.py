@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -11,66 +10,55 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from winnow.attention import Spans
+from winnow.cache.slot_states import SlotState
 from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
 from winnow.eviction.predictor import PredictorSource, TokenScorer
-from winnow.executor.query_signals import QuerySignals, SequenceQueries
-from winnow.executor.slots import SlotState, SlotStates
+from winnow.executor.occupants import Occupants
+from winnow.executor.query_signals import QuerySignals
 from winnow.models import LoadedModel
 from winnow.models.outputs import output_projections, projection_weights
 
 
-@dataclass(frozen=True)
-class SequenceSignals:
-    """What is known of one sequence, on the host.
-
-    Attributes:
-        state: of the sequence as it was.
-        kinds: whether a policy asks for the kinds of its tokens, or for similarity.
-        sums: float32 [layers], of cosines; count: float32 [], their number.
-    """
-
-    state: SlotState
-    kinds: bool
-    sums: Tensor
-    count: Tensor
-    queries: SequenceQueries | None
-
-
-class EngineSignals:
+class EngineSignals(SlotState):
     """See `winnow.eviction.Signals`.
 
     Attributes:
         queries: what is learnt of queries.
     """
 
-    def __init__(self, max_num_seqs: int, model: LoadedModel, locate: Callable[[], Path]) -> None:
+    name = "signals"
+
+    def __init__(
+        self, max_num_seqs: int, model: LoadedModel, locate: Callable[[], Path], occupants: Occupants
+    ) -> None:
         """`locate` finds the directory or file of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
         self.queries = QuerySignals(device)
         self._model = model
         self._locate = locate
         self._predictors: dict[PredictorSource, TokenScorer] = {}
-        self._sequences: dict[int, SlotState] = {}
+        self._occupants = occupants
+        self._watched: set[int] = set()  # slots whose policies ask for kinds of tokens, or for similarity
         self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
         self._device = device
         self._products: dict[int, Tensor] = {}
 
-    def note(self, plan: StepPlan, states: SlotStates) -> Tensor | None:
+    def note(self, plan: StepPlan) -> Tensor | None:
         """Learn who computes what. Returns which tokens of the batch count for similarity, [T], or None if none do."""
         watched: set[int] = set()
         for entry in plan.entries:
-            state = states[entry.slot]
-            eviction = state.eviction
+            occupant = self._occupants[entry.slot]
+            eviction = occupant.eviction
             if eviction is None or entry.replay is not None:
                 continue
             budget = eviction.policy.budget
             if budget.needs_kinds or budget.needs_similarity:
-                self._sequences[entry.slot] = state
-            if budget.needs_similarity and entry.start < state.prompt_len:
+                self._watched.add(entry.slot)
+            if budget.needs_similarity and entry.start < occupant.prompt_len:
                 watched.add(entry.slot)
                 if entry.start == 0:
                     self._sums[entry.slot] = self._counts[entry.slot] = 0.0
@@ -86,42 +74,26 @@ class EngineSignals:
         if layer == 0:
             self._counts.index_add_(0, spans.token_slots, counts.float())
 
-    def fork(self, slot: int, to: int, states: SlotStates) -> None:
-        """The sequence in a slot has been forked to another, which inherits what is known of its tokens."""
-        self.queries.fork(slot, to)
-        if slot in self._sequences:
-            self._sequences[to] = states[to]
+    def nbytes(self, slot: int) -> int:
+        return self._sums[slot].nbytes + self._counts[slot].nbytes
+
+    def fork(self, slot: int, to: int) -> None:
+        if slot in self._watched:
+            self._watched.add(to)
             self._sums[to], self._counts[to] = self._sums[slot], self._counts[slot]
 
-    def forget(self, slot: int) -> None:
-        self._sequences.pop(slot, None)
-        self.queries.forget(slot)
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> tuple[bool, Tensor, Tensor]:
+        """Whether the sequence is watched, and its sums, float32 [layers], and their number, float32 []."""
+        sums, count = (each[slot].to("cpu", copy=True) for each in (self._sums, self._counts))
+        return slot in self._watched, sums, count
 
-    def nbytes(self, slot: int) -> int:
-        """Bytes of what `copy` returns."""
-        queries = self.queries.of(slot)
-        return (
-            self._sums[slot].nbytes + self._counts[slot].nbytes + (0 if queries is None else queries.nbytes)
-        )
+    def load(self, slot: int, saved: tuple[bool, Tensor, Tensor]) -> None:
+        is_watched, self._sums[slot], self._counts[slot] = saved
+        if is_watched:
+            self._watched.add(slot)
 
-    def copy(self, slot: int, state: SlotState) -> SequenceSignals:
-        """What is known of the sequence in a slot, copied to the host."""
-        queries = self.queries.of(slot)
-        return SequenceSignals(
-            state.copy(),
-            slot in self._sequences,
-            self._sums[slot].to("cpu", copy=True),
-            self._counts[slot].to("cpu", copy=True),
-            None if queries is None else queries.copy().to(torch.device("cpu")),
-        )
-
-    def put(self, slot: int, signals: SequenceSignals, state: SlotState) -> None:
-        """The sequence in a slot goes on with what was known of it; `signals` may be put again."""
-        self._sums[slot], self._counts[slot] = signals.sums, signals.count
-        if signals.kinds:
-            self._sequences[slot] = state
-        if signals.queries is not None:
-            self.queries.put(slot, signals.queries.copy().to(self._device))
+    def close(self, slot: int) -> None:
+        self._watched.discard(slot)
 
     def similarity(self, slots: SequenceType[int]) -> Tensor:
         index = list(slots)
@@ -129,7 +101,7 @@ class EngineSignals:
 
     def kinds(self, slots: SequenceType[int]) -> Tensor:
         rows = [
-            self._model.token_kinds[torch.tensor(self._sequences[slot].token_ids, device="cpu")]
+            self._model.token_kinds[torch.tensor(self._occupants[slot].token_ids, device="cpu")]
             for slot in slots
         ]
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)

@@ -12,22 +12,18 @@ from torch import Tensor
 from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
 from winnow.attention.spans import NEVER
 from winnow.cache import (
+    CacheLayout,
     CacheSize,
     CacheUpdate,
-    CopyDiscarded,
-    HostTierError,
     Ledger,
-    RowsRestored,
-    RowsSaved,
 )
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.cache.prefix_index import PrefixKey
 from winnow.cache.tier_traffic import TierTraffic
-from winnow.cache.value_store import ValueStore
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
-from winnow.errors import InvalidRequestError, UnsupportedModelError, describe_error
+from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import (
     EvictionPolicy,
     EvictionTarget,
@@ -38,8 +34,8 @@ from winnow.eviction import (
 )
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
-from winnow.executor.signals import EngineSignals, SequenceSignals
-from winnow.executor.slots import SlotStates
+from winnow.executor.occupants import Occupants
+from winnow.executor.signals import EngineSignals
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
 from winnow.models.residuals import watch_attention_inputs, watch_residuals
@@ -51,13 +47,9 @@ class TorchExecutor:
     """Owns the model, the memory of KVs and the sampler."""
 
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, num_accumulators: int = 1
+        self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, layout: CacheLayout
     ) -> None:
         geometry = model.geometry
-        chunk = config.scheduler.prefill_chunk
-        if chunk is not None:
-            chunk = min(chunk, config.scheduler.max_num_batched_tokens)
-        layout = model.kv_layout(config.cache, num_accumulators, chunk)
         size = CacheSize.fit(
             layout,
             config.cache.kv_memory,
@@ -69,7 +61,6 @@ class TorchExecutor:
         require_host_memory(host_bytes, model.device, config.cache.kv_memory)
         self.layout, self.size = layout, size
         self.cache = PagedCache.allocate(layout, size, model.device, host_bytes)
-        self._saved: dict[int, SequenceSignals] = {}
         self._planned_rounds: list[PlannedRound] = []
         self._model = model
         self._backend = backend
@@ -82,8 +73,11 @@ class TorchExecutor:
             seed=config.model.seed,
             grammars=model.grammars,
         )
-        self._states = SlotStates()
-        self._signals = EngineSignals(size.max_num_seqs, model, lambda: locate_model(config.model))
+        self._occupants = Occupants(self._sampler)
+        self._signals = EngineSignals(
+            size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
+        )
+        self.cache.states.add(self._occupants, self._signals, self._signals.queries)
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and layout.value_tier is None:  # values are chosen on the host
@@ -100,30 +94,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def apply(self, update: CacheUpdate) -> None:
-        failed: dict[int, str] = {}
-        for each in update.copies:
-            if isinstance(each, RowsSaved):
-                try:
-                    self._saved[each.host_id] = self._signals.copy(each.slot, self._states[each.slot])
-                except (MemoryError, RuntimeError) as error:
-                    failed[each.host_id] = describe_error(error)
-        for slot in update.closed:
-            self._signals.forget(slot)
-        for slot in self._states.drop(update.closed):
-            self._sampler.remove(slot)
-        for each in update.copies:
-            if isinstance(each, RowsRestored) and each.host_id in self._saved:
-                # A round may come before a plan describes it anew.
-                self._states[each.slot] = state = self._saved[each.host_id].state.copy()
-                self._signals.put(each.slot, self._saved[each.host_id], state)
-            elif isinstance(each, CopyDiscarded):
-                self._saved.pop(each.host_id, None)
-        try:
-            self.cache.apply(update)
-        except HostTierError as error:
-            failed |= dict.fromkeys(error.host_ids, str(error))
-        if failed:
-            raise HostTierError(failed, next(iter(failed.values())))
+        self.cache.apply(update)
 
     @torch.inference_mode()
     def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
@@ -131,35 +102,34 @@ class TorchExecutor:
         assert self.cache.host is not None, "the cache was allocated with one"
         return self.cache.host.time_copies(clock)
 
-    @property
-    def values_apart(self) -> ValueStore | None:
-        """Where values of some layers lie."""
-        return self.cache.pool.values_apart
+    def grant(self, kind: int, blocks: range) -> tuple[int, str | None]:
+        store = self.cache.pool.kinds[kind].tier
+        assert store is not None, "only memory of a tier is asked for"
+        return store.grant(blocks)
 
     def state_bytes(self, slot: int) -> int:
-        return self._signals.nbytes(slot) + self.cache.saved_bytes(slot)
+        return self.cache.states.nbytes(slot)
 
     def fork(self, slot: int, child: NewSequence) -> None:
-        self._states.add(child)
-        self._signals.fork(slot, child.slot, self._states)
-        self.cache.fork(slot, child.slot)
+        self._occupants.add(child)
+        self.cache.states.fork(slot, child.slot)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         self.apply(plan.update)
-        self._states.follow(plan)
+        self._occupants.note(plan)
         spans = self._spans(plan)
         logits = LogitsRows.of(plan.entries)
         wanted = self._to_device(logits.tokens)
-        queries = self._signals.queries.note(plan, self._states)
-        replays = replay_spans(plan, self._states)
-        predicted = predicted_spans(plan, self._states)
+        queries = self._signals.queries.note(plan, self._occupants)
+        replays = replay_spans(plan, self._occupants)
+        predicted = predicted_spans(plan, self._occupants)
         step = PagedAttentionStep(
             self._backend,
             self.cache,
             spans,
             self._signals,
-            self._signals.note(plan, self._states),
+            self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
             None if queries or replays or predicted else self._backend.step(self.cache, spans),
             queries,
@@ -170,8 +140,7 @@ class TorchExecutor:
         traffic = self._take_traffic(plan)
         for entry in plan.entries:
             for slot in entry.forks:
-                self._signals.fork(entry.slot, slot, self._states)
-                self.cache.fork(entry.slot, slot)
+                self.cache.states.fork(entry.slot, slot)
         scored = {
             index: self._prompt_logprobs(plan.entries[index], rows[part])
             for index, part in logits.prompts.items()
@@ -188,15 +157,17 @@ class TorchExecutor:
 
     def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
         """What went to and from the values that lie apart since the last step, the rounds before this one included."""
-        apart, layout = self.values_apart, self.layout
-        if apart is None:
+        stores = [kind.tier for kind in self.cache.pool.kinds if kind.tier is not None]
+        if not stores:
             return None
-        rows = plan.num_tokens * (layout.num_layers - layout.near_layers) * layout.num_kv_heads
-        keys = rows if apart.tier.keys else 0
-        nbytes = rows * apart.slot_bytes + keys * apart.key_bytes
-        apart.traffic.add(TierTraffic(rows_written=rows, keys_written=keys, bytes_written=nbytes))
-        traffic, apart.traffic = apart.traffic, TierTraffic()
-        return traffic
+        total, rows = TierTraffic(), self.layout.by_kind(self.layout.even_rows(plan.num_tokens))
+        for count, kind in zip(rows, self.cache.pool.kinds, strict=True):
+            if kind.tier is not None:
+                keys = count if kind.tier.tier.keys else 0
+                nbytes = count * kind.kind.tier_slot_bytes
+                kind.traffic.add(TierTraffic(rows_written=count, keys_written=keys, bytes_written=nbytes))
+                total.add(kind.tier.take_traffic())
+        return total
 
     def plan_evictions(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         targets = [
@@ -228,34 +199,33 @@ class TorchExecutor:
         self.cache.host.write(blocks, torch.from_numpy(data))
 
     @torch.inference_mode()
-    def read_wide(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
-        return {} if self.cache.wide is None else self.cache.wide.read(key)
+    def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
+        return self.cache.states.read(key)
 
     @torch.inference_mode()
-    def write_wide(self, key: PrefixKey, wide: Mapping[str, NDArray[Any]]) -> None:
-        if self.cache.wide is not None:
-            self.cache.wide.write(key, wide)
+    def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
+        self.cache.states.write(key, states)
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Positions of the KVs in the rows of a slot, ascending, by layer and head. Reads them from the device."""
         tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
         most = ceil_div(int(lengths.max()), self.layout.block_size)
         blocks = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0].long()
-        held = self.cache.pool.positions_of(blocks).cpu().numpy()  # [L, H, N]
+        held = self.cache.pool.numbers.positions_of(blocks).cpu().numpy()  # [L, H, N]
         return [
             [sorted(row[:length].tolist()) for row, length in zip(rows, layer.tolist(), strict=True)]
             for rows, layer in zip(held, lengths, strict=True)
         ]
 
     def prepare(self, policy: EvictionPolicy) -> None:
-        if not (self.layout.codec.movable or policy.when.never):
+        if not (self.layout.movable or policy.when.never):
             raise InvalidRequestError(
-                f"KVs stored as {self.layout.codec.name} (kv_cache_dtype) cannot be evicted, as keys of a block share "
+                f"KVs stored as {self.layout.codec_names} (kv_cache_dtype) cannot be evicted, as keys of a block share "
                 "scales"
             )
-        if policy.reassign_positions and not self.layout.codec.keys_can_turn:
+        if policy.reassign_positions and not self.layout.keys_can_turn:
             raise InvalidRequestError(
-                f"positions cannot be re-assigned in KVs stored as {self.layout.codec.name} (kv_cache_dtype): every "
+                f"positions cannot be re-assigned in KVs stored as {self.layout.codec_names} (kv_cache_dtype): every "
                 "round would round keys anew, and the errors add up; give keys 16 bits or more, such as k=auto,v=int4"
             )
         if policy.reassign_positions and self.cache.windows:
@@ -285,7 +255,7 @@ class TorchExecutor:
 
     def check_integrity(self, ledger: Ledger) -> None:
         tables, host = self.cache.tables, self.cache.host
-        assert host is not None and host.host_ids == set(ledger.host.copies) == set(self._saved), (
+        assert host is not None and host.host_ids == set(ledger.host.copies) == self.cache.states.host_ids, (
             "the host tier holds other copies than the ledger counts"
         )
         assert host.nbytes <= ledger.host.used_bytes, "the host tier holds more bytes than the ledger counts"
@@ -305,7 +275,7 @@ class TorchExecutor:
             )
 
     def _eviction(self, slot: int) -> SequenceEviction:
-        eviction = self._states[slot].eviction
+        eviction = self._occupants[slot].eviction
         assert eviction is not None, "only sequences under a policy take part in rounds"
         return eviction
 
@@ -333,13 +303,15 @@ class TorchExecutor:
         if self.layout.value_tier is None:
             return None
         return [
-            NEVER if entry.replay is not None else self._states[entry.slot].prompt_len - entry.position_offset
+            NEVER
+            if entry.replay is not None
+            else self._occupants[entry.slot].prompt_len - entry.position_offset
             for entry in plan.entries
         ]
 
     def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
         """What the entry's queries add to accumulators, and the first position that counts."""
-        eviction = self._states[entry.slot].eviction
+        eviction = self._occupants[entry.slot].eviction
         if eviction is None or entry.replay is not None:
             return None, 0
         observe, first = eviction.observe(entry.start, entry.end)
@@ -386,14 +358,14 @@ class TorchExecutor:
     def _enter(self, slots: Iterable[int]) -> None:
         """Let the sampler know each of the slots."""
         for slot in slots:
-            state = self._states[slot]
+            state = self._occupants[slot]
             if not state.in_sampler:
                 prompt, answer = state.token_ids[: state.prompt_len], state.token_ids[state.prompt_len :]
                 self._sampler.add(slot, state.params, prompt, answer, state.index)
                 state.in_sampler = True  # after it: the sampler may have refused
 
     def _prompt_logprobs(self, entry: PlannedSequence, logits: Tensor) -> list[LogprobDict]:
-        state = self._states[entry.slot]
+        state = self._occupants[entry.slot]
         top, wanted = state.params.prompt_logprobs, entry.logprobs
         assert top is not None and wanted is not None, "prompt logprobs are collected only where asked for"
         return prompt_logprobs(logits, state.token_ids[wanted[0] + 1 : wanted[1] + 1], top)

@@ -55,7 +55,7 @@ def configured_layout(
             raise ConfigError(
                 f"value_tier does not go with kv_cache_dtype={kind}, which keeps recent KVs wide: give another"
             )
-    layout = CacheLayout(
+    layout = CacheLayout.even(
         num_layers,
         num_kv_heads,
         head_dim,
@@ -67,5 +67,6 @@ def configured_layout(
         wide,
         tier,
     )
-    _ = layout.block_format
+    for each in layout.kinds:
+        _ = each.form
     return layout

@@ -48,9 +48,10 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
     Raises:
         UnsupportedModelError: the logits differ; names the format, and by how much.
     """
-    if isinstance(layout.codec, PlainCodec) or not layout.codec.movable:
+    if all(isinstance(codec, PlainCodec) for codec in layout.codecs) or not layout.movable:
         return
-    layout = replace(layout, windows=(), chunk=None, wide=WideParts(), value_tier=None)
+    groups = tuple(replace(group, window=None, tier=None) for group in layout.groups)
+    layout = replace(layout, groups=groups, chunk=None, wide=WideParts())
     length = min(_TOKENS, loaded.trained_len)
     tokens = torch.randint(
         loaded.vocab_size, (length,), generator=torch.Generator().manual_seed(0), device="cpu"
@@ -62,7 +63,7 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
     differences = differences_of(found, expected)
     if len(differences) and not float(differences.median()) <= HALF:
         raise UnsupportedModelError(
-            f"kv_cache_dtype: {type(backend).__name__} computes something else of KVs stored as {layout.codec.name} "
+            f"kv_cache_dtype: {type(backend).__name__} computes something else of KVs stored as {layout.codec_names} "
             f"than plain torch (logits differ by {float(differences.median()):.2g} of their norm, {HALF:g} is allowed)"
         )
 
@@ -70,7 +71,7 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
 def plain_layout(loaded: LoadedModel) -> CacheLayout:
     """A cache of KVs as they are."""
     geometry = loaded.geometry
-    return CacheLayout(
+    return CacheLayout.even(
         geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, _BLOCK_SIZE, loaded.dtype, 1
     )
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from winnow.cache import CacheLayout, CacheSize
-from winnow.cache.layout import BlockCount
+from winnow.cache import BlockCount, BlockKind, CacheLayout, CacheSize
 from winnow.checks import check_integer, check_number
 from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
@@ -69,7 +68,7 @@ class Deployment:
             check_number("price", self.price, 0.0)
         if self.dtype not in ("auto", *DTYPE_BYTES):
             raise ConfigError(f"dtype must be one of auto, {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
-        resolve_policy(self.eviction).policy.check_codec(self.layout.codec)
+        resolve_policy(self.eviction).policy.check_layout(self.layout)
 
     @property
     def weight_dtype(self) -> str:
@@ -112,24 +111,21 @@ class Deployment:
     @property
     def kv_token_bytes(self) -> int:
         """Keys and values of one token in blocks, over all layers and heads; but for values on a tier."""
-        slot = sum(each.slot_bytes for each in self.layout.codec.fields(self.model.head_dim))
-        return slot * self.model.rows - self.far_token_bytes
+        return sum(rows * kind.slot_bytes for rows, kind in self._rows_by_kind) - self.far_token_bytes
 
     @property
     def far_token_bytes(self) -> int:
         """Of one token, the values that lie on a value tier, or the KVs."""
-        layout, codec, head_dim = self.layout, self.layout.codec, self.model.head_dim
-        if layout.value_tier is None:
-            return 0
-        fields = codec.fields(head_dim) if layout.value_tier.keys else codec.value_fields(head_dim)
-        return (
-            sum(each.slot_bytes for each in fields)
-            * (layout.num_layers - layout.near_layers)
-            * layout.num_kv_heads
-        )
+        return sum(rows * kind.tier_slot_bytes for rows, kind in self._rows_by_kind)
+
+    @property
+    def _rows_by_kind(self) -> list[tuple[int, BlockKind]]:
+        """Rows of a sequence whose blocks are of each kind."""
+        layout = self.layout
+        return list(zip(layout.by_kind(layout.even_rows(1)), layout.kinds, strict=True))
 
     def kinds(self, num_blocks: int) -> BlockCount:
-        """Blocks by where their values lie, where all layers hold as much."""
+        """Blocks by kind, where all layers hold as much."""
         return CacheSize.of_blocks(self.layout, num_blocks, 1, self.layout.block_size).by_kind
 
     @property
@@ -165,7 +161,7 @@ class Deployment:
         """Whether `batch` such requests fit, on the devices or within `kv_memory`, and on the value tier."""
         tier, blocks = self.layout.value_tier, self.held(request).of_batch(batch)
         if tier is not None and tier.size is not None:
-            values = self.kinds(blocks).far * self.layout.tier_bytes
+            values = self.layout.tier_bytes(self.kinds(blocks))
             if values > tier.size:
                 return False
         return self.cache_bytes(request, batch) <= (self.kv_room if kv_memory is None else kv_memory)
@@ -182,7 +178,7 @@ class Deployment:
 
     def host_requests(self, request: Request) -> int:
         """Preempted requests of that kind that the host tier holds."""
-        each = self.layout.host_bytes(self.held(request).decoding)
+        each = self.layout.host_bytes(self.kinds(self.held(request).decoding))
         return (self.cache.kv_offloading_size or 0) // each
 
     # -- inverses ------------------------------------------------------------------------------------------------
@@ -192,7 +188,7 @@ class Deployment:
         room = self.kv_room if kv_memory is None else kv_memory
         if room <= 0:
             return 0
-        least = self.layout.device_bytes(BlockCount(far=1))
+        least = min(kind.device_bytes(self.layout.num_accumulators) for kind in self.layout.kinds)
         low, high = 0, self.held(request).largest_batch(room // least)
         while low < high:  # tables take some of the room
             middle = (low + high + 1) // 2
@@ -341,7 +337,7 @@ class Deployment:
             "hardware": self.hardware.to_json(),
             "gpus": self.gpus,
             "dtype": self.weight_dtype,
-            "kv_cache_dtype": self.layout.codec.name,
+            "kv_cache_dtype": self.layout.codec_names,
             "kv_group": self.cache.kv_group,
             "kv_wide": str(self.layout.wide) or None,
             "value_tier": None if self.layout.value_tier is None else str(self.layout.value_tier),

@@ -66,8 +66,9 @@ class Plan:
     def _kv_bytes(self, num_blocks: int) -> int:
         """Keys and values of blocks, on the devices."""
         layout = self.deployment.layout
-        far = self.deployment.kinds(num_blocks).far
-        return num_blocks * layout.block_format.nbytes - far * layout.tier_bytes
+        count = self.deployment.kinds(num_blocks)
+        kvs = sum(n * kind.form.nbytes for n, kind in zip(count, layout.kinds, strict=True))
+        return kvs - layout.tier_bytes(count)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers by name, in bytes and seconds.
@@ -93,10 +94,10 @@ class Plan:
             "kv_bytes": self._kv_bytes(blocks),
             "kv_bytes_used": layout.device_bytes(deployment.kinds(blocks)),
             "tier_bytes_per_token": deployment.far_token_bytes,
-            "tier_bytes": deployment.kinds(blocks).far * layout.tier_bytes,
+            "tier_bytes": layout.tier_bytes(deployment.kinds(blocks)),
             "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
             "wide_bytes": deployment.wide_bytes(self.request, self.batch),
-            "host_bytes_per_request": layout.host_bytes(held.decoding),
+            "host_bytes_per_request": layout.host_bytes(deployment.kinds(held.decoding)),
             "host_requests": deployment.host_requests(self.request),
             "weight_bytes": deployment.weight_bytes,
             "file_bytes": deployment.model.file_bytes,

@@ -125,11 +125,10 @@ class EngineSetup:
         """
         layout, size, rows = self.layout, self.size(), 1
         table_bytes = size.nbytes(layout) - layout.device_bytes(size.by_kind)
-        if self.fold and len(set(layout.windows)) < 2 and layout.value_tier is None:
+        if self.fold and len(layout.groups) == 1:
             rows = layout.rows_per_seq
-            layout = replace(
-                layout, num_layers=1, num_kv_heads=1, windows=layout.windows[:1], wide=WideParts()
-            )
+            one = replace(layout.groups[0], layers=(0,), num_kv_heads=1)
+            layout = replace(layout, groups=(one,), wide=WideParts())
             size = CacheSize(size.num_blocks // rows, size.num_pages, size.max_num_seqs, size.pages_per_seq)
         clock = clock or VirtualClock()
         times = deployment.times.seconds

@@ -94,7 +94,7 @@ class SimulatedExecutor:
         pass
 
     def state_bytes(self, slot: int) -> int:
-        # What `SequenceSignals` holds of a sequence without watched queries: a number for each layer, and one for all.
+        # What `EngineSignals` saves of a sequence: a number for each layer, and one for all.
         return _FLOAT32 * (self.layout.num_layers + 1)
 
     def copy_work(self, num_blocks: int) -> StepWork:
@@ -196,16 +196,19 @@ class SimulatedExecutor:
         return np.minimum(held, (blocks * size).reshape(held.shape).astype(held.dtype))
 
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
-        return np.zeros(self.layout.host_bytes(len(blocks)), dtype=np.uint8)
+        return np.zeros(0, dtype=np.uint8)
 
     def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
         pass
 
-    def read_wide(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
+    def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
         return {}
 
-    def write_wide(self, key: PrefixKey, wide: Mapping[str, NDArray[Any]]) -> None:
+    def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
         pass
+
+    def grant(self, kind: int, blocks: range) -> tuple[int, str | None]:
+        return blocks.start, None
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """The simulation knows lengths only; it says that the oldest tokens stayed."""

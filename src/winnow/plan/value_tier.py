@@ -202,8 +202,8 @@ def _hidden_from(model: TierModel, speeds: TierSpeeds) -> int:
 def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
     """What a tier changes for the batch of a plan, whose sequences have all their tokens."""
     deployment, request = plan.deployment, plan.request
-    codec, head_dim = deployment.layout.codec, deployment.model.head_dim
-    sides = codec.key_fields(head_dim), codec.value_fields(head_dim)
+    kind = deployment.layout.kinds[-1]
+    sides = kind.key_fields, kind.value_fields
     key_bytes, value_bytes = (float(sum(field.slot_bytes for field in side)) for side in sides)
     hardware, devices = deployment.hardware, deployment.gpus
     together = replace(

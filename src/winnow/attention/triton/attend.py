@@ -16,7 +16,7 @@ from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
 from winnow.attention.triton.kernels.observer import observe_chunk, observe_decode, replace_accumulators
 from winnow.attention.triton.launch import cache_layout, dot_format, padded, product_dtype
-from winnow.attention.triton.side_format import side_formats
+from winnow.attention.triton.side_format import pair_codec, side_formats
 from winnow.attention.triton.tuning import Tuning
 from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
@@ -45,8 +45,9 @@ class Attend:
         spec: AttentionSpec,
         tuning: Tuning,
     ) -> None:
-        pool, tables = cache.pool, cache.tables
-        self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (
+        pool, tables = cache.pool.of_layer(layer), cache.tables
+        self._pool, self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (
+            pool,
             cache,
             spans,
             layer,
@@ -54,12 +55,12 @@ class Attend:
             spec,
             tuning,
         )
-        self._group = q.shape[1] // pool.layout.num_kv_heads
+        self._group = q.shape[1] // cache.pool.layout.heads[layer]
         self._tile = max(tuning.chunk.queries, padded(self._group))
         self.tile_queries = self._tile // self._group
         self.out = out
         # Arguments that kernels share, in order.
-        self._kvs = (pool.storage, pool.position)
+        self._kvs = (pool.storage, pool.numbers.position)
         self._rows = (tables.pages, tables.page_table, tables.lengths, spans.device_slots)
         self._layout = cache_layout(cache)
 
@@ -67,13 +68,13 @@ class Attend:
     def _formula(self) -> dict[str, Any]:
         """The compile-time constants of kernels that describe the computation of logits."""
         return {
-            **side_formats(self._cache.pool.layout),
+            **side_formats(self._pool.kind),
             "HEAD_DIM": self._q.shape[2],
             "BLOCK_D": padded(self._q.shape[2]),
             "GROUP": self._group,
             "WINDOW": self._spec.window,
             "SOFTCAP": self._spec.softcap,
-            "DOT": dot_format(product_dtype(self._q, self._cache.pool.layout)),
+            "DOT": dot_format(product_dtype(self._q, pair_codec(self._pool.kind.codec))),
         }
 
     # -- one query each ------------------------------------------------------------------------------------------

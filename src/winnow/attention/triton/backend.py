@@ -15,7 +15,6 @@ from winnow.attention.triton.launch import (
     cache_layout,
     padded,
     product_dtype,
-    require_device,
     unit_stride,
 )
 from winnow.attention.triton.side_format import pair_codec, side_formats
@@ -35,16 +34,10 @@ class TritonBackend(TorchBackend):
     pads the batch.
 
     Args:
-        device: the device of the cache; None: not checked.
         tuning: tile sizes; None: from the table, by head_dim and dtype.
-
-    Raises:
-        ConfigError: kernels cannot run on `device`.
     """
 
-    def __init__(self, device: torch.device | str | None = None, tuning: Tuning | None = None) -> None:
-        if device is not None:
-            require_device(torch.device(device))
+    def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning
         self._planned: tuple[Spans, Batch] | None = None
 
@@ -54,11 +47,11 @@ class TritonBackend(TorchBackend):
         return only_decodes and Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
 
     def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        pool, tables = cache.pool, cache.tables
-        if pool.layout.is_far(layer):
+        pool, tables = cache.pool.of_layer(layer), cache.tables
+        if pool.tier is not None:
             write_rows(cache, spans, layer, k, v)
             return
-        codec = pair_codec(pool.layout)
+        codec = pair_codec(pool.kind.codec)
         k = unit_stride(turned(k) if codec.rotate_keys else k)
         v = unit_stride(turned(v) if codec.rotate_values else v)
         only_decodes = spans.num_decodes == len(spans.counts)
@@ -67,8 +60,8 @@ class TritonBackend(TorchBackend):
                 k,
                 v,
                 pool.storage,
-                pool.position,
-                pool.accumulators,
+                pool.numbers.position,
+                pool.numbers.accumulators,
                 tables.pages,
                 tables.page_table,
                 tables.lengths,
@@ -80,22 +73,23 @@ class TritonBackend(TorchBackend):
                 k.stride(1),
                 v.stride(0),
                 v.stride(1),
-                pool.position.numel(),
+                pool.numbers.position.numel(),
                 **cache_layout(cache),
-                **side_formats(pool.layout),
-                HEAD_DIM=pool.layout.head_dim,
-                NUM_ACCUMULATORS=pool.layout.num_accumulators,
-                BLOCK_H=triton.next_power_of_2(pool.layout.num_kv_heads),
-                BLOCK_D=padded(pool.layout.head_dim),
+                **side_formats(pool.kind),
+                HEAD_DIM=pool.kind.key_size,
+                NUM_ACCUMULATORS=len(pool.numbers.accumulators),
+                BLOCK_H=triton.next_power_of_2(cache.pool.layout.num_kv_heads),
+                BLOCK_D=padded(pool.kind.key_size),
                 num_warps=4,
                 enable_fp_fusion=False,  # codes are the reference's, bit for bit
             )
 
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        if cache.pool.layout.is_far(layer):
+        pool = cache.pool.of_layer(layer)
+        if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
-        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, cache.pool.layout))
-        codec = pair_codec(cache.pool.layout)
+        codec = pair_codec(pool.kind.codec)
+        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, codec))
         queries = turned(q).to(q.dtype) if codec.rotate_keys else q
         # Summed values are turned back before they are rounded.
         out = q.new_empty(q.shape, dtype=torch.float32 if codec.rotate_values else q.dtype)
@@ -113,12 +107,13 @@ class TritonBackend(TorchBackend):
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         if not len(source):
             return
-        if pool.values_apart is not None:
+        if len(pool.kinds) > 1 or pool.kinds[0].tier is not None:
             pool.move(source, target)
             return
+        [kind] = pool.kinds
         with torch.cuda.device_of(source):
             move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
-                pool.words,
+                kind.words,
                 pool.position,
                 pool.accumulators,
                 source,
@@ -126,9 +121,9 @@ class TritonBackend(TorchBackend):
                 len(source),
                 pool.position.numel(),
                 BLOCK_SIZE=pool.layout.block_size,
-                BLOCK_WORDS=pool.words.shape[1],
+                BLOCK_WORDS=kind.words.shape[1],
                 FIELDS=tuple(
-                    (offset, size, triton.next_power_of_2(size)) for offset, size in pool.fields_in_words
+                    (offset, size, triton.next_power_of_2(size)) for offset, size in kind.fields_in_words
                 ),
                 NUM_ACCUMULATORS=pool.layout.num_accumulators,
                 BLOCK_N=_MOVES_PER_PROGRAM,

@@ -7,11 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from winnow.attention.triton.side_format import pair_codec
-from winnow.cache import CacheLayout, PagedCache
+from winnow.cache import PagedCache
+from winnow.cache.codec import PairCodec
 from winnow.cache.formats import PlainFormat
 from winnow.cache.layout import PAGE_ENTRIES
-from winnow.errors import ConfigError
 
 _FORMATS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # Smallest dimension of a matrix product.
@@ -23,17 +22,14 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def require_device(device: torch.device) -> None:
-    """Raise unless kernels run on `device`.
-
-    Raises:
-        ConfigError: `device` is neither a GPU nor a CPU with the interpreter.
-    """
-    if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
-        raise ConfigError(
-            f"attention_backend triton needs a GPU, got device {device.type}; on cpu its kernels run only for tests, "
-            "very slowly, with TRITON_INTERPRET=1 in the environment"
-        )
+def device_refusal(device: torch.device) -> str | None:
+    """Why kernels cannot run on `device`; None: it is a GPU, or a CPU with the interpreter."""
+    if device.type == "cuda" or (device.type == "cpu" and interpreted()):
+        return None
+    return (
+        f"needs a GPU, got device {device.type}; on cpu its kernels run only for tests, very slowly, with "
+        "TRITON_INTERPRET=1 in the environment"
+    )
 
 
 def cache_layout(cache: PagedCache) -> dict[str, Any]:
@@ -48,15 +44,11 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
     }
 
 
-def product_dtype(q: Tensor, layout: CacheLayout) -> torch.dtype:
+def product_dtype(q: Tensor, codec: PairCodec) -> torch.dtype:
     """The dtype in which q, K, p and V are multiplied: one that holds the activations and plain vectors exactly.
 
     Decoded vectors are rounded to it.
-
-    Raises:
-        ConfigError: the kernels do not read such KVs.
     """
-    codec = pair_codec(layout)
     dtype = q.dtype
     for form in (codec.key, codec.value):
         if isinstance(form, PlainFormat):

@@ -5,7 +5,7 @@ from typing import Any
 
 import triton.language as tl
 
-from winnow.cache import CacheLayout
+from winnow.cache import BlockKind
 from winnow.cache.codec import BlockFormat, KVCodec, PairCodec
 from winnow.cache.formats import AffineFormat, PlainFormat, SymmetricFormat, VectorFormat
 from winnow.errors import ConfigError
@@ -51,20 +51,21 @@ class SideFormat:
     outliers: int = 0
 
 
-def reads(codec: KVCodec) -> bool:
-    """Whether the kernels read KVs that the codec stores."""
-    return isinstance(codec, PairCodec) and all(
-        isinstance(form, PlainFormat | SymmetricFormat | AffineFormat) for form in (codec.key, codec.value)
+def reads(*codecs: KVCodec) -> bool:
+    """Whether the kernels read KVs that the codecs store."""
+    known = PlainFormat | SymmetricFormat | AffineFormat
+    return all(
+        isinstance(codec, PairCodec) and all(isinstance(form, known) for form in (codec.key, codec.value))
+        for codec in codecs
     )
 
 
-def pair_codec(layout: CacheLayout) -> PairCodec:
+def pair_codec(codec: KVCodec) -> PairCodec:
     """The codec of KVs that kernels read.
 
     Raises:
         ConfigError: it is another; names it.
     """
-    codec = layout.codec
     if isinstance(codec, PairCodec) and reads(codec):
         return codec
     raise ConfigError(
@@ -72,16 +73,16 @@ def pair_codec(layout: CacheLayout) -> PairCodec:
     )
 
 
-def side_formats(layout: CacheLayout) -> dict[str, SideFormat]:
+def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
     """The compile-time constants of kernels that describe how KVs are stored.
 
     Raises:
         ConfigError: the kernels do not read such KVs.
     """
-    codec, form, head_dim = pair_codec(layout), layout.block_format, layout.head_dim
+    codec, form = pair_codec(kind.codec), kind.form
     return {
-        "KEY": _side_format(form, "k", codec.key, head_dim),
-        "VALUE": _side_format(form, "v", codec.value, head_dim),
+        "KEY": _side_format(form, "k", codec.key, kind.key_size),
+        "VALUE": _side_format(form, "v", codec.value, kind.value_size),
     }
 
 

@@ -101,7 +101,7 @@ class AdaptiveRows(Budget):
 
     def allot(self, costs: RowCosts) -> Tensor:
         assert costs.cost is not None, "set by `costs`"
-        kept = -(-costs.round.budget * (costs.num_layers * costs.num_heads) // costs.block_size)
+        kept = -(-costs.round.budget * costs.num_rows // costs.block_size)
         excess = (costs.blocks.sum(dim=(1, 2)) - kept).clamp_min(0)
         cost, most = costs.cost, None
         if self.has_floors:

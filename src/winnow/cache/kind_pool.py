@@ -1,0 +1,214 @@
+"""The blocks of one kind: where their vectors lie, and how these are read and written."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from winnow.cache.block_bytes import BlockPart, Storage, widest_word
+from winnow.cache.formats import Field
+from winnow.cache.key_summaries import KeySummaries
+from winnow.cache.memory import empty_in_large_pages
+from winnow.cache.row_groups import BlockKind
+from winnow.cache.slot_numbers import SlotNumbers
+from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.value_store import ValueStore
+
+
+class KindPool:
+    """The blocks first, ..., first + num_blocks - 1 of a pool, which are of one kind.
+
+    Rows of a layer see the cache as this: vectors of all that their tables name lie here. Slots are identified as in
+    the whole pool, by block * block_size + offset. Where a table's entry past the end of a row names a block of another
+    kind, any block of this one is read in its place.
+
+    Attributes:
+        numbers: positions and accumulators, those of the whole pool.
+        storages: uint8 [num_blocks, bytes of a block's KVs], as `BlockKind.form` describes it; where values lie on a
+            tier, two.
+        fields: each field of the codec by name, [num_blocks, block_size, length], a view of a storage: first those of a
+            block's keys, then those of its values, so that a read is contiguous. Keys are rotated at their position.
+        tier: the values, or the KVs, that lie on a tier; None: all lie on the device.
+        summaries: of the keys, where they lie on a tier too; None: they do not.
+    """
+
+    def __init__(
+        self, kind: BlockKind, first: int, num_blocks: int, numbers: SlotNumbers, *, alone: bool = True
+    ) -> None:
+        self.kind, self.first, self.num_blocks, self.numbers = kind, first, num_blocks, numbers
+        self._alone, device = alone, numbers.device
+        self.tier = None if kind.tier is None else ValueStore(kind, num_blocks, device)
+        self.summaries: KeySummaries | None = None
+        if self.tier is None:
+            data = empty_in_large_pages((num_blocks, kind.form.nbytes), torch.uint8, device)
+            self.storages: tuple[Storage, ...] = (Storage(data, kind.form),)
+        elif self.tier.tier.keys:
+            self.summaries = KeySummaries(kind, num_blocks, device)
+            self.storages = (Storage(self.tier.data, kind.form),)
+        else:
+            keys = empty_in_large_pages((num_blocks, kind.key_form.nbytes), torch.uint8, device)
+            self.storages = Storage(keys, kind.key_form), Storage(self.tier.data, kind.value_form)
+        placed = [(storage, *field) for storage in self.storages for field in storage.form.fields]
+        self.fields: Mapping[str, Tensor] = {
+            field.name: storage.view(field, offset, kind.size, getattr(torch, field.dtype))
+            for storage, field, offset in placed
+        }
+        self._field_words = [
+            storage.view(field, offset, kind.size, widest_word(storage.form))
+            for storage, field, offset in placed
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        """Where keys are computed with, and most of this lies."""
+        return self.numbers.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device, positions and accumulators not counted."""
+        kvs = sum(storage.data.nbytes for storage in self.storages)
+        apart = 0 if self.tier is None else self.tier.nbytes
+        return kvs - apart + (0 if self.summaries is None else self.summaries.nbytes)
+
+    @property
+    def storage(self) -> Tensor:
+        """The bytes of blocks that lie on the device as a whole."""
+        [storage] = self.storages
+        return storage.data
+
+    @property
+    def words(self) -> Tensor:
+        """`storage` viewed as the widest integers that divide every field: [num_blocks, words of a block's KVs]."""
+        return self.storages[0].words
+
+    @property
+    def fields_in_words(self) -> tuple[tuple[int, int], ...]:
+        """For each field, its offset in a block and its length in a slot, in words."""
+        size = self.words.itemsize
+        return tuple(
+            (offset // size, field.slot_bytes // size) for field, offset in self.storages[0].form.fields
+        )
+
+    @property
+    def k(self) -> Tensor:
+        """The field of that name; KeyError: the codec has none."""
+        return self.fields["k"]
+
+    @property
+    def v(self) -> Tensor:
+        """The field of that name; KeyError: the codec has none."""
+        return self.fields["v"]
+
+    @property
+    def parts(self) -> tuple[BlockPart, ...]:
+        """All that a block holds: KVs as `BlockKind.form`, positions, and each of the accumulators."""
+        numbers = (self.numbers.position, *self.numbers.accumulators)
+        own = (BlockPart((each.narrow(0, self.first, self.num_blocks),)) for each in numbers)
+        return BlockPart.of(self.storages), *own
+
+    def covers(self, block: Tensor) -> Tensor:
+        """Which blocks, int64 of any shape, are of this kind: bool of the same shape."""
+        return (block >= self.first) & (block < self.first + self.num_blocks)
+
+    def local(self, block: Tensor) -> Tensor:
+        """Where blocks lie in tensors of this kind: their numbers, counted from the first."""
+        if self._alone:
+            return block
+        return (block - self.first).clamp_(0, self.num_blocks - 1)
+
+    # -- KVs -----------------------------------------------------------------------------------------------------
+
+    def write(self, slot: Tensor, k: Tensor, v: Tensor, position: Tensor) -> None:
+        """Store new KVs, whose accumulators start at 0.
+
+        Args:
+            slot: int64 [...], distinct; k, v: [..., d], of any floating-point dtype; position: [...].
+        """
+        place = self.numbers.place(slot)
+        self._store(place, self.kind.codec.encode(k, v))
+        self.numbers.position[place] = position.to(torch.int32)
+        self.numbers.accumulators[:, *place] = 0.0
+
+    def keys(self, slot: Tensor) -> Tensor:
+        """The keys in slots, int64 [...], rotated at their positions: float32 [..., d]."""
+        return self.kind.codec.keys(self._read(self.kind.key_fields, self.numbers.place(slot)))
+
+    def values(self, slot: Tensor) -> Tensor:
+        """The values in slots, int64 [...]: float32 [..., d]."""
+        return self.kind.codec.values(self._read(self.kind.value_fields, self.numbers.place(slot)))
+
+    def set_keys(self, slot: Tensor, k: Tensor) -> None:
+        """Replace the keys in slots, int64 [...], by k, [..., d]; values, positions and accumulators stay."""
+        self._store(self.numbers.place(slot), self.kind.codec.encode_keys(k))
+
+    def set_block_keys(self, block: Tensor, k: Tensor) -> None:
+        """Encode the keys of whole blocks, int64 [...], k [..., block_size, d], for codecs that do not by slots."""
+        self._store((block,), self.kind.codec.encode_keys(k))
+
+    def keys_of(self, block: Tensor) -> Tensor:
+        """The keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]; faster than by slots."""
+        return self.kind.codec.keys(self._read(self.kind.key_fields, (block,))).flatten(-3, -2)
+
+    def values_of(self, block: Tensor) -> Tensor:
+        """The values in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
+        return self.kind.codec.values(self._read(self.kind.value_fields, (block,))).flatten(-3, -2)
+
+    # -- tiers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def traffic(self) -> TierTraffic:
+        """What goes to and from the tier."""
+        assert self.tier is not None, "there is a tier"
+        return self.tier.traffic
+
+    def count_scored(self, num_rows: int) -> None:
+        """Count values that a policy reads, where they lie on a tier."""
+        if self.tier is not None:
+            nbytes = num_rows * self.tier.slot_bytes
+            self.traffic.add(TierTraffic(rows_scored=num_rows, bytes_read=nbytes))
+
+    def moved(self, block: Tensor) -> None:
+        """Note that KVs were moved to blocks, int64 [n]: summaries of their keys no longer hold."""
+        if self.summaries is not None:
+            self.summaries.stale[self.local(block[self.covers(block)])] = True
+
+    # -- moving --------------------------------------------------------------------------------------------------
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Copy the KVs of whole blocks of this kind, int64 [n] each, on the device of the pool."""
+        for storage in self.storages:
+            words = storage.words
+            at, to = (self.local(block).to(words.device) for block in (source, target))
+            words[to] = words[at]
+
+    def move(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
+        """Copy KVs between slots of this kind, given by block and offset, int64 [n] each."""
+        for words in self._field_words:
+            at, to = (
+                (self.local(block).to(words.device), offset.to(words.device))
+                for block, offset in (source, target)
+            )
+            words[to] = words[at]
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _read(self, fields: Sequence[Field], index: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """What fields hold at an index into [num_blocks, block_size] or [num_blocks], by block ids of the pool.
+
+        Rows that lie elsewhere are packed there, and cross in one piece.
+        """
+        found = {}
+        for field in fields:
+            tensor = self.fields[field.name]
+            found[field.name] = tensor[self._index(index, tensor)].to(self.device)
+        return found
+
+    def _store(self, index: tuple[Tensor, ...], encoded: Mapping[str, Tensor]) -> None:
+        """Let fields hold what is given for an index, as in `_read`."""
+        for name, values in encoded.items():
+            tensor = self.fields[name]
+            tensor[self._index(index, tensor)] = values.to(tensor.device, tensor.dtype)
+
+    def _index(self, index: tuple[Tensor, ...], tensor: Tensor) -> tuple[Tensor, ...]:
+        block, *offset = index
+        return self.local(block).to(tensor.device), *(x.to(tensor.device) for x in offset)

@@ -1,0 +1,135 @@
+"""Which layers have rows that are alike, and what a block of such rows holds. Imports no torch."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+
+from winnow.cache.codec import BlockFormat, KVCodec
+from winnow.cache.formats import Field
+from winnow.value_tier import ValueTier
+
+_INT32 = 4
+_FLOAT32 = 4
+
+
+class BlockCount(tuple[int, ...]):
+    """Numbers of blocks by kind, in the order of `CacheLayout.kinds`. What is left out is 0."""
+
+    __slots__ = ()
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+    def plus(self, other: "Iterable[int]") -> "BlockCount":
+        return BlockCount(a + b for a, b in zip_longest(self, other, fillvalue=0))
+
+    def minus(self, other: "Iterable[int]") -> "BlockCount":
+        return BlockCount(a - b for a, b in zip_longest(self, other, fillvalue=0))
+
+    def fits(self, room: "Iterable[int]") -> bool:
+        """Whether there is room for these blocks, kind by kind."""
+        return all(a <= b for a, b in zip_longest(self, room, fillvalue=0))
+
+
+@dataclass(frozen=True)
+class BlockKind:
+    """What a block holds. Blocks of one kind come from one stack, and any row of that kind may take them.
+
+    Attributes:
+        size: slots.
+        key_size, value_size: numbers in a key and in a value.
+        tier: where its values lie, or its KVs; None: on the device.
+    """
+
+    size: int
+    key_size: int
+    value_size: int
+    codec: KVCodec
+    tier: ValueTier | None = None
+
+    @cached_property
+    def form(self) -> BlockFormat:
+        """The layout of the fields of a block's KVs, wherever they lie."""
+        if self.tier is None:
+            return BlockFormat.of(self.key_fields + self.value_fields, self.size)
+        return BlockFormat.of_sides(self.key_form, self.value_form)
+
+    @cached_property
+    def key_form(self) -> BlockFormat:
+        """The layout of a block's keys where values lie apart."""
+        return BlockFormat.of(self.key_fields, self.size).padded()
+
+    @cached_property
+    def value_form(self) -> BlockFormat:
+        """The layout of a block's values where they lie apart."""
+        return BlockFormat.of(self.value_fields, self.size).padded()
+
+    @cached_property
+    def key_fields(self) -> tuple[Field, ...]:
+        return self.codec.key_fields(self.key_size)
+
+    @cached_property
+    def value_fields(self) -> tuple[Field, ...]:
+        return self.codec.value_fields(self.value_size)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a KV, wherever it lies."""
+        return sum(field.slot_bytes for field in self.key_fields + self.value_fields)
+
+    @property
+    def tier_slot_bytes(self) -> int:
+        """Bytes of a KV that lie on the tier."""
+        if self.tier is None:
+            return 0
+        return self.slot_bytes if self.tier.keys else sum(field.slot_bytes for field in self.value_fields)
+
+    @property
+    def tier_bytes(self) -> int:
+        """Bytes of a block that lie on the tier: of its values, or of its KVs."""
+        if self.tier is None:
+            return 0
+        return self.form.nbytes if self.tier.keys else self.value_form.nbytes
+
+    @property
+    def summary_bytes(self) -> int:
+        """Bytes of the summary of a block's keys that lie on the tier (`winnow.cache.key_summaries`)."""
+        if self.tier is None or not self.tier.keys:
+            return 0
+        return self.key_size * _FLOAT32 * (1 if self.tier.select == "means" else 2) + 1
+
+    def part_bytes(self, num_accumulators: int) -> tuple[int, ...]:
+        """Bytes of one block's KVs, of its positions, and of each of its accumulators."""
+        return self.form.nbytes, self.size * _INT32, *[self.size * _FLOAT32] * num_accumulators
+
+    def device_bytes(self, num_accumulators: int) -> int:
+        """Bytes of the device that a block takes."""
+        return sum(self.part_bytes(num_accumulators)) - self.tier_bytes + self.summary_bytes
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Layers whose rows are alike.
+
+    Attributes:
+        layers: their numbers, ascending.
+        num_kv_heads: rows of each of them in a sequence.
+        key_size, value_size: numbers in a key and in a value.
+        codec: how KVs are stored.
+        window: sliding window of attention; None: a layer sees everything.
+        tier: where values lie; None: on the device, beside their keys.
+    """
+
+    layers: tuple[int, ...]
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    codec: KVCodec
+    window: int | None = None
+    tier: ValueTier | None = None
+
+    def kind(self, block_size: int) -> BlockKind:
+        """What its blocks of `block_size` slots hold."""
+        return BlockKind(block_size, self.key_size, self.value_size, self.codec, self.tier)

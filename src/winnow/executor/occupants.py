@@ -1,0 +1,69 @@
+"""What the executor knows of the sequences that have slots, as plans describe them."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from winnow.cache.slot_states import SlotState
+from winnow.engine.plan import NewSequence, StepPlan
+from winnow.eviction import SequenceEviction
+from winnow.sampling import Sampler, SamplingParams
+
+
+@dataclass
+class Occupant:
+    """A sequence that has a slot.
+
+    Attributes:
+        token_ids: prompt and answer as the sequence got its slot; under a policy, which may ask for their kinds, also
+            those computed since.
+        in_sampler: the sampler has a row for it, with its grammar.
+    """
+
+    token_ids: list[int]
+    prompt_len: int
+    params: SamplingParams
+    index: int
+    eviction: SequenceEviction | None
+    in_sampler: bool = False
+
+    @classmethod
+    def of(cls, new: NewSequence) -> "Occupant":
+        return cls(list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction)
+
+    def copy(self) -> "Occupant":
+        """The same sequence, which the sampler does not know."""
+        return replace(self, token_ids=list(self.token_ids), in_sampler=False)
+
+
+class Occupants(dict[int, Occupant], SlotState):
+    """The occupants by slot, and their rows in the sampler, which they enter when they are first sampled."""
+
+    name = "occupant"
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__()
+        self._sampler = sampler
+
+    def note(self, plan: StepPlan) -> None:
+        """Learn of the plan's new sequences, and of tokens that are computed for the first time."""
+        for new in plan.new_sequences:
+            self.add(new)
+        for entry in plan.entries:
+            occupant = self[entry.slot]
+            if occupant.eviction is not None and entry.replay is None and entry.end > len(occupant.token_ids):
+                occupant.token_ids += entry.token_ids[len(occupant.token_ids) - entry.end :]
+
+    def add(self, new: NewSequence) -> None:
+        """Learn of a sequence that has got a slot."""
+        self[new.slot] = Occupant.of(new)
+
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> Any:
+        return self[slot].copy()
+
+    def load(self, slot: int, saved: Occupant) -> None:
+        self[slot] = saved.copy()  # a round may come before a plan describes it anew
+
+    def close(self, slot: int) -> None:
+        occupant = self.pop(slot, None)
+        if occupant is not None and occupant.in_sampler:
+            self._sampler.remove(slot)
