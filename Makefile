@@ -56,11 +56,11 @@ real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache 
 		--eviction kvzip --compression 4
 
 # More arguments: make real-eval ARGS='--samples 8 --tokens 2048'
-real-eval: real-model ## accuracy of policies on the real model; goes on where it was stopped
+real-eval: real-model ## accuracy of policies on the real model; resumes where it was stopped
 	$(BIN)/python -m benchmarks.real_eval $(ARGS)
 
 # Hours, and a few GB of other engines below runs/peers. More arguments: make payoff ARGS='--rounds 1 --works p1'
-payoff: real-model ## whether compression pays on real models, beside other engines; goes on where it was stopped
+payoff: real-model ## whether compression pays on real models, beside other engines; resumes where it was stopped
 	$(BIN)/python benchmarks/peers/payoff.py $(ARGS)
 
 clean: ## remove the environment, caches and results

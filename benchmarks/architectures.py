@@ -17,7 +17,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -255,8 +254,8 @@ def page(rows: list[Row]) -> str:
         "",
         f"Every causal language model of transformers {transformers.__version__}, tried in float32 with a tiny "
         f"random model: greedy tokens of {len(LENGTHS)} prompts, up to {max(LENGTHS)} tokens long and prefilled in "
-        "chunks, must equal those of the model's own eager forward without a cache. This page is the output, of "
-        f"{date.today():%-d %B %Y} with torch {torch.__version__}, of",
+        "chunks, must equal those of the model's own eager forward without a cache. This page is the output, "
+        f"with torch {torch.__version__}, of",
         "",
         "    python benchmarks/architectures.py --write docs/architectures.md",
         "",

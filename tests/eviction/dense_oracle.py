@@ -1,4 +1,4 @@
-"""What docs/eviction.md says, done slowly: one sequence, one token at a time, every attention weight remembered.
+"""Rules of docs/eviction-rules.md, done slowly: one sequence, one token at a time, all attention weights remembered.
 
 No cache, no blocks, no accumulators. A row is a list of KVs. Whenever a round falls, the score of a KV is computed
 anew from all the attention that it was ever paid. Float64; a choice that float32 could make otherwise is noted.
