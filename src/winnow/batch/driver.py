@@ -29,7 +29,7 @@ _ENDS_THE_RUN = (OSError, MemoryError)
 
 
 class Engine(Protocol):
-    """What a batch needs of `winnow.LLM`."""
+    """Interface that a batch needs of `winnow.LLM`."""
 
     def submit(
         self,
@@ -63,7 +63,7 @@ class Engine(Protocol):
         """End a request at once."""
 
     def stats(self) -> EngineStats:
-        """The engine's counters."""
+        """Return the engine's counters."""
 
 
 class _StepError(Exception):
@@ -90,7 +90,9 @@ class Driver:
         reader: AnswerReader | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`defaults` serve lines that do not say, `seed` those without a seed; `model` is the name in OpenAI's objects.
+        """Serve lines that do not say with `defaults`, those without a seed with `seed`.
+
+        `model` is the name in OpenAI's objects.
 
         At most `max_in_flight` requests are in the engine at a time. `tally` counts each record that is written.
         `reader` finds reasoning and tool calls in answers of chats; None: they are text.
@@ -133,7 +135,7 @@ class Driver:
                 self._answer(self._in_flight.pop(output.request_id), output)
 
     def _single_out(self, error: Exception, on_step: Callable[[], None]) -> None:
-        """After a step that failed with `error`: answer the requests in flight one by one, to find whose fault it is.
+        """Answer the requests in flight one by one after a step that failed with `error`, to find whose fault it is.
 
         Raises:
             Exception: `error`, if all of several requests fail alone too: then it is the engine that fails.
@@ -216,7 +218,10 @@ class Driver:
         self._finish(job.index, (record, line))
 
     def _failure(self, line: Job | BadLine, error: ApiError) -> tuple[Record, bytes]:
-        """The record of a line that failed, and its bytes; without what the line brought, where that is the fault."""
+        """Return the record of a line that failed, and its bytes.
+
+        Without what the line brought, where that is the fault.
+        """
         try:
             record = error_record(line, error)
             return record, encode(record)
@@ -230,5 +235,8 @@ class Driver:
 
 
 def line_seed(seed: int, index: int) -> int:
-    """The seed of a line that brings none: its own, and the same however often the run was interrupted before it."""
+    """Return the seed of a line that brings none.
+
+    Its own, and the same however often the run was interrupted before it.
+    """
     return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:7])

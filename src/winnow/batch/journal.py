@@ -24,18 +24,18 @@ tokens make sense for one prompt alone, and commands show text."""
 
 
 def journal_path(output: Path) -> Path:
-    """Where the journal of `output` lies."""
+    """Return where the journal of `output` lies."""
     return output.with_name(output.name + ".journal")
 
 
 def encode_entry(index: int, line: bytes) -> bytes:
-    """The journal's line for the record `line` (with its newline) at place `index` of the output."""
+    """Return the journal's line for the record `line` (with its newline) at place `index` of the output."""
     return b"%d\t%b" % (index, line)
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What an earlier run left behind; nothing, for the first.
+    """State that an earlier run left behind; empty for the first.
 
     `finished` lines of the output are whole, in `output_bytes` bytes; what lies beyond, up to `output_size`, is torn.
     The first `header_bytes` of the journal are its header, its first `journal_bytes` are whole; `early` holds its
@@ -51,7 +51,7 @@ class Checkpoint:
     is_of_shorter_input: bool = False
     """The input has grown since: the journal's header must say so before the next line is answered."""
     notes: tuple[str, ...] = ()
-    """In what the run that goes on differs from the one that began, without an effect on answers."""
+    """Differences of the resumed run from the one that began, without an effect on answers."""
 
     @property
     def num_done(self) -> int:
@@ -109,7 +109,7 @@ def create_journal(
 def _check_owner(
     header: bytes, output: Path, fingerprint: Fingerprint, prompts: InputFile | None
 ) -> tuple[bool, tuple[str, ...]]:
-    """Whether the owner answered fewer lines of the input, and in what it differs without an effect on answers."""
+    """Return whether the owner answered fewer lines of the input, and the differences without an effect on answers."""
     owner = journals.read_owner(header, _FORM, _VERSION)
     if owner is None:
         raise UsageError(
@@ -136,7 +136,7 @@ def _check_owner(
 
 
 def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:
-    """The journal's records by index, and how many bytes of the journal are whole."""
+    """Return the journal's records by index, and how many bytes of the journal are whole."""
     entries: dict[int, bytes] = {}
     end = start
     for line in whole_lines(file):
@@ -149,7 +149,10 @@ def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:
 
 
 def _read_output(output: Path, visit: Callable[[dict[str, Any]], None]) -> tuple[int, int]:
-    """How many lines of the output are whole, and their bytes. After the first broken line nothing is trusted."""
+    """Return how many lines of the output are whole, and their bytes.
+
+    After the first broken line nothing is trusted.
+    """
     finished = end = 0
     if not output.exists():
         return finished, end

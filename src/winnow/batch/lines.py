@@ -149,7 +149,7 @@ def _batch_job(
 
 
 def _take_tenant(line: dict[str, Any]) -> str | None:
-    """The tenant that a line names, which is no longer in it."""
+    """Return the tenant that a line names, which is no longer in it."""
     tenant = line.pop("tenant", None)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         shown = json_kind(tenant) if tenant != "" else "an empty one"
@@ -158,13 +158,13 @@ def _take_tenant(line: dict[str, Any]) -> str | None:
 
 
 def _take_priority(line: dict[str, Any]) -> int:
-    """The priority of a flat line, which is no longer in it."""
+    """Return the priority of a flat line, which is no longer in it."""
     priority = line.pop("priority", None)
     return 0 if priority is None else read_priority(priority)
 
 
 def _load(data: bytes | None) -> dict[str, Any]:
-    """The JSON object of a line, strictly: UTF-8, finite numbers, whole characters."""
+    """Return the JSON object of a line, strictly: UTF-8, finite numbers, whole characters."""
     if data is None:
         raise ApiError("line_too_long", f"a line must not exceed {format_bytes(MAX_LINE_BYTES)}")
     try:
@@ -177,7 +177,7 @@ def _load(data: bytes | None) -> dict[str, Any]:
 
 
 def _guess_endpoint(data: bytes) -> Endpoint | None:
-    """The endpoint of a line that may be unreadable, so that its error record fits its neighbours."""
+    """Return the endpoint of a line that may be unreadable, so that its error record fits its neighbours."""
     return Endpoint.COMPLETION if b'"url"' in data and b'"body"' in data else None
 
 

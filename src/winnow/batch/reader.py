@@ -30,7 +30,7 @@ class RawLine:
 
 @dataclass(frozen=True)
 class InputFile:
-    """How many requests the input holds, and which file it is.
+    """Identity of the input file, and the number of requests that it holds.
 
     Attributes:
         num_bytes: its size.
@@ -67,7 +67,7 @@ class InputFile:
         return cls(path, digest, num_bytes, num_requests, tuple(repeated))
 
     def continues(self, sha256: Any, num_bytes: Any) -> bool:
-        """Whether this is a file of `num_bytes` bytes with that digest, and lines that were added to it."""
+        """Return whether this is a file of `num_bytes` bytes with that digest, and lines that were added to it."""
         if type(num_bytes) is not int or not 0 < num_bytes < self.num_bytes:
             return False
         digest = hashlib.sha256()
@@ -77,13 +77,13 @@ class InputFile:
                 digest.update(last)
                 left -= len(last)
             follows = file.read(2)
-        # A line that went on would be another question.
+        # A line that continued would be another question.
         whole = last.endswith(b"\n") or follows.startswith((b"\n", b"\r\n"))
         return whole and digest.hexdigest() == sha256
 
 
 def read_lines(path: Path) -> Iterator[RawLine]:
-    """The lines of `path` that are not blank, one at a time."""
+    """Yield the lines of `path` that are not blank, one at a time."""
     index = 0
     with path.open("rb") as file:
         number = 0
@@ -102,7 +102,7 @@ def read_lines(path: Path) -> Iterator[RawLine]:
 
 
 def _custom_id(data: bytes | None) -> str | None:
-    """The custom_id of a line, None where it has none or cannot be read."""
+    """Return the custom_id of a line, None where it has none or cannot be read."""
     if data is None or b'"custom_id"' not in data:
         return None
     try:

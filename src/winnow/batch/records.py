@@ -22,12 +22,12 @@ Record = dict[str, Any]
 
 
 def encode(record: Record) -> bytes:
-    """The line of the output file that holds `record`."""
+    """Return the line of the output file that holds `record`."""
     return dump_json(record, ensure_ascii=False).encode() + b"\n"
 
 
 def answer_record(job: Job, output: RequestOutput, model: str, created: int, reader: AnswerReader) -> Record:
-    """The record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
+    """Return the record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
     if job.asked is None:
         return _flat(job, output)
     form = ResponseForm.of(job.asked, reader, str(job.index), job.model or model, created)
@@ -37,7 +37,7 @@ def answer_record(job: Job, output: RequestOutput, model: str, created: int, rea
 
 
 def error_record(line: Job | BadLine, error: ApiError) -> Record:
-    """The record of a line that cannot be run."""
+    """Return the record of a line that cannot be run."""
     described = {"line": line.number, "code": error.code, "message": str(error)}
     if line.endpoint is None:
         return {"index": line.index, **line.carried, "error": described}
@@ -53,7 +53,7 @@ def error_record(line: Job | BadLine, error: ApiError) -> Record:
 
 
 def request_id(line: Job | BadLine) -> str:
-    """The engine's name for the request of a line; the same in every run over the file."""
+    """Return the engine's name for the request of a line; the same in every run over the file."""
     return f"line-{line.number}"
 
 
@@ -86,7 +86,7 @@ def _flat_answer(answer: CompletionOutput) -> Record:
 
 
 def _logprobs(token_ids: Sequence[int], logprobs: Sequence[LogprobDict | None]) -> list[Record | None]:
-    """Per token: what it was, and the candidates by rank; None where nothing predicted the token."""
+    """Return per token what it was, and the candidates by rank; None where nothing predicted the token."""
     return [
         None
         if candidates is None
@@ -107,7 +107,10 @@ def _carried(line: Job | BadLine) -> Record:
 
 
 def _scored(job: Job, output: RequestOutput) -> Record:
-    """The score of the first answer against the line's `reference`, 0..1; nothing where there is no reference."""
+    """Return the score of the first answer against the line's `reference`, 0..1.
+
+    Nothing where there is no reference.
+    """
     if "reference" not in job.carried:
         return {}
     metric = job.carried.get("metric", DEFAULT_METRIC)

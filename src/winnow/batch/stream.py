@@ -24,7 +24,7 @@ class OrderedWriter(ABC):
         return len(self._early)
 
     def holds(self, index: int) -> bool:
-        """Whether there is a result for place `index` already."""
+        """Return whether there is a result for place `index` already."""
         return index < self._next or index in self._early
 
     def put(self, index: int, line: bytes) -> None:
@@ -42,7 +42,7 @@ class OrderedWriter(ABC):
         """Release what is open."""
 
     def _take_due(self) -> Iterator[bytes]:
-        """Results whose turn has come. One counts as written when the next is asked for."""
+        """Yield results whose turn has come. One counts as written when the next is asked for."""
         while (line := self._early.pop(self._next, None)) is not None:
             yield line
             self._next += 1

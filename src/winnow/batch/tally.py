@@ -1,4 +1,4 @@
-"""What the finished records of a run add up to, read from the records themselves.
+"""Sums over the finished records of a run, read from the records themselves.
 
 So a resumed run counts the lines that an earlier one answered, their scores included.
 """
