@@ -15,7 +15,7 @@ OnStep = Callable[[int, EngineStats], None]
 
 @dataclass(frozen=True)
 class Step:
-    """What one step brought.
+    """Outputs and time of one step.
 
     Attributes:
         seconds: since the first submission.
@@ -65,12 +65,12 @@ class Answered:
         return {part: after[part] - self.before.elapsed.get(part, 0.0) for part in after}
 
     def counted(self, counter: str) -> int:
-        """How far a counter of `EngineStats` went up."""
+        """Return how far a counter of `EngineStats` went up."""
         return int(getattr(self.steps[-1].stats, counter) - getattr(self.before, counter))
 
 
 def fixed_length(tokens: int, **options: Any) -> SamplingParams:
-    """Parameters of a greedy answer of exactly `tokens` tokens, past the end of text."""
+    """Return parameters of a greedy answer of exactly `tokens` tokens, past the end of text."""
     return SamplingParams(
         temperature=0.0, max_tokens=tokens, ignore_eos=True, **{"detokenize": False} | options
     )
@@ -87,7 +87,7 @@ def answer_all(
 
     Args:
         requests: token ids and parameters, with `ignore_eos`.
-        final_only: steps give no outputs of requests that go on.
+        final_only: steps give no outputs of unfinished requests.
 
     Raises:
         InvalidRequestError: a request does not fit into the model's context or the KV memory.

@@ -11,7 +11,7 @@ from winnow.eviction import find_preset
 def options_by_eviction(
     evictions: Iterable[str], compression: float, options: dict[str, Any], kv_seqs: int, num_kvs: int
 ) -> dict[str, dict[str, Any]]:
-    """Options of `LLM` for each preset, by a name that tells the compression.
+    """Return options of `LLM` for each preset, by a name that tells the compression.
 
     Args:
         compression: of those that evict.

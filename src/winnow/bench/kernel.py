@@ -78,7 +78,7 @@ class Measurement:
 
     @property
     def scores_cost(self) -> float | None:
-        """What observing scores adds, as a share of the time without; the median over repeats."""
+        """Cost of observing scores, as a share of the time without; the median over repeats."""
         if self.unobserved is None:
             return None
         return statistics.median(a / b for a, b in zip(self.seconds, self.unobserved, strict=True)) - 1.0
@@ -91,7 +91,10 @@ class Measurement:
 
     @property
     def bandwidth_share(self) -> float | None:
-        """Of copying where the operation writes KVs, else of reading: the median over repeats."""
+        """Share of the bandwidth of copying where the operation writes KVs, else of reading.
+
+        The median over repeats.
+        """
         if self.reading is None:
             return None if self.bandwidth is None else self.bandwidth / self.limits.copy
         shares = (self.bytes_read / s / most for s, most in zip(self.seconds, self.reading, strict=True))
@@ -104,11 +107,11 @@ class Measurement:
 
     @property
     def flop_share(self) -> float | None:
-        """Of the measured rate of a matrix product in this dtype."""
+        """Share of the measured rate of a matrix product in this dtype."""
         return None if self.flop_rate is None else self.flop_rate / self.limits.matmul
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, and what follows from them."""
+        """Return the fields by name, and what follows from them."""
         values = asdict(self)
         del values["limits"], values["unobserved"]
         derived = ("median", "bandwidth", "bandwidth_share", "flop_rate", "flop_share", "scores_cost")
@@ -117,7 +120,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class CacheFacts:
-    """What was filled in one format."""
+    """Facts of what was filled in one format."""
 
     kv_format: str
     layers: int
@@ -127,7 +130,7 @@ class CacheFacts:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """All measurements of a run."""
+    """Measurements of a run."""
 
     config: KernelConfig
     machine: Machine
@@ -137,7 +140,7 @@ class KernelReport:
     measurements: tuple[Measurement, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """All but the machine, which heads every report."""
+        """Return all but the machine, which heads every report."""
         return {
             "config": asdict(self.config),
             "caches": [asdict(cache) for cache in self.caches],
@@ -184,14 +187,14 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
 
 
 def _open(name: str, layout: CacheLayout) -> tuple[str, AttentionBackend]:
-    """A backend and what the report calls it: "auto" alone would mean another one tomorrow."""
+    """Return a backend and what the report calls it: "auto" alone would mean another one tomorrow."""
     backend = open_backend(name, layout=layout)
     kind = type(backend).__name__.removesuffix("Backend").lower()
     return (f"auto ({kind})" if name == "auto" else name), backend
 
 
 def operations(case: KernelCase) -> Iterator[list[Operation]]:
-    """What an engine asks of a backend: each operation, and the same with scores observed.
+    """Yield what an engine asks of a backend: each operation, and the same with scores observed.
 
     Compaction comes last: afterwards rows are no prompts any more.
     """
@@ -223,7 +226,8 @@ def operations(case: KernelCase) -> Iterator[list[Operation]]:
 
 
 def attention_flops(case: KernelCase, spans: Spans) -> int:
-    """Of q k^T and of the product with v, over unmasked pairs, a multiplication and an addition counted as two.
+    """Return the operations of q k^T and of the product with v, over unmasked pairs, a multiplication and an addition
+    counted as two.
 
     The mean over the layers, where rows differ.
     """
@@ -236,7 +240,7 @@ def attention_flops(case: KernelCase, spans: Spans) -> int:
 
 
 def _read(case: KernelCase, spans: Spans) -> float:
-    """Bytes of keys and values in the rows of a layer, the mean over the layers."""
+    """Return bytes of keys and values in the rows of a layer, the mean over the layers."""
     return float(case.cache.tables.host_lengths[spans.slots].sum()) / case.layers * case.kv_bytes
 
 
@@ -263,7 +267,8 @@ def _measure(
     limits: Limits,
     reading: Reading,
 ) -> Iterator[Measurement]:
-    """The operations of a group, by format of KVs, on each backend, all in turn, a pass over all layers at a time.
+    """Yield measurements of the operations of a group, by format of KVs, on each backend, all in turn, a pass over all
+    layers at a time.
 
     So is reading, where they only read: memory is faster in one minute than in another.
     """

@@ -95,7 +95,7 @@ class KernelCase:
     def spans(
         self, decodes: int, prefills: int, observe: AttentionObserver | None = None, window: int = 0
     ) -> Spans:
-        """A batch of the first sequences decoding one token each, and of the last ones prefilling a chunk each.
+        """Return a batch of the first sequences decoding one token each, and of the last ones prefilling a chunk each.
 
         Args:
             observe: what each sequence's queries do to the scores.
@@ -117,7 +117,9 @@ class KernelCase:
         return replace(spans, observe_from=np.full(len(slots), self.config.context - window, dtype=np.int64))
 
     def moves(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Source and target of a compaction to half: the back half's survivors, half of it, fill holes in the front.
+        """Return the source and target of a compaction to half.
+
+        The back half's survivors, half of it, fill holes in the front.
 
         Returns:
             Flat slot numbers, int64 [n] each, over all rows of the layer.
@@ -132,7 +134,7 @@ class KernelCase:
         generator = torch.Generator(device).manual_seed(self.config.seed + layer)
 
         def choose(first: int) -> Tensor:
-            """A random half of the slots first..first + half of each row, in their order."""
+            """Return a random half of the slots first..first + half of each row, in their order."""
             order = torch.rand((*slots.shape[:2], half), generator=generator, device=device).argsort(dim=-1)
             return slots.gather(2, first + order[..., : half // 2].sort(dim=-1).values).flatten()
 
@@ -165,13 +167,13 @@ class KernelCase:
 
 
 def torch_dtype(config: KernelConfig) -> torch.dtype:
-    """The number format as torch names it."""
+    """Return the number format as torch names it."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
 
 
 def torch_device(config: KernelConfig) -> torch.device:
-    """The device as torch names it.
+    """Return the device as torch names it.
 
     Raises:
         ConfigError: there is no such device here.
@@ -197,7 +199,7 @@ def _kv_bytes(codec: KVCodec, head_dim: int) -> int:
 
 
 def _room(layout: CacheLayout, config: KernelConfig) -> CacheSize:
-    """Blocks and pages for full rows."""
+    """Return blocks and pages for full rows."""
     return CacheSize(
         num_blocks=config.batch * layout.blocks_for(config.context),
         num_pages=config.batch * layout.pages_for(config.context),

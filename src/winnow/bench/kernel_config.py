@@ -1,4 +1,4 @@
-"""What `winnow bench kernel` measures."""
+"""Configuration of `winnow bench kernel`."""
 
 from dataclasses import dataclass
 
@@ -93,5 +93,5 @@ class KernelConfig:
 
     @property
     def layer_kvs(self) -> int:
-        """In one layer with full rows."""
+        """Number of KVs in one layer with full rows."""
         return self.batch * self.context * self.kv_heads

@@ -1,4 +1,4 @@
-"""What the machine can do at most: reading memory, copying it, multiplying matrices."""
+"""Limits of the machine: reading memory, copying it, multiplying matrices."""
 
 import statistics
 from dataclasses import dataclass
@@ -28,13 +28,16 @@ class Reading:
 
     @classmethod
     def fastest(cls, device: torch.device) -> "Reading":
-        """Of several reductions over a buffer, which it keeps: which is best differs from machine to machine."""
+        """Return the fastest of several reductions over a buffer, which it keeps.
+
+        The best differs from machine to machine.
+        """
         buffer = _buffer(device)
         calls: list[Call] = [buffer.sum, buffer.amax, buffer.view(torch.int64).sum]
         return max((cls(call, buffer.nbytes) for call in calls), key=lambda each: each.rate(device))
 
     def rate(self, device: torch.device) -> float:
-        """Bytes per second, the median of some calls."""
+        """Return bytes per second, the median of some calls."""
         return _rate(self.run, self.num_bytes, device)
 
 
@@ -54,7 +57,7 @@ class Limits:
 
     @classmethod
     def measure(cls, dtype: torch.dtype, device: torch.device) -> "Limits":
-        """Takes a few seconds; `dtype` is that of the matrices."""
+        """Measure the limits, which takes a few seconds; `dtype` is that of the matrices."""
         read = Reading.fastest(device).rate(device)
         source = _buffer(device)
         copy = _rate(partial(torch.empty_like(source).copy_, source), 2 * source.nbytes, device)
@@ -68,7 +71,7 @@ def _buffer(device: torch.device) -> torch.Tensor:
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Of the best size, the larger ones left out where they would take long."""
+    """Return the rate of the best size, the larger ones left out where they would take long."""
     best = 0.0
     for size in _MATRIX_SIZES:
         operations = 2 * size**3

@@ -7,17 +7,17 @@ _Number = TypeVar("_Number", int, float)
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names, without white space around them."""
+    """Return names, without white space around them."""
     return tuple(name.strip() for name in text.split(","))
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Whole numbers; raises ValueError where one is none."""
+    """Return the whole numbers; raises ValueError where one is none."""
     return _numbers(text, int, "whole numbers")
 
 
 def numbers(text: str) -> tuple[float, ...]:
-    """Numbers; raises ValueError where one is none."""
+    """Return numbers; raises ValueError where one is none."""
     return _numbers(text, float, "numbers")
 
 

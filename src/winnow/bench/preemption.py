@@ -1,4 +1,4 @@
-"""What preempting a request costs, by its length: copying its KVs out and back, against computing them again."""
+"""Cost of preempting a request, by its length: copying its KVs out and back, against computing them again."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class Preempted:
         return sequence
 
     def _preempt(self, sequence: Sample, costs: FixedCosts) -> None:
-        """Preempt in the way that `costs` prefer; the model of costs goes on learning from the copies."""
+        """Preempt in the way that `costs` prefer; the model of costs keeps learning from the copies."""
         self._preemption.costs = costs
         self._preemption.preempt(sequence, alone=False)
         self._scheduler._put_back(sequence)
@@ -94,7 +94,7 @@ def _is_running(sequence: Sample) -> bool:
 
 
 def break_even(points: Sequence[Point]) -> float | None:
-    """Tokens from which copying is cheaper, by straight lines; 0: always; None: never."""
+    """Return tokens from which copying is cheaper, by straight lines; 0: always; None: never."""
     lengths = np.array([point.length for point in points], dtype=float)
     gain = np.array([point.recompute_seconds - point.swap_seconds for point in points])
     if len(points) < 2:
@@ -117,7 +117,7 @@ def measure_preemption(llm: LLM, lengths: Sequence[int], repeat: int) -> list[Po
 
 
 def preemption_table(points: Sequence[Point]) -> TextTable:
-    """A line per length. Beside the seconds stands what the engine's cost model, which has seen the runs before,
+    """Return a line per length. Beside the seconds stands what the engine's cost model, which has seen the runs before,
     expected of each."""
 
     def ms(seconds: float | None) -> str:
@@ -151,7 +151,7 @@ def preemption_table(points: Sequence[Point]) -> TextTable:
 
 
 def preemption_panel(points: Sequence[Point]) -> Panel:
-    """Both ways by length, for `line_chart`."""
+    """Return both ways by length, for `line_chart`."""
     lengths = [point.length for point in points]
     lines = [
         Line("swap", lengths, [point.swap_seconds * 1e3 for point in points]),

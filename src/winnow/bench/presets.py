@@ -28,7 +28,7 @@ class LlamaShape:
 
     @property
     def fingerprint(self) -> str:
-        """Tells the weights of different shapes apart."""
+        """Identifier of weights of this shape."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:8]
 
     def save(self, directory: Path) -> Path:
@@ -64,7 +64,7 @@ class Preset:
     kv_seqs: int
 
     def workload_with(self, **numbers: int | None) -> Workload:
-        """Its work with `numbers` in place of its own, but for those that are None.
+        """Return its work with `numbers` in place of its own, but for those that are None.
 
         Raises:
             ConfigError: a number is out of range.
@@ -93,5 +93,5 @@ PRESETS = {
 
 
 def model_cache() -> Path:
-    """Where models of presets are kept from one start to the next."""
+    """Return where models of presets are kept from one start to the next."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "winnow" / "bench"

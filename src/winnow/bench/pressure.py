@@ -21,7 +21,7 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of a load under one setting.
+    """Outcome of a load under one setting.
 
     Attributes:
         seconds: from the first arrival to the last token.
@@ -54,7 +54,7 @@ class Replay:
         return sum(self.running) / len(self.running)
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers of its line, and those that they come from."""
+        """Return the numbers of its line, and those that they come from."""
         derived = ("output_rate", "preemptions_a_minute", "mean_running")
         values = asdict(self) | {"counted": dict(self.counted)}
         del values["running"]
@@ -125,13 +125,13 @@ def replay(
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that `percent` of all do not exceed; NaN of none."""
+    """Return the smallest value that `percent` of all do not exceed; NaN of none."""
     ordered = sorted(values)
     return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)] if ordered else math.nan
 
 
 def pressure_table(replays: Sequence[Replay], title: str, corner: str, notes: tuple[str, ...]) -> TextTable:
-    """A line per setting: batch, throughput, preemptions, latencies."""
+    """Return a line per setting: batch, throughput, preemptions, latencies."""
     columns = (
         "batch, mean",
         "most",
@@ -164,7 +164,7 @@ def pressure_table(replays: Sequence[Replay], title: str, corner: str, notes: tu
 
 
 def pressure_panels(replays: Sequence[Replay]) -> list[Panel]:
-    """Throughput, preemptions and latencies by line of the table, for `line_chart`."""
+    """Return the throughput, preemptions and latencies by line of the table, for `line_chart`."""
     places = list(range(len(replays)))
     x = Axis(" | ".join(each.name for each in replays))
 

@@ -1,4 +1,4 @@
-"""What `winnow bench pressure` replays, and under what settings."""
+"""Configuration of `winnow bench pressure`: a trace, and settings to replay it under."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SWEEPS = ("watermark", "preemption", "prefix-cache", "reservation")
 
 @dataclass(frozen=True)
 class PressureConfig:
-    """What is replayed, and under what settings."""
+    """Trace that is replayed, and settings to replay it under."""
 
     sweep: str = option(
         "watermark",
@@ -53,7 +53,7 @@ class PressureConfig:
             check_number(name, getattr(self, name), 1e-6, 1e6)
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The engine's options that each replay changes, by the name of its line; `options` are those of all."""
+        """Return the engine's options that each replay changes, by the name of its line; `options` are those of all."""
         memory = EngineConfig.from_options(options).cache.kv_memory
         if self.sweep == "watermark":
             return {f"{watermark:.0%}": {"watermark_high": watermark} for watermark in self.watermarks}
@@ -70,7 +70,7 @@ class PressureConfig:
         return {f"prefix cache {name}": {"enable_prefix_caching": name == "on"} for name in ("off", "on")}
 
     def load(self, trace: Path, longest: int) -> list[TraceRequest]:
-        """The trace's requests, scaled; those of more than `longest` tokens are left out.
+        """Return the trace's requests, scaled; those of more than `longest` tokens are left out.
 
         Raises:
             ConfigError: the trace cannot be read.

@@ -1,4 +1,4 @@
-"""How many bytes hold K whole sequences of a model."""
+"""Bytes that hold K whole sequences of a model."""
 
 from winnow.cache import CacheSize
 from winnow.checks import require
@@ -11,7 +11,8 @@ _NUM_ACCUMULATORS = 1
 
 
 def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
-    """The least `kv_memory` in which `sequences` sequences of `num_kvs` KVs a row lie side by side, none evicted.
+    """Return the least `kv_memory` in which `sequences` sequences of `num_kvs` KVs a row lie side by side, none
+    evicted.
 
     It is the same for every eviction policy, so that all can be compared within the same bytes. The model is loaded
     to be asked for its shape.

@@ -24,13 +24,13 @@ METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
 def option(default: Any, help: str, **extra: Any) -> Any:
-    """A field that documents itself."""
+    """Return a field that documents itself."""
     return field(default=default, metadata={"help": help, **extra})
 
 
 @dataclass(frozen=True)
 class ServeLoad:
-    """What is sent, and when."""
+    """Requests that are sent, and their times."""
 
     num_prompts: int = option(100, "requests")
     request_rate: float | None = option(
@@ -85,7 +85,7 @@ class LoadRequest:
 
 @dataclass
 class Outcome:
-    """What a client saw of one request."""
+    """Outcome of one request, as its client saw it."""
 
     started: float
     ok: bool = False
@@ -104,7 +104,7 @@ class Outcome:
 
 
 def random_requests(load: ServeLoad) -> list[LoadRequest]:
-    """Requests of random tokens; equal for equal seeds."""
+    """Return requests of random tokens; equal for equal seeds."""
     generator = random.Random(load.seed)  # noqa: S311 (no secret)
     prefix = [generator.randrange(100, load.vocab_size) for _ in range(load.random_prefix_len)]
 
@@ -121,7 +121,7 @@ def random_requests(load: ServeLoad) -> list[LoadRequest]:
 
 
 def arrivals(load: ServeLoad, requests: Sequence[LoadRequest]) -> list[float]:
-    """Seconds after the start at which each request is sent.
+    """Return seconds after the start at which each request is sent.
 
     Gaps are drawn from a gamma distribution of shape `burstiness`, then stretched so that the last request leaves when
     the rate says it should.
@@ -272,7 +272,7 @@ async def _chunks(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def read_goodput(pairs: Sequence[str]) -> dict[str, float]:
-    """Limits such as "ttft:500", in milliseconds.
+    """Return limits such as "ttft:500", in milliseconds.
 
     Raises:
         ConfigError: a pair is no limit.
@@ -295,7 +295,7 @@ def summarise(
     goodput: Mapping[str, float],
     percentiles: Sequence[float],
 ) -> dict[str, Any]:
-    """Results under vLLM's names; times in milliseconds."""
+    """Return results under vLLM's names; times in milliseconds."""
     done = [each for each in outcomes if each.ok]
     prompt, output = sum(e.prompt_tokens for e in done), sum(e.output_tokens for e in done)
     found: dict[str, Any] = {
@@ -332,7 +332,7 @@ def _is_good(outcome: Outcome, limits: Mapping[str, float]) -> bool:
 
 
 def _percentile(ordered: Sequence[float], percentile: float) -> float:
-    """Linear between neighbours, as numpy's."""
+    """Interpolate linearly between neighbours, as numpy's."""
     if not ordered:
         return 0.0
     place = (len(ordered) - 1) * percentile / 100

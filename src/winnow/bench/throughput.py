@@ -62,7 +62,7 @@ class Pass:
         return max(self.running)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, and what follows from them."""
+        """Return the fields by name, and what follows from them."""
         values = asdict(self)
         for name in ("workload", "running"):
             del values[name]
@@ -81,16 +81,16 @@ class ThroughputReport:
     """Of the whole process, weights and libraries included."""
 
     def median(self, read: Callable[[Pass], float]) -> float:
-        """Over the passes."""
+        """Return the median over the passes."""
         return statistics.median(map(read, self.passes))
 
     def spread(self, read: Callable[[Pass], float]) -> tuple[float, float]:
-        """Least and most over the passes."""
+        """Return the least and the most over the passes."""
         values = [read(each) for each in self.passes]
         return min(values), max(values)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
+        """Return all fields by name."""
         return {
             "workload": asdict(self.workload),
             "kv_bytes_budget": self.kv_bytes_budget,

@@ -1,4 +1,4 @@
-"""How long calls take, with rivals measured in turn."""
+"""Durations of calls, with rivals measured in turn."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ Call = Callable[[], object]
 
 
 def seconds_of(call: Call, device: torch.device) -> float:
-    """Seconds that `call` takes, its work on the device included."""
+    """Return seconds that `call` takes, its work on the device included."""
     if device.type == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         with torch.cuda.device(device):  # events are recorded on the current device's stream
@@ -25,7 +25,7 @@ def seconds_of(call: Call, device: torch.device) -> float:
 
 
 def interleave(calls: Sequence[Call], repeats: int, device: torch.device) -> list[list[float]]:
-    """Seconds of each call, `repeats` times each: [calls][repeats].
+    """Return seconds of each call, `repeats` times each: [calls][repeats].
 
     All warm up once. Then every round times each call once, in turn: a machine that slows down, slows all of them.
     """

@@ -38,7 +38,7 @@ class TraceRequest:
     block_tokens: int = HASHED_TOKENS
 
     def prompt(self, vocab_size: int, seed: int) -> list[int]:
-        """Token ids with the trace's length; prompts begin alike as their `hash_ids` do.
+        """Return token ids with the trace's length; prompts begin alike as their `hash_ids` do.
 
         Args:
             vocab_size: ids are below it.
@@ -52,7 +52,7 @@ class TraceRequest:
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """The first requests of a trace, `limit` of them or all, by arrival.
+    """Return the first requests of a trace, `limit` of them or all, by arrival.
 
     Raises:
         ConfigError: the file is of no known format, or a line is damaged; says which.
@@ -72,7 +72,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
 def scaled(
     requests: Sequence[TraceRequest], *, tokens: float = 1.0, rate: float = 1.0, longest: int | None = None
 ) -> list[TraceRequest]:
-    """A trace for a smaller machine: lengths times `tokens`, arrivals `rate` times as dense.
+    """Return a trace for a smaller machine: lengths times `tokens`, arrivals `rate` times as dense.
 
     Shared beginnings scale as well. Prompts and answers keep at least one token. Requests with more than `longest`
     tokens altogether, after scaling, are left out.

@@ -27,16 +27,16 @@ class Workload:
 
     @property
     def output_tokens(self) -> int:
-        """Of all answers."""
+        """Number of tokens of all answers."""
         return self.requests * self.new_tokens
 
     @property
     def total_tokens(self) -> int:
-        """Of all prompts and answers."""
+        """Number of tokens of all prompts and answers."""
         return self.requests * self.sequence_tokens
 
     def prompts(self, vocab_size: int) -> list[list[int]]:
-        """Token ids, the same for every engine that is given the same work."""
+        """Return token ids, the same for every engine that is given the same work."""
         generator = random.Random(self.prompt_seed)  # noqa: S311
         return [
             [generator.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.requests)
@@ -44,7 +44,7 @@ class Workload:
 
 
 def vocab_size(model: Path) -> int:
-    """Tokens that the model in that directory knows, for `Workload.prompts`."""
+    """Return tokens that the model in that directory knows, for `Workload.prompts`."""
     from transformers import AutoConfig  # late: flags are read without it
 
     config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
