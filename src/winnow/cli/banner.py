@@ -13,7 +13,7 @@ _SAMPLE_TOKENS = 1024
 
 
 def engine_lines(llm: "LLM", name: str) -> list[str]:
-    """The model and its context, what computes it, and the memory that KVs have: a line each."""
+    """Return the model and its context, what computes it, and the memory that KVs have: a line each."""
     config: EngineConfig = llm.config
     scheduler = config.scheduler
     tokens = config.cache.kv_memory * _SAMPLE_TOKENS // max(1, llm.kv_bytes(_SAMPLE_TOKENS))

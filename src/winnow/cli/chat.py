@@ -46,10 +46,10 @@ _DEFAULTS = {"max_tokens": 1024}
 
 
 class Partner(Protocol):
-    """Who answers."""
+    """Conversation partner that answers."""
 
     def introduction(self) -> list[str]:
-        """Lines that say who it is."""
+        """Return lines that say who it is."""
         ...
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:

@@ -73,7 +73,7 @@ def _stored(path: Path) -> dict[str, str]:
 
 
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
-    """What there is to say, by name."""
+    """Return what there is to say, by name."""
     from winnow.eviction import PAPER_POOL
     from winnow.models.text_pool import text_pool
 
@@ -113,7 +113,7 @@ def _windows(windows: tuple[int | None, ...]) -> str:
 
 
 def _unfused(reasons: Mapping[int, str]) -> str:
-    """Layers by the reason why they are not fused."""
+    """Return layers by the reason why they are not fused."""
     layers: dict[str, list[str]] = {}
     for layer, reason in reasons.items():
         layers.setdefault(reason, []).append(str(layer))
@@ -121,7 +121,7 @@ def _unfused(reasons: Mapping[int, str]) -> str:
 
 
 def _parts(loaded: "LoadedModel") -> str:
-    """The kinds of modules with weights, most frequent first."""
+    """Return the kinds of modules with weights, most frequent first."""
     model = loaded.forward_model
     counts = Counter(
         kind for module in model.modules() if "Linear" in (kind := type(module).__name__) or "Fused" in kind

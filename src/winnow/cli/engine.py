@@ -49,7 +49,7 @@ def add_engine_flags(
     skip: Collection[str] = (),
     defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """One flag per option of the engine, except those of `skip`; `defaults` are the command's own.
+    """Add one flag per option of the engine, except those of `skip`; `defaults` are the command's own.
 
     vLLM's flags are declared too; help does not show them.
     """
@@ -79,7 +79,7 @@ def _foreign(name: str) -> str:
 
 
 def typed_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The engine's options as typed, under Winnow's names.
+    """Return the engine's options as typed, under Winnow's names.
 
     Raises:
         ConfigError: a flag of vLLM's asks for what Winnow does not do; names what it has instead.
@@ -88,7 +88,7 @@ def typed_options(namespace: argparse.Namespace) -> dict[str, Any]:
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """The engine's options as typed, checked.
+    """Return the engine's options as typed, checked.
 
     Raises:
         ConfigError: a value is out of range.
@@ -143,7 +143,7 @@ def model_exists(model: str | Path | None) -> None:
 
 
 def model_files(options: Mapping[str, Any]) -> list[tuple[str, Path]]:
-    """What nothing may be written over, for `require_distinct`: a model's directory and the files in it."""
+    """Return what nothing may be written over, for `require_distinct`: a model's directory and the files in it."""
     model = options.get("model")
     if model is None or not Path(model).is_dir():
         return []
@@ -152,7 +152,7 @@ def model_files(options: Mapping[str, Any]) -> list[tuple[str, Path]]:
 
 
 def check_written(written: Mapping[str, Path | None], options: Mapping[str, Any]) -> None:
-    """Refuse files that would be written over by one another, or over the model's.
+    """Refuse files that would be written over by each other, or over the model's.
 
     Args:
         written: what the user calls each path that will be written, and the path; None: it was not given.
@@ -172,7 +172,7 @@ def add_sampling_flags(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     also: Collection[str] = (),
 ) -> None:
-    """One flag per sampling parameter, except those of `skip`; `defaults` are the command's own.
+    """Add one flag per sampling parameter, except those of `skip`; `defaults` are the command's own.
 
     Args:
         also: parameters of a single request, for a command that has one.
@@ -182,7 +182,7 @@ def add_sampling_flags(
 
 
 def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) -> dict[str, Any]:
-    """The sampling parameters as typed, checked; `also` as in `add_sampling_flags`.
+    """Return the sampling parameters as typed, checked; `also` as in `add_sampling_flags`.
 
     Raises:
         InvalidRequestError: a value is out of range.
@@ -194,10 +194,10 @@ def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) 
 
 
 def evaluation_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """As `engine_options`, without the prefix cache unless it is asked for.
+    """Return `engine_options` without the prefix cache unless it is asked for.
 
     With it, the last bits of a prompt's logits depend on which prompts came before, and an evaluation that was stopped
-    must go on to the same numbers.
+    must resume to the same numbers.
     """
     options = engine_options(namespace)
     require_fits(namespace.presets, options)
@@ -216,7 +216,7 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
 
 
 def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:
-    """A line that says how tokens are sampled, where neither the model's makers nor the user do; None: they do.
+    """Return a line that says how tokens are sampled, where neither the model's makers nor the user do; None: they do.
 
     Args:
         typed: sampling parameters that the user or the command gives.
@@ -239,7 +239,7 @@ def say_sampling(llm: "LLM", typed: Mapping[str, Any]) -> None:
 
 
 def silence_transformers() -> None:
-    """Standard error is for our own progress and messages; transformers reads this once it is imported."""
+    """Keep transformers off standard error, which is for progress and messages; it reads this when it is imported."""
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     if "transformers" in sys.modules:
@@ -250,13 +250,13 @@ def silence_transformers() -> None:
 
 
 def model_path(options: Mapping[str, Any]) -> Path:
-    """Where the model lies that the engine's options name, fetched where it is a repository of the Hub."""
+    """Return where the model lies that the engine's options name, fetched where it is a repository of the Hub."""
     named = {name: options[name] for name in ("model", "revision") if name in options}
     return locate_model(ModelConfig(**named))
 
 
 def demo_model() -> Path:
-    """The directory of the model that ships with Winnow."""
+    """Return the directory of the model that ships with Winnow."""
     from winnow.models.loader import DEMO_MODEL
 
     return DEMO_MODEL

@@ -40,7 +40,7 @@ _LEAST_TOKENS = 64
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How much is learnt from.
+    """Amounts to learn from.
 
     Attributes:
         tokens: tokens of a piece of text, each computed and repeated.

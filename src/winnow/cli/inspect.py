@@ -97,7 +97,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check_paths(written: list[tuple[str, Path]], file: str | None, options: dict[str, Any]) -> None:
-    """Refuse paths that would destroy one another, or be found unusable only after the work.
+    """Refuse paths that would overwrite each other, or be found unusable only after the work.
 
     Raises:
         UsageError: names the path.
@@ -111,7 +111,7 @@ def _check_paths(written: list[tuple[str, Path]], file: str | None, options: dic
 
 
 def _facts(inspection: Inspection) -> Table:
-    """What there is to say of the whole."""
+    """Return what there is to say of the whole."""
     table = Table(title="winnow inspect", show_header=False, title_justify="left")
     table.add_column()
     table.add_column()
@@ -123,7 +123,7 @@ def _facts(inspection: Inspection) -> Table:
 
 
 def _rows(inspection: Inspection) -> Table:
-    """KVs of each layer, head by head, at both moments."""
+    """Return KVs of each layer, head by head, at both moments."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("layer", justify="right")
     table.add_column("KVs of its heads after the prompt")

@@ -103,7 +103,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice: {value!r}; {names}")
 
     def nearest_flag(self, text: str) -> str | None:
-        """The known flag most like `text`."""
+        """Return the known flag most like `text`."""
         shown = [flag for flag, each in self._option_string_actions.items() if each.help != argparse.SUPPRESS]
         matches = difflib.get_close_matches(text.partition("=")[0], shown, n=1)
         return matches[0] if matches else None

@@ -1,4 +1,4 @@
-"""How a run is doing at this moment: counters of the engine, and tokens per second over the last while."""
+"""State of a run at this moment: counters of the engine, and tokens per second over the last while."""
 
 import time
 from collections import deque
@@ -12,7 +12,7 @@ WINDOW_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a progress display shows. Rates are tokens per second over the last `WINDOW_SECONDS`."""
+    """Numbers of a progress display. Rates are tokens per second over the last `WINDOW_SECONDS`."""
 
     done: int
     total: int
@@ -31,7 +31,7 @@ class Meter:
     """Turns the engine's counters into rates."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, done: int = 0) -> None:
-        """`done` is what was done before the meter was made."""
+        """Take `done`, the number of requests that were finished before."""
         self._clock = clock
         self._done_before = done
         self._start = clock()

@@ -97,14 +97,14 @@ def merge_model(namespace: argparse.Namespace) -> None:
 
 
 def given(namespace: argparse.Namespace, *configs: type) -> dict[str, Any]:
-    """The options of `configs` that the user typed, by field name."""
+    """Return the options of `configs` that the user typed, by field name."""
     names = [field.name for config in configs for field in fields(config)]
     return {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """How the text behind a flag is read: `metavar` stands for it in the help."""
+    """Reader of the text behind a flag: `metavar` stands for it in the help."""
 
     parse: Callable[[str], Any]
     metavar: str
@@ -119,7 +119,7 @@ class _Reader:
             raise argparse.ArgumentTypeError(message) from error
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of `add_argument` that make a flag read this way."""
+        """Return the arguments of `add_argument` that make a flag read this way."""
         return {"type": self, "metavar": self.metavar}
 
 
@@ -138,7 +138,7 @@ _OBJECT = _Reader(json.loads, "JSON", "a JSON object")
 
 
 def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
-    """The arguments of `add_argument` that say how the value is read."""
+    """Return the arguments of `add_argument` that say how the value is read."""
     kinds = list(typing.get_args(hint)) if isinstance(hint, types.UnionType) else [hint]
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
@@ -160,7 +160,7 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
 
 
 def _reader(kinds: list[Any]) -> _Reader:
-    """The reader of a value that is of one of `kinds`."""
+    """Return the reader of a value that is of one of `kinds`."""
     if str in kinds:
         return _PATH if Path in kinds else _TEXT
     reader = _NUMBER if float in kinds else _INTEGER
@@ -170,12 +170,15 @@ def _reader(kinds: list[Any]) -> _Reader:
 
 
 def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse`, and "none" for None: the way to switch off a limit."""
+    """Return `parse`, and "none" for None: the way to switch off a limit."""
     return lambda text: None if text.lower() == "none" else parse(text)
 
 
 def _documented(config: type) -> dict[str, str]:
-    """Field -> help, from the "Attributes" part of the class's docstring; an entry may run over several lines."""
+    """Return the field -> help, from the "Attributes" part of the class's docstring.
+
+    An entry may run over several lines.
+    """
     _, _, attributes = inspect.cleandoc(config.__doc__ or "").partition("\nAttributes:\n")
     texts: dict[str, str] = {}
     name = ""

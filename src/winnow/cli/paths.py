@@ -93,7 +93,7 @@ def require_distinct(
 
 
 def _identities(path: Path, standard: int) -> set[object]:
-    """What two paths have in common if they are one file: where they lead, and what lies there."""
+    """Return what two paths have in common if they are one file: where they lead, and what lies there."""
     if str(path) == STANDARD:
         return _descriptor_identity(standard)
     resolved = Path(os.path.realpath(path))
@@ -107,7 +107,7 @@ def _identities(path: Path, standard: int) -> set[object]:
 
 
 def _descriptor_identity(descriptor: int) -> set[object]:
-    """The file behind an open descriptor, where it is one."""
+    """Return the file behind an open descriptor, where it is one."""
     try:
         found = os.fstat(descriptor)
     except OSError:

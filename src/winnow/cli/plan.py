@@ -39,7 +39,7 @@ _NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store")
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What is planned for; lists take commas."""
+    """Deployment to plan for; lists take commas."""
 
     gpu: str = option(
         "A100", "devices, commas between: names of data sheets, or this for the machine at hand"
@@ -130,7 +130,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[Deployment]":
-    """One per device and policy that was named."""
+    """Return one per device and policy that was named."""
     from winnow.plan.calibrate import calibrate
     from winnow.plan.deployment import Deployment
     from winnow.plan.hardware import find_hardware
@@ -178,7 +178,7 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
 
 
 def _beside_full(found: "list[Deployment]") -> "list[Deployment]":
-    """The same, with the full cache before what stands on a device without it."""
+    """Return the same, with the full cache before what stands on a device without it."""
     out: list[Deployment] = []
     with_full = {each.hardware.name for each in found if each.keeps_all}
     for each in found:
@@ -192,7 +192,10 @@ def _beside_full(found: "list[Deployment]") -> "list[Deployment]":
 
 
 def _eviction(name: str, amounts: dict[str, Any]) -> EvictionConfig:
-    """A policy with the amounts that were typed; the full cache, which takes none, stands beside others without."""
+    """Return a policy with the amounts that were typed.
+
+    The full cache, which takes none, stands beside others without.
+    """
     from winnow.eviction import resolve_policy
 
     if not name:

@@ -79,7 +79,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _choices() -> Table:
-    """The policies to choose from, one row each."""
+    """Return the policies to choose from, one row each."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("name", style="bold", no_wrap=True)
     for column in ("for", "costs", "needs", "known"):
@@ -90,7 +90,7 @@ def _choices() -> Table:
 
 
 def _table() -> Table:
-    """All policies, one row each."""
+    """Return all policies, one row each."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), leading=1, pad_edge=False, show_edge=False)
     table.add_column("name", style="bold", no_wrap=True)
     for column in (*PARTS, "paper"):
@@ -106,7 +106,7 @@ def _table() -> Table:
 
 
 def _pages(name: str, preset: Preset) -> Iterator[Any]:
-    """One policy in full."""
+    """Yield one policy in full."""
     yield Text.assemble((name, "bold"), f": {preset.paper}")
     if name in NOTES:
         yield Text("for {}; costs: {}; needs: {}; on a real model: {}".format(*NOTES[name]))
@@ -122,7 +122,7 @@ def _pages(name: str, preset: Preset) -> Iterator[Any]:
 
 
 def _part(label: str, value: Any, indent: int) -> Iterator[Any]:
-    """A dataclass with all its fields, those that are dataclasses indented below it."""
+    """Yield a dataclass with all its fields, those that are dataclasses indented below it."""
     yield _line(label, type(value).__name__, indent, style="bold")
     yield Padding(Text(first_line(value), style="dim"), (0, 0, 0, indent + 2))
     for field in fields(value):

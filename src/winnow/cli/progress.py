@@ -26,7 +26,7 @@ class Progress(Protocol):
     """Shows snapshots between the beginning and the end of a `with`."""
 
     def due(self) -> bool:
-        """Whether it is time for a new snapshot."""
+        """Return whether it is time for a new snapshot."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Show how things stand."""
@@ -39,14 +39,14 @@ class Progress(Protocol):
 
 
 def add_progress_flag(parser: "argparse._ActionsContainer", plain: str = "a line every 5 s") -> None:
-    """How progress is shown; `plain` says what there is where no terminal is."""
+    """Add the flag of how progress is shown; `plain` says what there is where no terminal is."""
     parser.add_argument(
         "--progress", choices=MODES, default="auto", help=f"auto: live on a terminal, else {plain}"
     )
 
 
 def open_progress(mode: str, stream: TextIO) -> Progress:
-    """The display for one of `MODES`."""
+    """Return the display for one of `MODES`."""
     if mode == "auto":
         mode = "rich" if stream.isatty() else "plain"
     if mode == "rich":
@@ -57,7 +57,9 @@ def open_progress(mode: str, stream: TextIO) -> Progress:
 def show_steps(
     progress: Progress, meter: Meter, total: int, before: int = 0, at: str = ""
 ) -> Callable[[int, EngineStats], None]:
-    """What to call after each step with the number of requests that are done; it shows how they stand when it is time.
+    """Return what to call after each step with the number of requests that are done.
+
+    It shows how they stand when it is time.
 
     Args:
         meter: of the engine that answers them.
@@ -82,7 +84,7 @@ class PlainProgress:
         self._shown_at = clock()
 
     def due(self) -> bool:
-        """Whether the last line is `every` seconds old."""
+        """Return whether the last line is `every` seconds old."""
         return self._clock() - self._shown_at >= self._every
 
     def show(self, snapshot: Snapshot) -> None:
@@ -96,7 +98,7 @@ class PlainProgress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing was changed that would have to be put back."""
+        """Leave everything as it is: nothing has to be put back."""
 
 
 class LiveProgress:
@@ -112,7 +114,7 @@ class LiveProgress:
         self._shown_at = -LIVE_SECONDS
 
     def due(self) -> bool:
-        """Whether the display is old enough to be redrawn."""
+        """Return whether the display is old enough to be redrawn."""
         return self._clock() - self._shown_at >= LIVE_SECONDS
 
     def show(self, snapshot: Snapshot) -> None:
@@ -132,13 +134,13 @@ class LiveProgress:
 
 
 def plain_line(snapshot: Snapshot) -> str:
-    """One line of text: `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | ...`."""
+    """Return one line of text: `12/64 done, 0 failed | KV 10.1 MiB of 64.0 MiB | prefill 321 tok/s | ...`."""
     done = f"{snapshot.done}/{snapshot.total} done, {snapshot.failed} failed"
     return f"{done} | KV {_memory(snapshot)} | {_readings(snapshot)}{_left(snapshot)}"
 
 
 def live_display(snapshot: Snapshot) -> RenderableType:
-    """Two bars, for the requests and for the KV memory, over the readings."""
+    """Return two bars, for the requests and for the KV memory, over the readings."""
     stats = snapshot.stats
     bars = Table.grid(padding=(0, 2))
     bars.add_row(

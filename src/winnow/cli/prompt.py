@@ -7,7 +7,7 @@ from winnow.errors import UsageError
 
 
 def read_prompt(argument: str | None, file: str | None = None) -> str:
-    """The text of the prompt.
+    """Return the text of the prompt.
 
     Raises:
         UsageError: it is missing, given twice, empty, unreadable or not UTF-8.

@@ -13,7 +13,7 @@ from winnow.errors import UsageError
 
 @contextmanager
 def open_prompts(path: Path) -> Iterator[Path]:
-    """A file with the prompts of `path`: itself, or a copy of what a stream holds, which is gone at the end.
+    """Yield a file with the prompts of `path`: itself, or a copy of what a stream holds, which is gone at the end.
 
     Raises:
         UsageError: the stream cannot be read or kept.

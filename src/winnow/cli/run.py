@@ -59,7 +59,7 @@ Results reach the disk as they finish. A run that was interrupted, even killed, 
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output
 it is; it may be deleted once the run is complete.
 
-Lines may be added to PROMPTS.jsonl: the same command goes on with them. - and pipes are read to
+Lines may be added to PROMPTS.jsonl: the same command continues with them. - and pipes are read to
 their end first. With -o - answers go to standard output, the closing table and progress to
 standard error, and nothing can be resumed.
 
@@ -122,7 +122,7 @@ class _Plan:
         return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
 
     def open_writer(self) -> OrderedWriter:
-        """Where answers go."""
+        """Return where answers go."""
         if self.output is None:
             return StreamWriter(sys.stdout.buffer)
         return ResultWriter(self.output, self.identity, self.checkpoint)
@@ -179,7 +179,7 @@ def _check(
         if checkpoint.notes:
             notes = "; ".join(checkpoint.notes)
             print(
-                f"winnow: going on with {output} under other options, which change no answer: {notes}",
+                f"winnow: resuming {output} under other options, which change no answer: {notes}",
                 file=sys.stderr,
             )
     return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)
@@ -239,7 +239,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
 
 
 def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Refuse paths that would destroy one another, or be found unusable only after the work.
+    """Refuse paths that would overwrite each other, or be found unusable only after the work.
 
     Raises:
         UsageError: names the path.
@@ -267,7 +267,7 @@ def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None
 
 
 def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, Any]) -> Fingerprint:
-    """What must not change between the starts of a run: every option with its value, typed or not."""
+    """Return what must not change between the starts of a run: every option with its value, typed or not."""
     config = EngineConfig.from_options(options)
     settings = config.settings()
     # Where the model lies does not matter, what it is does; and a default that is typed out changes nothing.

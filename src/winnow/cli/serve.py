@@ -87,7 +87,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _key_of_environment() -> tuple[str, ...]:
-    """The key that the environment names.
+    """Return the key that the environment names.
 
     Raises:
         UsageError: the variable is there and empty, as one that is made of a missing secret.
@@ -99,7 +99,7 @@ def _key_of_environment() -> tuple[str, ...]:
 
 
 def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
-    """The engine's options and the server's, as typed.
+    """Return the engine's options and the server's, as typed.
 
     Raises:
         ConfigError, UsageError: a value is out of range, or an option means nothing here.

@@ -146,7 +146,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def read(path: Path, options: SimulateOptions) -> "list[TraceRequest]":
-    """The trace as the options want it.
+    """Return the trace as the options want it.
 
     Raises:
         ConfigError: it cannot be read.

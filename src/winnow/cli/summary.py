@@ -1,4 +1,4 @@
-"""What a run came to: the table at its end, and the same as JSON."""
+"""Summary of a run: the table at its end, and the same as JSON."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -100,11 +100,11 @@ class Summary:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
     def table(self) -> Table:
-        """The fields for people."""
+        """Return the fields for people."""
         table = Table(title="winnow run", show_header=False, title_justify="left")
         table.add_column()
         table.add_column(justify="right")
@@ -168,7 +168,7 @@ _FULL_MEMORY = 0.9
 
 
 def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
-    """Seconds by what they were spent on, where contexts were judged; empty where nothing was."""
+    """Return seconds by what they were spent on, where contexts were judged; empty where nothing was."""
     if not (stats.num_rounds or stats.replay_tokens):
         return {}
     phases = {
@@ -181,7 +181,10 @@ def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
 
 
 def _payoff(stats: EngineStats, seconds: float) -> str | None:
-    """Whether compressing paid, or may pay: it saves waits where memory is short, and costs replays and rounds."""
+    """Return whether compressing paid, or may pay.
+
+    It saves waits where memory is short, and costs replays and rounds.
+    """
     if not stats.num_starts and stats.kv_bytes_peak >= _FULL_MEMORY * stats.kv_bytes_budget > 0:
         return (
             "KV memory was full: --compression auto lets more requests run beside each other where that pays"
@@ -204,7 +207,7 @@ def _payoff(stats: EngineStats, seconds: float) -> str | None:
 
 
 def _accuracy(tally: Tally) -> tuple[Accuracy, ...]:
-    """By category in alphabetical order, then over all lines if there are several categories."""
+    """Return the accuracy by category in alphabetical order, then over all lines if there are several categories."""
     scores = dict(sorted(tally.scores.items()))
     if len(scores) > 1:
         scores["all"] = [score for category in scores.values() for score in category]

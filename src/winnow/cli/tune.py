@@ -30,7 +30,7 @@ DESCRIPTION = """\
 Find the policy, compression, batch and KV format that answer your prompts fastest (or with the fewest
 bytes) while the answers agree with the full cache's as far as you ask. Many candidates run on a few
 prompts, the better half of them on twice as many, and so on; the winner must keep its promise on
-prompts that were held back. The journal lets a search that was stopped go on where it stood.
+prompts that were held back. The journal lets a search that was stopped resume.
 """
 EPILOG = """\
 examples:
@@ -46,7 +46,7 @@ CHOSEN = ("eviction", "compression", "kv_budget", "max_num_seqs", "num_accumulat
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What is searched, and for what; lists take commas."""
+    """Search space and objective; lists take commas."""
 
     agreement: float = option(0.98, "mean agreement with the full cache's answers to keep")
     agree: str = option(
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "winnow tune PROMPTS.jsonl [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("prompts", metavar="PROMPTS", type=Path, help="lines as for winnow run")
-    parser.add_argument("--journal", metavar="FILE", type=Path, help="what was measured, to go on from")
+    parser.add_argument("--journal", metavar="FILE", type=Path, help="what was measured, to resume from")
     parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all trials as JSON too")
     parser.add_argument(
@@ -134,7 +134,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def read_prompts(path: Path, max_tokens: int) -> "list[TunePrompt]":
-    """The prompts of a file.
+    """Return the prompts of a file.
 
     Raises:
         UsageError: it cannot be read, a line cannot be run, or there are fewer than two.
@@ -208,7 +208,7 @@ def _candidates(asked: TuneOptions) -> "list[Candidate]":
 
 
 def _opener(options: dict[str, Any], tried: "Sequence[Candidate]") -> Any:
-    """Opens engines that can run every candidate, without a prefix cache: prompts come again with each."""
+    """Open engines that can run every candidate, without a prefix cache: prompts come again with each."""
     from winnow.eviction import find_preset
 
     most = max(find_preset(each.eviction).policy.score.num_accumulators for each in tried)
@@ -223,7 +223,7 @@ def _opener(options: dict[str, Any], tried: "Sequence[Candidate]") -> Any:
 def _journal(
     namespace: argparse.Namespace, asked: TuneOptions, options: dict[str, Any], stack: contextlib.ExitStack
 ) -> Any:
-    """The journal, open until the stack closes; None: none was asked for."""
+    """Return the journal, open until the stack closes; None: none was asked for."""
     if namespace.journal is None:
         return None
     from winnow.evaluate.journal import ResultJournal
@@ -247,7 +247,7 @@ def _brief(trial: "Trial") -> str:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    """An option of the engine as it is typed."""
+    """Return an option of the engine as it is typed."""
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [flag if value else f"--no-{name.replace('_', '-')}"]

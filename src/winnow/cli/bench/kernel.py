@@ -64,7 +64,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _facts(report: "KernelReport") -> list[str]:
-    """Machine, limits and shape, a line each."""
+    """Return machine, limits and shape, a line each."""
     config, limits = report.config, report.limits
     order = "scattered" if config.scatter else "contiguous"
     rows = "uneven" if config.uneven else "even"
@@ -84,7 +84,7 @@ def _facts(report: "KernelReport") -> list[str]:
 
 
 def _table(report: "KernelReport") -> Table:
-    """A row per operation and backend; where there are several, a column compares them with the first."""
+    """Return a row per operation and backend; where there are several, a column compares them with the first."""
     several = len(report.config.backends) > 1 or len(report.caches) > 1
     table = Table()
     columns = ("operation", "backend", "KVs", "ms", "GB/s", "of limit", "GFLOP/s", "of limit", "scores")

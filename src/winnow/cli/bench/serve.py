@@ -120,7 +120,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _requests(namespace: argparse.Namespace, load: ServeLoad) -> list[LoadRequest]:
-    """What is sent.
+    """Return what is sent.
 
     Raises:
         UsageError, ConfigError: a file cannot be used.

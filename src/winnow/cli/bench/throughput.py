@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What was typed, with a preset's values where nothing was."""
+    """Values as typed, with a preset's where nothing was."""
 
     workload: Workload
     options: dict[str, Any]
@@ -108,7 +108,7 @@ class _Plan:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Work, show, and return the exit code."""
+    """Return work, show, and return the exit code."""
     plan = _Plan.of(namespace)
     from winnow.bench.room import kv_memory_for
     from winnow.report.provenance import Machine, report_head
@@ -165,12 +165,12 @@ def _table(report: "ThroughputReport") -> Table:
 
 
 def _part_rows(last: "Pass") -> list[tuple[str, Any, str]]:
-    """Seconds by part of the step."""
+    """Return seconds by part of the step."""
     return [(f"  {part}, s", lambda each, part=part: each.parts[part], ".2f") for part in last.parts]
 
 
 def _facts(report: "ThroughputReport", last: "Pass") -> list[tuple[str, str]]:
-    """What is the same in every pass, or grows over them: of the last."""
+    """Return what is the same in every pass, or grows over them: of the last."""
     return [
         ("running at once, mean", f"{last.mean_running:.1f}"),
         ("running at once, most", f"{last.most_running}"),

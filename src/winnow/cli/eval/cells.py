@@ -13,7 +13,7 @@ KV_FLOOR = 1
 
 
 def add_cell_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """Presets and compressions; the group, for more flags."""
+    """Return presets and compressions; the group, for more flags."""
     cells = parser.add_argument_group("cells")
     cells.add_argument(
         "--eviction",
@@ -28,7 +28,7 @@ def add_cell_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
 
 
 def add_compression_flag(parser: "argparse._ActionsContainer", default: tuple[float, ...]) -> None:
-    """The compressions of cells."""
+    """Add the flag of the compressions of cells."""
     shown = ",".join(f"{each:g}" for each in default)
     parser.add_argument(
         "--compression",
@@ -41,7 +41,7 @@ def add_compression_flag(parser: "argparse._ActionsContainer", default: tuple[fl
 
 
 def add_data_flag(work: "argparse._ArgumentGroup") -> None:
-    """Where a task's files lie."""
+    """Add the flag of the folder of a task's files."""
     work.add_argument(
         "--data", metavar="DIR", type=Path, help="the task's files; left out: the sample that ships"
     )

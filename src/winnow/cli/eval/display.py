@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def show_evaluation(mode: str) -> "Iterator[Callable[[EvaluationProgress], None]]":
-    """What to call after each step; it shows how things stand when it is time. `mode` is one of `progress.MODES`."""
+    """Yield the function to call after each step, which shows the progress when it is time.
+
+    `mode` is one of `progress.MODES`.
+    """
     with open_progress(mode, sys.stderr) as progress:
         meter = Meter()
 

@@ -30,7 +30,7 @@ Prompts, answers and metrics are that library's. A continuation is scored by for
 its context was computed and cut: a policy judges the context, few-shot examples and question in
 it, and never the continuation. It needs the extra lm-eval.
 
-With -o, cells reach the disk as they finish, and the same command goes on with those left.
+With -o, cells reach the disk as they finish, and the same command resumes with those left.
 """
 EPILOG = """\
 examples:

@@ -1,4 +1,4 @@
-"""What all of `winnow eval` have in common at the end: the flags for output, tables on the terminal, and their head."""
+"""Output of all commands of `winnow eval`: flags, tables on the terminal, and their head."""
 
 import argparse
 import shlex
@@ -22,7 +22,7 @@ RESULTS = ("results.json", "results.md")
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
-    """Where results go, and how progress is shown."""
+    """Add the flags of where results go and how progress is shown."""
     out = parser.add_argument_group("output")
     out.add_argument(
         "-o", "--output", metavar="DIR", type=Path, help="write tables, plots, every score and the journal"
@@ -55,7 +55,7 @@ def check_output(namespace: argparse.Namespace, options: dict[str, Any], journal
 
 
 def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
-    """What every output begins with: the command, when, where, the model and the engine's options."""
+    """Return what every output begins with: the command, when, where, the model and the engine's options."""
     from winnow.report.provenance import Machine, report_head
 
     model = llm.config.model.model
@@ -66,7 +66,7 @@ def run_head(llm: "LLM", options: dict[str, Any]) -> dict[str, Any]:
 
 
 def show_tables(head: dict[str, Any], amount: str, tables: Iterable["TextTable"]) -> None:
-    """Tables on standard output, below what says how, where, when and how much was measured."""
+    """Print tables, below a line that says how, where, when and how much was measured."""
     from winnow.report.provenance import device_name
 
     out = console()

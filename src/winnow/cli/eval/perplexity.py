@@ -31,7 +31,7 @@ policy cuts their KVs before it has seen what follows. The other tokens are forc
 the model had chosen them, with the policy's rounds in between; they alone count. In one pass over a
 window nothing would ever be evicted.
 
-With -o, windows reach the disk as they finish, and the same command goes on where it was stopped.
+With -o, windows reach the disk as they finish, and the same command resumes where it was stopped.
 """
 EPILOG = """\
 examples:

@@ -34,5 +34,5 @@ def add_prompt_flags(parser: "argparse._ActionsContainer", samples: int | None =
 
 
 def prompt_settings(namespace: argparse.Namespace) -> dict[str, Any]:
-    """What was typed, by fields of `TaskSettings`."""
+    """Return what was typed, by fields of `TaskSettings`."""
     return {"samples": namespace.samples, "tokens": namespace.tokens, "seed": namespace.task_seed}

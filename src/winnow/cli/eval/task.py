@@ -29,7 +29,7 @@ or before it (query-agnostic); the full cache is always among them. All cells se
 and run through one engine together. Categories that do not tell policies apart are marked, and
 means leave them out.
 
-With -o, answers reach the disk as they finish, and the same command goes on where it was stopped.
+With -o, answers reach the disk as they finish, and the same command resumes where it was stopped.
 """
 EPILOG = """\
 categories:
@@ -146,7 +146,7 @@ def _run(namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan") -> "
 def _head(
     namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan", options: dict[str, Any]
 ) -> dict[str, Any]:
-    """What every output begins with."""
+    """Return what every output begins with."""
     return run_head(llm, options) | {
         "query": namespace.query,
         "chat": plan.chat,
@@ -155,7 +155,7 @@ def _head(
 
 
 def _show(evaluation: "Evaluation", head: dict[str, Any]) -> None:
-    """The tables on standard output."""
+    """Print the tables."""
     from winnow.evaluate.tables import all_tables
 
     show_tables(head, f"{evaluation.prompts} prompts per cell", all_tables(evaluation))

@@ -1,4 +1,4 @@
-"""How the flags of `winnow eval` are read."""
+"""Readers of the flags of `winnow eval`."""
 
 import argparse
 import math
@@ -11,7 +11,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Names with commas between, each once."""
+    """Return names with commas between, each once."""
     found = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(found):
         raise argparse.ArgumentTypeError(f"must be names with commas between, got {text!r}")
@@ -19,7 +19,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def compressions(text: str) -> tuple[float, ...]:
-    """Numbers of at least 1 with commas between, ascending, each once."""
+    """Return numbers of at least 1 with commas between, ascending, each once."""
     found = _ascending(numbers, text)
     if not all(1.0 <= each < math.inf for each in found):
         raise argparse.ArgumentTypeError(f"must be finite numbers of at least 1, got {text!r}")
@@ -27,7 +27,7 @@ def compressions(text: str) -> tuple[float, ...]:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """Whole numbers of at least 1 with commas between, ascending, each once."""
+    """Return the whole numbers of at least 1 with commas between, ascending, each once."""
     found = _ascending(integers, text)
     if min(found) < 1:
         raise argparse.ArgumentTypeError(f"must be whole numbers of at least 1, got {text!r}")
@@ -35,7 +35,7 @@ def lengths(text: str) -> tuple[int, ...]:
 
 
 def count(least: int) -> Callable[[str], int]:
-    """A whole number of at least `least`."""
+    """Return a whole number of at least `least`."""
 
     def read(text: str) -> int:
         try:
