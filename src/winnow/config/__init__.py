@@ -1,4 +1,4 @@
-"""Every option of the engine, once: keyword arguments of `LLM`, command-line flags and the docs come from here."""
+"""Options of the engine, each once: keyword arguments of `LLM`, command-line flags and the docs come from here."""
 
 from winnow.config.cache import KV_RESERVATIONS, CacheConfig
 from winnow.config.engine import EFFECTS, PARTS, EngineConfig, present_options

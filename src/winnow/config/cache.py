@@ -16,7 +16,7 @@ _LEAST_OFFLOADING = 2**16
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """How much memory the KVs may take, and in what pieces."""
+    """Options of the KVs' memory: how much of it, and in what pieces."""
 
     kv_memory: int = option(
         512 * 2**20,
@@ -95,7 +95,7 @@ class CacheConfig:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether KVs of prompts are kept for later ones, as far as these options say."""
+        """Return whether KVs of prompts are kept for later ones, as far as these options say."""
         return self.enable_prefix_caching and self.kv_reservation == "on-demand"
 
     def __post_init__(self) -> None:

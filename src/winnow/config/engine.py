@@ -1,4 +1,4 @@
-"""All options together: what an engine is opened with."""
+"""Configuration of an engine: all options together."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -42,7 +42,7 @@ class EngineConfig:
             )
 
     def settings(self) -> dict[str, Any]:
-        """Every option of every part by name, as JSON values: what resume, fingerprints and reports go by.
+        """Return every option of every part by name, as JSON values: what resume, fingerprints and reports go by.
 
         A policy without a name is described by all its fields; one that was left out is the preset that stands for it.
         """
@@ -82,7 +82,8 @@ def present_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_present_name(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with every earlier name replaced by the present one, without those that only vLLM leaves open by None.
+    """Return options with every earlier name replaced by the present one, without those that only vLLM leaves open by
+    None.
 
     Raises:
         ConfigError: an option is given by both names.

@@ -29,7 +29,7 @@ def _pool(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class EvictionConfig:
-    """Which KVs are kept when they cannot all be, and how many. Requests may bring their own."""
+    """Options of eviction: which KVs are kept when they cannot all be, and how many. Requests may bring their own."""
 
     eviction: Any = option(
         None,
@@ -95,7 +95,7 @@ class EvictionConfig:
 
     @property
     def chosen(self) -> Any:
-        """What decides: `eviction`, or the preset that stands for it where it was left out."""
+        """Policy that decides: `eviction`, or the preset that stands for it where it was left out."""
         if self.eviction is not None:
             return self.eviction
         return FULL if self.compression is None and self.kv_budget is None else COMPRESSING

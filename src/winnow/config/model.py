@@ -21,7 +21,7 @@ PREDICTOR = "kv_scores.safetensors"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Which model, and how it is loaded."""
+    """Options of the model and of how it is loaded."""
 
     model: str | Path | None = option(
         None,

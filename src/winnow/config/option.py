@@ -1,4 +1,4 @@
-"""How an option of the engine is declared.
+"""Declaration of an option of the engine.
 
 Its metadata holds `help`, where needed `choices` (allowed values), `parse` (text -> value) and `aliases` (earlier
 names), and `effect` where the option changes fewer answers than others do.
@@ -10,7 +10,10 @@ from typing import Any
 
 
 class Effect(Enum):
-    """When another value of an option changes answers; a run is resumed under another value only where it does not."""
+    """Condition under which another value of an option changes answers.
+
+    A run is resumed under another value only where it does not.
+    """
 
     ALWAYS = "always"
     BATCHES = "batches"
@@ -33,5 +36,5 @@ def option(
 
 
 def optional_int(text: str) -> int | None:
-    """ "none" -> None, else an int: for limits that can be switched off."""
+    """Return "none" -> None, else an int: for limits that can be switched off."""
     return None if text.lower() == "none" else int(text)

@@ -14,7 +14,7 @@ BENCH_PADDED_MODES = ("shaping-gaps",)
 
 @dataclass(frozen=True)
 class PaddedConfig:
-    """How the padded engine batches (engine=padded)."""
+    """Options of the padded engine (engine=padded)."""
 
     padded_mode: str = option(
         "embedding",

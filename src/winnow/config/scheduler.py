@@ -13,7 +13,7 @@ SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair")
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How many requests and tokens a step may hold."""
+    """Options of scheduling: how many requests and tokens a step may hold."""
 
     max_num_seqs: int = option(64, "most sequences that hold KVs at the same time", effect=Effect.BATCHES)
     max_num_batched_tokens: int = option(
@@ -31,7 +31,7 @@ class SchedulerConfig:
     )
     aging: float | None = option(
         60.0,
-        "seconds of waiting that count as one level of priority, or as 1000 tokens less under srtf, so that nobody "
+        "seconds of waiting that count as one level of priority, or as 1000 tokens less under srtf, so that no request "
         "waits for ever; none: no aging",
         effect=Effect.BATCHES,
     )
