@@ -65,7 +65,8 @@ def plan_cells(
     queries: Sequence[str],
     controls: Sequence[str] = (),
 ) -> tuple[Cell, ...]:
-    """The full cache, then in every query mode every preset at every compression above 1, and the controls beside them.
+    """Return the full cache, then in every query mode every preset at every compression above 1, and the controls
+    beside them.
 
     A preset that decides itself how much it keeps gets one cell per query mode, and no controls.
 
@@ -97,7 +98,7 @@ def check_presets(names: Iterable[str]) -> None:
 
 
 def num_accumulators(cells: Iterable[Cell]) -> int:
-    """Score accumulators per KV that an engine needs to run all of the cells."""
+    """Return the number of accumulators per KV that an engine needs to run all of the cells."""
     return max((cell.policy.score.num_accumulators for cell in cells), default=0)
 
 

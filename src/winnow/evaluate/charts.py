@@ -31,7 +31,7 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
 
 
 def _curves(evaluation: Evaluation, query: str) -> Panel | None:
-    """A line per preset over the compression reached, each point over the categories that are informative there.
+    """Return a line per preset over the compression reached, each point over the categories that are informative there.
 
     The full cache's line has the same categories at every point. None where no category is informative anywhere.
     """

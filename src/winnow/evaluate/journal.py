@@ -1,4 +1,4 @@
-"""Outcomes on disk as they come, so that an evaluation that was killed goes on where it stood."""
+"""Outcomes on disk as they come, so that an evaluation that was killed resumes where it stopped."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -17,10 +17,10 @@ _logger = logging.getLogger(__name__)
 
 
 class Entry(Protocol):
-    """What a journal can hold."""
+    """Entry of a journal."""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, from which it can be made again."""
+        """Return JSON values, from which it can be made again."""
 
 
 _Entry = TypeVar("_Entry", bound=Entry)
@@ -90,10 +90,10 @@ class ResultJournal(Generic[_Entry]):
             if found.refused:
                 raise EvaluationError(
                     f"{path.parent} holds an evaluation with other settings: {'; '.join(found.every)}. "
-                    "Repeat the same command to go on with it, or pass --overwrite to start afresh"
+                    "Repeat the same command to resume it, or pass --overwrite to start afresh"
                 )
             if found.noted:
-                _logger.warning("winnow: going on with %s although %s", path, "; ".join(found.noted))
+                _logger.warning("winnow: resuming %s although %s", path, "; ".join(found.noted))
             end = len(header)
             for line in whole_lines(file):
                 values = parse_object(line)

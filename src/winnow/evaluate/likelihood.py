@@ -1,4 +1,4 @@
-"""How probable texts are after contexts whose KVs a policy cut: forced decoding, as an answer would have gone.
+"""Likelihoods of texts after contexts whose KVs a policy cut, by forced decoding, as an answer would have gone.
 
 Scoring context and continuation in one pass would never evict: every token would see all others.
 """
@@ -22,7 +22,10 @@ FULL_CACHE = EvictionPolicy()
 
 @dataclass(frozen=True)
 class Keeping:
-    """What stays of a context's KVs: a policy, and its amount as in `SamplingParams`; both None: the policy's own."""
+    """Choice of the KVs of a context that stay: a policy, and its amount as in `SamplingParams`.
+
+    Both None: the policy's own.
+    """
 
     policy: EvictionPolicy = FULL_CACHE
     compression: float | None = None
@@ -30,7 +33,7 @@ class Keeping:
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
-        """What a cell of an evaluation keeps."""
+        """Return what a cell of an evaluation keeps."""
         return cls(cell.policy, None if cell.is_full else cell.compression)
 
 
@@ -48,7 +51,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """How probable the model found a continuation.
+    """Likelihood of a continuation.
 
     Attributes:
         logprobs: natural logarithms, one for each of its tokens.
@@ -63,12 +66,12 @@ class Likelihood:
 
     @property
     def total(self) -> float:
-        """Of the whole continuation."""
+        """Log probability of the whole continuation."""
         return sum(self.logprobs)
 
 
 def loglikelihoods(llm: "LLM", pairs: Sequence[Pair], keeping: Keeping | None = None) -> list[Likelihood]:
-    """The likelihood of each pair, in their order. Arguments and errors are those of `score_pairs`."""
+    """Return the likelihood of each pair, in their order. Arguments and errors are those of `score_pairs`."""
     found = dict(score_pairs(llm, pairs, keeping))
     return [found[index] for index in range(len(pairs))]
 
@@ -80,7 +83,7 @@ def score_pairs(
     *,
     on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Likelihood]]:
-    """Index and likelihood of each pair, as they are done.
+    """Yield the index and likelihood of each pair, as they are done.
 
     A context is computed, and cut, once for all continuations that follow it. The engine's steps are taken here: do not
     submit to it elsewhere meanwhile.
@@ -140,7 +143,7 @@ def _params(first: Pair, continuations: Sequence[tuple[int, ...]], keeping: Keep
     return SamplingParams(
         n=len(continuations),
         temperature=0.0,
-        # One limit for all: after a shorter continuation the model goes on by itself, which is ignored.
+        # One limit for all: after a shorter continuation the model continues by itself, which is ignored.
         max_tokens=max(len(tokens) for tokens in continuations),
         forced_tokens=continuations,
         logprobs=0,
@@ -153,7 +156,7 @@ def _params(first: Pair, continuations: Sequence[tuple[int, ...]], keeping: Keep
 
 
 def _read(answer: CompletionOutput, length: int) -> Likelihood:
-    """What was reported of the first `length` tokens of an answer."""
+    """Return what was reported of the first `length` tokens of an answer."""
     assert answer.logprobs is not None, "logprobs were asked for"
     pairs = zip(answer.token_ids[:length], answer.logprobs[:length], strict=True)
     predicted = [logprobs[token] for token, logprobs in pairs if logprobs is not None]
@@ -163,7 +166,7 @@ def _read(answer: CompletionOutput, length: int) -> Likelihood:
 
 
 def rolling_pairs(tokens: Sequence[int], prefix: int, context: int) -> list[Pair]:
-    """Every token once, in order: stretches of `context` tokens, each after the `context` tokens before it.
+    """Return every token once, in order: stretches of `context` tokens, each after the `context` tokens before it.
 
     The first stretch follows `prefix` alone, so of a text that is no longer nothing is evicted but by rounds while
     decoding.

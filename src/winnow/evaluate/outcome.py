@@ -1,10 +1,10 @@
-"""How one question of one sample was answered in one cell."""
+"""Outcome of one question of one sample in one cell."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-# Names in journals, where they differ from the fields: an evaluation of days goes on under a newer version.
+# Names in journals, where they differ from the fields: an evaluation of days continues under a newer version.
 _JSON_NAMES = {"achieved_compression": "reached"}
 
 
@@ -41,16 +41,16 @@ class Outcome:
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """Which question of which sample in which cell."""
+        """Question, sample and cell."""
         return self.cell, self.sample, self.question
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, as `from_json` reads them; journals call the achieved compression `reached`."""
+        """Return the fields by name, as `from_json` reads them; journals call the achieved compression `reached`."""
         values = asdict(self)
         return {_JSON_NAMES.get(name, name): value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`."""
+        """Return the reverse of `to_json`."""
         fields = {name: field for field, name in _JSON_NAMES.items()}
         return cls(**{fields.get(name, name): value for name, value in values.items()})

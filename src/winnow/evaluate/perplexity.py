@@ -41,16 +41,16 @@ class WindowScore:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Which window under which name."""
+        """Window and name."""
         return self.name, self.window
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The reverse of `to_json`; JSON has null for a text that the model ruled out."""
+        """Return the reverse of `to_json`; JSON has null for a text that the model ruled out."""
         return cls(**{**values, "nats": math.inf if values["nats"] is None else values["nats"]})
 
 
@@ -64,7 +64,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """All windows under one way of keeping KVs, in order; none where the engine refused it, for the reason given."""
+    """Losses of all windows under one way of keeping KVs, in order.
+
+    None where the engine refused it, for the reason given.
+    """
 
     name: str
     scores: tuple[WindowScore, ...]
@@ -72,7 +75,7 @@ class Perplexity:
 
     @property
     def tokens(self) -> int:
-        """Forced ones, those that count."""
+        """Number of forced tokens, which are those that count."""
         return sum(score.tokens for score in self.scores)
 
     @property
@@ -91,7 +94,7 @@ class Perplexity:
         return fmean(score.kv_bytes for score in self.scores) if self.scores else None
 
     def over(self, reference: "Perplexity") -> Change | None:
-        """This one divided by the other on the same windows; None where one of them was refused."""
+        """Return this one divided by the other on the same windows; None where one of them was refused."""
         if not self.scores or not reference.scores:
             return None
         pairs = zip(self.scores, reference.scores, strict=True)
@@ -100,7 +103,7 @@ class Perplexity:
         return Change(ratio, ratio * stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None)
 
     def to_json(self) -> dict[str, Any]:
-        """Every number, and what follows from them."""
+        """Return every number, and what follows from them."""
         if self.refusal is not None:
             return {"name": self.name, "refused": self.refusal}
         return {
@@ -122,7 +125,7 @@ def measure_perplexity(
     on_score: Callable[[WindowScore], None] = lambda score: None,
     on_step: Callable[[int, str], None] = lambda done, name: None,
 ) -> list[Perplexity]:
-    """The perplexity of the windows' continuations under each way of keeping KVs, in the order of `keepings`.
+    """Return the perplexity of the windows' continuations under each way of keeping KVs, in the order of `keepings`.
 
     Args:
         windows: all of one length, see `winnow.evaluate.wikitext.cut_windows`.

@@ -16,7 +16,7 @@ perplexity over that of the full cache on the same windows, with the standard er
 
 
 def perplexity_table(rows: Sequence[Perplexity], title: str) -> TextTable:
-    """A row for each way of keeping KVs; the first one is what the others are compared with."""
+    """Return a row for each way of keeping KVs; the first one is what the others are compared with."""
     notes = Footnotes()
     lines = [
         (row.name, (notes.mark(row.refusal), "", "", ""))

@@ -1,4 +1,4 @@
-"""What an evaluation is asked for, and what tells it from others."""
+"""Plan of an evaluation, and its identity."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ class EvaluationPlan:
     chat: str = "auto"
 
     def make_samples(self) -> list[Sample]:
-        """The task's samples.
+        """Return the task's samples.
 
         Raises:
             EvaluationError: a category that the task does not have, or what the task itself refuses.
@@ -56,17 +56,17 @@ class EvaluationPlan:
         return samples
 
     def categories_of(self, samples: Sequence[Sample]) -> tuple[str, ...]:
-        """The categories that have samples, in the task's order."""
+        """Return the categories that have samples, in the task's order."""
         found = dict.fromkeys(sample.category for sample in samples)
         return tuple(dict.fromkeys(name for name in (*self.task.categories, *found) if name in found))
 
     def settings_json(self) -> dict[str, Any]:
-        """The task's settings as JSON values."""
+        """Return the task's settings as JSON values."""
         values = {name: value for name, value in vars(self.settings).items() if name not in _OF_THE_MODEL}
         return values | {"data": None if self.settings.data is None else str(self.settings.data)}
 
     def identity(self, llm: "LLM", samples: Sequence[Sample]) -> Fingerprint:
-        """What must not change between the starts of an evaluation.
+        """Return what must not change between the starts of an evaluation.
 
         Cells are left out: an evaluation may be continued with more of them. So is where model and data lie; their
         contents count.
@@ -79,7 +79,7 @@ class EvaluationPlan:
 
 
 def engine_identity(llm: "LLM", input_sha256: str, settings: dict[str, Any]) -> Fingerprint:
-    """The identity of work that a model does with these settings, which include those of its engine."""
+    """Return the identity of work that a model does with these settings, which include those of its engine."""
     from winnow.models.loader import DEMO_MODEL
 
     engine = llm.config.settings()

@@ -53,7 +53,7 @@ class PromptMaker:
         self._chat = chat
 
     def make(self, sample: Sample, question: Question) -> Prompt:
-        """The prompt of one question.
+        """Return the prompt of one question.
 
         Raises:
             EvaluationError: the model has no chat template for a sample that needs one, or one that changes the text.
@@ -75,12 +75,15 @@ class PromptMaker:
         return Prompt(tuple(whole), common_length(whole, front))
 
     def _encode(self, text: str) -> list[int]:
-        """Tokens of a text that holds all its special tokens."""
+        """Return tokens of a text that holds all its special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def _render(self, sample: Sample, question: Question) -> tuple[str, str, str]:
-        """Context and question as one message of the user: what stands before the question, it, and what follows it."""
+        """Return the context and question as one message of the user.
+
+        What stands before the question, it, and what follows it.
+        """
         if not self._tokenizer.chat_template:
             raise EvaluationError(
                 f"sample {sample.name!r} is a chat message, and the model has no chat template: "
@@ -108,6 +111,6 @@ class PromptMaker:
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """How many tokens two lists begin with together."""
+    """Return how many tokens two lists begin with together."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))

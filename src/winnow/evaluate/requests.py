@@ -50,7 +50,7 @@ class EvalRequest:
 
 
 def shared_cells(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
-    """Cells in groups whose requests may be one: presets that compute the prompt alike at all compressions.
+    """Return cells in groups whose requests may be one: presets that compute the prompt alike at all compressions.
 
     Where rounds fall within the prompt it is not computed alike.
     """
@@ -67,7 +67,7 @@ def shared_cells(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
 def make_requests(
     cells: Sequence[Cell], sample: Sample, prompts: Sequence[Prompt], missing: Missing
 ) -> Iterator[EvalRequest]:
-    """The requests for a sample in a group of `shared_cells`; `prompts` has one entry per question.
+    """Yield the requests for a sample in a group of `shared_cells`; `prompts` has one entry per question.
 
     One question: one request, its answers being the cells. Several questions on a context that is judged without them:
     one request per cell, its answers being the questions, so that the context is computed and compressed once. Several
@@ -90,12 +90,12 @@ def make_requests(
 
 
 def _shares_context(cell: Cell, prompts: Sequence[Prompt]) -> bool:
-    """Whether a context may be computed once for several questions. The full cache does not depend on them."""
+    """Return whether a context may be computed once for several questions. The full cache does not depend on them."""
     return cell.query == AGNOSTIC or (cell.is_full and all(prompt.context_tokens for prompt in prompts))
 
 
 def _request_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Prompt) -> EvalRequest:
-    """One question in several cells."""
+    """Return one question in several cells."""
     question = sample.questions[place]
     params = _params(
         cells,
@@ -111,7 +111,7 @@ def _request_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Pr
 def _request_questions(
     cell: Cell, sample: Sample, prompts: Sequence[Prompt], places: Sequence[int]
 ) -> EvalRequest:
-    """Several questions in one cell: each answer begins with the tokens of its question."""
+    """Return several questions in one cell: each answer begins with the tokens of its question."""
     context = _context(sample, min(prompts[place].context_tokens for place in places))
     forced = [prompts[place].token_ids[context:] for place in places]
     params = _params(

@@ -1,4 +1,4 @@
-"""What an evaluation found, cell by cell."""
+"""Results of an evaluation, cell by cell."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -26,7 +26,7 @@ class CellResult:
     refusal: Refusal | None = None
 
     def score(self, category: str, length: int | None = None) -> float | None:
-        """Mean score of a category, of one length or of all; None where there is nothing."""
+        """Return the mean score of a category, of one length or of all; None where there is nothing."""
         return _mean(
             outcome.score
             for outcome in self.outcomes
@@ -95,12 +95,12 @@ class Evaluation:
         return tuple(dict.fromkeys(each.cell.query for each in self.results if each.cell.query is not None))
 
     def compared(self, query: str, compression: float | None) -> list[CellResult]:
-        """The cells of a query mode and compression."""
+        """Return the cells of a query mode and compression."""
         wanted = (query, compression)
         return [each for each in self.results if (each.cell.query, each.cell.compression) == wanted]
 
     def marks(self, query: str | None, compression: float | None) -> dict[str, str]:
-        """Uninformative categories in a query mode at a compression, and why."""
+        """Return uninformative categories in a query mode at a compression, and why."""
         controls = [
             each
             for each in self.results
@@ -114,18 +114,18 @@ class Evaluation:
         )
 
     def headline(self, result: CellResult, query: str | None, compression: float | None) -> Headline:
-        """The mean of `result` over the informative categories in a query mode at a compression."""
+        """Return the mean of `result` over the informative categories in a query mode at a compression."""
         marked = self.marks(query, compression)
         scores = [result.score(name) for name in self.categories if name not in marked]
         return Headline(_mean(each for each in scores if each is not None), len(scores), len(self.categories))
 
     def plain_mean(self, result: CellResult) -> float | None:
-        """The mean of `result` over all categories: what papers report of LongBench and RULER."""
+        """Return the mean of `result` over all categories: what papers report of LongBench and RULER."""
         scores = (result.score(name) for name in self.categories)
         return _mean(score for score in scores if score is not None)
 
     def to_json(self) -> dict[str, Any]:
-        """Every number, and what follows from them."""
+        """Return every number, and what follows from them."""
         return {
             "task": self.task,
             "categories": list(self.categories),

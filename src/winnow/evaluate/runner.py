@@ -1,4 +1,4 @@
-"""All cells of an evaluation through one engine, as many requests at once as it takes."""
+"""Runner of all cells of an evaluation through one engine, as many requests at once as it takes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluationProgress:
-    """How far an evaluation is. `done` and `total` count answers over all cells; `cell` is the earliest unfinished."""
+    """Progress of an evaluation. `done` and `total` count answers over all cells; `cell` is the earliest unfinished."""
 
     done: int
     total: int
@@ -128,7 +128,7 @@ class _Run:
         self._in_flight.clear()
 
     def result(self, cell: Cell) -> CellResult:
-        """A cell's outcomes, in the order of the samples."""
+        """Return a cell's outcomes, in the order of the samples."""
         if cell in self._refusals:
             return CellResult(cell, (), self._refusals[cell])
         keys = [(cell.name, s.name, place) for s in self._samples for place in range(len(s.questions))]
@@ -143,7 +143,7 @@ class _Run:
         return (cell.name, sample.name, question) not in self.outcomes
 
     def _refusal(self, cell: Cell) -> Refusal | None:
-        """Why the engine would not run a cell, found by asking it."""
+        """Return why the engine would not run a cell, found by asking it."""
         reasons = []
         for request in self._requests([cell]):
             try:

@@ -1,4 +1,4 @@
-"""What every evaluation task is made of: a context, and questions about it."""
+"""Samples, of which every evaluation task is made: a context, and questions about it."""
 
 from dataclasses import dataclass
 

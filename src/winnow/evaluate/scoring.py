@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def outcome_of(llm: "LLM", request: EvalRequest, answer: SubAnswer, output: CompletionOutput) -> Outcome:
-    """The outcome of one answer of a request."""
+    """Return the outcome of one answer of a request."""
     question = request.sample.questions[answer.question]
     token_ids = output.token_ids[answer.forced :][: question.max_tokens]
     text = output.text
@@ -57,13 +57,13 @@ def _achieved(llm: "LLM", request: EvalRequest, cell: Cell, report: EvictionRepo
 
 
 def until_stop(text: str, stops: Sequence[str]) -> str:
-    """The text before the first of the stop strings."""
+    """Return the text before the first of the stop strings."""
     found = [place for stop in stops if (place := text.find(stop)) >= 0]
     return text[: min(found)] if found else text
 
 
 def achieved_compression(report: EvictionReport, eviction: SequenceEviction | None) -> float | None:
-    """Tokens of the context per KV that was kept of them; None if the answer ended before they were cut.
+    """Return tokens of the context per KV that was kept of them; None if the answer ended before they were cut.
 
     Once a round after the context's end has mixed them with the question's and the answer's, tokens of all per KV at
     the answer's end.
@@ -83,7 +83,7 @@ def achieved_compression(report: EvictionReport, eviction: SequenceEviction | No
 
 
 def _rounds_in_context(eviction: SequenceEviction) -> int:
-    """Rounds until the context is computed and cut."""
+    """Return rounds until the context is computed and cut."""
     computed = last_round = rounds = 0
     kvs = 0.0
     while computed < eviction.context_len:

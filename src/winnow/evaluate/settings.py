@@ -1,4 +1,4 @@
-"""What tasks need to know of a model: how it counts tokens, and how many it takes."""
+"""Facts of a model that tasks need: how it counts tokens, and how many it takes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def settings_for(llm: "LLM", **options: Any) -> TaskSettings:
-    """`TaskSettings` for a model; `options` are its other fields.
+    """Return `TaskSettings` for a model; `options` are its other fields.
 
     Raises:
         EvaluationError: the model's directory has no tokenizer.

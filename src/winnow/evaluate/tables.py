@@ -13,14 +13,14 @@ UNINFORMATIVE = "*"
 
 
 def query_label(query: str) -> str:
-    """What a query mode means, for titles."""
+    """Return what a query mode means, for titles."""
     return (
         "query-agnostic (judged before the question)" if query == AGNOSTIC else "query-aware (question seen)"
     )
 
 
 def mean_table(evaluation: Evaluation, query: str) -> TextTable:
-    """Means over the informative categories: presets down, compressions across, the full cache first."""
+    """Return means over the informative categories: presets down, compressions across, the full cache first."""
     amounts = _compressions(evaluation, query)
     notes = Footnotes()
     rows: list[tuple[str, tuple[str, ...]]] = []
@@ -49,7 +49,7 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
 
 
 def category_table(evaluation: Evaluation, query: str, compression: float | None) -> TextTable:
-    """Scores by category in a query mode at a compression, beside the full cache."""
+    """Return scores by category in a query mode at a compression, beside the full cache."""
     full = evaluation.full
     compared = [*([full] if full else []), *evaluation.compared(query, compression)]
     marked = evaluation.marks(query, compression)
@@ -79,7 +79,7 @@ def category_table(evaluation: Evaluation, query: str, compression: float | None
 
 
 def length_table(evaluation: Evaluation, query: str) -> TextTable:
-    """Means by length of the prompt: cells down, lengths across."""
+    """Return means by length of the prompt: cells down, lengths across."""
     shown = [each for each in evaluation.results if each.cell.query in (None, query) and each.outcomes]
     rows = []
     for each in shown:
@@ -97,7 +97,7 @@ def length_table(evaluation: Evaluation, query: str) -> TextTable:
 
 
 def all_tables(evaluation: Evaluation) -> list[TextTable]:
-    """Every table: for each query mode the means, then lengths, then categories."""
+    """Return every table: for each query mode the means, then lengths, then categories."""
     tables = []
     for query in evaluation.queries:
         tables.append(mean_table(evaluation, query))
@@ -108,7 +108,7 @@ def all_tables(evaluation: Evaluation) -> list[TextTable]:
 
 
 def full_table(evaluation: Evaluation) -> TextTable:
-    """The full cache alone, where nothing else was asked for."""
+    """Return the full cache alone, where nothing else was asked for."""
     full = evaluation.results[0]
     marked = evaluation.marks(None, full.cell.compression)
     rows: list[tuple[str, tuple[str, ...]]] = [
@@ -128,7 +128,7 @@ def full_table(evaluation: Evaluation) -> TextTable:
 def _plain_mean(
     evaluation: Evaluation, shown: Sequence[CellResult], marked: Collection[str]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """The row of means over all categories, where it differs from the one above it."""
+    """Return the row of means over all categories, where it differs from the one above it."""
     if not marked:
         return []
     means = tuple(_text(evaluation.plain_mean(each)) for each in shown)
@@ -136,7 +136,7 @@ def _plain_mean(
 
 
 def _compressions(evaluation: Evaluation, query: str) -> list[float | None]:
-    """Of a query mode's cells, ascending; None, for presets that decide themselves, last."""
+    """Return the compressions of a query mode's cells, ascending; None, for presets that decide themselves, last."""
     found = {each.cell.compression for each in evaluation.results if each.cell.query == query}
     return sorted(found, key=lambda each: (each is None, each or 0.0))
 

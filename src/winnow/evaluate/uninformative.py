@@ -18,7 +18,7 @@ ScoreOf = Callable[[str], float | None]
 def uninformative_categories(
     categories: Sequence[str], full: ScoreOf, controls: Mapping[str, ScoreOf]
 ) -> dict[str, str]:
-    """Uninformative categories, each with the reason.
+    """Return uninformative categories, each with the reason.
 
     Args:
         full: the full cache's score of a category.

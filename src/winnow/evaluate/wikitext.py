@@ -13,7 +13,7 @@ _NAMES = ("test.txt", "wiki.test.tokens")
 
 
 def wikitext(directory: Path | None = None) -> str:
-    """The test split in `directory`, as published: words apart by spaces, rare ones replaced by <unk>.
+    """Return the test split in `directory`, as published: words apart by spaces, rare ones replaced by <unk>.
 
     None: its first four articles, which ship with Winnow.
 
@@ -30,7 +30,9 @@ def wikitext(directory: Path | None = None) -> str:
 
 
 def cut_windows(tokenizer: Any, text: str, length: int, context: int, most: int | None = None) -> list[Pair]:
-    """Windows of `length` tokens, one after the other: the first `context` are given, the others are to be predicted.
+    """Return windows of `length` tokens, one after the other.
+
+    The first `context` are given, the others are to be predicted.
 
     Where the tokenizer puts a token at the beginning of texts, it does so in every window, and it is part of `context`.
     What is left at the end and fills no window is left out.
@@ -58,6 +60,6 @@ def cut_windows(tokenizer: Any, text: str, length: int, context: int, most: int 
 
 
 def _start(tokenizer: Any) -> Sequence[int]:
-    """What the tokenizer puts before a text."""
+    """Return what the tokenizer puts before a text."""
     bos = tokenizer.bos_token_id
     return (bos,) if bos is not None and tokenizer.encode("")[:1] == [bos] else ()

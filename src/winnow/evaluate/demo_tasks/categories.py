@@ -34,12 +34,12 @@ class Category:
 
 
 def question_tokens(question: Question, count_tokens: CountTokens) -> int:
-    """Tokens of a question with its answer and the end token."""
+    """Return tokens of a question with its answer and the end token."""
     return count_tokens(question_suffix(question.text)) + count_tokens(" " + question.answer) + 1
 
 
 def prose(plant: Callable[[random.Random, Haystack, int], Planting]) -> Layout:
-    """A layout that hides planted lines among consecutive sentences of the haystack."""
+    """Return a layout that hides planted lines among consecutive sentences of the haystack."""
 
     def lay_out(
         rng: random.Random,
@@ -64,7 +64,7 @@ def prose(plant: Callable[[random.Random, Haystack, int], Planting]) -> Layout:
 def source_code(
     rng: random.Random, haystack: Haystack, count_tokens: CountTokens, tokens: int, planted: int, asked: int
 ) -> tuple[str, list[Question]] | None:
-    """Functions below each other, with the haystack as comments between them."""
+    """Return functions below each other, with the haystack as comments between them."""
     hidden = planting.code(rng, haystack, planted)
     questions = rng.sample(hidden.questions, min(asked, len(hidden.questions)))
     room = tokens - sum(count_tokens("\n" + line) + 1 for line in hidden.lines)
@@ -78,8 +78,10 @@ def source_code(
 def numbered_passages(
     rng: random.Random, haystack: Haystack, count_tokens: CountTokens, tokens: int, planted: int, asked: int
 ) -> tuple[str, list[Question]] | None:
-    """The haystack cut into passages of at most `planted` sentences, each closed by its number; asked for the number of
-    the one that ends with the quoted words."""
+    """Return the haystack cut into passages of at most `planted` sentences, each closed by its number.
+
+    Asked for the number of the one that ends with the quoted words.
+    """
     room = tokens - asked * QUOTING_TOKENS
     sentences = haystack.passage(rng, room)
     lines: list[str] = []
@@ -101,12 +103,12 @@ def numbered_passages(
 
 
 def last_words(rng: random.Random, passage: str) -> str:
-    """The last four to eight words of a passage, without its closing mark."""
+    """Return the last four to eight words of a passage, without its closing mark."""
     return " ".join(passage.split()[-rng.randint(4, 8) :]).rstrip(".,;:!?")
 
 
 def _join(lines: list[str], own_line: tuple[str, ...]) -> str:
-    """One text: lines of `own_line` stand alone, all others follow each other in paragraphs."""
+    """Return one text: lines of `own_line` stand alone, all others follow each other in paragraphs."""
     alone = set(own_line)
     text = lines[0] if lines else ""
     for before, line in pairwise(lines):
@@ -138,8 +140,9 @@ def make_document(
     planted: int | None = None,
     questions: int = 1,
 ) -> DemoDocument:
-    """A context with up to `questions` questions; context, questions and answers take about `tokens` tokens, never more
-    than `tokens` by the count of its parts.
+    """Return a context with up to `questions` questions.
+
+    Context, questions and answers take about `tokens` tokens, never more than `tokens` by the count of its parts.
 
     `planted` is the number of hidden lines (for "passage", sentences in a passage); fewer are hidden where they do not
     fit. Raises ValueError for an unknown category, and when not even the fewest lines fit in `tokens`.
@@ -165,5 +168,8 @@ def make_sample(
     tokens: int,
     planted: int | None = None,
 ) -> DemoSample:
-    """One prompt with one question; prompt and answer take about `tokens` tokens. Errors as in `make_document`."""
+    """Return one prompt with one question; prompt and answer take about `tokens` tokens.
+
+    Errors as in `make_document`.
+    """
     return make_document(category, rng, haystack, count_tokens, tokens, planted).sample()

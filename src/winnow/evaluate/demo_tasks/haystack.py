@@ -16,13 +16,13 @@ class Haystack:
 
     @classmethod
     def build(cls, sentences: Sequence[str], count_tokens: CountTokens) -> "Haystack":
-        """Counts every sentence once; raises ValueError when there is none."""
+        """Build a haystack that counts each sentence once; raise ValueError when there is none."""
         if not sentences:
             raise ValueError("a haystack needs at least one sentence")
         return cls(tuple(sentences), tuple(count_tokens(" " + sentence) for sentence in sentences))
 
     def passage(self, rng: random.Random, tokens: int, extra: int = 0) -> list[str]:
-        """Consecutive sentences from a random place that take at most `tokens`, counting `extra` more for each."""
+        """Return consecutive sentences from a random place of at most `tokens`, counting `extra` more for each."""
         taken: list[str] = []
         position = rng.randrange(len(self.sentences))
         while self.lengths[position] + extra <= tokens:
@@ -32,7 +32,7 @@ class Haystack:
         return taken
 
     def pick(self, rng: random.Random, longest: int) -> str:
-        """A random sentence of at most `longest` tokens; after 200 misses the shortest one seen."""
+        """Return a random sentence of at most `longest` tokens; after 200 misses the shortest one seen."""
         best = rng.randrange(len(self.sentences))
         for _ in range(200):
             if self.lengths[best] <= longest:
@@ -43,12 +43,15 @@ class Haystack:
 
 
 def scatter(rng: random.Random, planted: Sequence[str], around: Sequence[str]) -> list[str]:
-    """Both lists merged at random, each in its own order."""
+    """Return both lists merged at random, each in its own order."""
     return insert(planted, around, sorted(rng.randrange(len(around) + 1) for _ in planted))
 
 
 def insert(planted: Sequence[str], around: Sequence[str], places: Sequence[int]) -> list[str]:
-    """Both lists merged: each planted item stands before the item of `around` that its place names; places rise."""
+    """Return both lists merged: each planted item stands before the item of `around` that its place names.
+
+    Places rise.
+    """
     merged: list[str] = []
     start = 0
     for place, line in zip(places, planted, strict=True):

@@ -1,4 +1,4 @@
-"""What each category hides in the haystack, and what it asks: lists of lines and questions, before any layout."""
+"""Needles and questions of each category: lists of lines and questions, before any layout."""
 
 import random
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Planting:
 
 
 def single(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """Facts about people; several share the person, several the attribute, so that a question needs both."""
+    """Return facts about people; several share the person, several the attribute, so that a question needs both."""
     people = rng.sample(words.NAMES, max(2, count // 2 + 1))
     attributes = rng.sample(list(words.ATTRIBUTES), min(max(2, count // 2 + 1), len(words.ATTRIBUTES)))
     pairs = rng.sample([(attribute, person) for attribute in attributes for person in people], count)
@@ -30,7 +30,7 @@ def single(rng: random.Random, haystack: Haystack, count: int) -> Planting:
 
 
 def two_hop(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """A relation between two names and a fact about each: the answer names the bridge, then its value."""
+    """Return a relation between two names and a fact about each: the answer names the bridge, then its value."""
     chains = max(1, count // 3)
     people = rng.sample(words.NAMES, 2 * chains)
     lines, questions = [], []
@@ -50,7 +50,7 @@ def two_hop(rng: random.Random, haystack: Haystack, count: int) -> Planting:
 
 
 def passkey(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """Four-digit keys of several people."""
+    """Return four-digit keys of several people."""
     keys = [(person, f"{rng.randrange(1000, 10000)}") for person in rng.sample(words.NAMES, count)]
     return Planting(
         tuple(f"The pass key of {person} is {key}." for person, key in keys),
@@ -59,7 +59,7 @@ def passkey(rng: random.Random, haystack: Haystack, count: int) -> Planting:
 
 
 def key_value(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """Entries as in a JSON object, keys of two words, values of two words and a number."""
+    """Return entries as in a JSON object, keys of two words, values of two words and a number."""
     keys = words.distinct_pairs(rng, words.ADJECTIVES, words.NOUNS, "-", count)
     values = words.distinct_pairs(rng, words.ADJECTIVES, words.NOUNS, "-", count)
     entries = [(key, f"{value}-{rng.randrange(10, 100)}") for key, value in zip(keys, values, strict=True)]
@@ -71,7 +71,7 @@ def key_value(rng: random.Random, haystack: Haystack, count: int) -> Planting:
 
 
 def few_shot(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """Words with made-up group labels; asked for a word not shown, of a group whose other words were shown."""
+    """Return words with made-up group labels; asked for a word not shown, of a group whose other words were shown."""
     groups = rng.sample(list(words.WORD_GROUPS), max(2, min(6, count // 3)))
     labels: list[str] = []
     while len(labels) < len(groups):
@@ -93,7 +93,7 @@ def few_shot(rng: random.Random, haystack: Haystack, count: int) -> Planting:
 
 
 def code(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """Short Python functions; asked for the expression that one returns."""
+    """Return short Python functions; asked for the expression that one returns."""
     functions = []
     for name in words.distinct_pairs(rng, words.VERBS, words.NOUNS, "_", count):
         argument = rng.choice(["x", "y", "n", "k", "value", "count", "size"])
@@ -109,7 +109,7 @@ def code(rng: random.Random, haystack: Haystack, count: int) -> Planting:
 
 
 def key_points(rng: random.Random, haystack: Haystack, count: int) -> Planting:
-    """Numbered sentences marked as key points; asked for all of them, in order."""
+    """Return numbered sentences marked as key points; asked for all of them, in order."""
     sentences: list[str] = []
     while len(sentences) < count:
         sentence = haystack.pick(rng, longest=16)

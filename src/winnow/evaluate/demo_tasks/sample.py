@@ -1,4 +1,4 @@
-"""What a task generator produces: one context, questions about it, and a single question as the engine sees it."""
+"""Sample of a task generator: one context, questions about it, and a single question as the engine sees it."""
 
 from dataclasses import dataclass
 
@@ -37,11 +37,11 @@ class DemoDocument:
     metric: str
 
     def sample(self, index: int = 0) -> DemoSample:
-        """The context with only the question at `index`."""
+        """Return the context with only the question at `index`."""
         question = self.questions[index]
         return DemoSample(self.category, self.context, question.text, question.answer, self.metric)
 
 
 def question_suffix(question: str) -> str:
-    """What stands between a context (or an earlier answer) and the answer to `question`."""
+    """Return what stands between a context (or an earlier answer) and the answer to `question`."""
     return f"\nQuestion: {question}\nAnswer:"

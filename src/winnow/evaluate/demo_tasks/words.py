@@ -4,7 +4,7 @@ import random
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """A list of words as one writes it."""
+    """Return a list of words as one writes it."""
     return tuple(text.split())
 
 
@@ -123,13 +123,13 @@ _VOWELS = _words("a e i o u")
 
 
 def nonsense(rng: random.Random) -> str:
-    """A made-up word of two syllables, such as "zolu"."""
+    """Return a made-up word of two syllables, such as "zolu"."""
     return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(2))
 
 
 def distinct_pairs(
     rng: random.Random, left: tuple[str, ...], right: tuple[str, ...], joint: str, count: int
 ) -> list[str]:
-    """`count` different combinations of one word of each list, with `joint` between."""
+    """Return `count` different combinations of one word of each list, with `joint` between."""
     numbers = rng.sample(range(len(left) * len(right)), count)
     return [left[number // len(right)] + joint + right[number % len(right)] for number in numbers]

@@ -1,4 +1,4 @@
-"""What a task of lm_eval asks of generation, as sampling parameters."""
+"""Sampling parameters of a task of lm_eval."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,7 +62,7 @@ _IMMATERIAL = frozenset(
 
 
 def sampling_for(asked: Mapping[str, Any], default_max_tokens: int, **own: Any) -> SamplingParams:
-    """Sampling parameters for `generation_kwargs` of a task.
+    """Return sampling parameters for `generation_kwargs` of a task.
 
     Args:
         asked: `until`, `max_gen_toks` and its other names, `do_sample`, `temperature`,
@@ -90,7 +90,7 @@ def sampling_for(asked: Mapping[str, Any], default_max_tokens: int, **own: Any) 
 
 
 def _normalized(asked: Mapping[str, Any], default_max_tokens: int) -> dict[str, Any]:
-    """With lm_eval's own reading of aliases and defaults."""
+    """Return the arguments with lm_eval's own reading of aliases and defaults."""
     try:
         return dict(normalize_gen_kwargs(dict(asked), default_max_tokens))
     except (TypeError, ValueError) as error:

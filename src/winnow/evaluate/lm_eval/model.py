@@ -65,7 +65,7 @@ class WinnowLM(TemplateLM):
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> Self:
-        """From `model_args`: options of `winnow.LLM`, such as model, eviction, compression, kv_memory.
+        """Create a model from `model_args`: options of `winnow.LLM`, such as model, eviction, compression, kv_memory.
 
         Of `additional_config` a device is taken, as in lm_eval's other models.
         """
@@ -79,7 +79,7 @@ class WinnowLM(TemplateLM):
 
     @classmethod
     def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
-        """As `create_from_arg_obj`, from "name=value,name=value"."""
+        """Do as `create_from_arg_obj` does, from "name=value,name=value"."""
         from lm_eval.utils import simple_parse_args_string
 
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
@@ -93,7 +93,7 @@ class WinnowLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text without context."""
+        """Token before a text without context."""
         bos: int | None = self.tokenizer.bos_token_id
         return self.eot_token_id if bos is None else bos
 
@@ -107,7 +107,7 @@ class WinnowLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids; special tokens as the tokenizer puts them, unless the text begins with its own already."""
+        """Return token ids; special tokens as the tokenizer puts them, unless the text begins with its own already."""
         if add_special_tokens is None:
             bos = self.tokenizer.bos_token
             add_special_tokens = bos is None or not string.startswith(bos)  # chat templates write it
@@ -117,7 +117,7 @@ class WinnowLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """A conversation as the model's template writes it."""
+        """Return a conversation as the model's template writes it."""
         if not self.tokenizer.chat_template:
             raise EvaluationError("the model has no chat template: leave --apply-chat-template out")
         return str(
@@ -135,7 +135,10 @@ class WinnowLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Logprob of each continuation, and whether it is greedy. Where both are too long, the context's front goes."""
+        """Return the logprob of each continuation, and whether it is greedy.
+
+        Where both are too long, the context's front goes.
+        """
         pairs = [self._fit(context, continuation) for _, context, continuation in requests]
         results = [(each.total, each.is_greedy) for each in self._score(pairs)]
         for (texts, _, _), result in zip(requests, results, strict=True):
@@ -143,7 +146,7 @@ class WinnowLM(TemplateLM):
         return results
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
-        """Logprob of each text as a whole, in stretches after a context each; see `rolling_pairs`."""
+        """Return the logprob of each text as a whole, in stretches after a context each; see `rolling_pairs`."""
         cut = [self._stretches(request.args[0]) for request in requests]
         found = iter(self._score([pair for pairs in cut for pair in pairs]))
         results = [sum(next(found).total for _ in pairs) for pairs in cut]
@@ -152,7 +155,10 @@ class WinnowLM(TemplateLM):
         return results
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
-        """Each answer's text, up to the first of the task's stop strings. Of a prompt too long the front goes."""
+        """Return each answer's text, up to the first of the task's stop strings.
+
+        Of a prompt too long the front goes.
+        """
         waiting: dict[str, int] = {}
         texts: dict[int, str] = {}
         try:
@@ -207,7 +213,7 @@ class WinnowLM(TemplateLM):
 
 
 def _engine_keeping(llm: "LLM") -> Keeping:
-    """What the engine was opened with, less rounds that depend on what else runs."""
+    """Return what the engine was opened with, less rounds that depend on what else runs."""
     config = llm.config.eviction
     own = resolve_policy(config)
     policy = replace(own.policy, when=own.policy.when.alone)

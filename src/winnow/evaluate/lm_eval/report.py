@@ -1,4 +1,4 @@
-"""What lm_eval found in each cell, as a table and as files."""
+"""Results of lm_eval in each cell, as a table and as files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ and few-shot examples in it, and never the continuation."""
 
 
 def lm_eval_table(results: Sequence[LmEvalResult]) -> TextTable:
-    """Tasks and metrics down, cells across."""
+    """Return tasks and metrics down, cells across."""
     found = [result.metrics() for result in results]
     names = dict.fromkeys(key for metrics in found for key in metrics)
     rows = tuple(

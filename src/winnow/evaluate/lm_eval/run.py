@@ -24,7 +24,7 @@ _PARTS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_bet
 
 @dataclass(frozen=True)
 class LmEvalPlan:
-    """What is asked of lm_eval; the fields are arguments of its `simple_evaluate`.
+    """Request to lm_eval; the fields are arguments of its `simple_evaluate`.
 
     Attributes:
         include_path: a directory with more task files.
@@ -38,13 +38,13 @@ class LmEvalPlan:
     apply_chat_template: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, but for where files lie."""
+        """Return the fields by name, but for where files lie."""
         values = asdict(self)
         del values["include_path"]
         return values | {"tasks": list(self.tasks)}
 
     def digest(self) -> str:
-        """SHA-256 of the names and contents of the task files in `include_path`."""
+        """Return SHA-256 of the names and contents of the task files in `include_path`."""
         digest = hashlib.sha256()
         paths = [] if self.include_path is None else sorted(self.include_path.rglob("*"))
         for path in paths:
@@ -53,7 +53,7 @@ class LmEvalPlan:
         return digest.hexdigest()
 
     def task_manager(self) -> TaskManager:
-        """Finds the tasks' files.
+        """Return the manager that finds the tasks' files.
 
         Raises:
             EvaluationError: there is no such task; names the nearest.
@@ -74,14 +74,14 @@ class LmEvalPlan:
 
 @dataclass(frozen=True)
 class LmEvalResult:
-    """What lm_eval found in one cell: the data in its results; none where the engine refused the cell."""
+    """Result of lm_eval in one cell: the data in its results; none where the engine refused the cell."""
 
     cell: str
     found: dict[str, Any]
     refusal: str | None = None
 
     def metrics(self) -> dict[tuple[str, str], tuple[float, float | None]]:
-        """(task, metric) -> value and standard error, where lm_eval gives one."""
+        """Return (task, metric) -> value and standard error, where lm_eval gives one."""
         metrics: dict[tuple[str, str], tuple[float, float | None]] = {}
         for task, values in self.found.get("results", {}).items():
             for key, value in values.items():
@@ -93,12 +93,12 @@ class LmEvalResult:
         return metrics
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """The reverse of `to_json`."""
+        """Return the reverse of `to_json`."""
         return cls(**values)
 
 

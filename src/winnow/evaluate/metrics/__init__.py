@@ -47,7 +47,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def score(metric: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
-    """The score of a prediction.
+    """Return the score of a prediction.
 
     Args:
         metric: a key of `METRICS`.
@@ -64,7 +64,7 @@ def score(metric: str, prediction: str, references: Sequence[str], classes: Sequ
 
 
 def require_metric(name: str) -> None:
-    """Raises EvaluationError when a package that the metric needs is missing: before the work, rather than after it."""
+    """Raise EvaluationError when a package that the metric needs is missing: before the work, rather than after it."""
     require = _metric(name).require
     if require is not None:
         require()

@@ -14,27 +14,31 @@ _BBH_ANSWER = re.compile(r"(?<=the answer is )(.*)(?=.)")
 
 
 def fold(text: str) -> str:
-    """Lower case, white space at the ends gone and runs of it joined."""
+    """Return the text in lower case, without white space at its ends, and runs of it joined."""
     return " ".join(text.lower().split())
 
 
 def without_punctuation(text: str) -> str:
-    """The text without ASCII punctuation; what it separated grows together."""
+    """Return the text without ASCII punctuation; what it separated grows together."""
     return text.translate(_PUNCTUATION)
 
 
 def words_of_answer(text: str) -> list[str]:
-    """Words by which answers to questions are compared: lower case, without ASCII punctuation and articles (SQuAD)."""
+    """Return words by which answers to questions are compared.
+
+    Lower case, without ASCII punctuation and articles (SQuAD).
+    """
     return _ARTICLES.sub(" ", without_punctuation(text.lower())).split()
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """1.0 when both texts are the same after trimming, joining runs of white space and lowering case, else 0.0."""
+    """Return 1.0 when the texts are equal after trimming, joining runs of white space and lowering case, else 0.0."""
     return float(fold(prediction) == fold(reference))
 
 
 def trivia_match(prediction: str, reference: str) -> float:
-    """1.0 when both texts are the same but for case and ASCII punctuation, else 0.0 (lm-evaluation-harness, triviaqa).
+    """Return 1.0 when both texts are the same but for case and ASCII punctuation, else 0.0 (lm-evaluation-harness,
+    triviaqa).
 
     White space is trimmed from the prediction alone.
     """
@@ -42,7 +46,8 @@ def trivia_match(prediction: str, reference: str) -> float:
 
 
 def gsm8k_strict(prediction: str, reference: str) -> float:
-    """1.0 when the first "#### number" of the prediction is the reference's (lm-evaluation-harness, strict-match).
+    """Return 1.0 when the first "#### number" of the prediction is the reference's (lm-evaluation-harness,
+    strict-match).
 
     The reference is a worked answer that ends so, or the number alone. Commas, dollar signs and a final full stop are
     deleted from both before they are compared as text.
@@ -52,7 +57,7 @@ def gsm8k_strict(prediction: str, reference: str) -> float:
 
 
 def gsm8k_flexible(prediction: str, reference: str) -> float:
-    """1.0 when the last number of the prediction is the reference's (lm-evaluation-harness, flexible-extract).
+    """Return 1.0 when the last number of the prediction is the reference's (lm-evaluation-harness, flexible-extract).
 
     A run of at least two digits, dots, commas and dollar signs counts as a number, even without a digit.
     """
@@ -61,7 +66,7 @@ def gsm8k_flexible(prediction: str, reference: str) -> float:
 
 
 def bbh_match(prediction: str, reference: str) -> float:
-    """1.0 when what the prediction says after "the answer is " is the reference, case and all, else 0.0.
+    """Return 1.0 when what the prediction says after "the answer is " is the reference, case and all, else 0.0.
 
     The answer runs to the end of the line without its last character, the full stop (lm-evaluation-harness,
     bbh_cot_fewshot, get-answer): a line that ends without one loses a character of its answer.
@@ -71,13 +76,15 @@ def bbh_match(prediction: str, reference: str) -> float:
 
 
 def match_all(prediction: str, references: Sequence[str], _classes: Sequence[str]) -> float:
-    """The share of the references that the prediction contains, upper or lower case (RULER's `string_match_all`)."""
+    """Return the share of the references that the prediction contains, upper or lower case (RULER's
+    `string_match_all`).
+    """
     said = prediction.lower()
     return sum(reference.lower() in said for reference in references) / len(references)
 
 
 def match_part(prediction: str, references: Sequence[str], _classes: Sequence[str]) -> float:
-    """1.0 when the prediction contains any of the references, upper or lower case (RULER's `string_match_part`)."""
+    """Return 1.0 when the prediction contains any reference, in either case (RULER's `string_match_part`)."""
     said = prediction.lower()
     return float(any(reference.lower() in said for reference in references))
 

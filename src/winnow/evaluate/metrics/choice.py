@@ -8,7 +8,7 @@ _PARAGRAPH = re.compile(r"Paragraph (\d+)")
 
 
 def classification(prediction: str, references: Sequence[str], classes: Sequence[str]) -> float:
-    """1 / the number of classes that the prediction names, where the right one is among them, else 0.0.
+    """Return 1 / the number of classes that the prediction names, where the right one is among them, else 0.0.
 
     A class is named when it occurs in the prediction. Named classes that are a part of the right one's name do not
     count, except one that stands directly behind another such class: the original removes while it iterates and so
@@ -30,7 +30,9 @@ def _named_among(prediction: str, reference: str, classes: Sequence[str]) -> flo
 
 
 def retrieval(prediction: str, reference: str) -> float:
-    """The share of the prediction's numbers that are the number of the reference, "Paragraph N"; 0.0 without numbers.
+    """Return the share of the prediction's numbers that are the number of the reference, "Paragraph N".
+
+    0.0 without numbers.
 
     Raises:
         ValueError: the reference names no paragraph.
@@ -44,6 +46,6 @@ def retrieval(prediction: str, reference: str) -> float:
 
 
 def count(prediction: str, reference: str) -> float:
-    """The share of the prediction's numbers that are the reference; 0.0 without numbers."""
+    """Return the share of the prediction's numbers that are the reference; 0.0 without numbers."""
     numbers = _DIGITS.findall(prediction)
     return numbers.count(reference) / len(numbers) if numbers else 0.0

@@ -1,4 +1,4 @@
-"""What a metric is."""
+"""Interface of a metric."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Metric:
 
 
 def best_of(score: PairScore, require: Callable[[], object] | None = None) -> Metric:
-    """The metric that compares with one reference at a time, and counts the best."""
+    """Return the metric that compares with one reference at a time, and counts the best."""
 
     def best(prediction: str, references: Sequence[str], _classes: Sequence[str]) -> float:
         return max(score(prediction, reference) for reference in references)
@@ -32,7 +32,7 @@ def best_of(score: PairScore, require: Callable[[], object] | None = None) -> Me
 
 
 def first_line(metric: Metric) -> Metric:
-    """`metric` of the prediction's first line, after newlines in front of it (LongBench's few-shot subsets)."""
+    """Return `metric` of the prediction's first line, after newlines in front of it (LongBench's few-shot subsets)."""
 
     def cut(prediction: str, references: Sequence[str], classes: Sequence[str]) -> float:
         return metric.score(prediction.lstrip("\n").split("\n")[0], references, classes)

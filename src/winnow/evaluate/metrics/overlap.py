@@ -1,4 +1,4 @@
-"""How much of a reference's words, or of its characters, a prediction shares."""
+"""Overlap of words or characters between a prediction and a reference."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def token_f1(prediction: str, reference: str) -> float:
-    """F1 of the words of two answers, as SQuAD counts them and LongBench's `qa_f1_score` after it.
+    """Return F1 of the words of two answers, as SQuAD counts them and LongBench's `qa_f1_score` after it.
 
     Words are lower-cased, without ASCII punctuation; a, an and the do not count. What both share is the intersection of
     multisets; the order is not looked at. 0.0 where nothing is shared, so also for two texts without words.
@@ -22,7 +22,7 @@ def token_f1(prediction: str, reference: str) -> float:
 
 
 def rouge_l(prediction: str, reference: str) -> float:
-    """F1 of the longest common subsequence of words (ROUGE-L with beta = 1).
+    """Return F1 of the longest common subsequence of words (ROUGE-L with beta = 1).
 
     Words are runs of letters and digits, in lower case; no stemming, no stop words. With `common` the length of the
     longest subsequence of words that both texts share in order, precision is `common / words of the prediction`,
@@ -36,7 +36,7 @@ def rouge_l(prediction: str, reference: str) -> float:
 
 
 def edit_similarity(prediction: str, reference: str) -> float:
-    """How alike a line of code and the reference are, in hundredths (LongBench's `code_sim_score`).
+    """Return how alike a line of code and the reference are, in hundredths (LongBench's `code_sim_score`).
 
     The prediction's first line, after newlines in front, that has no backtick, `#` or `//` is taken; an empty text if
     there is none. LongBench measures with `fuzzywuzzy.fuzz.ratio`, which has two definitions. Alone, that package takes
@@ -50,7 +50,7 @@ def edit_similarity(prediction: str, reference: str) -> float:
 
 
 def _common_subsequence(left: list[str], right: list[str]) -> int:
-    """Length of the longest common subsequence; time `len(left) * len(right)`, one row of memory."""
+    """Return the length of the longest common subsequence; time `len(left) * len(right)`, one row of memory."""
     row = [0] * (len(right) + 1)
     for word in left:
         diagonal = 0

@@ -11,7 +11,7 @@ from winnow.extras import install_hint
 
 
 def rouge_l_of_sentences(prediction: str, reference: str) -> float:
-    """F of ROUGE-L over sentences, as LongBench scores summaries: 0.0 where the package fails.
+    """Return F of ROUGE-L over sentences, as LongBench scores summaries: 0.0 where the package fails.
 
     It fails on a text without sentences, such as an empty one, and on sentences of about a thousand words.
 
@@ -22,7 +22,7 @@ def rouge_l_of_sentences(prediction: str, reference: str) -> float:
 
 
 def rouge_2(prediction: str, reference: str) -> float:
-    """F of the pairs of neighbouring words that both texts have; 0.0 for a text without sentences.
+    """Return F of the pairs of neighbouring words that both texts have; 0.0 for a text without sentences.
 
     Raises:
         EvaluationError: the package is not installed.
@@ -31,7 +31,7 @@ def rouge_2(prediction: str, reference: str) -> float:
 
 
 def import_rouge() -> Any:
-    """The package's class `Rouge`; raises EvaluationError where it is not installed."""
+    """Return the package's class `Rouge`; raises EvaluationError where it is not installed."""
     try:
         from rouge import Rouge
     except ImportError:

@@ -30,7 +30,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 
 
 def load_task(name: str) -> Task:
-    """The task of that name.
+    """Return the task of that name.
 
     Raises:
         EvaluationError: there is none; names the nearest, and all.

@@ -81,7 +81,7 @@ class BbhTask:
 
 
 def _context(path: Path, settings: TaskSettings) -> str:
-    """Description and worked examples of a prompt file, whose first two lines are a canary and a rule."""
+    """Return the description and worked examples of a prompt file, whose first two lines are a canary and a rule."""
     _, ruled, prompt = read_text(path).partition("\n-----\n")
     description, *shots = prompt.strip().split(_SHOT)
     if not ruled or not shots:

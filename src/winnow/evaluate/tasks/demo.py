@@ -1,4 +1,4 @@
-"""What the demo model was trained to find in prose, in all its categories."""
+"""Tasks that the demo model was trained for: facts to find in prose, in all its categories."""
 
 import random
 

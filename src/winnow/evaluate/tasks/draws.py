@@ -11,7 +11,10 @@ H = TypeVar("H", bound=Hashable)
 
 
 def shuffled(rng: random.Random, count: int) -> Iterator[int]:
-    """The numbers below `count` in random order, drawn one by one: the first are the same however many are taken."""
+    """Yield the numbers below `count` in random order, drawn one by one.
+
+    The first are the same however many are taken.
+    """
     moved: dict[int, int] = {}
     for last in range(count - 1, -1, -1):
         place = rng.randrange(last + 1)
@@ -20,7 +23,7 @@ def shuffled(rng: random.Random, count: int) -> Iterator[int]:
 
 
 def distinct(draw: Callable[[], H]) -> Iterator[H]:
-    """What `draw` gives, each value once; never ends, so that `draw` must not run dry."""
+    """Yield what `draw` gives, each value once; never ends, so that `draw` must not run dry."""
     seen: set[H] = set()
     while True:
         value = draw()

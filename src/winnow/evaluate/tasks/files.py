@@ -26,32 +26,32 @@ class Record:
     fields: dict[str, Any]
 
     def text(self, field: str) -> str:
-        """A field that must be a string; raises DatasetError where it is missing or something else."""
+        """Return a field that must be a string; raises DatasetError where it is missing or something else."""
         value = self._value(field)
         if not isinstance(value, str):
             self.fail(f"{field!r} must be a string, not {_kind(value)}")
         return value
 
     def texts(self, field: str) -> tuple[str, ...]:
-        """A field that must be a list of at least one string; raises DatasetError otherwise."""
+        """Return a field that must be a list of at least one string; raises DatasetError otherwise."""
         values = self.entries(field)
         if not values or not all(isinstance(value, str) for value in values):
             self.fail(f"{field!r} must be a list of at least one string")
         return tuple(values)
 
     def entries(self, field: str) -> list[Any]:
-        """A field that must be a list; raises DatasetError otherwise."""
+        """Return a field that must be a list; raises DatasetError otherwise."""
         value = self._value(field)
         if not isinstance(value, list):
             self.fail(f"{field!r} must be a list, not {_kind(value)}")
         return value
 
     def records(self, field: str) -> list["Record"]:
-        """A field that must be a list of objects; raises DatasetError otherwise."""
+        """Return a field that must be a list of objects; raises DatasetError otherwise."""
         return _records(self.entries(field), f"{self.place}, {field!r}")
 
     def fail(self, reason: str) -> NoReturn:
-        """Raises DatasetError with the place and what is wrong there."""
+        """Raise DatasetError with the place and what is wrong there."""
         raise DatasetError(f"{self.place}: {reason}")
 
     def _value(self, field: str) -> Any:
@@ -61,12 +61,12 @@ class Record:
 
 
 def shipped(task: str) -> Path:
-    """Directory of the sample that ships with Winnow for a task."""
+    """Return directory of the sample that ships with Winnow for a task."""
     return _SHIPPED / task
 
 
 def find_file(directory: Path, name: str, published: str) -> Path:
-    """The file of that name in `directory`, packed by gzip (`name` and ".gz") or not.
+    """Return the file of that name in `directory`, packed by gzip (`name` and ".gz") or not.
 
     Raises DatasetError when there is neither; it names --data, which says where files are, and says that the file is
     `published`, such as "by the project X".
@@ -82,12 +82,14 @@ def find_file(directory: Path, name: str, published: str) -> Path:
 
 
 def has_file(directory: Path, name: str) -> bool:
-    """Whether `find_file` would find it."""
+    """Return whether `find_file` would find it."""
     return any(candidate.is_file() for candidate in _candidates(directory, name))
 
 
 def read_text(path: Path) -> str:
-    """A file's text, unpacked where its name ends in ".gz"; raises DatasetError where it cannot be read as UTF-8.
+    """Return a file's text, unpacked where its name ends in ".gz".
+
+    Raises DatasetError where it cannot be read as UTF-8.
 
     Of a file from another system, the mark at its front is left out, and its lines end in "\\n" alone.
     """
@@ -100,12 +102,12 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Record:
-    """A file that is one JSON object; raises DatasetError where it is not."""
+    """Return a file that is one JSON object; raises DatasetError where it is not."""
     return _record(parse_json(read_text(path), str(path)), str(path))
 
 
 def read_json_list(path: Path) -> list[Record]:
-    """A file that is one JSON list of objects; raises DatasetError where it is not."""
+    """Return a file that is one JSON list of objects; raises DatasetError where it is not."""
     value = parse_json(read_text(path), str(path))
     if not isinstance(value, list):
         raise DatasetError(f"{path}: expected a JSON list, not {_kind(value)}")
@@ -113,7 +115,7 @@ def read_json_list(path: Path) -> list[Record]:
 
 
 def read_json_lines(path: Path) -> Iterator[Record]:
-    """The objects of a file of JSON lines, empty lines left out; raises DatasetError that names file and line."""
+    """Yield the objects of a file of JSON lines, empty lines left out; raises DatasetError that names file and line."""
     # Not splitlines: JSON may hold line separators of Unicode within a string.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
@@ -122,7 +124,7 @@ def read_json_lines(path: Path) -> Iterator[Record]:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """What a JSON text says; raises DatasetError with its place where it is not valid."""
+    """Return what a JSON text says; raises DatasetError with its place where it is not valid."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -153,5 +155,8 @@ def _kind(value: Any) -> str:
 
 
 def shipped_sentences() -> tuple[str, ...]:
-    """Sentences of two books that the demo model was never trained on, in their order; data/SOURCES.md names them."""
+    """Return sentences of two books that the demo model was never trained on, in their order.
+
+    Data/SOURCES.md names them.
+    """
     return tuple((_SHIPPED / "prose.txt").read_text(encoding="utf-8").splitlines())

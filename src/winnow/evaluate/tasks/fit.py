@@ -9,14 +9,16 @@ _FIRST_GUESS = 16
 
 
 def check_lengths(settings: TaskSettings) -> None:
-    """Raises EvaluationError for a length that the model does not take, before texts of it are made."""
+    """Raise EvaluationError for a length that the model does not take, before texts of it are made."""
     for tokens in settings.tokens:
         if tokens > settings.max_model_len:
             raise EvaluationError(f"--tokens {tokens}: the model takes {settings.max_model_len} at most")
 
 
 def largest_fitting(cost: Callable[[int], int], room: int) -> int | None:
-    """A size that fits while the next one does not: `cost(size) <= room < cost(size + 1)`; None if size 0 does not fit.
+    """Return a size that fits while the next one does not: `cost(size) <= room < cost(size + 1)`.
+
+    None if size 0 does not fit.
 
     Args:
         cost: size -> tokens. Grows without bound and about evenly, which is what the guesses rely on; where it now and

@@ -15,7 +15,7 @@ MakeSample = Callable[[TaskSettings, Haystack, str, int, int], Sample]
 def samples_in_prose(
     settings: TaskSettings, categories: Sequence[str], default_samples: int, make: MakeSample
 ) -> list[Sample]:
-    """`settings.samples` of every length and category. Raises EvaluationError for a length too long."""
+    """Return `settings.samples` of every length and category. Raises EvaluationError for a length too long."""
     check_lengths(settings)
     haystack = Haystack.build(shipped_sentences(), settings.count_tokens)
     count = default_samples if settings.samples is None else settings.samples

@@ -54,7 +54,7 @@ KV_RETRIEVAL = KeyValueRetrieval()
 
 
 def _present(settings: TaskSettings) -> list[str]:
-    """The published sizes whose file is there; a data directory must have one of them."""
+    """Return the published sizes whose file is there; a data directory must have one of them."""
     present = [category for category, name in _FILES.items() if has_file(_directory(settings), name)]
     if not present:
         _find(settings, next(iter(_FILES)))
@@ -94,7 +94,7 @@ def _grown(settings: TaskSettings) -> list[Sample]:
 
 
 def _fitted(settings: TaskSettings, tokens: int, number: int) -> Sample:
-    """The largest object that fits, with its question and answer, into a number of tokens."""
+    """Return the largest object that fits, with its question and answer, into a number of tokens."""
     name = f"{_GROWN}/{tokens}/{number}"
 
     def make(more: int) -> Sample:
@@ -111,7 +111,7 @@ def _fitted(settings: TaskSettings, tokens: int, number: int) -> Sample:
 
 
 def _generated(seed: str, size: int) -> _Example:
-    """An object of random UUIDs; the key stands anywhere in it."""
+    """Return an object of random UUIDs; the key stands anywhere in it."""
     rng = random.Random(seed)
     names = distinct(lambda: str(uuid.UUID(int=rng.getrandbits(128), version=4)))
     pairs = [(next(names), next(names)) for _ in range(size)]
@@ -121,7 +121,7 @@ def _generated(seed: str, size: int) -> _Example:
 def _sample(
     settings: TaskSettings, name: str, category: str, example: _Example, length: int | None = None
 ) -> Sample:
-    """The prompt of the repository's `kv_retrieval.prompt`."""
+    """Return the prompt of the repository's `kv_retrieval.prompt`."""
     json_data = "{" + ",\n ".join(f'"{key}": "{value}"' for key, value in example.pairs) + "}"
     values = dict(example.pairs)
     others = [key for key in values if key != example.key]
@@ -148,14 +148,14 @@ def _sample(
 
 
 def _tokens(settings: TaskSettings, sample: Sample) -> int:
-    """Tokens of the longest of a sample's prompts with its answer."""
+    """Return tokens of the longest of a sample's prompts with its answer."""
     return _ANSWER_TOKENS + max(
         settings.count_tokens(sample.context + each.plain) for each in sample.questions
     )
 
 
 def read_examples(path: Path) -> list[_Example]:
-    """Lines of `{"ordered_kv_records": [[key, value], ...], "key", "value"}`.
+    """Return lines of `{"ordered_kv_records": [[key, value], ...], "key", "value"}`.
 
     Raises:
         DatasetError: the file cannot be read, or a line is malformed.
@@ -164,7 +164,7 @@ def read_examples(path: Path) -> list[_Example]:
 
 
 def _pairs(row: Record) -> Pairs:
-    """The records, among them the key with its value."""
+    """Return the records, among them the key with its value."""
     pairs: list[tuple[str, str]] = []
     for pair in row.entries("ordered_kv_records"):
         match pair:

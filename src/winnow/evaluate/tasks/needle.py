@@ -75,7 +75,7 @@ class NeedleTask:
 
 
 def _place(prose: list[str], depth: int) -> int:
-    """Before which sentence `depth` percent of the letters stand, as near as sentences allow."""
+    """Return the sentence before which `depth` percent of the letters stand, as near as sentences allow."""
     ends = [0]
     for sentence in prose:
         ends.append(ends[-1] + len(sentence) + 1)

@@ -52,7 +52,7 @@ NQ_OPEN = NqOpenTask()
 
 
 def read_questions(path: Path) -> list[tuple[str, tuple[str, ...]]]:
-    """Questions and accepted answers from lines of `{"question", "answer": [...]}`.
+    """Return questions and accepted answers from lines of `{"question", "answer": [...]}`.
 
     Raises:
         DatasetError: the file cannot be read, or a line is malformed.

@@ -1,4 +1,4 @@
-"""What tasks with worked examples in front share."""
+"""Worked examples in front of a task's questions."""
 
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def shots_asked(settings: TaskSettings, default: int, most: int) -> int:
-    """How many worked examples to give; raises EvaluationError where fewer than 0 or more than there are."""
+    """Return how many worked examples to give; raises EvaluationError where fewer than 0 or more than there are."""
     shots = default if settings.shots is None else settings.shots
     if not 0 <= shots <= most:
         raise EvaluationError(
@@ -27,7 +27,7 @@ def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 
 def require_room(sample: Sample, settings: TaskSettings) -> Sample:
-    """The sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
+    """Return the sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
     for question in sample.questions:
         tokens = settings.count_tokens(sample.context + question.plain)
         if tokens + question.max_tokens > settings.max_model_len:

@@ -1,4 +1,4 @@
-"""What a task is asked for, and what it gives."""
+"""Interface of a task."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ CountTokens = Callable[[str], int]
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """How much of a task, and how long.
+    """Settings of a task: how much of it, and how long.
 
     Attributes:
         count_tokens: tokens of a text, without special tokens.
@@ -51,7 +51,7 @@ class Task(Protocol):
         """Rows of its table, in their order."""
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
-        """The samples, the same for the same settings.
+        """Return the samples, the same for the same settings.
 
         Raises:
             DatasetError: a file is missing (names it), or a row of it is malformed (names file and line).

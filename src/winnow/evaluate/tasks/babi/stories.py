@@ -26,13 +26,13 @@ class Story:
     questions: tuple[StoryQuestion, ...]
 
     def together(self) -> Iterator[tuple[StoryQuestion, ...]]:
-        """The questions in groups that are asked of the same facts."""
+        """Yield the questions in groups that are asked of the same facts."""
         for _, group in groupby(self.questions, key=lambda question: question.known):
             yield tuple(group)
 
 
 def read_stories(path: Path) -> list[Story]:
-    """The stories of a file of the bAbI tasks, version 1.2.
+    """Return the stories of a file of the bAbI tasks, version 1.2.
 
     Lines are numbered facts (`1 Mary moved to the hall.`) or questions (`2 Where is Mary?<tab>hall<tab>1`); a story
     begins at number 1.

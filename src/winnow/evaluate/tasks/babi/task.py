@@ -41,7 +41,7 @@ class BabiTask:
     """Questions about short stories (arXiv:1502.05698), test split, English, 1,000 questions of each kind in full.
 
     The context is the story up to the question, behind worked examples from the train split, which show the form of an
-    answer: it must be the data's as a whole. Questions between which the story goes on have contexts of their own; of
+    answer: it must be the data's as a whole. Questions between which the story continues have contexts of their own; of
     those asked of the same facts, as many share one as the settings say. About 50 questions of each kind ship with
     Winnow.
     """
@@ -111,7 +111,7 @@ def _text(question: StoryQuestion) -> str:
 
 
 def _worked(story: Story) -> str:
-    """A story up to its first question, with the answer."""
+    """Return a story up to its first question, with the answer."""
     question = story.questions[0]
     return f"{_told(story, question)}{_text(question)} {question.answer}\n\n"
 

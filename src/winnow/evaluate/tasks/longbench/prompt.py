@@ -8,26 +8,26 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Template:
-    """What stands before and after an example's context; `after` holds the field {input}, or no field."""
+    """Text before and after an example's context; `after` holds the field {input}, or no field."""
 
     before: str
     after: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The template of a text with the field {context}, and {input} behind it or nowhere."""
+        """Return the template of a text with the field {context}, and {input} behind it or nowhere."""
         before, _, after = text.partition("{context}")
         return cls(before, after)
 
     def fill(self, context: str, query: str) -> tuple[str, str]:
-        """Context and question of the prompt: the question is all that follows the example's context."""
+        """Return the context and question of the prompt: the question is all that follows the example's context."""
         return self.before + context, self.after.replace("{input}", query)
 
 
 def cut_middle(
     context: str, question: str, truncate: Callable[[str, int], str], most: int
 ) -> tuple[str, str]:
-    """Context and question, the middle of both together cut out so that at most that many tokens stay.
+    """Return the context and question, the middle of both together cut out so that at most that many tokens stay.
 
     The cut falls into the context, unless the question alone is longer than half of what may stay; then what is left of
     its end is the question.
@@ -41,7 +41,7 @@ def cut_middle(
 
 
 def _start_of_end(text: str, end: str) -> int:
-    """Where `end`, or as much of its end as is there, begins in a text that ends with it.
+    """Return where `end`, or as much of its end as is there, begins in a text that ends with it.
 
     White space is not compared: some tokenizers change it when they turn tokens back into text.
     """

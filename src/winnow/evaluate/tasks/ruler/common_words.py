@@ -18,7 +18,10 @@ _PREFIX = " Answer: The top 10 words that appear most often in the list are:"
 
 @dataclass(frozen=True)
 class _Counts:
-    """How often common words stand in the list, and how often all others; `others` words of the latter kind."""
+    """Numbers of times that common words stand in the list, and how often all others.
+
+    `others` words of the latter kind.
+    """
 
     common: int
     rare: int
@@ -60,7 +63,7 @@ class CommonWords:
         return Prompt(worked + text, (question,))
 
     def _list(self, words: Iterator[str], counts: _Counts, rng: random.Random) -> tuple[list[str], str]:
-        """The common words, and the text with the list."""
+        """Return the common words, and the text with the list."""
         common = list(islice(words, self.top))
         items = common * counts.common + list(islice(words, counts.others)) * counts.rare
         rng.shuffle(items)
@@ -72,7 +75,7 @@ class CommonWords:
 
 
 def _drawn_words(draw: Draw) -> Iterator[str]:
-    """Different words in random order; raises EvaluationError when there are no more."""
+    """Yield different words in random order; raises EvaluationError when there are no more."""
     words = draw.materials.words
     for place in shuffled(draw.rng("words"), len(words)):
         yield words[place]

@@ -25,14 +25,14 @@ class DocumentQuestion:
 
 @dataclass(frozen=True)
 class DocumentSet:
-    """All documents of a dataset, each once, and its questions."""
+    """Documents of a dataset, each once, and its questions."""
 
     documents: tuple[str, ...]
     questions: tuple[DocumentQuestion, ...]
 
 
 def read_passages(path: Path) -> DocumentSet:
-    """Lines of `{"question", "answers", "title", "text"}`, each with the passage that answers its question.
+    """Return lines of `{"question", "answers", "title", "text"}`, each with the passage that answers its question.
 
     Raises:
         DatasetError: the file cannot be read, or a line is malformed.

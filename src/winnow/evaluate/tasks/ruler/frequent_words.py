@@ -61,5 +61,5 @@ class FrequentWords:
 
 
 def count_of_rank(rank: int, n: int) -> int:
-    """How often the word of a rank, from 1, stands in the text: `n * rank**-2 / zeta(2)`, rounded down."""
+    """Return how often the word of a rank, from 1, stands in the text: `n * rank**-2 / zeta(2)`, rounded down."""
     return int(n / rank**2 / (math.pi**2 / 6))

@@ -1,4 +1,4 @@
-"""What needles are hidden in, and where."""
+"""Haystacks in which needles are hidden, and their places."""
 
 import random
 from collections.abc import Sequence
@@ -11,13 +11,15 @@ DEPTHS = tuple(round(100 * step / 39) for step in range(40))
 
 
 def noise(lines: int) -> list[str]:
-    """The line that says nothing, over and over."""
+    """Return the line that says nothing, over and over."""
     return [NOISE] * lines
 
 
 def opening(sentences: Sequence[str], start: int, words: int) -> list[str]:
-    """Sentences from the one at `start` on, together so many words, the last one cut; after the end of the text they go
-    on with its beginning, as often as it takes."""
+    """Return sentences from the one at `start` on, together so many words, the last one cut.
+
+    After the end of the text they continue with its beginning, as often as it takes.
+    """
     taken: list[str] = []
     place = start
     while words > 0:
@@ -29,6 +31,6 @@ def opening(sentences: Sequence[str], start: int, words: int) -> list[str]:
 
 
 def hide_in_sentences(rng: random.Random, needles: Sequence[str], sentences: Sequence[str]) -> list[str]:
-    """Prose with needles between its sentences, in their order, at different depths of `DEPTHS`."""
+    """Return prose with needles between its sentences, in their order, at different depths of `DEPTHS`."""
     depths = sorted(rng.sample(DEPTHS, len(needles)))
     return insert(needles, sentences, [len(sentences) * depth // 100 for depth in depths])

@@ -12,20 +12,21 @@ _PUBLISHED = "by the project HotpotQA (development set, distractor setting)"
 
 
 def has_hotpot(directory: Path) -> bool:
-    """Whether the file is there."""
+    """Return whether the file is there."""
     return has_file(directory, FILE)
 
 
 def find_hotpot(directory: Path | None) -> Path:
-    """The file; raises DatasetError where there is none."""
+    """Return the file; raises DatasetError where there is none."""
     if directory is None:
         raise DatasetError(f"qa_2 needs --data with the file {FILE}; it is published {_PUBLISHED}")
     return find_file(directory, FILE, _PUBLISHED)
 
 
 def read_hotpot(path: Path) -> DocumentSet:
-    """A document is a title with its paragraph. A question needs all its paragraphs, as in RULER: those that support
-    the answer and those that distract from it.
+    """Return a document is a title with its paragraph.
+
+    A question needs all its paragraphs, as in RULER: those that support the answer and those that distract from it.
 
     Raises:
         DatasetError: the file cannot be read, an entry is malformed, or there is none.
@@ -42,7 +43,7 @@ def read_hotpot(path: Path) -> DocumentSet:
 
 
 def _paragraphs(row: Record) -> Iterator[tuple[str, str]]:
-    """Titles and texts of the field `context`, pairs of a title and a list of sentences."""
+    """Yield titles and texts of the field `context`, pairs of a title and a list of sentences."""
     for pair in row.entries("context"):
         if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[0], str):
             row.fail("'context' must be a list of pairs that begin with a title")

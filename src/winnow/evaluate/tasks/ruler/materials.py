@@ -1,4 +1,4 @@
-"""What RULER's haystacks are made of, read when a recipe first needs it."""
+"""Materials of RULER's haystacks, read when a recipe first needs it."""
 
 from dataclasses import dataclass
 from functools import cached_property

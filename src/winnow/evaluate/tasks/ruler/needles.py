@@ -13,12 +13,12 @@ Kind = Literal["words", "numbers", "uuids"]
 
 
 def needle(noun: str, key: str, value: str) -> str:
-    """The sentence that gives a key one of its values; `noun` says in the plural what the value is."""
+    """Return the sentence that gives a key one of its values; `noun` says in the plural what the value is."""
     return f"One of the special magic {noun} for {key} is: {value}."
 
 
 def drawn_keys(rng: random.Random, kind: Kind) -> Iterator[str]:
-    """Different keys: pairs of an adjective and a noun, joined by a hyphen, or UUIDs.
+    """Yield different keys: pairs of an adjective and a noun, joined by a hyphen, or UUIDs.
 
     Raises:
         EvaluationError: more words are asked for than there are pairs.
@@ -37,7 +37,7 @@ def drawn_keys(rng: random.Random, kind: Kind) -> Iterator[str]:
 
 
 def drawn_value(rng: random.Random, kind: Kind) -> str:
-    """A number of 7 digits or a UUID of version 4."""
+    """Return a number of 7 digits or a UUID of version 4."""
     if kind == "uuids":
         return str(uuid.UUID(int=rng.getrandbits(128), version=4))
     assert kind == "numbers", "words are keys alone"

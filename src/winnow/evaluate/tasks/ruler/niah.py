@@ -56,7 +56,7 @@ class Niah:
         return Prompt(self._instruction + text, tuple(self._questions(draw, hidden)))
 
     def _others(self, rng: random.Random, names: Iterator[str]) -> Iterator[str]:
-        """Needles with keys that are not asked for."""
+        """Yield needles with keys that are not asked for."""
         for key in names:
             yield needle(self.value_kind, key, drawn_value(rng, self.value_kind))
 
@@ -75,7 +75,7 @@ class Niah:
 
     @property
     def _one(self) -> bool:
-        """Whether a question has one answer."""
+        """Return whether a question has one answer."""
         return self.values * self.asked == 1
 
     @property
@@ -88,12 +88,12 @@ class Niah:
         )
 
     def _question(self, query: str) -> tuple[str, str]:
-        """The question and what its answer begins with."""
+        """Return the question and what its answer begins with."""
         noun, verb = (self.value_kind.removesuffix("s"), "is") if self._one else (self.value_kind, "are")
         about = f"special magic {noun} for {query} mentioned in the provided text"
         return f"\nWhat {verb if self._one else 'are all'} the {about}?", f" The {about} {verb}"
 
 
 def enumeration(names: list[str]) -> str:
-    """Names as a sentence lists them: "a", "a, and b", "a, b, and c"."""
+    """Return names as a sentence lists them: "a", "a, and b", "a, b, and c"."""
     return names[0] if len(names) == 1 else ", ".join(names[:-1]) + ", and " + names[-1]

@@ -1,4 +1,4 @@
-"""What a recipe of RULER is asked for, and what it makes."""
+"""Interface of RULER's recipes."""
 
 import random
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Draw:
     count_tokens: CountTokens
 
     def rng(self, purpose: str) -> random.Random:
-        """A generator for one purpose, which starts anew with every call.
+        """Return a generator for one purpose, which starts anew with every call.
 
         Each purpose has its own, so that a larger haystack begins like a smaller one and hides the same things.
         """
@@ -51,7 +51,8 @@ class Recipe(Protocol):
     """One of the 13 tasks. The same draw and size make the same prompt."""
 
     def prompt(self, draw: Draw, size: int) -> Prompt:
-        """The prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must hold.
+        """Return the prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must
+        hold.
 
         Raises:
             EvaluationError: the haystack cannot be made so large.

@@ -12,18 +12,20 @@ FILES = ("dev-v2.0.json", "dev-v1.1.json")
 
 
 def has_squad(directory: Path) -> bool:
-    """Whether one of the files is there."""
+    """Return whether one of the files is there."""
     return any(has_file(directory, name) for name in FILES)
 
 
 def find_squad(directory: Path) -> Path:
-    """The file; raises DatasetError where there is none."""
+    """Return the file; raises DatasetError where there is none."""
     name = next((name for name in FILES if has_file(directory, name)), FILES[0])
     return find_file(directory, name, f"by the project SQuAD, as is {FILES[1]}, which serves as well")
 
 
 def read_squad(path: Path) -> DocumentSet:
-    """Every paragraph is a document; paragraphs of the same article are near. Questions without an answer are left out.
+    """Return every paragraph is a document; paragraphs of the same article are near.
+
+    Questions without an answer are left out.
 
     Raises:
         DatasetError: the file cannot be read, an entry is malformed, or no question has an answer.
@@ -44,7 +46,7 @@ def read_squad(path: Path) -> DocumentSet:
 
 
 def _answered(paragraph: Record) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Questions and their answers."""
+    """Yield questions and their answers."""
     for question in paragraph.records("qas"):
         answers = tuple(dict.fromkeys(answer.text("text") for answer in question.records("answers")))
         if answers:

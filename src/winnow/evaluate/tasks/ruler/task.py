@@ -45,7 +45,7 @@ RULER = RulerTask()
 
 
 def _chosen(settings: TaskSettings) -> tuple[str, ...]:
-    """The categories named, or else all whose documents are there."""
+    """Return the categories named, or else all whose documents are there."""
     if settings.categories:
         return settings.categories
     absent = set()
@@ -62,7 +62,7 @@ def _chosen(settings: TaskSettings) -> tuple[str, ...]:
 
 
 def _sample(settings: TaskSettings, materials: Materials, category: str, tokens: int, number: int) -> Sample:
-    """A sample of the largest size that fits, with as many of the questions as fit.
+    """Return a sample of the largest size that fits, with as many of the questions as fit.
 
     Raises:
         EvaluationError: not even the smallest one fits.
@@ -82,11 +82,11 @@ def _sample(settings: TaskSettings, materials: Materials, category: str, tokens:
 
 
 def _fitted(draw: Draw) -> Prompt | None:
-    """The prompt with the largest haystack that fits; None if none does."""
+    """Return the prompt with the largest haystack that fits; None if none does."""
     recipe = RECIPES[draw.recipe]
 
     def cost(size: int) -> int:
-        """Tokens of the longest prompt with its answer."""
+        """Return tokens of the longest prompt with its answer."""
         prompt = recipe.prompt(draw, size)
         return max(
             draw.count_tokens(prompt.context + question.plain) + question.max_tokens
@@ -98,5 +98,5 @@ def _fitted(draw: Draw) -> Prompt | None:
 
 
 def _row(category: str, data: Path | None) -> str:
-    """The category as its row names it: not as RULER's where other documents stand in for RULER's."""
+    """Return the category as its row names it: not as RULER's where other documents stand in for RULER's."""
     return "qa_1 (NQ stand-in)" if category == "qa_1" and data is None else category

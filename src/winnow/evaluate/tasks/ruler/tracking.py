@@ -44,7 +44,7 @@ class Tracking:
         return Prompt(f"{self._example(draw)}\n\n{asked.context}", (question,))
 
     def _example(self, draw: Draw) -> str:
-        """A text of the same kind with its question and answer."""
+        """Return a text of the same kind with its question and answer."""
 
         def worked(size: int) -> str:
             tracked = self._tracked(draw.rng("example"), _EXAMPLE_LETTERS, size)
@@ -86,7 +86,7 @@ class _Tracked:
 
     @property
     def prefix(self) -> str:
-        """What the answer begins with."""
+        """Beginning of the answer."""
         return (
             " Answer: According to the chain(s) of variable assignment in the text above,"
             f" {len(self.names)} variables are assigned the value {self.value}, they are: "
