@@ -1,4 +1,4 @@
-"""What budgets compare: the costs of evicting from each row, per rank or of all ranks together."""
+"""Costs of evicting from each row, per rank or of all ranks together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

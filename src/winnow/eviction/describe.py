@@ -47,21 +47,21 @@ def brief_policy(policy: EvictionPolicy) -> dict[str, str]:
 
 
 def full_preset(name: str, preset: Preset) -> dict[str, Any]:
-    """A preset as JSON: name, source, default budget, and its policy's fields."""
+    """Return a preset as JSON: name, source, default budget, and its policy's fields."""
     policy = json_value(preset.policy)
     del policy["class"]
     return {"name": name, "paper": preset.paper, "kv_budget": preset.kv_budget} | policy
 
 
 def first_line(value: Any) -> str:
-    """The first line of the docstring of `value`'s class; empty if it has none."""
+    """Return the first line of the docstring of `value`'s class; empty if it has none."""
     name, text = type(value).__name__, inspect.getdoc(type(value)) or ""
     # A dataclass without a docstring has its signature as one.
     return "" if text.startswith(f"{name}(") else text.partition("\n")[0]
 
 
 def _default(field: "Field[Any]") -> Any:
-    """The default, or `MISSING`, which equals no value."""
+    """Return the default, or `MISSING`, which equals no value."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 

@@ -93,7 +93,7 @@ def compact_round(
 def rank_round(
     cache: PagedCache, policy: EvictionPolicy, members: Sequence[EvictionTarget], signals: Signals
 ) -> Ranking:
-    """The KVs of `members`, scored; nothing changes."""
+    """Return the KVs of `members`, scored; nothing changes."""
     slots = [member.slot for member in members]
     layers = policy.evicts_from(cache.pool.layout)
     longest = int(cache.tables.host_lengths[slots][:, layers].max())

@@ -24,7 +24,7 @@ class Keep:
             raise ConfigError(f"recent must be a count, or a share between 0.0 and 1.0, got {self.recent}")
 
     def window(self, budget: int) -> int:
-        """Number of last positions that are protected under a budget in KVs per row."""
+        """Return the number of last positions that are protected under a budget in KVs per row."""
         if isinstance(self.recent, float):
             return int(self.recent * max(budget - self.sinks, 0))
         return self.recent

@@ -24,7 +24,7 @@ class RowKernels:
 
     @classmethod
     def of(cls, rows: LayerRows) -> "RowKernels | None":
-        """None: the rows are not on the CPU, the kernels do not read their codec, or there are no kernels."""
+        """Return None: the rows are not on the CPU, the kernels do not read their codec, or there are no kernels."""
         kernels = native_kernels() if rows.slot.device.type == "cpu" else None
         if kernels is None:
             return None
@@ -45,8 +45,10 @@ class RowKernels:
         return score
 
     def pooled(self, score: Tensor, smoothing: Smoothing) -> Tensor:
-        """`score`, float32 [B, H, N], pooled over neighbours; zeros where not valid. The pool's heads and window are
-        not looked at."""
+        """Return `score`, float32 [B, H, N], pooled over neighbours; zeros where not valid.
+
+        The pool's heads and window are not looked at.
+        """
         score = score.contiguous()
         pooled = torch.empty_like(score)
         self._kernels.smooth_rows(

@@ -92,7 +92,7 @@ class EvictionPolicy:
             )
 
     def evicts_from(self, layout: CacheLayout) -> tuple[int, ...]:
-        """The layers that its rounds evict from; the others hold what their sliding windows see.
+        """Return the layers that its rounds evict from; the others hold what their sliding windows see.
 
         Re-assigned positions are those of all layers, and say nothing of what a window has passed.
         """
@@ -100,7 +100,7 @@ class EvictionPolicy:
 
     @property
     def owns_blocks(self) -> bool:
-        """Whether samples of one prompt need blocks of their own after it.
+        """Return whether samples of one prompt need blocks of their own after it.
 
         Queries after the prompt change accumulators, and rounds move KVs; neither may affect another sample.
         """
@@ -108,7 +108,7 @@ class EvictionPolicy:
 
     @property
     def pool(self) -> Smoothing | None:
-        """How the score pools neighbours; None: it does not."""
+        """Pooling of neighbours' scores; None: it does not."""
         pool = getattr(self.score, "pool", None)
         return pool if isinstance(pool, Smoothing) else None
 

@@ -13,10 +13,10 @@ class Rotation(Protocol):
     """A model's rotary embedding: rotating a key by a difference of positions moves it to another position."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
-        """Keys of one layer, float32 [..., d], rotated at p, as they would be at p + difference, [...]."""
+        """Return keys of one layer, float32 [..., d], rotated at p, as they would be at p + difference, [...]."""
 
     def mean_turn(self, layer: int, first: Tensor, count: int, head_dim: int) -> Tensor:
-        """The mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
+        """Return the mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
 
 
 def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> None:

@@ -22,10 +22,10 @@ _SAME_MODEL = 0.2
 
 
 class TokenScorer(Protocol):
-    """What scores KVs while their tokens are computed."""
+    """Scorer of KVs while their tokens are computed."""
 
     def predict(self, layer: int, inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The scores of a layer's KVs of n tokens, float32 [n, H], at least 0.
+        """Return the scores of a layer's KVs of n tokens, float32 [n, H], at least 0.
 
         Args:
             inputs: of the layer's attention, [n, hidden_size].
@@ -82,7 +82,7 @@ class Predictor:
     notes: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def logs(self, layer: int, x: Tensor) -> Tensor:
-        """The logarithms of the scores of tokens with the features x, float32 [n, D]: float32 [n, H]."""
+        """Return the logarithms of the scores of tokens with the features x, float32 [n, D]: float32 [n, H]."""
         found = torch.addmm(self.offset[layer], x, self.slope[layer])
         hidden = torch.nn.functional.silu(torch.addmm(self.inner_bias[layer], x, self.inner[layer]))
         return found.addmm_(hidden, self.outer[layer])
@@ -145,7 +145,7 @@ class FusedPredictor:
 
 
 def features(inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """What is known of n tokens in a layer, float32 [n, hidden_size + 2 H].
+    """Return what is known of n tokens in a layer, float32 [n, hidden_size + 2 H].
 
     The inputs of its attention, [n, hidden_size], and the logarithms of the norms of keys and values, [n, H, d], which
     are no linear functions of them.
@@ -154,13 +154,13 @@ def features(inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def log_norms(keys: Tensor, values: Tensor) -> Tensor:
-    """The logarithms of the norms of keys and values, [n, H, d]: float32 [n, 2 H]."""
+    """Return the logarithms of the norms of keys and values, [n, H, d]: float32 [n, 2 H]."""
     norms = [torch.linalg.vector_norm(each, dim=-1, dtype=torch.float32) for each in (keys, values)]
     return torch.cat(norms, dim=-1).clamp_min_(_LEAST_NORM).log_()
 
 
 def predictor_path(model: Path) -> Path:
-    """The default path of a model's predictor: in its directory, or beside its GGUF file."""
+    """Return the default path of a model's predictor: in its directory, or beside its GGUF file."""
     return model / PREDICTOR if model.is_dir() else model.with_suffix(".kv-scores.safetensors")
 
 

@@ -43,7 +43,7 @@ class Ranking:
 
     @cached_property
     def protected(self) -> Tensor:
-        """How many KVs of each row must stay, int64 [B, L, H]."""
+        """Number of KVs of each row that must stay, int64 [B, L, H]."""
         return self.must_stay.sum(dim=-1).transpose(0, 1)
 
     @cached_property
@@ -71,7 +71,7 @@ def sort_rows(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor)
 
 
 def ranks(values: Tensor) -> Tensor:
-    """The rank of every entry of `values`, [..., N], within its row; ties go to the first."""
+    """Return the rank of every entry of `values`, [..., N], within its row; ties go to the first."""
     order = values.argsort(dim=-1, stable=True)
     places = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)

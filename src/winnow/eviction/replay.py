@@ -77,7 +77,7 @@ class ReplayPass:
 def replay_passes(
     replay: Replay, context_ids: Sequence[int], instruction: Instruction, sinks: int, positions: int
 ) -> tuple[ReplayPass, ...]:
-    """The passes that repeat a context.
+    """Return the passes that repeat a context.
 
     Args:
         sinks: number of first KVs that the round protects.

@@ -18,7 +18,7 @@ PAPER_POOL = 7
 
 @dataclass(frozen=True)
 class ModelTraits:
-    """What the choice of a policy depends on in a model.
+    """Traits of a model on which the choice of a policy depends.
 
     Attributes:
         text_pool: tokens of the model that cover the text of `PAPER_POOL` tokens in the papers.
@@ -64,11 +64,11 @@ class ResolvedPolicy:
 
     @property
     def takes_amount(self) -> bool:
-        """Whether the policy uses `compression` and `kv_budget`."""
+        """Return whether the policy uses `compression` and `kv_budget`."""
         return not self.policy.when.never and self.policy.budget.fixed is None
 
     def budget(self, context_len: int) -> int:
-        """KVs per row on average, for a context of `context_len` tokens."""
+        """Return KVs per row on average, for a context of `context_len` tokens."""
         fixed = self.policy.budget.fixed
         if fixed is not None:
             return fixed
@@ -151,7 +151,10 @@ def resolve_policy(
 
 
 def _concrete(name: str, traits: ModelTraits, asked_later: bool) -> str:
-    """The preset that `winnow` stands for: a window where the question is seen; else what predicts a replay, or it."""
+    """Return the preset that `winnow` stands for: a window where the question is seen.
+
+    Else what predicts a replay, or it.
+    """
     if name != COMPRESSING:
         return name
     if not asked_later:
@@ -170,7 +173,7 @@ def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
 
 
 def _includes_protected(policy: EvictionPolicy) -> bool:
-    """Whether protected KVs count towards the budget rather than on top of it."""
+    """Return whether protected KVs count towards the budget rather than on top of it."""
     return policy.budget.fixed is None or policy.budget.bounded
 
 

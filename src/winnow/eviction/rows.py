@@ -90,11 +90,11 @@ class RoundRows:
 
     @cached_property
     def valid(self) -> Tensor:
-        """Whether a slot is below its row's length, bool [L, B, H, N]."""
+        """Return whether a slot is below its row's length, bool [L, B, H, N]."""
         return torch.arange(self.position.shape[-1], device=self.block.device) < self.length[..., None]
 
     def layer(self, index: int) -> "LayerRows":
-        """Those of the layer `layers[index]`."""
+        """Return those of the layer `layers[index]`."""
         return LayerRows(self, index)
 
     def _kept_positions(self) -> Tensor:
@@ -135,7 +135,7 @@ class LayerRows:
 
     @cached_property
     def valid(self) -> Tensor:
-        """Whether a slot is below its row's length, bool [B, H, N]."""
+        """Return whether a slot is below its row's length, bool [B, H, N]."""
         return self._rows.valid[self._index]
 
     @cached_property
@@ -152,7 +152,7 @@ class LayerRows:
         return self._rows.kinds[torch.arange(len(place), device=place.device)[:, None, None], place]
 
     def keys(self) -> Tensor:
-        """The keys, rotated at their positions, float32 [B, H, N, d]; zeros where not valid."""
+        """Return the keys, rotated at their positions, float32 [B, H, N, d]; zeros where not valid."""
         return self._where_valid(self.pool.keys_of(self._block))
 
     def values(self) -> Tensor:
@@ -166,7 +166,7 @@ class LayerRows:
         return self._rows.signals
 
     def unrotated_keys(self) -> Tensor:
-        """The keys before their rotation, float32 [B, H, N, d]; zeros where not valid.
+        """Return the keys before their rotation, float32 [B, H, N, d]; zeros where not valid.
 
         Requires `Needs(rotation=True)`.
         """
@@ -175,11 +175,11 @@ class LayerRows:
         )
 
     def query_moments(self) -> QueryMoments:
-        """Moments of the context's queries. Requires `Needs(moments_from=...)`."""
+        """Return moments of the context's queries. Requires `Needs(moments_from=...)`."""
         return self._signals.moments(self.layer, self.round.slots)
 
     def chunk_attention(self) -> Tensor:
-        """Attention that each KV's token received within its chunk of the context, float32 [B, H, N].
+        """Return attention that each KV's token received within its chunk of the context, float32 [B, H, N].
 
         Sum over the chunk's queries, mean over the group. Requires `Needs(chunk=...)`.
         """
@@ -190,21 +190,23 @@ class LayerRows:
         return attention.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
 
     def mean_rotation(self, count: int) -> Tensor:
-        """The mean of the rotations to the next `count` positions, float32 [B, d, d]: rotated = rotation @ vector.
+        """Return the mean of the rotations to the next `count` positions, float32 [B, d, d].
+
+        Rotated = rotation @ vector.
 
         Requires `Needs(rotation=True)`.
         """
         return self._signals.mean_turn(self.layer, self.round.now + 1, count)
 
     def output_weights(self) -> Tensor:
-        """The output projection of each query head, [Hq, d, hidden_size].
+        """Return the output projection of each query head, [Hq, d, hidden_size].
 
         Requires `Needs(output=True)`.
         """
         return self._signals.output_weights(self.layer)
 
     def age(self) -> Tensor:
-        """Positions from each KV to the last token computed, int32 [B, H, N]; 0 for that token's own KV."""
+        """Return positions from each KV to the last token computed, int32 [B, H, N]; 0 for that token's own KV."""
         return self.round.now[:, None, None] - self.position
 
     @property

@@ -64,7 +64,7 @@ class SequenceEviction:
         return self.context_len - self.template_tail
 
     def recent_at(self, computed: int) -> int:
-        """Number of last positions that a round protects when `computed` tokens are computed."""
+        """Return the number of last positions that a round protects when `computed` tokens are computed."""
         behind = computed - self.question_end
         return self.recent + behind if 0 < behind <= self.template_tail else self.recent
 
@@ -79,7 +79,7 @@ class SequenceEviction:
     # Determined by policy and prompt alone, so that the kept set does not depend on other requests.
 
     def tokens_to_round(self, computed: int, last_round: int, mean_kvs: float) -> int | None:
-        """Tokens that may be computed before the next round may be due, at least 1; None: no limit.
+        """Return tokens that may be computed before the next round may be due, at least 1; None: no limit.
 
         Args:
             computed: tokens computed, including those whose KVs earlier rounds evicted.
@@ -100,7 +100,7 @@ class SequenceEviction:
         return max(when.decode_every - (computed - max(last_round, self.prompt_len)), over, 1)
 
     def _round_end(self, computed: int) -> int:
-        """Token count of the context's next round, or of its end, after `computed` tokens."""
+        """Return token count of the context's next round, or of its end, after `computed` tokens."""
         return min(self.context_len, self._prefill_stop(computed))
 
     def _observed_end(self, computed: int) -> int:
@@ -116,7 +116,7 @@ class SequenceEviction:
         return computed + self._step - (computed - self.limit) % self._step
 
     def round_due(self, computed: int, last_round: int, mean_kvs: float) -> bool:
-        """Whether a round is due before the next tokens. Arguments as above."""
+        """Return whether a round is due before the next tokens. Arguments as above."""
         if computed == last_round or mean_kvs <= self.target:
             return False
         when = self.policy.when
@@ -131,11 +131,11 @@ class SequenceEviction:
         return computed - max(last_round, self.prompt_len) >= when.decode_every
 
     def may_shrink(self, computed: int, last_round: int, mean_kvs: float) -> bool:
-        """Whether a round under pressure or at engine intervals would evict anything."""
+        """Return whether a round under pressure or at engine intervals would evict anything."""
         return computed >= self.prompt_len and computed != last_round and mean_kvs > self.target
 
     def chunk(self, computed: int, last_round: int, mean_kvs: float, wanted: int, most: int) -> int:
-        """Tokens to compute now out of `wanted`, at most `most`; 0: wait for a step with more room.
+        """Return tokens to compute now out of `wanted`, at most `most`; 0: wait for a step with more room.
 
         A chunk ends where a round may be due, and at the question's end if an observation window ends there. The last
         chunk before such an end contains the whole window.
@@ -164,7 +164,7 @@ class SequenceEviction:
         return 0 if window is None else max(self._observed_end(0) - window, 0)
 
     def snapshots(self) -> Iterator[tuple[int, "SequenceEviction"]]:
-        """The rounds whose outcome other prompts share that begin alike, the last one first.
+        """Yield the rounds whose outcome other prompts share that begin alike, the last one first.
 
         Rounds within the prompt are spaced so that their snapshots take no more memory than its KVs did.
         All follows from policy and prompt, so that who looks for a snapshot knows where to look.
@@ -174,7 +174,7 @@ class SequenceEviction:
         """
         policy = self.policy
         signals = policy.score.needs.queries or policy.budget.needs_similarity
-        # What the engine learnt of the context's queries is no part of a snapshot; after the last round nobody asks.
+        # What the engine learnt of the context's queries is no part of a snapshot; after the last round it is useless.
         is_known = not (signals and policy.when.in_decode)
         if policy.when.after_prefill and self.context_len < self.prompt_len and is_known:
             yield self.context_len, replace(self, prompt_len=0)
@@ -190,7 +190,7 @@ class SequenceEviction:
             )
 
     def may_observe(self, computed: int, most: int) -> bool:
-        """Whether queries of the next tokens, `most` of them or fewer, may add to accumulators."""
+        """Return whether queries of the next tokens, `most` of them or fewer, may add to accumulators."""
         if self.policy.observes[computed >= self.context_len] is None:
             return False
         if computed >= self.context_len or self.policy.score.window is None:
@@ -198,14 +198,14 @@ class SequenceEviction:
         return computed + most >= self._observed_end(computed)
 
     def replaces_accumulators(self, computed: int) -> bool:
-        """Whether queries of the next tokens, where they count, overwrite every accumulator of their rows."""
+        """Return whether queries of the next tokens, where they count, overwrite every accumulator of their rows."""
         observe = self.policy.observes[computed >= self.context_len]
         return observe is not None and observe.replace
 
     # -- what is observed ----------------------------------------------------------------------------------------
 
     def observe(self, start: int, end: int) -> tuple[AttentionObserver | None, int]:
-        """The observer of the queries of tokens start..end - 1, and the first of them that it counts."""
+        """Return the observer of the queries of tokens start..end - 1, and the first of them that it counts."""
         score = self.policy.score
         decoding = start >= self.context_len
         observe = self.policy.observes[decoding]
@@ -218,7 +218,7 @@ class SequenceEviction:
     # -- upper bounds on blocks ----------------------------------------------------------------------------------
 
     def peak_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Upper bound on blocks held while the first `num_tokens` tokens are computed."""
+        """Return an upper bound on blocks held while the first `num_tokens` tokens are computed."""
         rows, windowed = self._parts(layout, num_tokens)
         context = min(num_tokens, self.context_len)
         if context == self.context_len:
@@ -231,23 +231,23 @@ class SequenceEviction:
         return max(windowed + prefill, self.decode_blocks(layout, num_tokens))
 
     def decode_blocks(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Upper bound on blocks held from the end of the context until the sequence has `num_tokens` tokens."""
+        """Return an upper bound on blocks held from the context's end until the sequence has `num_tokens` tokens."""
         rows, windowed = self._parts(layout, num_tokens)
         return windowed + self._blocks_above_target(rows, self._most_added(num_tokens), num_tokens)
 
     def blocks_after(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Upper bound on blocks held after a round of a sequence of `num_tokens` tokens."""
+        """Return an upper bound on blocks held after a round of a sequence of `num_tokens` tokens."""
         rows, windowed = self._parts(layout, num_tokens)
         return windowed + self._blocks_left(rows, 0, num_tokens)
 
     def _parts(self, layout: CacheLayout, num_tokens: int) -> tuple[CacheLayout, int]:
-        """The rows that the policy evicts from, and most blocks of the others."""
+        """Return the rows that the policy evicts from, and most blocks of the others."""
         if len(self.policy.evicts_from(layout)) == layout.num_layers:
             return layout, 0
         return layout.evictable_part, layout.windowed_blocks(num_tokens, self.longest_pass)
 
     def _most_added(self, num_tokens: int) -> int:
-        """Upper bound on tokens per row above the target at any time after the context."""
+        """Return an upper bound on tokens per row above the target at any time after the context."""
         when = self.policy.when
         # Without a round at its end, the context may leave a whole step above the target.
         above = 0 if when.after_prefill else self._step
@@ -259,7 +259,7 @@ class SequenceEviction:
         return grown if every is None else min(grown, above + question + every)
 
     def _blocks_above_target(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
-        """Blocks of a sequence of `num_tokens` tokens, `added` of them per row since the last round."""
+        """Return blocks of a sequence of `num_tokens` tokens, `added` of them per row since the last round."""
         if not (self.policy.when.after_prefill or self._step):
             return layout.blocks_for(num_tokens)
         # Below the target there is no round and rows are equal: each may waste almost a block.
@@ -267,7 +267,7 @@ class SequenceEviction:
         return max(before, self._blocks_left(layout, added, num_tokens))
 
     def _blocks_left(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
-        """`_blocks_above_target` after at least one round."""
+        """Return `_blocks_above_target` after at least one round."""
         whole, budget = layout.blocks_for(num_tokens), self.policy.budget
         if not budget.bounded:
             return whole
@@ -277,7 +277,7 @@ class SequenceEviction:
         return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))
 
     def longest_row(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Expected length in KVs of the longest row while `num_tokens` tokens are computed."""
+        """Return expected length in KVs of the longest row while `num_tokens` tokens are computed."""
         rows, windowed = self._parts(layout, num_tokens)
         others = layout.rows_per_seq - rows.rows_per_seq
         return max(self._longest_evicted(num_tokens), windowed * layout.block_size // max(others, 1))

@@ -1,4 +1,4 @@
-"""What scorers and budgets use besides keys, values and accumulators."""
+"""Signals that scorers and budgets use besides keys, values and accumulators."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from winnow.eviction.predictor import PredictorSource
 
 @dataclass(frozen=True)
 class Needs:
-    """What a scorer uses; the engine collects nothing else."""
+    """Signals that a scorer uses; the engine collects nothing else."""
 
     moments_from: int | None = None
     """Mean and covariance of the context's unrotated queries from this position on; None: not collected."""
@@ -32,7 +32,7 @@ class Needs:
 
     @property
     def queries(self) -> bool:
-        """Whether the context's queries must be collected."""
+        """Return whether the context's queries must be collected."""
         return self.moments_from is not None or self.chunk is not None
 
 
@@ -53,22 +53,25 @@ class Signals(Protocol):
     """Information about tokens, layers and queries for budgets and scorers."""
 
     def similarity(self, slots: Sequence[int]) -> Tensor:
-        """Cosine of the hidden state before and after attention, mean over the tokens so far: float32 [B, L]."""
+        """Return the cosine of the hidden state before and after attention, mean over the tokens so far.
+
+        Float32 [B, L].
+        """
 
     def kinds(self, slots: Sequence[int]) -> Tensor:
-        """The kind of each token, 0, SPECIAL or PUNCTUATION: uint8 [B, longest]."""
+        """Return the kind of each token, 0, SPECIAL or PUNCTUATION: uint8 [B, longest]."""
 
     def moments(self, layer: int, slots: Sequence[int]) -> QueryMoments:
-        """Moments of the queries of each sequence so far."""
+        """Return moments of the queries of each sequence so far."""
 
     def chunk_attention(self, layer: int, slots: Sequence[int]) -> Tensor:
-        """Attention that each token received within its chunk: float32 [B, H, longest]; zeros outside chunks."""
+        """Return attention that each token received within its chunk: float32 [B, H, longest]; zeros outside chunks."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Rotate keys, float32 [..., d], by `difference` positions, [...]."""
 
     def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
-        """The mean rotation over `count` positions starting at `first`, [B]: float32 [B, d, d]."""
+        """Return the mean rotation over `count` positions starting at `first`, [B]: float32 [B, d, d]."""
 
     def output_weights(self, layer: int) -> Tensor:
-        """The output projection of each query head, [Hq, d, hidden_size]."""
+        """Return the output projection of each query head, [Hq, d, hidden_size]."""

@@ -1,4 +1,4 @@
-"""When rounds of eviction run."""
+"""Times at which rounds of eviction run."""
 
 from dataclasses import dataclass, replace
 
@@ -57,7 +57,7 @@ class When:
 
     @property
     def in_decode(self) -> bool:
-        """Whether rounds may run after the prompt."""
+        """Return whether rounds may run after the prompt."""
         at_intervals = self.decode_every or self.every_steps or self.uncompressed_tokens
         return bool(at_intervals or self.pressure or self.join_prefill or self.make_room)
 

@@ -23,12 +23,12 @@ class Budget(Floors, ABC):
 
     @property
     def equal_rows(self) -> bool:
-        """Whether all rows of a sequence keep the same number."""
+        """Return whether all rows of a sequence keep the same number."""
         return False
 
     @property
     def needs_similarity(self) -> bool:
-        """Whether it uses hidden states of the prompt (`RoundInputs.similarity`)."""
+        """Return whether it uses hidden states of the prompt (`RoundInputs.similarity`)."""
         return False
 
     @property
@@ -37,15 +37,15 @@ class Budget(Floors, ABC):
         return None
 
     def pin(self, rows: LayerRows) -> Tensor | None:
-        """Further KVs of a layer to protect in this round, bool [B, H, N]; None: no further ones."""
+        """Return further KVs of a layer to protect in this round, bool [B, H, N]; None: no further ones."""
         return None
 
     def layer_stats(self, rows: LayerRows) -> Tensor | None:
-        """Statistics of a layer's KVs that `allot` needs, float32 [B, H]; each head's from its own row."""
+        """Return the statistics of a layer's KVs that `allot` needs, float32 [B, H]; each head's from its own row."""
         return None
 
     def costs(self, ranking: Ranking) -> RowCosts:
-        """The costs of evicting from each row. Local to a rank: a row's costs depend on that row alone."""
+        """Return the costs of evicting from each row. Local to a rank: a row's costs depend on that row alone."""
         return RowCosts.of(ranking)
 
     @abstractmethod
@@ -61,6 +61,6 @@ class Budget(Floors, ABC):
         """
 
     def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
-        """Upper bound on blocks of a sequence after a round, with `protected` protected KVs in every row."""
+        """Return an upper bound on blocks of a sequence after a round, with `protected` protected KVs in every row."""
         # Rows of uneven length waste less than one block each.
         return ceil_div(budget * layout.rows_per_seq, layout.block_size) + layout.rows_per_seq

@@ -45,17 +45,17 @@ class Floors:
 
     @property
     def has_floors(self) -> bool:
-        """Whether any floor is set."""
+        """Return whether any floor is set."""
         return bool(self.row_floor or self.layer_floor or self.wide_layers)
 
     def row_least(self, costs: RowCosts) -> Tensor:
-        """The floor of each row, int64 [B, L, H]; at most its length."""
+        """Return the floor of each row, int64 [B, L, H]; at most its length."""
         least = self._amount(self.row_floor, costs.round.budget)[:, None].expand(-1, costs.num_layers)
         least = self._widened(costs, least, self._layer_least(costs))
         return torch.minimum(least[:, :, None], costs.length)
 
     def layer_least_blocks(self, costs: RowCosts) -> Tensor:
-        """The floor of each layer in blocks, int64 [B, L]."""
+        """Return the floor of each layer in blocks, int64 [B, L]."""
         kvs = self._amount(self.layer_floor, costs.round.budget) * costs.num_heads
         least = -(-kvs // costs.block_size)
         return torch.minimum(least[:, None], costs.blocks.sum(dim=2))
@@ -74,7 +74,7 @@ class Floors:
         return least + above * room[:, None] // above.sum(dim=1, keepdim=True).clamp_min(1)
 
     def _layer_least(self, costs: RowCosts) -> Tensor:
-        """The floor of each layer as a layer that is not wide, KVs per row, int64 [B, L]."""
+        """Return the floor of each layer as a layer that is not wide, KVs per row, int64 [B, L]."""
         budget = costs.round.budget
         floor = torch.maximum(self._amount(self.row_floor, budget), self._amount(self.layer_floor, budget))
         return torch.maximum(floor[:, None], costs.protected.amax(dim=2))
@@ -94,13 +94,13 @@ class Floors:
         return torch.cat([torch.maximum(least[:, :wide], wanted), least[:, wide:]], dim=1)
 
     def _amount(self, floor: int | float, budget: Tensor) -> Tensor:
-        """A floor in KVs, int64 [B]."""
+        """Return a floor in KVs, int64 [B]."""
         if isinstance(floor, float):
             return _times(budget, floor)
         return budget.clamp_max(floor) if self.bounded else torch.full_like(budget, floor)
 
 
 def _times(budget: Tensor, factor: float) -> Tensor:
-    """The product with the decimal as written, rounded down."""
+    """Return the product with the decimal as written, rounded down."""
     exact = Fraction(str(factor))
     return budget * exact.numerator // exact.denominator

@@ -91,7 +91,7 @@ class AdaptiveHeads(Budget):
 
 @dataclass(frozen=True)
 class AdaptiveRows(Budget):
-    """All heads of all layers compete, block by block (KV-Compress 4.2.2).
+    """Competition of all heads of all layers, block by block (KV-Compress 4.2.2).
 
     The excess of a sequence is counted in blocks; the blocks whose costliest KV is cheapest are freed.
     """
@@ -139,7 +139,7 @@ class LazyLayers(Budget):
 
 
 def _lowest(cost: Tensor, count: Tensor) -> Tensor:
-    """How many of the `count` lowest KVs of a layer each head has.
+    """Return how many of the `count` lowest KVs of a layer each head has.
 
     Args:
         cost: float32 [B, L, H, N], +inf for KVs that cannot be evicted; count: int64 [B, L].
@@ -168,7 +168,7 @@ def without_best(cost: Tensor, length: Tensor, least: Tensor) -> Tensor:
 
 
 def block_costs(score: Tensor, length: Tensor, block_size: int) -> Tensor:
-    """The cost of freeing each row's first, second, ... block.
+    """Return the cost of freeing each row's first, second, ... block.
 
     A row of n KVs frees its first block when its n mod b (b if that is 0) lowest KVs are evicted, each further one with
     b more; the cost of a block is the highest score among the KVs evicted for it (KV-Compress eq. 16-18; the paper gets
@@ -188,13 +188,18 @@ def block_costs(score: Tensor, length: Tensor, block_size: int) -> Tensor:
 
 
 def above_floor(cost: Tensor, length: Tensor, least: Tensor, block_size: int) -> Tensor:
-    """`block_costs` with +inf for blocks whose eviction would leave a row less than `least` KVs, int64 [B, L, H]."""
+    """Return `block_costs` with +inf for blocks whose eviction would leave a row less than `least` KVs, int64 [B, L,
+    H].
+    """
     last = _last_evicted(length, cost.shape[-1], block_size)
     return cost.masked_fill(last >= (length - least)[..., None], torch.inf)
 
 
 def _last_evicted(length: Tensor, blocks: int, block_size: int) -> Tensor:
-    """Index, in ascending order of scores, of the last KV evicted for each block: int64 [B, L, H, blocks]."""
+    """Return the index, in ascending order of scores, of the last KV evicted for each block.
+
+    Int64 [B, L, H, blocks].
+    """
     first = (length - 1) % block_size
     return first[..., None] + torch.arange(blocks, device=length.device) * block_size
 
@@ -224,6 +229,6 @@ def cheapest_blocks(cost: Tensor, excess: Tensor, most: Tensor | None = None) ->
 
 
 def length_without(length: Tensor, freed: Tensor, block_size: int) -> Tensor:
-    """KVs that rows of `length` KVs keep when `freed` of their blocks go."""
+    """Return KVs that rows of `length` KVs keep when `freed` of their blocks go."""
     kept = (-(-length // block_size) - freed) * block_size
     return torch.minimum(length, kept)

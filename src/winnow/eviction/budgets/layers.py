@@ -22,7 +22,7 @@ class LayerSplit(ABC):
 
     @abstractmethod
     def budgets(self, costs: RowCosts) -> Tensor:
-        """KVs per row of each layer, int64 [B, L]."""
+        """Return KVs per row of each layer, int64 [B, L]."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Scorer(ABC):
 
     @property
     def needs(self) -> Needs:
-        """What it uses besides keys, values and accumulators."""
+        """Signals that it uses besides keys, values and accumulators."""
         return Needs()
 
     @property
@@ -45,12 +45,13 @@ class Scorer(ABC):
 
     @property
     def before_template(self) -> bool:
-        """Whether tokens after the question (`SamplingParams.template_tail`) are protected, and windows end before
-        them."""
+        """Return whether tokens after the question (`SamplingParams.template_tail`) are protected, and windows end
+        before them.
+        """
         return True
 
     def observe(self, *, decoding: bool) -> AttentionObserver | None:
-        """How attention updates the accumulators while prefilling or decoding; None: it does not."""
+        """Return how attention updates the accumulators while prefilling or decoding; None: it does not."""
         return None
 
     @abstractmethod
@@ -59,5 +60,5 @@ class Scorer(ABC):
 
     @property
     def resets_accumulators(self) -> bool:
-        """Whether each round resets the accumulators to 0."""
+        """Return whether each round resets the accumulators to 0."""
         return False

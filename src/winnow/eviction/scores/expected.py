@@ -49,7 +49,7 @@ class ExpectedAttention(Scorer):
         return torch.where(counted, share, most.expand_as(share))
 
     def _queries(self, rows: LayerRows, num_heads: int) -> tuple[Tensor, Tensor]:
-        """Mean [B, H, g, d] and covariance [B, H, g, d, d] of future queries."""
+        """Return the mean [B, H, g, d] and covariance [B, H, g, d, d] of future queries."""
         moments, turn = rows.query_moments(), rows.mean_rotation(self.horizon)[:, None]
         mean = (turn @ moments.mean[..., None])[..., 0]
         covariance = turn @ moments.covariance @ turn.mT

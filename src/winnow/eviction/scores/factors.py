@@ -67,7 +67,7 @@ class Factor(Scorer):
 
     @abstractmethod
     def factor(self, rows: LayerRows) -> Tensor:
-        """The factor of each KV, float32 [B, H, N], at least 0."""
+        """Return the factor of each KV, float32 [B, H, N], at least 0."""
 
 
 @dataclass(frozen=True)

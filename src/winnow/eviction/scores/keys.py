@@ -32,7 +32,7 @@ class KeyDifference(Scorer):
 
 
 def key_difference(rows: LayerRows) -> Tensor:
-    """Minus the cosine of each key and the row's mean direction by plain torch: float32 [B, H, N]."""
+    """Return the minus the cosine of each key and the row's mean direction by plain torch: float32 [B, H, N]."""
     keys = rows.keys()
     scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
     # Products avoid a normalized copy of all keys; the sum has the direction of the mean.

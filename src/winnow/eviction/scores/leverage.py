@@ -56,18 +56,21 @@ class Leverage(Scorer):
         return smooth(score[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
     def of(self, rows: LayerRows, counted: Tensor) -> Tensor:
-        """The leverage of the KVs in `counted`, bool [B, H, N], among themselves; not smoothed. Zeros elsewhere."""
+        """Return the leverage of the KVs in `counted`, bool [B, H, N], among themselves; not smoothed.
+
+        Zeros elsewhere.
+        """
         keys = rows.unrotated_keys() if self.unrotated else rows.keys()
         return ridge_leverage(keys, counted, self.ridge)
 
 
 def leverage(rows: LayerRows, ridge: float) -> Tensor:
-    """The leverage of each key by plain torch, not smoothed: float32 [B, H, N]; zeros where not valid."""
+    """Return the leverage of each key by plain torch, not smoothed: float32 [B, H, N]; zeros where not valid."""
     return ridge_leverage(rows.keys(), rows.valid, ridge)
 
 
 def ridge_leverage(keys: Tensor, counted: Tensor, ridge: float) -> Tensor:
-    """The leverage of the keys, float32 [B, H, N, d], in `counted`, bool [B, H, N], among themselves: [B, H, N]."""
+    """Return the leverage of the keys, float32 [B, H, N, d], among those `counted`, bool [B, H, N]: [B, H, N]."""
     count = counted.sum(dim=-1)[..., None, None].clamp_min(1)
     keys = keys.masked_fill(~counted[..., None], 0.0)
     centred = (keys - keys.sum(dim=2, keepdim=True) / count).masked_fill_(~counted[..., None], 0.0)
