@@ -106,7 +106,7 @@ def collect(llm: LLM, text: str, *, chat: bool) -> Collected:
 
 
 def collect_tokens(llm: LLM, token_ids: Sequence[int], context: int) -> Collected:
-    """`collect` for token ids, of which the first `context` are the text."""
+    """Return `collect` for token ids, of which the first `context` are the text."""
     recorder = Recorder(uuid4().hex)  # a name of its own, so that no prefix is shared and all inputs are seen
     policy = EvictionPolicy(_Recorded(recorder), AdaptiveRows(), Keep(sinks=SINKS), When(after_prefill=True))
     # Any budget below the context triggers the round.
@@ -124,7 +124,7 @@ def collect_tokens(llm: LLM, token_ids: Sequence[int], context: int) -> Collecte
 
 
 def joined(texts: Sequence[Collected], layer: int) -> tuple[Tensor, Tensor]:
-    """Features and scores of a layer over all texts: float32 [T, D] and [T, H]."""
+    """Return features and scores of a layer over all texts: float32 [T, D] and [T, H]."""
     return (
         torch.cat([text.features[layer] for text in texts]).float(),
         torch.cat([text.scores[layer].T for text in texts]),

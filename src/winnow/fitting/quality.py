@@ -36,7 +36,7 @@ def judge(predictor: Predictor, texts: Sequence[Collected]) -> Quality:
 
 
 def predicted(predictor: Predictor, text: Collected) -> Tensor:
-    """The logarithms of the predicted scores of a text, float32 [L, H, T]."""
+    """Return the logarithms of the predicted scores of a text, float32 [L, H, T]."""
     return torch.stack([predictor.logs(layer, x.float()).T for layer, x in enumerate(text.features)])
 
 

@@ -52,7 +52,7 @@ _CHARACTERS = 8
 
 
 def shipped_texts(count: int, tokens: int, seed: int) -> list[str]:
-    """Texts of at least `tokens` tokens each: prose, filler, articles, lists, code and keys with several values.
+    """Return texts of at least `tokens` tokens each: prose, filler, articles, lists, code and keys with several values.
 
     High scores of KVzip belong to unpredictable tokens, which are rare in plain prose, so names, numbers and keys are
     hidden in it.
@@ -128,14 +128,14 @@ def _records(rng: random.Random, characters: int) -> str:
 
 
 def _code(rng: random.Random, characters: int) -> str:
-    """Winnow's own sources, with facts between their lines."""
+    """Return Winnow's own sources, with facts between their lines."""
     paths = sorted(Path(winnow.__file__).parent.rglob("*.py"))
     lines = [line for path in rng.sample(paths, min(len(paths), 40)) for line in read_text(path).split("\n")]
     return "\n".join(_hidden(rng, _opening(rng, lines, characters)))
 
 
 def _several(rng: random.Random, characters: int) -> str:
-    """Prose between facts about few people, each of which has several values."""
+    """Return prose between facts about few people, each of which has several values."""
     sentences = shipped_sentences()
     owners = [(rng.choice(NAMES), rng.choice(_THINGS)) for _ in range(4)]
     forms = (

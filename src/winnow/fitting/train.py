@@ -56,7 +56,7 @@ def train(
 
 
 def _fit_layer(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Tensor, ...]:
-    """Offset [H], slope [D, H], inner [D, M], inner bias [M] and outer [M, H], from x [T, D] and y [T, H]."""
+    """Return offset [H], slope [D, H], inner [D, M], inner bias [M] and outer [M, H], from x [T, D] and y [T, H]."""
     mean, scale = x.mean(dim=0), x.std(dim=0, correction=0).clamp_min(1e-6)
     x = (x - mean) / scale
     offset = y.mean(dim=0)
@@ -74,7 +74,7 @@ def _fit_layer(x: Tensor, y: Tensor, training: Training, seed: int) -> tuple[Ten
 
 
 def _ridge(x: Tensor, y: Tensor) -> Tensor:
-    """Slopes [D, H] for standardized x [T, D] and centred y [T, H]."""
+    """Return slopes [D, H] for standardized x [T, D] and centred y [T, H]."""
     moment = (x.mT @ x).double()
     moment.diagonal().add_(_RIDGE)
     return torch.linalg.solve(moment, (x.mT @ y).double()).float()
