@@ -1,4 +1,4 @@
-"""Which tokens of a request stayed: the numbers, and a page to look at them."""
+"""Tokens of a request that stayed: the numbers, and a page to look at them."""
 
 from winnow.inspect.inspection import Held, Inspection, KeptTokens, Token, read_tokens
 

@@ -1,4 +1,4 @@
-"""Which tokens of one request survived eviction, in which layer and head."""
+"""Tokens of one request that survived eviction, by layer and head."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Held:
 
     @classmethod
     def of(cls, rows: KeptPositions, num_tokens: int) -> Self:
-        """What `rows` say of the first `num_tokens` tokens."""
+        """Return what `rows` say of the first `num_tokens` tokens."""
         return cls(
             num_tokens,
             tuple(
@@ -132,7 +132,7 @@ class Inspection:
         return self.at_end.counts
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON knows them."""
+        """Return all fields as JSON knows them."""
         return {
             "policy": self.policy,
             "parts": dict(self.parts),
@@ -145,7 +145,7 @@ class Inspection:
         }
 
     def to_html(self) -> str:
-        """A page to look at: one file that needs nothing but a browser, no network."""
+        """Return a page to look at: one file that needs nothing but a browser, no network."""
         return render(
             Page(
                 title=f"{self.policy}: {self.after_prompt.mean:,.0f} of {self.num_prompt_tokens:,} KVs per row",
@@ -160,7 +160,7 @@ class Inspection:
         )
 
     def facts(self) -> dict[str, str]:
-        """What there is to say in numbers, for people."""
+        """Return what there is to say in numbers, for people."""
         facts = {
             "policy": self.policy,
             **self.parts,
@@ -195,7 +195,7 @@ class KeptTokens:
 
 
 def read_tokens(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Token, ...]:
-    """What each token adds to the text, special tokens included; all together they are the text.
+    """Return what each token adds to the text, special tokens included; all together they are the text.
 
     Args:
         tokenizer: of transformers; None: tokens have their ids for a text.

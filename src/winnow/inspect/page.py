@@ -18,7 +18,7 @@ _UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}  # characters without a sha
 
 @dataclass(frozen=True)
 class Moment:
-    """What rows held at one moment: by layer and head the indices of tokens, out of the first `num_tokens`."""
+    """KVs that rows held at one moment: by layer and head the indices of tokens, out of the first `num_tokens`."""
 
     name: str
     num_tokens: int
@@ -29,7 +29,7 @@ class Moment:
         return len(self.rows) * len(self.rows[0])
 
     def holders(self) -> list[int]:
-        """For each token the set of rows that hold it: bit r is row r, row after row, layer after layer."""
+        """Return for each token the set of rows that hold it: bit r is row r, row after row, layer after layer."""
         bits = [0] * self.num_tokens
         flat = (row for layer in self.rows for row in layer)
         for index, row in enumerate(flat):
@@ -38,7 +38,7 @@ class Moment:
         return bits
 
     def packed(self) -> str:
-        """`holders` in hex digits, as many for each token, rows 0 to 3 in the first of them."""
+        """Return `holders` in hex digits, as many for each token, rows 0 to 3 in the first of them."""
         digits = -(-self.num_rows // 4)
         return "".join(f"{bits:0{digits}x}"[::-1] for bits in self.holders())
 
@@ -85,7 +85,7 @@ def render(page: Page) -> str:
 
 
 def _spans(page: Page) -> Iterator[str]:
-    """One span for each token, coloured by what all rows held at the first moment."""
+    """Yield one span for each token, coloured by what all rows held at the first moment."""
     first = page.moments[0]
     holders = first.holders()
     for index, text in enumerate(page.texts):
@@ -99,7 +99,7 @@ def _spans(page: Page) -> Iterator[str]:
 
 
 def visible(text: str) -> str:
-    """A token's text as HTML in which blanks, line ends and characters without a shape can be seen."""
+    """Return a token's text as HTML in which blanks, line ends and characters without a shape can be seen."""
     return "".join(map(_visible, text)) or "<i>\u22ef</i>"
 
 
