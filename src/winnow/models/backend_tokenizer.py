@@ -22,7 +22,7 @@ _TAKEN_OVER = (
 
 @dataclass(frozen=True)
 class TokenizerNumbers:
-    """What the backend does not know."""
+    """Numbers of a tokenizer that its backend does not know."""
 
     eos_token_id: int | None
     unk_token_id: int | None
@@ -130,5 +130,5 @@ class BackendTokenizer:
 
 
 def full_tokenizer(tokenizer: Any) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer of transformers that a tokenizer is, or stands for."""
+    """Return the tokenizer of transformers that a tokenizer is, or stands for."""
     return tokenizer.full if isinstance(tokenizer, BackendTokenizer) else tokenizer

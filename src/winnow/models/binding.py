@@ -1,4 +1,4 @@
-"""How transformers' attention layers reach Winnow's cache.
+"""Binding of transformers' attention layers to Winnow's cache.
 
 transformers lets a model take its attention from a registered function. Ours keeps no state: the step that is being
 computed travels as a keyword argument of the model's own forward, down to each attention layer.
@@ -42,7 +42,7 @@ _HARMLESS = frozenset(
 
 
 def cache_argument(model: nn.Module) -> str:
-    """What a model's forward calls its cache: transformers renamed it within its fifth version."""
+    """Return what a model's forward calls its cache: transformers renamed it within its fifth version."""
     return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
@@ -57,7 +57,7 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 
 class CausalModel(Protocol):
-    """What a forward pass needs of a model: transformers' class bound to `paged_attention`, or a `PackedDecoder`."""
+    """Interface of a model for a forward pass: transformers' class bound to `paged_attention`, or a `PackedDecoder`."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -65,13 +65,13 @@ class CausalModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
+        """Device on which the model computes."""
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """The buffers by name, as of `nn.Module`."""
+        """Return the buffers by name, as of `nn.Module`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The forward pass; its result has `logits`."""
+        """Return the forward pass; its result has `logits`."""
 
 
 class AttentionStep(Protocol):
@@ -95,7 +95,7 @@ def paged_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls: query [1, Hq, T, d], key and value [1, H, T, d] -> [1, T, Hq, d].
+    """Return the function that transformers calls: query [1, Hq, T, d], key and value [1, H, T, d] -> [1, T, Hq, d].
 
     Keys come rotated. No mask is ever built for this function; what a mask would say follows from positions.
 

@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 def load_checkpoint(
     path: Path, config: ModelConfig, *, beyond_trained_len: bool, native: bool = False
 ) -> tuple[LoadedModel, ContextLimit]:
-    """As `winnow.models.loader.load_model`, from config.json and weights as they were published; and what limits it."""
+    """Load as `winnow.models.loader.load_model` does, from config.json and weights as they were published.
+
+    And what limits it.
+    """
     published = open_published(path)
     model_config = _read_config(path, published)
     model_class = causal_class(model_config)
@@ -85,7 +88,7 @@ def load_checkpoint(
 
 
 def _padded_hint(model_class: type[PreTrainedModel]) -> str:
-    """What the padded engine can do about a class: it needs a cache, and a mask that is read."""
+    """Return what the padded engine can do about a class: it needs a cache, and a mask that is read."""
     if not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
         return ", and it keeps no cache"
     if not _reads(model_class.forward, "attention_mask"):
@@ -94,13 +97,13 @@ def _padded_hint(model_class: type[PreTrainedModel]) -> str:
 
 
 def _reads(function: Callable[..., Any], name: str) -> bool:
-    """Whether the code of a function does anything with a variable of it; some take a mask for show."""
+    """Return whether the code of a function does anything with a variable of it; some take a mask for show."""
     used = (step.argval for step in dis.get_instructions(inspect.unwrap(function)))
     return any(name == value or (isinstance(value, tuple) and name in value) for value in used)
 
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
-    """As `winnow.models.loader.load_plain_model`."""
+    """Load as `winnow.models.loader.load_plain_model` does."""
     published = open_published(path)
     model_config = _read_config(path, published)
     causal_class(model_config)
@@ -163,7 +166,7 @@ def _load_weights(
     device: torch.device,
     attention: str | None,
 ) -> PreTrainedModel:
-    """The model on its device; `attention` is a name that transformers knows, None its own choice.
+    """Return the model on its device; `attention` is a name that transformers knows, None its own choice.
 
     Of the type that was asked for, or of float32 where weights in blocks are to be made of a GGUF file's.
     """

@@ -19,7 +19,7 @@ _STRETCHING_ROPE = ("linear", "yarn")
 
 @dataclass(frozen=True)
 class ContextLimit:
-    """What a model can do."""
+    """Context length of a model."""
 
     tokens: int | None
     """None: its configuration does not say."""
@@ -27,7 +27,7 @@ class ContextLimit:
     """What sets the limit, or why there is none."""
 
     def take(self, wanted: int | None) -> int:
-        """The longest sequence served, where `wanted` is what the user asks for.
+        """Return the longest sequence served, where `wanted` is what the user asks for.
 
         Raises:
             ConfigError: more is wanted than the model can do, or nothing is, and the model does not say what it can.
@@ -42,7 +42,7 @@ class ContextLimit:
 
 
 def context_limit(config: "PretrainedConfig") -> ContextLimit:
-    """The longest sequence that a configuration of transformers makes room for."""
+    """Return the longest sequence that a configuration of transformers makes room for."""
     text = config.get_text_config()
     named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
     limit = next((length for length in named if length), None)
@@ -69,13 +69,13 @@ def context_limit(config: "PretrainedConfig") -> ContextLimit:
 
 
 def _rope_kinds(parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The sets of RoPE's parameters: models whose layers differ have one for each kind of layer."""
+    """Return the sets of RoPE's parameters: models whose layers differ have one for each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, Mapping)]
     return nested or ([parameters] if parameters else [])
 
 
 def _stretched(limit: int, rope: Mapping[str, Any]) -> int:
-    """Positions that a set of parameters reaches; at least those that the configuration names."""
+    """Return positions that a set of parameters reaches; at least those that the configuration names."""
     factor = rope.get("factor")
     if rope.get("rope_type") not in _STRETCHING_ROPE or not isinstance(factor, int | float) or factor <= 1:
         return limit

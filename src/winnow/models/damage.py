@@ -39,7 +39,7 @@ def loading(path: Path) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """Return what an exception says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[0] if lines else ""
     # The first line of a report may only announce it.

@@ -25,7 +25,7 @@ _OF_SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
 def sampling_defaults(path: Path, source: str) -> Mapping[str, Any]:
-    """Fields of `SamplingParams` as a model's makers set them.
+    """Return fields of `SamplingParams` as a model's makers set them.
 
     Args:
         path: the model's directory.

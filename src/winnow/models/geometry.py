@@ -1,4 +1,4 @@
-"""What a model's attention layers really ask for, learnt by watching one token pass through them."""
+"""Geometry of a model's attention layers, learnt by watching one token pass through them."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -74,7 +74,7 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
 
 
 def _check_config(name: str, config: "PretrainedConfig") -> None:
-    """What a model would say in a mask must not be lost silently, since none is built."""
+    """Refuse what a model would say in a mask, since none is built."""
     known = {"full_attention", "sliding_attention"}
     for kind in getattr(config, "layer_types", None) or ():
         if kind not in known:

@@ -1,4 +1,4 @@
-"""Where a model lies: a directory or file as it was named, or the local copy of a repository of the Hub."""
+"""Place of a model: a directory or file as it was named, or the local copy of a repository of the Hub."""
 
 import re
 from pathlib import Path
@@ -15,12 +15,13 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def is_repository(model: str | Path | None) -> bool:
-    """Whether a model is named as `org/name`: a directory of that name comes first."""
+    """Return whether a model is named as `org/name`: a directory of that name comes first."""
     return isinstance(model, str) and _REPOSITORY.fullmatch(model) is not None and not Path(model).exists()
 
 
 def locate_model(config: ModelConfig) -> Path:
-    """The directory or GGUF file of the model that a configuration names, fetched where it is a repository of the Hub.
+    """Return the directory or GGUF file of the model that a configuration names, fetched where it is a repository of
+    the Hub.
 
     Raises:
         UnsupportedModelError: no such directory or file, or no such repository, revision or access; or it is

@@ -39,7 +39,10 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Int8Weights:
-    """Which linear layers have int8 weights: all of decoder layers and the head, less those that stay wide."""
+    """Choice of the linear layers that have int8 weights.
+
+    All of decoder layers and the head, less those that stay wide.
+    """
 
     wide_head: bool = False
     wide_ends: bool = False
@@ -49,7 +52,7 @@ class Int8Weights:
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self | None:
-        """As configured; None: no layers have them."""
+        """Return the choice as configured; None: no layers have them."""
         if config.weight_dtype == "auto":
             return None
         wide = config.weight_wide
@@ -61,12 +64,12 @@ class Int8Weights:
         return "q8_0" if self.blocks else "int8"
 
     def of_layer(self, index: int, num_layers: int) -> bool:
-        """Whether the linear layers of a decoder layer are among them."""
+        """Return whether the linear layers of a decoder layer are among them."""
         return not (self.wide_ends and index in (0, num_layers - 1))
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, n], of floats -> codes int8 [T, n], to the nearest, ties to even, and scales float32 [T].
+    """Return x [T, n], of floats -> codes int8 [T, n], to the nearest, ties to even, and scales float32 [T].
 
     A row with a number that is not finite has codes of 0 and a scale that is not a number.
     """
@@ -83,7 +86,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_weight(weight: Tensor, *, blocks: bool = False) -> tuple[Tensor, Tensor]:
-    """weight [out_features, in_features] -> codes int8 of its shape, and scales.
+    """Return weight [out_features, in_features] -> codes int8 of its shape, and scales.
 
     Returns:
         Codes; scales float32 [out_features], or in blocks float16 [out_features, blocks of a feature].
@@ -96,7 +99,7 @@ def quantize_weight(weight: Tensor, *, blocks: bool = False) -> tuple[Tensor, Te
 
 
 def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [out_features, in_features] -> codes int8 of its shape, scales float16 [out_features, blocks].
+    """Return weight [out_features, in_features] -> codes int8 of its shape, scales float16 [out_features, blocks].
 
     Blocks whose largest code is 127, as llama.cpp writes them, come out as they are: 127 scales over 127 is the scale.
     """
@@ -112,7 +115,7 @@ def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_linears(linears: Sequence[nn.Linear], *, blocks: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scales, as of `quantize_weight`, of one layer that computes all of these side by side."""
+    """Return codes and scales, as of `quantize_weight`, of one layer that computes all of these side by side."""
     parts = [_kept(part) or quantize_weight(part.weight.detach(), blocks=blocks) for part in linears]
     codes, scales = zip(*parts, strict=True)
     return torch.cat(codes), torch.cat(scales)
@@ -128,7 +131,8 @@ def _kept(linear: nn.Linear) -> tuple[Tensor, Tensor] | None:
 
 
 def int8_product(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """x [T, in_features] times a quantized weight, transposed, plus the bias: [T, out_features], of the type of x.
+    """Return x [T, in_features] times a quantized weight, transposed, plus the bias: [T, out_features], of the type of
+    x.
 
     Args:
         scale: as `quantize_weight` gives it; its dimensions tell of what.
@@ -147,7 +151,7 @@ def int8_product(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -
 
 
 class Int8Linear(nn.Module):
-    """As `nn.Linear`.
+    """Linear layer of int8 weights, called as `nn.Linear`.
 
     Args:
         codes: int8 [out_features, in_features].
@@ -162,12 +166,12 @@ class Int8Linear(nn.Module):
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] -> [..., out_features]."""
+        """Return x [..., in_features] -> [..., out_features]."""
         out = int8_product(x.reshape(-1, self.in_features), self.codes, self.scale, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
     def rows(self, dtype: torch.dtype) -> Tensor:
-        """The weight as it is now, [out_features, in_features]."""
+        """Return the weight as it is now, [out_features, in_features]."""
         if self.scale.ndim == 1:
             return (self.codes * self.scale[:, None]).to(dtype)
         scale = self.scale.float().repeat_interleave(BLOCK, dim=1)[:, : self.in_features]

@@ -11,7 +11,9 @@ _FLOATS = ("Infinity", "-Infinity", "NaN")
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file. `{"__float__": "Infinity"}`, as transformers writes what JSON lacks, is a number.
+    """Return the JSON object in a file.
+
+    `{"__float__": "Infinity"}`, as transformers writes what JSON lacks, is a number.
 
     Raises:
         UnsupportedModelError: the file cannot be read, or holds something else.

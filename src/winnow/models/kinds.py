@@ -1,4 +1,4 @@
-"""What kind of model a configuration describes, known before its weights are read."""
+"""Kind of the model that a configuration describes, known before its weights are read."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _OTHER_PARTS = ("vision_config", "audio_config", "encoder_config", "encoder", "s
 
 
 def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
-    """The model's class.
+    """Return the model's class.
 
     Raises:
         UnsupportedModelError: it is no decoder that generates text from the keys and values of earlier tokens alone;
@@ -52,19 +52,19 @@ def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def layer_kinds(config: PretrainedConfig) -> list[str]:
-    """The kinds of the model's layers, each once, as far as its configuration tells."""
+    """Return the kinds of the model's layers, each once, as far as its configuration tells."""
     listed = next((getattr(config, name) for name in _LAYER_KINDS if getattr(config, name, None)), ())
     return sorted({str(kind) for kind in listed})
 
 
 def config_class(model_type: Any) -> type[PretrainedConfig] | None:
-    """transformers' configuration of a `model_type`; None: it has none."""
+    """Return transformers' configuration of a `model_type`; None: it has none."""
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
     return CONFIG_MAPPING[model_type] if known else None
 
 
 def _is_encoder(config: PretrainedConfig) -> bool:
-    """Whether attention looks both ways: BERT's kind is a decoder only where its configuration says so."""
+    """Return whether attention looks both ways: BERT's kind is a decoder only where its configuration says so."""
     says_so = [getattr(config, name, True) is False for name in ("is_causal", "causal")]
     if any(says_so) or getattr(config, "use_bidirectional_attention", None) is True:
         return True

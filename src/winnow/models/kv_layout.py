@@ -25,7 +25,7 @@ def configured_layout(
     windows: tuple[int | None, ...] = (),
     chunk: int | None = None,
 ) -> CacheLayout:
-    """The shape of the cache of a model with these numbers.
+    """Return the shape of the cache of a model with these numbers.
 
     Args:
         dtype: of activations, in which `kv_cache_dtype=auto` stores KVs.

@@ -1,4 +1,4 @@
-"""What loading a model gives."""
+"""Result of loading a model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verified:
-    """How far Winnow's logits are from those of the model's own code."""
+    """Distance of Winnow's logits from those of the model's own code."""
 
     difference: float
     """As a part of the norm of the model's own logits; NaN where those are not finite."""
@@ -58,7 +58,7 @@ class PlainModel:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Compiles the forms of answers for its tokenizer."""
+        """Compiler of the forms of answers for its tokenizer."""
         return GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
 
 
@@ -79,7 +79,7 @@ class LoadedModel(PlainModel):
     """How far what answers is from the model's own code; None: it was not compared at load."""
 
     def kv_layout(self, config: CacheConfig, num_accumulators: int, chunk: int | None = None) -> CacheLayout:
-        """The shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.
+        """Return the shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.
 
         Raises:
             ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
@@ -103,7 +103,7 @@ class LoadedModel(PlainModel):
 
     @cached_property
     def rotation(self) -> ModelRotation | None:
-        """How keys are rotated at their positions; None: not in a way that Winnow can redo."""
+        """Rotation of keys at their positions; None: not in a way that Winnow can redo."""
         return find_rotation(self.model, self.geometry.num_layers)
 
     @cached_property

@@ -16,7 +16,7 @@ _OF_FILE, _HELD = np.uint64(1 << 61), np.uint64(3 << 62)
 
 
 def release_pages(tensors: Iterable[Tensor]) -> None:
-    """Let go of the pages behind tensors that nobody will read again but whose memory others keep mapped.
+    """Let go of the pages behind tensors that are not read again but whose memory others keep mapped.
 
     Weights read from safetensors are views of one mapped file, which stays mapped, and its pages resident, as long as
     any of them lives. Nothing is lost: pages that are read after all come back from the file. Only Linux is asked.
@@ -35,7 +35,7 @@ def release_pages(tensors: Iterable[Tensor]) -> None:
 
 
 def _has_own_pages(start: int, end: int) -> bool:
-    """Whether some pages between two addresses hold what no file does; True where Linux does not tell."""
+    """Return whether some pages between two addresses hold what no file does; True where Linux does not tell."""
     num_bytes = (end - start) // mmap.PAGESIZE * _ENTRY
     try:
         with Path("/proc/self/pagemap").open("rb") as pagemap:
@@ -49,7 +49,9 @@ def _has_own_pages(start: int, end: int) -> bool:
 
 
 def is_file_backed(tensor: Tensor) -> bool:
-    """Whether a tensor is a view of a mapped file, as weights are that were read in the format they are stored in."""
+    """Return whether a tensor is a view of a mapped file, as weights are that were read in the format they are stored
+    in.
+    """
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             for line in maps:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Optimized:
-    """What came of `optimize_model`."""
+    """Result of `optimize_model`."""
 
     decoder: "PackedDecoder | None" = None
     """The model without transformers' code between its parts, where that gives the same logits: a step of few tokens is

@@ -10,7 +10,8 @@ _NAMES = ("output", "o_proj", "out_proj", "dense", "c_proj", "wo")
 
 
 def output_projections(model: nn.Module, num_layers: int, width: int) -> list[nn.Module]:
-    """Of each layer, what takes [n, width] to [n, hidden_size], `width` being query heads times head_dim.
+    """Return, for each layer, the projection that takes [n, width] to [n, hidden_size], `width` being query heads times
+    head_dim.
 
     Raises:
         UnsupportedModelError: they cannot be found.
@@ -27,7 +28,7 @@ def output_projections(model: nn.Module, num_layers: int, width: int) -> list[nn
 
 @torch.inference_mode()
 def projection_weights(projection: nn.Module, width: int, like: Tensor) -> Tensor:
-    """[width, hidden_size] of any linear layer, whatever form its weight lies in: what it makes of unit vectors.
+    """Return [width, hidden_size] of any linear layer, whatever form its weight lies in: what it makes of unit vectors.
 
     like: a tensor of the type and on the device that the layer computes with.
     """

@@ -28,7 +28,7 @@ class PackedEmbedding(nn.Module):
         self.packed = nn.Parameter(rows, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens, int [...] -> rows, [..., in_features]."""
+        """Return tokens, int [...] -> rows, [..., in_features]."""
         rows = self._kernels.unpack_rows(self._weight, tokens.long())
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 
@@ -41,12 +41,15 @@ class ScaledEmbedding(nn.Module):
         self.weight, self.scale = nn.Parameter(weight, requires_grad=False), scale
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens, int [...] -> rows, [..., size]."""
+        """Return tokens, int [...] -> rows, [..., size]."""
         rows = self.weight[tokens.long()]
         return rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 
 
 def embedding_scale(embedding: nn.Module) -> float | None:
-    """The factor by which a scaled embedding of transformers multiplies its rows (Gemma); None: it names none."""
+    """Return the factor by which a scaled embedding of transformers multiplies its rows (Gemma).
+
+    None: it names none.
+    """
     scale = getattr(embedding, "embed_scale", None)
     return float(scale) if isinstance(scale, Tensor | float | int) else None

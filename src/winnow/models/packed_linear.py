@@ -42,25 +42,25 @@ class PackedLinear(nn.Module):
 
     @classmethod
     def pack(cls, linears: Sequence[nn.Linear], kernels: "LayerKernels") -> "PackedLinear":
-        """Of these side by side, which are not kept: their memory is free once the caller lets them go."""
+        """Pack these side by side, which are not kept: their memory is free once the caller lets them go."""
         return cls(kernels.pack(join_weights(linears)), join_biases(linears), kernels)
 
     @classmethod
     def pack_int8(
         cls, linears: Sequence[nn.Linear], kernels: "LayerKernels", *, blocks: bool = False
     ) -> "PackedLinear":
-        """The same, of int8 weights; see `winnow.models.int8_linear`."""
+        """Return the same, of int8 weights; see `winnow.models.int8_linear`."""
         codes, scale = quantize_linears(linears, blocks=blocks)
         packed = kernels.pack_codes(codes, scale, linears[0].weight.dtype)
         return cls(packed, join_biases(linears), kernels)
 
     @property
     def is_int8(self) -> bool:
-        """Whether the weight is one of int8; see `winnow.models.int8_linear`."""
+        """Return whether the weight is one of int8; see `winnow.models.int8_linear`."""
         return self.packed.scale is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] -> [..., out_features]."""
+        """Return x [..., in_features] -> [..., out_features]."""
         out = self.kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
@@ -84,7 +84,7 @@ class OneDnnLinear(nn.Module):
 def linear_maker(
     kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, int8: Int8Weights | None = None
 ) -> MakeLinear:
-    """What makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
+    """Return what makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
 
     Args:
         native: of weights packed for Winnow's kernels alone, which can be written to a file, also where oneDNN's are
@@ -107,13 +107,13 @@ def linear_maker(
 
 
 def join_weights(linears: Sequence[nn.Linear]) -> Tensor:
-    """The weight of one layer that computes all of these side by side."""
+    """Return the weight of one layer that computes all of these side by side."""
     weights = [part.weight.detach() for part in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
 def join_biases(linears: Sequence[nn.Linear]) -> Tensor | None:
-    """Its bias; None: none of them has one."""
+    """Return its bias; None: none of them has one."""
     if all(part.bias is None for part in linears):
         return None
     biases = [
@@ -124,7 +124,7 @@ def join_biases(linears: Sequence[nn.Linear]) -> Tensor | None:
 
 
 def one_dnn_works() -> bool:
-    """Whether packed products of bfloat16 are there on this processor, and give what `F.linear` gives."""
+    """Return whether packed products of bfloat16 are there on this processor, and give what `F.linear` gives."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 80, generator=generator, device="cpu").bfloat16()
     bias = torch.randn(48, generator=generator, device="cpu").bfloat16()
@@ -162,7 +162,7 @@ def unpack_linears(replaced: list[tuple[nn.Module, str, nn.Linear]]) -> None:
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """The layer of a weight [out_features, in_features] and a bias [out_features], which are not copied."""
+    """Return the layer of a weight [out_features, in_features] and a bias [out_features], which are not copied."""
     out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     out.weight = nn.Parameter(weight, requires_grad=False)
     if bias is not None:

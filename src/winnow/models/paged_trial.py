@@ -69,7 +69,7 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
 
 
 def plain_layout(loaded: LoadedModel) -> CacheLayout:
-    """A cache of KVs as they are."""
+    """Return a cache of KVs as they are."""
     geometry = loaded.geometry
     return CacheLayout.even(
         geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, _BLOCK_SIZE, loaded.dtype, 1
@@ -77,7 +77,7 @@ def plain_layout(loaded: LoadedModel) -> CacheLayout:
 
 
 def differences_of(found: Tensor, expected: Tensor) -> Tensor:
-    """Differences of tokens' logits, [T, V], as parts of their norms.
+    """Return differences of tokens' logits, [T, V], as parts of their norms.
 
     Tokens whose expected logits are no numbers (float16 overflows) are left out: there is nothing to compare with.
     """
@@ -90,7 +90,7 @@ def differences_of(found: Tensor, expected: Tensor) -> Tensor:
 def paged_logits(
     loaded: LoadedModel, tokens: Tensor, backend: AttentionBackend, layout: CacheLayout
 ) -> Tensor:
-    """Logits of each token, float32 [T, V]: all but the last in one chunk, and the last by itself."""
+    """Return logits of each token, float32 [T, V]: all but the last in one chunk, and the last by itself."""
     length = len(tokens)
     size = CacheSize.of_blocks(layout, layout.blocks_for(length), 1, length)
     cache = LocalCache(layout, size, loaded.device)

@@ -14,32 +14,32 @@ if TYPE_CHECKING:
 
 
 class Published(Protocol):
-    """Where a model's configuration, weights and tokenizer come from."""
+    """Source of a model's configuration, weights and tokenizer."""
 
     def config_values(self) -> dict[str, Any]:
-        """What transformers' configuration is made from, `model_type` among it."""
+        """Return what transformers' configuration is made from, `model_type` among it."""
 
     def check_config(self, config: "PretrainedConfig") -> None:
         """Refuse a configuration that leaves some of what the files say out."""
 
     def weights(self) -> dict[str, Any]:
-        """Keyword arguments of `from_pretrained` that name the weights."""
+        """Return keyword arguments of `from_pretrained` that name the weights."""
 
     def reading(self) -> AbstractContextManager[object]:
-        """Around `from_pretrained`."""
+        """Catch errors around `from_pretrained`."""
 
     def check_weights(self, model: "PreTrainedModel") -> None:
         """Refuse a model that left some of the weights out which the files hold."""
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The tokenizer, with its chat template; None where there is none."""
+        """Return the tokenizer, with its chat template; None where there is none."""
 
     def end_tokens(self, config: "PretrainedConfig") -> list[int]:
-        """Tokens that end an answer, as the model's makers say."""
+        """Return tokens that end an answer, as the model's makers say."""
 
 
 def open_published(path: Path) -> Published:
-    """The files of a model at `path`: a directory, or a GGUF file.
+    """Return the files of a model at `path`: a directory, or a GGUF file.
 
     Raises:
         UnsupportedModelError: the file is no GGUF file, or a damaged one, or packages that read such files are missing.
@@ -86,7 +86,7 @@ class ModelDirectory:
         return load_tokenizer(self.path)
 
     def end_tokens(self, config: "PretrainedConfig") -> list[int]:
-        """By generation_config.json, else by config.json."""
+        """Return the end tokens by generation_config.json, else by config.json."""
         eos = getattr(config.get_text_config(), "eos_token_id", None)
         if (self.path / GENERATION).exists():
             eos = read_object(self.path / GENERATION).get("eos_token_id", eos) or eos

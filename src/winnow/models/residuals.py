@@ -13,10 +13,10 @@ class ResidualWatcher(Protocol):
     watching: bool
 
     def enter_layer(self, hidden: Tensor) -> None:
-        """The hidden state that a layer receives, [1, T, hidden_size]."""
+        """Take the hidden state that a layer receives, [1, T, hidden_size]."""
 
     def leave_attention(self, layer: int, out: Tensor) -> None:
-        """What the layer's attention adds to it, [1, T, hidden_size]."""
+        """Take what the layer's attention adds to it, [1, T, hidden_size]."""
 
 
 class InputWatcher(Protocol):
@@ -25,7 +25,7 @@ class InputWatcher(Protocol):
     wants_inputs: bool
 
     def enter_attention(self, normed: Tensor) -> None:
-        """What the attention of a layer receives, [T, hidden_size], before the layer attends."""
+        """Take what the attention of a layer receives, [T, hidden_size], before the layer attends."""
 
 
 def watch_residuals(model: nn.Module, num_layers: int) -> None:
@@ -52,7 +52,7 @@ def watch_attention_inputs(model: nn.Module, num_layers: int) -> None:
 
 
 def _hooked(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Module]]:
-    """The layers that do not call the step themselves, each with its attention."""
+    """Return the layers that do not call the step themselves, each with its attention."""
     layers = decoder_layers(model, num_layers)
     pairs = [(layer, part) for layer in layers for part in _attentions(layer)]
     calling = sum(getattr(layer, "calls_step", False) for layer in layers)
@@ -65,7 +65,7 @@ def _hooked(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Modul
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    """The model's layers in order; empty if they cannot be identified."""
+    """Return the model's layers in order; empty if they cannot be identified."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
@@ -73,12 +73,12 @@ def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
 
 
 def watching(step: Any) -> ResidualWatcher | None:
-    """The step, if it wants to see hidden states."""
+    """Return the step, if it wants to see hidden states."""
     return step if getattr(step, "watching", False) else None
 
 
 def input_watcher(step: Any) -> InputWatcher | None:
-    """The step, if it wants what attention is computed from."""
+    """Return the step, if it wants what attention is computed from."""
     return step if getattr(step, "wants_inputs", False) else None
 
 

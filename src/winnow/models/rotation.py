@@ -21,12 +21,12 @@ class LayerRotation:
     """Pairs are neighbours (GPT-J, Cohere); False: halves of the rotated part (Llama, NeoX)."""
 
     def turn(self, keys: Tensor, difference: Tensor) -> Tensor:
-        """Keys, float32 [..., d], turned by `difference` positions, [...]."""
+        """Return keys, float32 [..., d], turned by `difference` positions, [...]."""
         angle = difference.to(torch.float32)[..., None] * self.frequencies.to(keys.device)
         return self._turned(keys, angle.cos(), angle.sin())
 
     def mean_turn(self, first: Tensor, count: int, head_dim: int) -> Tensor:
-        """The mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
+        """Return the mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
         position = first.to(torch.float32)[:, None] + torch.arange(count, device=first.device)
         angle = position[..., None] * self.frequencies.to(first.device)  # [B, count, pairs]
         cos, sin = angle.cos().mean(dim=1), angle.sin().mean(dim=1)
@@ -76,7 +76,7 @@ class _KeyProbe:
 
 
 def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None:
-    """How the model rotates keys, or None if it does something that turning pairs cannot reproduce.
+    """Return how the model rotates keys, or None if it does something that turning pairs cannot reproduce.
 
     The frequencies are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out
     on one token at three positions.
@@ -97,7 +97,9 @@ def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None
 
 
 def probe_keys(model: "CausalModel", num_layers: int) -> Tensor:
-    """What a model is known again by: keys of one token, float32 [L, H, d] on the CPU. Attention adds nothing to it."""
+    """Return what a model is known again by: keys of one token, float32 [L, H, d] on the CPU. Attention adds nothing to
+    it.
+    """
     keys = _keys_at(model, _PROBED)
     return torch.stack([keys[layer][0] for layer in range(num_layers)]).cpu()
 
@@ -117,7 +119,7 @@ def _keys_at(model: "CausalModel", position: int) -> dict[int, Tensor]:
 
 
 def _explains(rotation: LayerRotation, positions: tuple[int, ...], keys: list[Tensor]) -> bool:
-    """Whether turning the key of the first position gives those of the others."""
+    """Return whether turning the key of the first position gives those of the others."""
     first = keys[0]
     if 2 * len(rotation.frequencies) > first.shape[-1]:
         return False

@@ -45,5 +45,5 @@ def text_pool(tokenizer: "PreTrainedTokenizerBase | None") -> int:
 
 
 def _words(text: str) -> list[str]:
-    """The pieces that are measured: numbers alone, since the blank before one is a token in some tokenizers."""
+    """Return the pieces that are measured: numbers alone, since the blank before one is a token in some tokenizers."""
     return text.split() if text[0].isdigit() else [text]

@@ -19,7 +19,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 
 
 def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedTokenizerBase | None":
-    """The tokenizer in a directory, or None where it has none: then prompts are token ids.
+    """Return the tokenizer in a directory, or None where it has none: then prompts are token ids.
 
     Args:
         class_name: as `tokenizer_class` gave it: of the class that will be found. Looking for it imports the
@@ -44,7 +44,7 @@ def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedToke
 
 
 def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
-    """By what name transformers exports a tokenizer's class; None: there is none, or it does not."""
+    """Return the name under which transformers exports a tokenizer's class; None: there is none, or it does not."""
     import transformers
 
     name = type(tokenizer).__name__
@@ -55,7 +55,7 @@ def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
 def end_tokens(
     declared: Iterable[int], tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int
 ) -> frozenset[int]:
-    """Tokens that end an answer: those that the configurations tell, and the tokenizer's own.
+    """Return tokens that end an answer: those that the configurations tell, and the tokenizer's own.
 
     Fine-tunes for chat often change the tokenizer's end token and leave the configurations as they were. Without what
     the model cannot say: default configurations name such tokens.

@@ -1,4 +1,4 @@
-"""Whether what answers is what the model's own code computes: tried at load, so that no answer is wrong in silence.
+"""Comparison of a model with its own code, made at load, so that no answer is wrong in silence.
 
 Two things are compared. Logits of a short random prompt, which transformers computes with its eager attention and
 Winnow as it will run: optimized layers, paged cache, a chunk and a single token. And masks: which keys the model lets a
@@ -49,14 +49,14 @@ def _record_mask(
     winnow_masks: _Masks | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
+    """Return attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
     if winnow_masks is not None:
         winnow_masks.by_layer[int(module.layer_idx)] = attention_mask  # type: ignore[arg-type]
     return torch.zeros_like(query).transpose(1, 2), None
 
 
 def _whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """True where a token sees a key, [1, 1, T, keys]; never left out."""
+    """Return True where a token sees a key, [1, 1, T, keys]; never left out."""
     return sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
 
@@ -84,7 +84,7 @@ class _PastLayer(DynamicLayer):
 
 @dataclass(frozen=True)
 class Trial:
-    """What a model's own code gives, kept until it can be compared with what will run in its place."""
+    """Outputs of a model's own code, kept until it can be compared with what will run in its place."""
 
     class_name: str
     tokens: Tensor

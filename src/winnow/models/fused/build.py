@@ -14,7 +14,10 @@ from winnow.models.packed_linear import MakeLinear
 
 
 class _SideBySide(nn.Module):
-    """What one fused product computes, from the layers as they are: for probing without a copy of their weights."""
+    """Products that one fused product replaces, from the layers as they are.
+
+    For probing without a copy of their weights.
+    """
 
     def __init__(self, linears: tuple[nn.Linear, ...]) -> None:
         super().__init__()
@@ -34,7 +37,7 @@ def fuse_layer(
     *,
     int8: bool = False,
 ) -> FusedLayer | str:
-    """The fused form of a decoder layer, or, if it would compute something else, the reason why there is none.
+    """Return the fused form of a decoder layer, or, if it would compute something else, the reason why there is none.
 
     Compared twice: in float32, where any difference beyond rounding shows, and as it will run.
 

@@ -67,19 +67,21 @@ class LayerKernels:
 
     @property
     def beside_matrix_units(self) -> bool:
-        """Whether the processor multiplies matrices of bfloat16 (AMX), and `linear` does not."""
+        """Return whether the processor multiplies matrices of bfloat16 (AMX), and `linear` does not."""
         return native.has_matrix_units() and not self._kernels.matrix_units
 
     def packs(self, dtype: torch.dtype, in_features: int) -> bool:
-        """Whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
+        """Return whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
         return dtype in native.DTYPES and (dtype == torch.float32 or in_features % 2 == 0)
 
     def packs_int8(self, dtype: torch.dtype) -> bool:
-        """Whether a weight can be packed as int8."""
+        """Return whether a weight can be packed as int8."""
         return dtype in native.DTYPES
 
     def panel_shape(self, dtype: torch.dtype) -> tuple[int, int]:
-        """Rows of a panel, and how many elements of a row lie together in it; both depend on the instruction set.
+        """Return rows of a panel, and how many elements of a row lie together in it.
+
+        Both depend on the instruction set.
 
         A packed weight is cut into panels, in each of which the elements of its rows lie side by side.
         """
@@ -96,7 +98,7 @@ class LayerKernels:
         return together // several, several
 
     def packed_size(self, in_features: int, out_features: int, *, int8: bool = False) -> int:
-        """Elements of a packed weight."""
+        """Return elements of a packed weight."""
         return self._kernels.packed_size(in_features, out_features, int8)
 
     def pack(self, weight: Tensor) -> PackedWeight:
@@ -105,21 +107,24 @@ class LayerKernels:
         return self._pack(weight.contiguous(), weight.dtype, None)
 
     def pack_int8(self, weight: Tensor, *, blocks: bool = False) -> PackedWeight:
-        """The same of its int8 codes; see `winnow.models.int8_linear`."""
+        """Return the same of its int8 codes; see `winnow.models.int8_linear`."""
         return self.pack_codes(*quantize_weight(weight, blocks=blocks), weight.dtype)
 
     def pack_codes(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedWeight:
-        """The same of codes and scales as `quantize_weight` gives them, for rows of a type."""
+        """Return the same of codes and scales as `quantize_weight` gives them, for rows of a type."""
         assert self.packs_int8(dtype)
         return self._pack(codes.contiguous(), dtype, scale if scale.ndim == 1 else self._by_panel(scale))
 
     def block_scale_shape(self, in_features: int, out_features: int) -> tuple[int, int, int]:
-        """Of the scales of a packed weight in blocks: panels, blocks of a feature, features of a panel."""
+        """Return the shape of the scales of a packed weight in blocks.
+
+        Panels, blocks of a feature, features of a panel.
+        """
         panel, _ = self.int8_panel_shape
         return -(-out_features // panel), -(-in_features // BLOCK), panel
 
     def _by_panel(self, scale: Tensor) -> Tensor:
-        """scale [out_features, blocks] -> [panels, blocks, features of a panel], as it is read."""
+        """Return scale [out_features, blocks] -> [panels, blocks, features of a panel], as it is read."""
         out_features, blocks = scale.shape
         panels, _, panel = self.block_scale_shape(blocks * BLOCK, out_features)
         padded = scale.new_zeros(panels * panel, blocks)
@@ -135,7 +140,7 @@ class LayerKernels:
         return out
 
     def unpack_rows(self, weight: PackedWeight, features: Tensor) -> Tensor:
-        """Rows of the dense weight: features, int64 [...] -> [..., in_features].
+        """Return rows of the dense weight: features, int64 [...] -> [..., in_features].
 
         Raises:
             IndexError: the weight has no such row.
@@ -149,7 +154,7 @@ class LayerKernels:
         return out
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-        """x [T, in_features] times the weight, transposed, plus the bias [out_features]: [T, out_features].
+        """Return x [T, in_features] times the weight, transposed, plus the bias [out_features]: [T, out_features].
 
         Raises:
             TypeError: x is of another type than the weight is for.
@@ -173,7 +178,7 @@ class LayerKernels:
     def pre_attention(
         self, layer: native.DecoderLayer, x: Tensor, cos: Tensor, sin: Tensor, width: int
     ) -> Tensor:
-        """A layer up to its attention: norm, queries, keys and values, rotation.
+        """Return a layer up to its attention: norm, queries, keys and values, rotation.
 
         Args:
             x: [T, hidden_size], dense, of the type of the layer's weights.
@@ -201,7 +206,7 @@ class LayerKernels:
         return out
 
     def post_attention(self, layer: native.DecoderLayer, residual: Tensor, attended: Tensor) -> Tensor:
-        """The rest of a layer: output projection, norm, feed-forward part, both added to the layer's input.
+        """Return the rest of a layer: output projection, norm, feed-forward part, both added to the layer's input.
 
         Args:
             residual: the layer's input, [T, hidden_size], dense.
@@ -224,7 +229,7 @@ class LayerKernels:
         spec: NativeSpec,
         step: NativeStep,
     ) -> Tensor:
-        """A whole layer, attention over the cache included.
+        """Return a whole layer, attention over the cache included.
 
         Args:
             index: the layer's number in the cache.
@@ -267,7 +272,7 @@ class LayerKernels:
         logits_indices: Tensor | None,
         vocab_size: int,
     ) -> Tensor:
-        """A whole model.
+        """Return a whole model.
 
         Args:
             tokens: of the step, int64 [T], dense.
@@ -312,7 +317,7 @@ class LayerKernels:
         return logits
 
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
-        """The norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
+        """Return the norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
         assert x.is_contiguous() and (add is None or (add.is_contiguous() and add.shape == x.shape))
         out = torch.empty_like(x)
         self._kernels.rms_norm(
@@ -377,7 +382,7 @@ class LayerKernels:
         )
 
     def gate(self, gate_up: Tensor, activation: native.Activation) -> Tensor:
-        """activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
+        """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
         assert gate_up.is_contiguous()
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         self._kernels.gate(

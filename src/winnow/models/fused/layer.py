@@ -79,11 +79,11 @@ class FusedLayer(nn.Module):
 
     @property
     def is_native(self) -> bool:
-        """Whether all products are of packed weights, so that native calls compute the layer."""
+        """Return whether all products are of packed weights, so that native calls compute the layer."""
         return self._native is not None
 
     def stacked(self) -> StackedLayer:
-        """The layer as a part of a native decoder. It points into the layer, which must be native."""
+        """Return the layer as a part of a native decoder. It points into the layer, which must be native."""
         assert self._native is not None, "only packed weights can be stacked"
         return StackedLayer(self._native, self._native_spec.native, self.layer_idx)
 
@@ -95,7 +95,7 @@ class FusedLayer(nn.Module):
         winnow_step: "AttentionStep",
         **__: Any,
     ) -> Tensor:
-        """hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is.
+        """Return hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is.
 
         Everything else that transformers passes to a layer changes nothing here: masks follow from positions.
         """
@@ -125,7 +125,7 @@ class FusedLayer(nn.Module):
         return torch.zeros_like(hidden_states).index_copy_(1, logits_indices, out[None])
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: "AttentionStep") -> Tensor:
-        """The layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
+        """Return the layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
         query_heads, kv_heads, head_dim = self._shape
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
@@ -140,14 +140,17 @@ class FusedLayer(nn.Module):
         return step.attend(self.layer_idx, q, k, v, self.spec).flatten(1)
 
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
-        """Output projection and feed-forward part. Both arguments [n, ...] -> the layer's output, [n, hidden_size]."""
+        """Return the output projection and feed-forward part.
+
+        Both arguments [n, ...] -> the layer's output, [n, hidden_size].
+        """
         if self._native is not None and watcher is None:
             return self.kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
         kernels, norms = self.kernels, self.norms
-        # Either way the residual stream is a new tensor: the layer's input may belong to somebody else.
+        # Either way the residual stream is a new tensor: the layer's input may belong to another caller.
         if norms.output is None:
             normed = kernels.rms_norm(stream, norms.post, add=residual)
         else:
@@ -167,7 +170,10 @@ def native_layer(
     products: dict[str, nn.Module],
     shape: tuple[int, int, int],
 ) -> DecoderLayer | None:
-    """The layer as the kernels take it, or None where a product is not theirs. It points into norms and products."""
+    """Return the layer as the kernels take it, or None where a product is not theirs.
+
+    It points into norms and products.
+    """
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
     if len(packed) < len(products):
         return None

@@ -48,7 +48,7 @@ class LayerParts:
     def of(
         cls, layer: nn.Module, num_query_heads: int, num_kv_heads: int, head_dim: int
     ) -> "LayerParts | None":
-        """The parts of a layer, or None if some are missing or of another kind."""
+        """Return the parts of a layer, or None if some are missing or of another kind."""
         attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
         qkv = _linears(attention, ("qkv_proj",)) or _linears(attention, ("q_proj", "k_proj", "v_proj"))
         gate_up = _linears(mlp, ("gate_up_proj",)) or _linears(mlp, ("gate_proj", "up_proj"))
@@ -92,7 +92,7 @@ def _width(linears: tuple[nn.Linear, ...]) -> int:
 
 @torch.inference_mode()
 def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
-    """The norm that a module computes, tried out on random rows; None: another one, or none at all."""
+    """Return the norm that a module computes, tried out on random rows; None: another one, or none at all."""
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if (
@@ -135,7 +135,7 @@ def _activation(module: nn.Module | None) -> Activation | None:
 
 
 def _largest_feature_error(found: Tensor, expected: Tensor, smallest: float) -> float:
-    """Of rows [n, size]: the largest error of a feature, as a part of the feature's norm or of `smallest`."""
+    """Return, of rows [n, size], the largest error of a feature, as a part of the feature's norm or of `smallest`."""
     errors = (found - expected).norm(dim=0) / expected.norm(dim=0).clamp_min(smallest)
     return float(errors.max())
 

@@ -1,4 +1,4 @@
-"""Whether two layers compute the same: the same queries, keys, values and requests to attention, the same output.
+"""Comparison of two layers: the same queries, keys, values and requests to attention, the same output.
 
 Each is tried on random hidden states and on those that the model's own code gives it: a trained model's residual stream
 may be a thousand times as large, and what is wrong there can be right in small numbers.
@@ -29,7 +29,7 @@ _POSITIONS = (0, 1, 2, 7, 50)
 
 @dataclass(frozen=True)
 class LayerCall:
-    """How the model calls a layer."""
+    """Arguments with which the model calls a layer."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -67,7 +67,7 @@ class LayerCall:
         return cos, sin
 
     def to(self, dtype: torch.dtype) -> "LayerCall":
-        """The same call in another number format."""
+        """Return the same call in another number format."""
         return replace(
             self,
             args=_cast(self.args, dtype),
@@ -78,7 +78,7 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Tried:
-    """What a layer asked of attention, and what it returned for hidden states [1, T, hidden_size]."""
+    """Record of what a layer asked of attention and returned for hidden states [1, T, hidden_size]."""
 
     name: str
     hidden: Tensor
@@ -86,7 +86,7 @@ class Tried:
     out: Any
 
     def difference(self, other: "Tried", tolerance: float | None) -> str | None:
-        """What differs by more than rounding; None: nothing."""
+        """Return what differs by more than rounding; None: nothing."""
         if not isinstance(self.out, Tensor) or not isinstance(other.out, Tensor):
             return "it returns more than hidden states"
         if len(self.asked) != 1 or len(other.asked) != 1:
@@ -104,7 +104,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class LayerResult:
-    """What a layer did on all hidden states that it was tried on."""
+    """Record of a layer's results on all hidden states that it was tried on."""
 
     tried: tuple[Tried, ...]
 
@@ -113,13 +113,13 @@ class LayerResult:
         return self.tried[0].asked[0][4]
 
     def difference(self, other: "LayerResult", tolerance: float | None = None) -> str | None:
-        """What differs by more than rounding; `tolerance` stands in for that of their type. None: nothing."""
+        """Return what differs by more than rounding; `tolerance` stands in for that of their type. None: nothing."""
         found = (a.difference(b, tolerance) for a, b in zip(self.tried, other.tried, strict=True))
         return next((each for each in found if each is not None), None)
 
 
 def record_calls(model: "PreTrainedModel", layers: nn.ModuleList, max_position: int) -> list[LayerCall]:
-    """How the model calls each of its layers, on tokens far apart."""
+    """Return how the model calls each of its layers, on tokens far apart."""
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ def run_model(
     logits_index: int | None = None,
     vocab_size: int | None = None,
 ) -> Tensor:
-    """Logits of random tokens, [1, T, V], or of the one at `logits_index` alone, [1, 1, V].
+    """Return logits of random tokens, [1, T, V], or of the one at `logits_index` alone, [1, 1, V].
 
     Args:
         vocab_size: None: what the model's configuration says.
@@ -174,7 +174,7 @@ def run_model(
 
 
 def trial_logits(model: "CausalModel", max_position: int, vocab_size: int | None = None) -> Tensor:
-    """Logits of random tokens, [1, T, V], to be compared before and after a change to the model."""
+    """Return logits of random tokens, [1, T, V], to be compared before and after a change to the model."""
     return run_model(model, max_position, _Recorder(), vocab_size=vocab_size)
 
 
@@ -208,14 +208,17 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
-    """Whether two results, [..., T, size], are of one kind and the same but for rounding."""
+    """Return whether two results, [..., T, size], are of one kind and the same but for rounding."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return _within((a.double() - b.double()).norm(dim=-1), b.double(), a.dtype, tolerance)
 
 
 def _same_addition(hidden: Tensor, a: Tensor, b: Tensor, tolerance: float | None) -> bool:
-    """The same of what layers add to hidden states: little beside a large residual stream, and rounded with it."""
+    """Return the same of what layers add to hidden states.
+
+    Little beside a large residual stream, and rounded with it.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     magnitude = torch.maximum(hidden.double().abs(), b.double().abs())
@@ -226,7 +229,7 @@ def _same_addition(hidden: Tensor, a: Tensor, b: Tensor, tolerance: float | None
 
 
 def _within(errors: Tensor, expected: Tensor, dtype: torch.dtype, tolerance: float | None) -> bool:
-    """Whether errors of tokens, [..., T], are rounding beside what was expected, [..., T, size].
+    """Return whether errors of tokens, [..., T], are rounding beside what was expected, [..., T, size].
 
     All tokens count alike: the first of a text may be a thousand times as large as others.
     """

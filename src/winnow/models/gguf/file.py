@@ -130,7 +130,10 @@ class GgufFile:
         return reading(self._header)
 
     def check_weights(self, model: "PreTrainedModel") -> None:
-        """transformers' reader passes over tensors that it has no name for, such as factors of rotary positions."""
+        """Refuse tensors that transformers' reader would skip.
+
+        It passes over tensors that it has no name for, such as factors of rotary positions.
+        """
         held = sum(prod(tensor.shape) for tensor in self._header.tensors)
         taken = sum(parameter.numel() for parameter in model.parameters())
         if held > taken:

@@ -1,4 +1,4 @@
-"""What stands before the weights in a GGUF file, read once."""
+"""Header of a GGUF file, read once."""
 
 import mmap
 import struct
@@ -33,7 +33,7 @@ class GgufTensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """In bytes: rows of whole blocks."""
+        """Shape in bytes: rows of whole blocks."""
         block, size = GGML_QUANT_SIZES[self.kind]
         return (*self.shape[:-1], self.shape[-1] // block * size)
 
@@ -87,16 +87,16 @@ class GgufHeader:
 
     @cached_property
     def end(self) -> int:
-        """Where in the file the last tensor ends, in bytes."""
+        """End of the last tensor in the file, in bytes."""
         return max((tensor.offset + tensor.nbytes for tensor in self.tensors), default=0)
 
     @property
     def architecture(self) -> str:
-        """As llama.cpp names it."""
+        """Name of the architecture in llama.cpp."""
         return str(self.values["general.architecture"])
 
     def array(self, tensor: GgufTensor) -> np.ndarray[Any, Any]:
-        """A tensor as it is stored, mapped: uint8 of `stored_shape`, or numbers of its shape (F32, I8 ...)."""
+        """Return a tensor as it is stored, mapped: uint8 of `stored_shape`, or numbers of its shape (F32, I8 ...)."""
         kind = _NUMPY.get(tensor.kind.name)
         shape = tensor.shape if kind else tensor.stored_shape
         return np.memmap(self.path, kind or np.uint8, "r", tensor.offset, shape)
@@ -162,7 +162,7 @@ def _form(kind: int) -> str:
 
 
 def _read_place(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
-    """A tensor's name, shape, kind, and offset from where the tensors begin."""
+    """Return a tensor's name, shape, kind, and offset from where the tensors begin."""
     name = cursor.text()
     (num_dims,) = cursor.unpack("<I")
     if num_dims > _MAX_DIMS:

@@ -1,4 +1,4 @@
-"""What the keys of a GGUF file mean for answers: each is applied, agrees with what is computed, or is refused.
+"""Meaning of a GGUF file's keys for answers: each is applied, agrees with what is computed, or is refused.
 
 llama.cpp's keys are in `gguf.constants.Keys`. transformers applies those that its table of the architecture names
 (GGUF_CONFIG_MAPPING), and passes over all others in silence. Here it is said of each of the others which value changes
@@ -103,7 +103,7 @@ _COMPUTED: dict[str, Callable[["PretrainedConfig"], Any]] = {
 
 
 def linear_factor(values: Mapping[str, Any]) -> float | None:
-    """By what positions are divided, as llama.cpp reads it; None: by nothing.
+    """Return the factor that divides positions, as llama.cpp reads it; None: by nothing.
 
     Raises:
         ValueError: positions are scaled in another way, which transformers' reader leaves out; names it.
@@ -124,7 +124,7 @@ def linear_factor(values: Mapping[str, Any]) -> float | None:
 
 
 def refused_keys(values: Mapping[str, Any], applied: set[str], config: "PretrainedConfig") -> Iterator[str]:
-    """Keys that would change answers, and are neither applied nor agree with `config`; with what they say.
+    """Yield keys that would change answers, and are neither applied nor agree with `config`; with what they say.
 
     Args:
         applied: of the architecture's keys, without its name, those that `config` was made from.
@@ -153,7 +153,7 @@ def refused_keys(values: Mapping[str, Any], applied: set[str], config: "Pretrain
 
 
 def _wanted(name: str, config: "PretrainedConfig") -> tuple[Any, ...]:
-    """The values of a key that go with a configuration; none: nothing is known of the key."""
+    """Return the values of a key that go with a configuration; none: nothing is known of the key."""
     if name in _COMPUTED:
         return (_COMPUTED[name](config),)
     attributes, neutral = _AGREES.get(name, ((), ()))
@@ -188,7 +188,7 @@ def _head_dim(config: "PretrainedConfig") -> int:
 
 
 def _rope(config: "PretrainedConfig", name: str, default: Any, layers: str = "full_attention") -> Any:
-    """A number of the rotary embedding, in configurations that have one for each kind of layers or for all."""
+    """Return a number of the rotary embedding, in configurations that have one for each kind of layers or for all."""
     rope: Any = getattr(config, "rope_parameters", None) or {}
     rope = rope.get(layers, rope)
     return rope.get(name, getattr(config, name, default) or default)

@@ -61,7 +61,7 @@ _SPACE = "▁"
 
 
 def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a GGUF file, which cuts text as llama.cpp does by the file's keys.
+    """Return the tokenizer of a GGUF file, which cuts text as llama.cpp does by the file's keys.
 
     Args:
         file: the whole path.

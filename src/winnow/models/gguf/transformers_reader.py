@@ -1,4 +1,4 @@
-"""Lets transformers read a GGUF file through its header, which is parsed once.
+"""Reader that lets transformers read a GGUF file through its header, which is parsed once.
 
 transformers asks the package gguf for the file three times, seconds each over a large vocabulary, and for the
 table of tensors' names once for each module of the model.
@@ -28,7 +28,7 @@ _METADATA_READERS = (
 
 @contextmanager
 def reading(header: GgufHeader) -> Iterator[None]:
-    """While this lasts, transformers reads the header's file by the header. For one thread at a time."""
+    """Let transformers read the header's file by the header while this lasts. For one thread at a time."""
     import gguf
 
     def read_metadata(path: str, string_arrays: Sequence[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -67,7 +67,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _Reader:
-    """What transformers uses of `gguf.GGUFReader`: fields and tensors.
+    """Part of `gguf.GGUFReader` that transformers uses: fields and tensors.
 
     Of the tokenizer's fields none but the vocabulary's size: `read_gguf_metadata` gives those.
     """

@@ -47,7 +47,7 @@ _PACKAGES = ("winnow-llm", "torch", "transformers", "tokenizers")
 
 
 def cache_directory() -> Path:
-    """Where entries lie; it need not be there."""
+    """Return where entries lie; it need not be there."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "winnow" / "models"
 
 
@@ -59,7 +59,7 @@ class CacheEntry:
 
     @classmethod
     def of(cls, model: Path, config: ModelConfig) -> "CacheEntry | None":
-        """The place of a model as `config` loads it. None: the cache is off, or nothing of this kind is kept."""
+        """Return the place of a model as `config` loads it. None: the cache is off, or nothing of this kind is kept."""
         on_cpu = config.device == "cpu" or (config.device == "auto" and not _has_gpu())
         plain = config.load_format == "auto" and config.optimize and on_cpu
         if not config.model_cache or os.environ.get(SWITCH) == "0" or not plain:
@@ -84,7 +84,7 @@ class CacheEntry:
     def load(
         self, source: Path, config: ModelConfig, kernels: Kernels, *, beyond_trained_len: bool
     ) -> LoadedModel | None:
-        """The model, if it is there and whole; what is not goes.
+        """Return the model, if it is there and whole; what is not goes.
 
         Raises:
             ConfigError: `max_model_len` beyond what the model can do.

@@ -20,7 +20,7 @@ _FIRST_POSITIONS = 1024
 
 
 class Decoded(NamedTuple):
-    """As transformers' models return them."""
+    """Outputs in the form of transformers' models."""
 
     logits: Tensor
 
@@ -41,13 +41,16 @@ class RotaryEmbedding(nn.Module):
         self._table = frequencies[:0], frequencies[:0]
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
+        """Return int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
         angle = positions.to(torch.float32)[..., None] * self.inv_freq
         cos, sin = ((part * self.scale).to(self.dtype) for part in (angle.cos(), angle.sin()))
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
 
     def table(self, positions: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of so many positions from 0 on, or more: [n, 2 * pairs] each. Kept; made anew when too short."""
+        """Return cos and sin of so many positions from 0 on, or more: [n, 2 * pairs] each. Kept.
+
+        Made anew when too short.
+        """
         if len(self._table[0]) < positions:
             longer = torch.arange(max(positions, 2 * len(self._table[0]), _FIRST_POSITIONS), device="cpu")
             cos, sin = self(longer[None])
@@ -81,12 +84,12 @@ class PackedDecoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and hidden states."""
+        """Type of weights and hidden states."""
         return self.head.packed.dtype
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device on which it computes."""
         return self.head.packed.packed.device
 
     def forward(
@@ -97,7 +100,7 @@ class PackedDecoder(nn.Module):
         winnow_step: "AttentionStep",
         **_: Any,
     ) -> Decoded:
-        """input_ids and position_ids, int [1, T] -> logits of tokens [1, n, V].
+        """Return input_ids and position_ids, int [1, T] -> logits of tokens [1, n, V].
 
         Args:
             logits_to_keep: indices [n] of those tokens; 0: all.

@@ -26,7 +26,7 @@ NORMS = ("input", "query", "key", "post", "output", "down")
 
 @dataclass(frozen=True)
 class NormNumbers:
-    """Of a root-mean-square norm."""
+    """Numbers of a root-mean-square norm."""
 
     eps: float
     one_plus: bool
@@ -35,7 +35,7 @@ class NormNumbers:
 
 @dataclass(frozen=True)
 class RotaryNumbers:
-    """Of a rotary embedding."""
+    """Numbers of a rotary embedding."""
 
     frequencies: tuple[float, ...]
     """Pairs turn by position * frequency."""
@@ -45,7 +45,7 @@ class RotaryNumbers:
 
 @dataclass(frozen=True)
 class LayerNumbers:
-    """Of a decoder layer."""
+    """Numbers of a decoder layer."""
 
     scale: float
     softcap: float | None
@@ -61,14 +61,14 @@ class LayerNumbers:
 
     @property
     def norms(self) -> list[NormNumbers]:
-        """Those that the layer has."""
+        """Names of the norms that the layer has."""
         every = (getattr(self, f"{place}_norm") for place in NORMS)
         return [norm for norm in every if norm is not None]
 
 
 @dataclass(frozen=True)
 class Description:
-    """Of a model: embedding - layers - norm - head."""
+    """Description of a model: embedding - layers - norm - head."""
 
     format: int
     packed_from: str
@@ -155,14 +155,14 @@ class Description:
             require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
 
     def write(self, directory: Path) -> None:
-        """Into a directory, at once or not at all."""
+        """Write it into a directory, at once or not at all."""
         partial = directory / f"{DESCRIPTION}.partial"
         partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         partial.replace(directory / DESCRIPTION)
 
     @classmethod
     def read(cls, directory: Path) -> "Description":
-        """From a directory.
+        """Read it from a directory.
 
         Raises:
             UnsupportedModelError: the file cannot be understood; names what is wrong.
@@ -186,7 +186,7 @@ class Description:
 
 
 def is_packed(directory: Path) -> bool:
-    """Whether a directory holds a packed model."""
+    """Return whether a directory holds a packed model."""
     return (directory / DESCRIPTION).is_file()
 
 
@@ -195,7 +195,7 @@ def _is_count(value: object) -> bool:
 
 
 def _parts(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields that are more than JSON's own types."""
+    """Return the fields that are more than JSON's own types."""
     geometry = values["geometry"]
     return {
         "panel": tuple(values["panel"]),

@@ -16,7 +16,9 @@ from winnow.models.residuals import decoder_layers
 
 @torch.inference_mode()
 def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecoder:
-    """A decoder of the parts of an optimized model of transformers: they are shared, the code between them is not.
+    """Return a decoder of the parts of an optimized model of transformers.
+
+    They are shared, the code between them is not.
 
     Raises:
         UnsupportedModelError: the model is more than these parts.
@@ -56,7 +58,7 @@ def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecode
 
 
 def _rotation_kinds(model: Any, num_layers: int) -> list[str]:
-    """For each layer what its rotation's names begin with: nothing, where all layers share one."""
+    """Return for each layer the beginning of its rotation's names: nothing, where all layers share one."""
     if isinstance(getattr(getattr(model.base_model, "rotary_emb", None), "inv_freq", None), Tensor):
         return [""] * num_layers
     return [

@@ -35,7 +35,7 @@ def load_packed(
     beyond_trained_len: bool,
     source: Path | None = None,
 ) -> LoadedModel:
-    """As `winnow.models.loader.load_model`, of a directory that `winnow pack` wrote.
+    """Load as `winnow.models.loader.load_model` does, from a directory that `winnow pack` wrote.
 
     Args:
         source: the model that it stands for, for the user; None: it stands for itself.
@@ -62,7 +62,7 @@ def load_packed(
 
 
 def _tokenizer(path: Path, description: Description) -> Any:
-    """By its backend where that was written, else by transformers."""
+    """Load the tokenizer by its backend where that was written, else by transformers."""
     if description.tokenizer is None or not (path / BACKEND).is_file():
         return load_tokenizer(path, description.tokenizer_class)
 
@@ -76,7 +76,7 @@ def _tokenizer(path: Path, description: Description) -> Any:
 
 
 def _check_options(path: Path, description: Description, config: ModelConfig) -> None:
-    """What was settled when the model was packed cannot be asked for otherwise."""
+    """Refuse options other than those with which the model was packed."""
     if config.dtype not in ("auto", description.dtype):
         raise ConfigError(
             f"dtype must be {description.dtype}, in which {path} is packed, got {config.dtype!r}"
@@ -113,7 +113,7 @@ class _Reader:
         self._packed, self._others = self._open(PACKED), self._open(OTHERS)
 
     def decoder(self) -> PackedDecoder:
-        """The whole model."""
+        """Return the whole model."""
         description = self._description
         head = self._linear("head", description.hidden_size, description.vocab_size)
         if description.tied:
@@ -180,7 +180,7 @@ class _Reader:
         return None if numbers is None else self._norm(name, size, numbers)
 
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """A tensor, checked against what the description makes of it: the kernels check no address."""
+        """Return a tensor, checked against what the description makes of it: the kernels check no address."""
         dtype = self._dtype if dtype is None else dtype
         tensor = self._packed.get(name, self._others.get(name))
         if tensor is None:
@@ -193,7 +193,7 @@ class _Reader:
         return tensor
 
     def _open(self, file: str) -> dict[str, Tensor]:
-        """Views of a mapped file: nothing is read yet."""
+        """Return views of a mapped file: nothing is read yet."""
         try:
             with safe_open(self._path / file, framework="pt") as tensors:
                 return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118

@@ -61,7 +61,7 @@ def write_packed(
 
 
 def _write_apart(loaded: LoadedModel, out: Path) -> None:
-    """What a GGUF file holds beside weights, as a directory has it."""
+    """Write what a GGUF file holds beside weights, as a directory has it."""
     model: Any = loaded.model
     config = model.config.to_dict()
     config.pop("quantization_config", None)
@@ -71,7 +71,7 @@ def _write_apart(loaded: LoadedModel, out: Path) -> None:
 
 
 def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Description:
-    """All of a decoder that is no tensor; `name` is that of the directory it was loaded from."""
+    """Return all of a decoder that is no tensor; `name` is that of the directory it was loaded from."""
     layers: list[Any] = list(decoder.layers)
     return Description(
         format=FORMAT,
@@ -97,13 +97,13 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
 
 
 def packed_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
-    """The packed weights by name."""
+    """Yield the packed weights by name."""
     for name, product in products(decoder):
         yield name, product.packed.packed
 
 
 def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
-    """All other tensors by name."""
+    """Yield all other tensors by name."""
     yield "norm", decoder.norm.norm.weight
     if isinstance(decoder.embedding, nn.Embedding | ScaledEmbedding):
         yield "embedding", decoder.embedding.weight
@@ -121,7 +121,7 @@ def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def products(decoder: PackedDecoder) -> Iterator[tuple[str, PackedLinear]]:
-    """The matrix products by name."""
+    """Yield the matrix products by name."""
     yield "head", decoder.head
     for index, layer in enumerate(decoder.layers):
         for name in ("qkv", "output", "gate_up", "down"):
