@@ -37,7 +37,7 @@ class AnswerReader:
 
     @classmethod
     def of(cls, tokenizer: Any, template: Mapping[str, Any] | None = None) -> "AnswerReader":
-        """The reader of a model; without a template by the tokenizer's own, or by what its chat template shows.
+        """Return the reader of a model; without a template by the tokenizer's own, or by what its chat template shows.
 
         Raises:
             ConfigError: the template cannot be used.
@@ -58,13 +58,14 @@ class AnswerReader:
         return cls(tokenizer, recognise(getattr(tokenizer, "chat_template", None)))
 
     def reads(self, tools: Tools, forced: ForcedCalls | None) -> bool:
-        """Whether answers are more than text."""
+        """Return whether answers are more than text."""
         return self.tokenizer is not None and bool(self._regions_of(tools, forced))
 
     def bind(
         self, params: SamplingParams, prompt: str | None, tools: Tools, forced: ForcedCalls | None
     ) -> SamplingParams:
-        """Parameters under which an answer can be read, is the calls that were demanded, or has the form asked for.
+        """Return parameters under which an answer can be read, is the calls that were demanded, or has the form asked
+        for.
 
         Reasoning may stand before calls and forms; where the prompt ends within it, it must.
 
@@ -87,7 +88,7 @@ class AnswerReader:
         return replace(params, skip_special_tokens=skip, structured_outputs=form)
 
     def parser(self, prompt: str | None, tools: Tools, forced: ForcedCalls | None) -> AnswerParser:
-        """A parser of one answer."""
+        """Return a parser of one answer."""
 
         def read_calls(region: Region, text: str, closed: bool) -> list[dict[str, Any]]:
             return self._read_calls(region, text, closed, tools)
@@ -99,7 +100,7 @@ class AnswerReader:
     def message(
         self, prompt: str | None, answer: CompletionOutput, tools: Tools, forced: ForcedCalls | None
     ) -> dict[str, Any]:
-        """OpenAI's message of a whole answer."""
+        """Return OpenAI's message of a whole answer."""
         return assistant_message(self.parser(prompt, tools, forced).read(answer))
 
     @cached_property
@@ -121,19 +122,19 @@ class AnswerReader:
 
     @property
     def _outside(self) -> Kind:
-        """What text is that stands in no region; without a template all is content."""
+        """Kind of text that stands in no region; without a template all is content."""
         found = next((each.kind for each in self._fields if each.opening is None), None)
         return found or (Kind.OTHER if self._fields else Kind.CONTENT)
 
     @cached_property
     def _has_special_marks(self) -> bool:
-        """Whether a mark may hold a special token."""
+        """Return whether a mark may hold a special token."""
         fields = [each.field for each in self._fields if each.opening is not None]
         texts = [text for each in fields for side in ("open", "close") for text in mark_texts(each, side)]
         return any(text is None or any(token in text for token in self._special_texts) for text in texts)
 
     def _regions_of(self, tools: Tools, forced: ForcedCalls | None) -> list[Region]:
-        """The regions that an answer may hold."""
+        """Return the regions that an answer may hold."""
         regions = [each for each in self._fields if each.opening is not None]
         as_list = forced is not None and self._call_form is None
         if as_list or not tools:
@@ -141,7 +142,7 @@ class AnswerReader:
         return [*regions, Region.of("tool_calls", CALL_LIST)] if as_list else regions
 
     def _turn(self, prompt: str) -> str:
-        """What a prompt holds of the model's turn: what stands behind the last beginning of one.
+        """Return what a prompt holds of the model's turn: what stands behind the last beginning of one.
 
         Where none is found, the mark that the prompt ends with, if it does.
         """
@@ -155,7 +156,7 @@ class AnswerReader:
         return next((text for text in texts if text and prompt.rstrip().endswith(text)), "")
 
     def _read_calls(self, region: Region, text: str, closed: bool, tools: Tools) -> list[dict[str, Any]]:
-        """Calls between marks, by transformers' own parser.
+        """Call between marks, by transformers' own parser.
 
         Raises:
             ValueError: they are none.
@@ -175,7 +176,7 @@ class AnswerReader:
 
 
 def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """OpenAI's message of an answer's pieces."""
+    """Return OpenAI's message of an answer's pieces."""
     content, thoughts = (
         "".join(each.value for each in pieces if each.kind is kind) for kind in (Kind.CONTENT, Kind.REASONING)
     )
@@ -187,7 +188,7 @@ def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """One call, its arguments as JSON text, under an id of its own.
+    """Return one call, its arguments as JSON text, under an id of its own.
 
     Raises:
         ValueError: it has no name, or arguments that JSON cannot hold.

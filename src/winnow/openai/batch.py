@@ -11,7 +11,7 @@ BATCH_KEYS = ("method", "url", "body")
 
 
 def endpoint_of(line: Mapping[str, Any]) -> Endpoint:
-    """The endpoint that a line names, or seems to mean: its error must have a form too."""
+    """Return the endpoint that a line names, or seems to mean: its error must have a form too."""
     return Endpoint.CHAT if line.get("url") == Endpoint.CHAT.value else Endpoint.COMPLETION
 
 

@@ -39,7 +39,10 @@ class CallForm:
 
     @classmethod
     def of(cls, template: Mapping[str, Any] | None) -> "CallForm | None":
-        """The form of a response template's calls; None: there is none, or it is not JSON between fixed texts."""
+        """Return the form of a response template's calls.
+
+        None: there is none, or it is not JSON between fixed texts.
+        """
         field = {} if template is None else template["fields"].get("tool_calls", {})
         texts = mark_text(field, "open", "x"), mark_text(field, "close", "x")
         if field.get("content") != "json" or field.get("content_args") or None in texts:
@@ -54,7 +57,7 @@ class CallForm:
 def forced_form(
     forced: ForcedCalls, form: CallForm | None, special_tokens: Collection[str]
 ) -> StructuredOutputs:
-    """The form of an answer that is calls.
+    """Return the form of an answer that is calls.
 
     Args:
         form: None: a JSON list.
@@ -81,7 +84,9 @@ def forced_form(
 def rules_before(
     opening: str | None, closing: str | None, begun: bool, special_tokens: Collection[str]
 ) -> str | None:
-    """What stands before a form, as `StructuredOutputs.before`: reasoning, which may be left out unless it has begun.
+    """Return what stands before a form, as `StructuredOutputs.before`.
+
+    Reasoning, which may be left out unless it has begun.
 
     Args:
         opening, closing: the marks around it; None: it is no fixed text.
@@ -105,7 +110,7 @@ def rules_before(
 
 
 def _around_arguments(name: str, form: CallForm | None) -> tuple[str, str]:
-    """What stands before and behind the arguments of a function's call."""
+    """Return what stands before and behind the arguments of a function's call."""
     before, after = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', "}"
     if form is None:
         return before, after
@@ -123,7 +128,7 @@ class _Words:
         self._special = re.compile(f"({'|'.join(named)})") if named else None
 
     def is_special(self, text: str) -> bool:
-        """Whether a text is one special token."""
+        """Return whether a text is one special token."""
         return self._special is not None and self._special.fullmatch(text) is not None
 
     def spell(self, text: str) -> str:
@@ -136,5 +141,5 @@ class _Words:
 
 
 def _can_be_named(token: str) -> bool:
-    """Whether a grammar can name a token: it does so in angle brackets."""
+    """Return whether a grammar can name a token: it does so in angle brackets."""
     return re.fullmatch(r"<[^<>\s]+>", token) is not None

@@ -10,13 +10,13 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def event(data: dict[str, Any] | str, name: str | None = None) -> str:
-    """One server-sent event."""
+    """Return one server-sent event."""
     text = data if isinstance(data, str) else compact_json(data)
     return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
 
 
 def compact_json(value: Any) -> str:
-    """As `dump_json`, in as few characters as it takes."""
+    """Dump JSON in as few characters as it takes."""
     try:
         return _ENCODER.encode(value)
     except ValueError:

@@ -15,7 +15,10 @@ _LOWEST = -9999.0
 
 
 def chat_logprobs(answer: CompletionOutput, most: int | None = None) -> Record | None:
-    """`choices[].logprobs` of a chat completion; `most` alternatives for each token, None: all that are known."""
+    """Return `choices[].logprobs` of a chat completion.
+
+    `most` alternatives for each token, None: all that are known.
+    """
     if answer.logprobs is None:
         return None
     content = [
@@ -26,7 +29,7 @@ def chat_logprobs(answer: CompletionOutput, most: int | None = None) -> Record |
 
 
 def completion_logprobs(answer: CompletionOutput) -> Record | None:
-    """`choices[].logprobs` of a text completion."""
+    """Return `choices[].logprobs` of a text completion."""
     if answer.logprobs is None:
         return None
     pairs = _predicted(answer)
@@ -40,7 +43,7 @@ def completion_logprobs(answer: CompletionOutput) -> Record | None:
 
 
 def prompt_logprobs(output: RequestOutput) -> list[Record | None]:
-    """`prompt_logprobs` as vLLM writes them: for each token of a prompt candidates by id, None for the first."""
+    """Return `prompt_logprobs` as vLLM writes them: for each token of a prompt candidates by id, None for the first."""
     return [
         None
         if candidates is None
@@ -63,7 +66,7 @@ def echo_logprobs(
     special: Mapping[int, str],
     answer: Record | None,
 ) -> Record:
-    """`choices[].logprobs` of a prompt that is repeated, and of the answer behind it.
+    """Return `choices[].logprobs` of a prompt that is repeated, and of the answer behind it.
 
     Args:
         prompt: its text, in which offsets count.
@@ -89,14 +92,20 @@ def echo_logprobs(
 
 
 def cumulative_logprob(answer: CompletionOutput) -> float | None:
-    """The sum of the tokens' logprobs, finite also where a token was ruled out: each counts as it is reported."""
+    """Return the sum of the tokens' logprobs, finite also where a token was ruled out.
+
+    Each counts as it is reported.
+    """
     if answer.cumulative_logprob is None or math.isfinite(answer.cumulative_logprob):
         return answer.cumulative_logprob
     return sum(finite_logprob(candidates[token]) for token, candidates in _predicted(answer))
 
 
 def _top_by_name(token: int, candidates: LogprobDict) -> dict[str, float]:
-    """Logprobs by the candidates' names. Of several with one name the first keeps it, the answer's own before all."""
+    """Return logprobs by the candidates' names.
+
+    Of several with one name the first keeps it, the answer's own before all.
+    """
     names = {_name(candidates[token], "bytes:"): token}
     for other, entry in ranked(candidates):
         name = _name(entry, "bytes:")
@@ -106,7 +115,7 @@ def _top_by_name(token: int, candidates: LogprobDict) -> dict[str, float]:
 
 
 def _offsets(text: str, pieces: Sequence[bytes], special: Sequence[bool] = ()) -> list[int]:
-    """Where in `text` the character stands that each token begins or goes on with, if `pieces` are their bytes.
+    """Return where in `text` the character stands that each token begins or continues, if `pieces` are their bytes.
 
     Ascending, and at most the text's length: a stop string may have cut it before the tokens end. A `special` token has
     a length only where the text has it, as has the space that some tokenizers put before the first word.
@@ -123,29 +132,29 @@ def _offsets(text: str, pieces: Sequence[bytes], special: Sequence[bool] = ()) -
 
 
 def _predicted(answer: CompletionOutput) -> list[tuple[int, LogprobDict]]:
-    """The answer's tokens with their candidates."""
+    """Return the answer's tokens with their candidates."""
     assert answer.logprobs is not None
     pairs = zip(answer.token_ids, answer.logprobs, strict=True)
     return [(token, candidates) for token, candidates in pairs if candidates is not None]
 
 
 def ranked(candidates: LogprobDict) -> list[tuple[int, Logprob]]:
-    """Candidates with their token ids, most probable first."""
+    """Return candidates with their token ids, most probable first."""
     return sorted(candidates.items(), key=lambda item: -item[1].logprob)
 
 
 def finite_logprob(entry: Logprob) -> float:
-    """The logprob as JSON can hold it: NaN and minus infinity become -9999."""
+    """Return the logprob as JSON can hold it: NaN and minus infinity become -9999."""
     return max(entry.logprob, _LOWEST) if entry.logprob < math.inf else _LOWEST
 
 
 def logprob_bytes(entry: Logprob) -> bytes:
-    """What a token adds to the text, in UTF-8."""
+    """Return what a token adds to the text, in UTF-8."""
     return (entry.decoded_token or "").encode() if entry.token_bytes is None else entry.token_bytes
 
 
 def _name(entry: Logprob, prefix: str = "") -> str:
-    """A token's text, or its bytes in hexadecimal where it is no text by itself, as OpenAI writes it."""
+    """Return a token's text, or its bytes in hexadecimal where it is no text by itself, as OpenAI writes it."""
     try:
         logprob_bytes(entry).decode()
     except UnicodeDecodeError:

@@ -52,7 +52,7 @@ _REASONS = {
 
 
 def sampling_from_fields(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
-    """Sampling parameters from fields named like those of `SamplingParams`.
+    """Return sampling parameters from fields named like those of `SamplingParams`.
 
     Null stands for the default, except in `max_tokens`, where it lifts the limit.
 
@@ -67,7 +67,7 @@ def sampling_from_fields(keys: Mapping[str, Any], defaults: Mapping[str, Any]) -
 
 
 def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, chat: bool) -> SamplingParams:
-    """Sampling parameters under OpenAI's names, and under ours where OpenAI has none.
+    """Return sampling parameters under OpenAI's names, and under ours where OpenAI has none.
 
     Raises:
         ApiError: an unknown key, one that is not served, or a value out of range.
@@ -139,7 +139,7 @@ def response_format(values: dict[str, Any]) -> None:
 
 
 def _read_format(form: Any, name: str) -> list[dict[str, Any]]:
-    """What a `response_format` asks for; nothing for plain text."""
+    """Return what a `response_format` asks for; nothing for plain text."""
     kind = form.get("type") if isinstance(form, Mapping) else None
     if kind == "text":
         return []

@@ -16,7 +16,7 @@ ReadCalls = Callable[[Region, str, bool], list[dict[str, Any]]]
 
 
 class Piece(NamedTuple):
-    """What a piece of an answer adds to its message: text, or a tool call."""
+    """Addition of a piece of an answer to its message: text, or a tool call."""
 
     kind: Kind
     value: Any
@@ -69,7 +69,7 @@ class AnswerParser:
 
     @property
     def is_plain(self) -> bool:
-        """Whether all further text is content as it comes."""
+        """Return whether all further text is content as it comes."""
         inside = self._region is not None or self._outside is not Kind.CONTENT
         return not (inside or self._buffer or self._after_mark or self._openings())
 
@@ -114,7 +114,7 @@ class AnswerParser:
         return found
 
     def _openings(self) -> list[Region]:
-        """The regions that may begin here."""
+        """Return the regions that may begin here."""
         return [
             each
             for each in self._regions
@@ -221,7 +221,7 @@ class AnswerParser:
     def _find(
         self, patterns: Sequence[regex.Pattern[str]], start: int, ended: bool
     ) -> tuple[int, "regex.Match[str] | None", int]:
-        """The first mark from `start` on, the longest of several.
+        """Return the first mark from `start` on, the longest of several.
 
         Returns:
             Its pattern's index, the match, and where it stands; without a match, where one may still begin.
@@ -252,7 +252,7 @@ class AnswerParser:
         self._add(kind, text)
 
     def _is_content(self, end: int) -> bool:
-        """Whether the buffer up to `end` holds content, outside of regions."""
+        """Return whether the buffer up to `end` holds content, outside of regions."""
         return self._outside is Kind.CONTENT and bool(self._buffer[:end].strip())
 
     def _add(self, kind: Kind, text: str) -> None:
@@ -271,7 +271,7 @@ class AnswerParser:
 
 
 def _without_blank_lines(text: str) -> str:
-    """Text without white space before it, but for the indentation of a line of its own."""
+    """Return the text without white space before it, but for the indentation of a line of its own."""
     rest = text.lstrip()
     space = text[: len(text) - len(rest)]
     return space[space.rfind("\n") + 1 :] + rest if rest and "\n" in space else rest

@@ -1,4 +1,4 @@
-"""What stands between marks in an answer: reasoning, tool calls and content, as a response template describes them."""
+"""Text between marks in an answer: reasoning, tool calls and content, as a response template describes them."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _ESCAPES = r"\\."
 
 
 class Kind(Enum):
-    """What a region is of the message."""
+    """Part of the message that a region is."""
 
     REASONING = "reasoning_content"
     CONTENT = "content"
@@ -31,7 +31,7 @@ class Kind(Enum):
 
     @classmethod
     def of(cls, name: str) -> "Kind":
-        """The kind of a template's field."""
+        """Return the kind of a template's field."""
         if name in THINKING:
             return cls.REASONING
         return next((kind for kind in cls if kind.value == name), cls.OTHER)
@@ -58,7 +58,7 @@ class Quote:
 
 @dataclass(frozen=True)
 class Region:
-    """What a field of a response template says.
+    """Field of a response template.
 
     Attributes:
         name: the field's.
@@ -79,7 +79,7 @@ class Region:
 
     @classmethod
     def of(cls, name: str, field: Mapping[str, Any]) -> "Region":
-        """The region of a template's field."""
+        """Return the region of a template's field."""
         marks = [mark_pattern(field, side) for side in ("open", "close")]
         opening, closing = (None if mark is None else regex.compile(mark, regex.DOTALL) for mark in marks)
         kind = Kind.of(name)
@@ -88,16 +88,16 @@ class Region:
 
     @property
     def checks_itself(self) -> bool:
-        """Whether a call that is incomplete cannot be read as a whole one."""
+        """Return whether a call that is incomplete cannot be read as a whole one."""
         return self.field.get("content") in ("json", "python-call-list")
 
     def refuses(self, body: str) -> bool:
-        """Whether text that begins so can be no call."""
+        """Return whether text that begins so can be no call."""
         begun = body.lstrip()
         return self._is_json and bool(begun) and begun[0] not in "{["
 
     def closed_field(self) -> dict[str, Any]:
-        """The field for a parser of one whole call: its closing mark is the last there is."""
+        """Return the field for a parser of one whole call: its closing mark is the last there is."""
         mark = mark_pattern(self.field, "close")
         field = {name: value for name, value in self.field.items() if name not in ("close", "close_pattern")}
         return field if mark is None else {**field, "close_pattern": rf"(?:{mark})\Z"}
@@ -110,7 +110,7 @@ class Region:
 
 
 def mark_pattern(field: Mapping[str, Any], side: str) -> str | None:
-    """A field's mark, such as `open` or `close`, as a regular expression; None: it has none."""
+    """Return a field's mark, such as `open` or `close`, as a regular expression; None: it has none."""
     if field.get(f"{side}_pattern") is not None:
         return str(field[f"{side}_pattern"])
     texts = [text for text in mark_texts(field, side) if text is not None]
@@ -118,7 +118,7 @@ def mark_pattern(field: Mapping[str, Any], side: str) -> str | None:
 
 
 def mark_texts(field: Mapping[str, Any], side: str, name: str = "") -> list[str | None]:
-    """The texts of a field's mark, its group `name` filled in; a None among them is no fixed text."""
+    """Return the texts of a field's mark, its group `name` filled in; a None among them is no fixed text."""
     texts, pattern = field.get(side), field.get(f"{side}_pattern")
     if texts is not None:
         return [texts] if isinstance(texts, str) else list(texts)
@@ -126,12 +126,12 @@ def mark_texts(field: Mapping[str, Any], side: str, name: str = "") -> list[str 
 
 
 def mark_text(field: Mapping[str, Any], side: str, name: str = "") -> str | None:
-    """The first of a mark's texts; None: it has none."""
+    """Return the first of a mark's texts; None: it has none."""
     return next(iter(mark_texts(field, side, name)), None)
 
 
 def _fixed_text(pattern: str, name: str) -> str | None:
-    """The text that a regular expression stands for."""
+    """Return the text that a regular expression stands for."""
     text, rest = "", pattern
     while rest:
         if found := _OPTIONAL_SPACE.match(rest):
@@ -148,7 +148,7 @@ def _fixed_text(pattern: str, name: str) -> str | None:
 
 
 def _quotes(field: Mapping[str, Any]) -> tuple[Quote, ...]:
-    """The quotes of a call, by what transformers calls its content."""
+    """Return the quotes of a call, by what transformers calls its content."""
     content, options = field.get("content"), field.get("content_args") or {}
     if content == "json":
         own = [Quote.of(re.escape(begin), re.escape(end)) for begin, end in options.get("string_delims", ())]

@@ -23,7 +23,7 @@ MAX_PRIORITY = 2**31 - 1
 
 
 class Endpoint(enum.Enum):
-    """What a body is sent to, by its path."""
+    """Endpoint of a body, by its path."""
 
     CHAT = "/v1/chat/completions"
     COMPLETION = "/v1/completions"
@@ -198,7 +198,7 @@ def read_messages(messages: Any) -> list[Message]:
 
 
 def _read_prompts(prompt: Any, *, several: bool) -> tuple[Prompt, ...]:
-    """The prompts of a body: one, or a list of such."""
+    """Return the prompts of a body: one, or a list of such."""
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
         return (read_prompt(prompt),)
     if len(prompt) > 1 and not several:
@@ -213,7 +213,7 @@ def _read_prompts(prompt: Any, *, several: bool) -> tuple[Prompt, ...]:
 
 
 def _read_stream(values: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """Whether a body asks for a stream, for its usage at the end, and in every chunk; taken out of `values`."""
+    """Return whether a body asks for a stream, for its usage at the end, and in every chunk; taken out of `values`."""
     stream = _switch(values, "stream")
     options = values.pop("stream_options", None)
     if options is None:

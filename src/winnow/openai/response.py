@@ -16,7 +16,7 @@ ParseAnswer = Callable[[RequestOutput, CompletionOutput], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Echo:
-    """How a prompt is repeated before its answers.
+    """Repetition of a prompt before its answers.
 
     Attributes:
         text_of: the prompt's text.
@@ -32,7 +32,7 @@ class Echo:
 
     @classmethod
     def of(cls, tokenizer: Any, alone: bool) -> "Echo":
-        """The echo of prompts of one model; without a tokenizer tokens have no texts."""
+        """Return the echo of prompts of one model; without a tokenizer tokens have no texts."""
         if tokenizer is None:
             return cls(lambda output: output.prompt or "", lambda token: "", alone=alone)
 
@@ -47,13 +47,13 @@ class Echo:
         )
 
     def logprobs(self, output: RequestOutput, prompt: str, answer: dict[str, Any]) -> dict[str, Any]:
-        """Those of the prompt and the answer behind it, whose own are `answer`."""
+        """Return those of the prompt and the answer behind it, whose own are `answer`."""
         return echo_logprobs(output, prompt, self.name_of, self.special, None if self.alone else answer)
 
 
 @dataclass(frozen=True)
 class ResponseForm:
-    """What the objects that answer one body have in common.
+    """Common part of the objects that answer one body.
 
     Attributes:
         name: what follows the prefix of their id.
@@ -84,7 +84,7 @@ class ResponseForm:
     def of(
         cls, asked: CompletionRequest, reader: AnswerReader, name: str, model: str, created: int
     ) -> "ResponseForm":
-        """What the objects that answer a body have in common; `reader` is the model's."""
+        """Return what the objects that answer a body have in common; `reader` is the model's."""
         tools, forced = asked.template.tools, asked.forced
 
         def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ class ResponseForm:
         return self.endpoint is Endpoint.CHAT
 
     def head(self, *, chunk: bool = False) -> dict[str, Any]:
-        """What every object starts with."""
+        """Return what every object starts with."""
         kind = "text_completion" if not self.is_chat else f"chat.completion{'.chunk' * chunk}"
         return {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.name}",
@@ -134,12 +134,12 @@ def completion_object(form: ResponseForm, outputs: Sequence[RequestOutput]) -> d
 
 
 def echo_alone(form: ResponseForm) -> bool:
-    """Whether the body asks for its prompts alone."""
+    """Return whether the body asks for its prompts alone."""
     return form.echo is not None and form.echo.alone
 
 
 def usage(outputs: Sequence[RequestOutput], prompts_alone: bool = False) -> dict[str, Any]:
-    """Tokens of the prompts and of all answers."""
+    """Return tokens of the prompts and of all answers."""
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     cached = sum(output.num_cached_tokens for output in outputs)
@@ -147,7 +147,7 @@ def usage(outputs: Sequence[RequestOutput], prompts_alone: bool = False) -> dict
 
 
 def usage_object(prompt: int, answers: int, cached: int) -> dict[str, Any]:
-    """The object that counts tokens; `cached` are those of the prompts that were not computed."""
+    """Return the object that counts tokens; `cached` are those of the prompts that were not computed."""
     return {
         "prompt_tokens": prompt,
         "completion_tokens": answers,
@@ -157,7 +157,7 @@ def usage_object(prompt: int, answers: int, cached: int) -> dict[str, Any]:
 
 
 def finish_reason(answer: CompletionOutput) -> str | None:
-    """Why an answer ended, in OpenAI's words."""
+    """Return why an answer ended, in OpenAI's words."""
     return "stop" if answer.finish_reason == "abort" else answer.finish_reason
 
 
@@ -199,7 +199,7 @@ def _completion_choice(
 def extras(
     form: ResponseForm, answer: CompletionOutput, output: RequestOutput | None = None
 ) -> dict[str, Any]:
-    """Fields that OpenAI does not have: only where there is something to say."""
+    """Return fields that OpenAI does not have: only where there is something to say."""
     found: dict[str, Any] = {}
     if answer.stop_reason is not None:
         found["stop_reason"] = answer.stop_reason

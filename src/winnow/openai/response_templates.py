@@ -1,4 +1,4 @@
-"""How models write reasoning and tool calls, as transformers' `response_template` says it.
+"""Forms of reasoning and tool calls, as transformers' `response_template` says them.
 
 A tokenizer may bring its own. Most published ones do not: then the chat template shows the form.
 """
@@ -67,7 +67,7 @@ CALL_LIST: Mapping[str, Any] = {
 
 
 def recognise(chat_template: Any) -> Template | None:
-    """The form that a chat template shows; None: none that is known.
+    """Return the form that a chat template shows; None: none that is known.
 
     Args:
         chat_template: a tokenizer's: text, or several by name.

@@ -43,7 +43,7 @@ _REASONS = {
 
 
 def chat_body(body: Mapping[str, Any]) -> Record:
-    """The body of a chat that asks the same.
+    """Return the body of a chat that asks the same.
 
     Raises:
         ApiError: names the field, the value and what is allowed.
@@ -108,7 +108,7 @@ def _messages(instructions: Any, given: Any) -> list[Record]:
 
 
 def _message(item: Any, name: str) -> Record | None:
-    """The message that an item stands for; None: it is none, as the model's reasoning."""
+    """Return the message that an item stands for; None: it is none, as the model's reasoning."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message":
         return {"role": item.get("role"), "content": item.get("content")}
@@ -124,7 +124,7 @@ def _message(item: Any, name: str) -> Record | None:
 
 
 def _tools(tools: Any) -> Any:
-    """Tools in a chat's form: there the function's fields stand one level deeper."""
+    """Return tools in a chat's form: there the function's fields stand one level deeper."""
     if not isinstance(tools, list):
         return tools
     found = []
@@ -188,12 +188,12 @@ class ResponseWriter:
         yield self._event(f"response.{status}", response=self.object(status, usage))
 
     def fail(self, error: ApiError) -> Record:
-        """The event of a response that broke off."""
+        """Return the event of a response that broke off."""
         described = {"code": error.code, "message": str(error)}
         return self._event("response.failed", response=self.object("failed") | {"error": described})
 
     def object(self, status: str, usage: Mapping[str, Any] | None = None) -> Record:
-        """The response as it stands."""
+        """Return the response as it stands."""
         body = self.body
         text = body.get("text") or {}
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None

@@ -84,12 +84,15 @@ class ChunkStream:
             yield from make(index, choice, output, answer, first)
 
     def events(self, place: int, output: RequestOutput) -> str:
-        """As `push`, written as server-sent events; empty where there is nothing to say."""
+        """Return what `push` does, written as server-sent events; empty where there is nothing to say."""
         plain = self._plain_event(place, output)
         return plain if plain is not None else "".join(map(event, self.push(place, output)))
 
     def _plain_event(self, place: int, output: RequestOutput) -> str | None:
-        """The event of a delta that is text alone, as most are, without the chunk; None: it is more, or the first."""
+        """Return the event of a delta that is text alone, as most are, without the chunk.
+
+        None: it is more, or the first.
+        """
         if len(output.outputs) != 1 or self._continuous:
             return None
         [answer] = output.outputs
@@ -161,7 +164,7 @@ class ChunkStream:
             yield self._chunk(found | extras(self._form, answer, output if first else None))
 
     def _offsets(self, choice: _Choice, answer: CompletionOutput) -> list[int]:
-        """Where each token of a delta begins in the whole text."""
+        """Return where each token of a delta begins in the whole text."""
         offsets = []
         for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
             entry = None if candidates is None else candidates[token]
@@ -193,7 +196,7 @@ class ChunkStream:
             yield self._chunk(_chat_choice(index, {}, None, reason) | ends)
 
     def _deltas(self, choice: _Choice, answer: CompletionOutput) -> list[Record]:
-        """What a piece of an answer adds to its message."""
+        """Return what a piece of an answer adds to its message."""
         if choice.parser is None:
             return [{"content": answer.text}] if answer.text else []
         found: list[Record] = []

@@ -1,4 +1,7 @@
-"""What a chat body tells the model's template: tools, and how the prompt ends; and which tools it must call."""
+"""Parts of a chat body that go to the model's template: tools, and how the prompt ends.
+
+And which tools it must call.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 @dataclass(frozen=True)
 class ForcedCalls:
-    """What `tool_choice` demands: the answer is calls of these functions, and nothing else but reasoning before them.
+    """Demand of `tool_choice`: the answer is calls of these functions, and nothing else but reasoning before them.
 
     Attributes:
         functions: as OpenAI describes them; at least one.
@@ -78,7 +81,7 @@ def _forced(tools: Sequence[Mapping[str, Any]], several: bool) -> ForcedCalls:
 
 
 def _named(tools: Sequence[Mapping[str, Any]], choices: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
-    """The tools that choices name, as chats or the Responses API write them."""
+    """Return the tools that choices name, as chats or the Responses API write them."""
     found = []
     for choice in choices:
         described = choice.get("function", choice) if isinstance(choice, dict) else None
