@@ -63,7 +63,7 @@ class Underway:
 
     @property
     def done(self) -> bool:
-        """Whether it is computed, including on the device, or has failed."""
+        """Return whether it is computed, including on the device, or has failed."""
         return self._future.done()
 
     def wait(self) -> None:
@@ -77,11 +77,11 @@ class Underway:
 
     @property
     def failure(self) -> BaseException | None:
-        """Once done: the exception that it failed with."""
+        """Exception that it failed with, once it is done."""
         return self._future.exception()
 
     def result(self) -> tuple[Prefilled, float]:
-        """Once done without failure: return the group, ready for the caller's stream, and the seconds it took."""
+        """Return, once done without failure, the group, ready for the caller's stream, and the seconds it took."""
         group, seconds = self._future.result()
         if self._stream is not None:
             here = torch.cuda.current_stream(self._stream.device)

@@ -41,7 +41,7 @@ class BatchState:
         return first
 
     def admits(self, length: int, reserved_bytes: int = 0) -> bool:
-        """Whether one more query of `length` KVs may enter the batch."""
+        """Return whether one more query of `length` KVs may enter the batch."""
         batch = self.batch
         if not batch.running:
             return True  # every admitted query fits alone

@@ -187,7 +187,7 @@ class PaddedCache(Cache):
         return self.shape.rows * self.shape.columns * self.kv_shape.nbytes
 
     def has_room(self, rows: int, left: int, right: int) -> bool:
-        """Whether the tensors have `rows` rows, and `left` and `right` free columns beside the window."""
+        """Return whether the tensors have `rows` rows, and `left` and `right` free columns beside the window."""
         window = self._window
         return rows <= self.shape.rows and left <= window.start and window.end + right <= self.shape.columns
 
@@ -268,7 +268,7 @@ class PaddedCache(Cache):
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def advance_shaped(self, counts: Sequence[int], joined: Sequence[int], *, keep_gaps: bool) -> None:
-        """As `advance`, for a pass in which queries joined while the others took one token (4.1).
+        """Do as `advance` does, for a pass in which queries joined while the others took one token (4.1).
 
         Rows in `joined` have their tokens at the end of the columns written, the others in the first of them. The
         joined rows are moved back so that all rows end there. The padding of the others is dropped, or with

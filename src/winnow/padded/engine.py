@@ -51,7 +51,7 @@ class PaddedEngine(RequestLoop):
         )
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Bytes of a query of `num_kvs` KVs, without padding."""
+        """Return bytes of a query of `num_kvs` KVs, without padding."""
         return self._executor.kv_bytes(num_kvs)
 
     def check_integrity(self) -> None:

@@ -278,7 +278,7 @@ class PaddedExecutor:
         )
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Bytes of a query of `num_kvs` KVs, without padding."""
+        """Return bytes of a query of `num_kvs` KVs, without padding."""
         return num_kvs * self._budget.kv_shape.nbytes
 
     def check_integrity(self, unfinished: SequenceType[Sequence]) -> None:

@@ -49,11 +49,11 @@ class MemoryBudget:
         return rows * columns * self.column_bytes
 
     def fits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
-        """Whether a batch of this size fits beside `reserved_bytes`."""
+        """Return whether a batch of this size fits beside `reserved_bytes`."""
         return self.nbytes(rows, columns) + reserved_bytes <= self.limit
 
     def admits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
-        """Whether a batch may grow to this size, with slack to continue for some steps without parking a query."""
+        """Return whether a batch may grow to this size, with slack for some steps without parking a query."""
         needed = self.nbytes(rows, columns + _slack(columns)) + reserved_bytes
         return needed <= int(self.kv_memory * self.admit_below)
 

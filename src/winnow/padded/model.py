@@ -26,7 +26,7 @@ class PaddedModel:
 
     @property
     def is_pure(self) -> bool:
-        """Whether a forward pass does not change the model, so that two may run in parallel.
+        """Return whether a forward pass does not change the model, so that two may run in parallel.
 
         The exception is rotary embeddings that change their frequencies with the sequence length.
         """

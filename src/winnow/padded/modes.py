@@ -1,4 +1,4 @@
-"""What the padded engine computes next. `comparison` has the modes that this one is measured against."""
+"""Choice of what the padded engine computes next. `comparison` has the modes that this one is measured against."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Embedding:
             return Prefill([urgent])
 
         def fits(rows: int, columns: int) -> bool:
-            """One query will get a row at once; there must be host memory for the others."""
+            """Return whether one query will get a row at once; there must be host memory for the others."""
             parked_bytes = (rows - 1) * columns * budget.kv_shape.nbytes
             return state.admits(columns, budget.nbytes(rows, columns)) and parked_bytes <= queue.free_bytes
 
