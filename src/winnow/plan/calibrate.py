@@ -52,13 +52,13 @@ class Measured:
 
     @property
     def times(self) -> tuple[float | None, float | None, float | None]:
-        """What was measured, in the order of `RunWork.parts`."""
+        """Measured times, in the order of `RunWork.parts`."""
         return self.seconds, self.first_token_seconds, self.decode_step_seconds
 
 
 @dataclass(frozen=True)
 class RunWork:
-    """What a run computes: all of it, to the median first token, and its median decode step.
+    """Work of a run: all of it, to the median first token, and its median decode step.
 
     Attributes:
         decode: None: each of its steps computes tokens of prompts.
@@ -70,7 +70,7 @@ class RunWork:
 
     @property
     def parts(self) -> tuple[StepWork, StepWork, StepWork | None]:
-        """In the order of `Measured.times`."""
+        """Parts of the work, in the order of `Measured.times`."""
         return self.whole, self.first, self.decode
 
 
@@ -106,7 +106,10 @@ def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
 
 
 def run_errors(run: Measured, computed: RunWork, factors: Factors) -> tuple[float | None, ...]:
-    """Predicted over measured seconds less 1: of the run, to its median first token, of its median decode step."""
+    """Return predicted over measured seconds less 1.
+
+    Of the run, to its median first token, of its median decode step.
+    """
     times = run.deployment.times.with_factors(factors)
     return tuple(
         None if work is None or value is None else times.seconds(work) / value - 1
@@ -117,7 +120,7 @@ def run_errors(run: Measured, computed: RunWork, factors: Factors) -> tuple[floa
 def fit(
     rows: NDArray[np.float64], seconds: NDArray[np.float64], prior: Factors, weight: float = _PRIOR
 ) -> Factors:
-    """Factors of at least 0 with the least squared relative errors, drawn to the prior's where rows do not tell.
+    """Return factors of at least 0 with the least squared relative errors, drawn to the prior's where rows do not tell.
 
     Args:
         rows: ideal times by measurement and part of `Factors`, [M, P]; seconds: measured, [M].
@@ -145,7 +148,7 @@ def _subsets(count: int) -> list[list[int]]:
 
 
 def read_run(path: Path, hardware: Hardware) -> Measured:
-    """A report of `winnow bench throughput --json`.
+    """Return a report of `winnow bench throughput --json`.
 
     Raises:
         ConfigError: it is none, or names a model that is not here.
@@ -184,7 +187,7 @@ def _has_decode(values: Mapping[str, Any]) -> bool:
 
 
 def work_of(run: Measured) -> RunWork:
-    """The work of a run, from its simulation."""
+    """Return the work of a run, from its simulation."""
     simulated = run.setup.open(run.deployment)
     engine, workload = simulated.engine, run.workload
     params = SamplingParams(

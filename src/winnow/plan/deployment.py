@@ -79,7 +79,7 @@ class Deployment:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether nothing is evicted."""
+        """Return whether nothing is evicted."""
         return resolve_policy(self.eviction).policy.when.never
 
     @cached_property
@@ -130,7 +130,7 @@ class Deployment:
 
     @property
     def activation_bytes(self) -> int:
-        """What a step needs beside: hidden states of its tokens and logits of its sequences; an estimate."""
+        """Bytes that a step needs beside: hidden states of its tokens and logits of its sequences; an estimate."""
         hidden = _ACTIVATIONS * self.model.hidden_size * DTYPE_BYTES[self.weight_dtype]
         logits = self.model.vocab_size * 4
         scheduler = self.scheduler
@@ -138,7 +138,7 @@ class Deployment:
 
     @property
     def usable_bytes(self) -> int:
-        """Of the devices' memory together."""
+        """Usable bytes of the devices' memory together."""
         return int(self.hardware.memory * self.utilization) * self.gpus
 
     @property
@@ -147,18 +147,18 @@ class Deployment:
         return self.usable_bytes - self.weight_bytes - self.activation_bytes * self.gpus
 
     def bound(self, request: Request) -> SequenceEviction | None:
-        """The policy of a request of these lengths."""
+        """Return the policy of a request of these lengths."""
         return bind_policy(self.eviction, request, self.model.max_model_len)
 
     def held(self, request: Request) -> Held:
-        """Blocks of one sequence."""
+        """Return blocks of one sequence."""
         held = held_blocks(self.layout, self.bound(request), request)
         longest = max(self.model.max_model_len or 0, request.computed)
         reserved = {"prompt": request.computed, "max": longest}.get(self.cache.kv_reservation, 0)
         return held.at_least(self.layout.blocks_for(reserved))
 
     def fits(self, request: Request, batch: int, kv_memory: int | None = None) -> bool:
-        """Whether `batch` such requests fit, on the devices or within `kv_memory`, and on the value tier."""
+        """Return whether `batch` such requests fit, on the devices or within `kv_memory`, and on the value tier."""
         tier, blocks = self.layout.value_tier, self.held(request).of_batch(batch)
         if tier is not None and tier.size is not None:
             values = self.layout.tier_bytes(self.kinds(blocks))
@@ -167,11 +167,11 @@ class Deployment:
         return self.cache_bytes(request, batch) <= (self.kv_room if kv_memory is None else kv_memory)
 
     def cache_bytes(self, request: Request, batch: int) -> int:
-        """All memory of a cache for `batch` such requests, tables included."""
+        """Return all memory of a cache for `batch` such requests, tables included."""
         return cache_bytes(self.layout, self.held(request).of_batch(batch), batch, request.computed)
 
     def wide_bytes(self, request: Request, batch: int) -> int:
-        """KVs that `batch` such requests keep in 16 bits beside those in blocks."""
+        """Return KVs that `batch` such requests keep in 16 bits beside those in blocks."""
         layout = self.layout
         size = CacheSize.of_blocks(layout, layout.rows_per_seq, 1, request.computed)
         return batch * layout.wide_bytes(size.max_positions(layout))
@@ -184,7 +184,10 @@ class Deployment:
     # -- inverses ------------------------------------------------------------------------------------------------
 
     def largest_batch(self, request: Request, kv_memory: int | None = None) -> int:
-        """Most such requests at the same time; 0: not even one. `kv_memory` None: all the room that there is."""
+        """Return the most such requests at the same time; 0: not even one.
+
+        `kv_memory` None: all the room that there is.
+        """
         room = self.kv_room if kv_memory is None else kv_memory
         if room <= 0:
             return 0
@@ -199,7 +202,10 @@ class Deployment:
         return low
 
     def longest_context(self, batch: int, new_tokens: int) -> int:
-        """Most tokens of prompt and answer with which `batch` requests fit; 0: none. Beyond the model's limit too."""
+        """Return the most tokens of prompt and answer with which `batch` requests fit; 0: none.
+
+        Beyond the model's limit too.
+        """
 
         def fits(total: int) -> bool:
             return self.fits(Request(total - new_tokens, new_tokens), batch)
@@ -216,7 +222,7 @@ class Deployment:
         return low if low > new_tokens else 0
 
     def fewest_gpus(self, request: Request, batch: int) -> int:
-        """Devices of this kind for `batch` such requests.
+        """Return devices of this kind for `batch` such requests.
 
         Raises:
             CapacityError: no number up to 4096 suffices, since each needs room for activations.
@@ -231,7 +237,10 @@ class Deployment:
         return -(-needed // each)
 
     def needed_compression(self, request: Request, batch: int) -> float | None:
-        """Tokens of the context per KV kept, at which `batch` requests fit while they decode; None: at no rate."""
+        """Return tokens of the context per KV kept, at which `batch` requests fit while they decode.
+
+        None: at no rate.
+        """
         full = replace(self, eviction=EvictionConfig())
         blocks = batch * full.layout.blocks_for(request.computed)
         needed = cache_bytes(full.layout, blocks, batch, request.computed)
@@ -246,7 +255,7 @@ class Deployment:
 
     @cached_property
     def traffic(self) -> TierTraffic:
-        """What goes to a value tier and comes from it."""
+        """Traffic to a value tier and back."""
         tier, model = self.layout.value_tier, self.model
         if tier is None:
             return TierTraffic()
@@ -269,7 +278,7 @@ class Deployment:
         )
 
     def kvs_decoding(self, request: Request) -> float:
-        """KVs per row that a decoding sequence holds, in the middle of its answer."""
+        """Return KVs per row that a decoding sequence holds, in the middle of its answer."""
         middle = Request(request.prompt_tokens, max(request.new_tokens // 2, 1))
         eviction = self.bound(request)
         if eviction is None or not (eviction.policy.when.after_prefill or eviction.policy.when.prefill_every):
@@ -279,7 +288,7 @@ class Deployment:
         return min(float(middle.computed), blocks * self.layout.block_size / self.layout.rows_per_seq)
 
     def performance(self, request: Request, batch: int) -> "Performance":
-        """Speed with `batch` such requests decoding at all times."""
+        """Return the speed with `batch` such requests decoding at all times."""
         decode = self.decode_work(request, batch)
         work = self.prompt_work(request)
         prefill = self.times.seconds(work)
@@ -298,7 +307,7 @@ class Deployment:
         )
 
     def decode_work(self, request: Request, batch: int) -> StepWork:
-        """A step in the middle of the answers of `batch` such requests, with its share of rounds of eviction."""
+        """Return a step in the middle of the answers of `batch` such requests, with its share of rounds of eviction."""
         kvs, eviction = self.kvs_decoding(request), self.bound(request)
         work = StepWork.decode(batch, kvs).plus(self.traffic.decode(batch, kvs))
         every = None if eviction is None else eviction.policy.when.decode_every
@@ -308,7 +317,10 @@ class Deployment:
         return work
 
     def prompt_work(self, request: Request) -> StepWork:
-        """Computing a prompt alone, up to the first token: its chunks, a replay behind them, rounds of eviction."""
+        """Return the work of a prompt alone, up to the first token.
+
+        Its chunks, a replay behind them, rounds of eviction.
+        """
         eviction, scheduler = self.bound(request), self.scheduler
         most = min(scheduler.prefill_chunk or request.prompt_tokens, scheduler.max_num_batched_tokens)
         work, held, start, last_round = StepWork(), 0.0, 0, 0
@@ -331,7 +343,7 @@ class Deployment:
             held, start = held + count, start + count
 
     def to_json(self) -> dict[str, Any]:
-        """What was planned for."""
+        """Return what was planned for."""
         return {
             "model": self.model.to_json(),
             "hardware": self.hardware.to_json(),
@@ -369,7 +381,10 @@ class Performance:
 
 
 def _is_allowed(fits: Any, total: int) -> bool:
-    """Whether a length fits. A policy may refuse it: what it protects exceeds its budget, or its replay the context."""
+    """Return whether a length fits.
+
+    A policy may refuse it: what it protects exceeds its budget, or its replay the context.
+    """
     try:
         return bool(fits(total))
     except (ConfigError, InvalidRequestError):

@@ -1,4 +1,4 @@
-"""What hardware can do: rows of data sheets, or this machine, measured."""
+"""Hardware: rows of data sheets, or this machine, measured."""
 
 import math
 import time
@@ -43,7 +43,7 @@ class Hardware:
     measured: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -79,7 +79,7 @@ THIS = "this"
 def find_hardware(
     name: str, dtype: str = "auto", weight_dtype: str = "auto", model_dtype: str = "bfloat16"
 ) -> Hardware:
-    """A row by name, upper or lower case; `this` measures the machine, which takes a second or two.
+    """Return a row by name, upper or lower case; `this` measures the machine, which takes a second or two.
 
     Args:
         dtype, weight_dtype: of the run, as options of the engine; what products of `this` are measured in.
@@ -127,7 +127,7 @@ def this_machine(dtype: str = "auto", weight_dtype: str = "auto", model_dtype: s
 
 
 def _memory_rates(num_bytes: int) -> tuple[float, float]:
-    """Bytes per second that are read, and that are copied, of a buffer much larger than the caches.
+    """Return bytes per second that are read, and that are copied, of a buffer much larger than the caches.
 
     In pieces, one after the other: none is in a cache when it comes round, and a short call is likelier to have the
     processor for itself.
@@ -146,7 +146,9 @@ def _memory_rates(num_bytes: int) -> tuple[float, float]:
 
 
 def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
-    """Operations per second of a linear layer that the engine would make on this processor, at a chunk of a prompt."""
+    """Return operations per second of a linear layer that the engine would make on this processor, at a chunk of a
+    prompt.
+    """
     import torch
 
     from winnow.models.int8_linear import Int8Weights
@@ -167,7 +169,7 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
 
 
 def _least_seconds(call: Callable[[], object]) -> float:
-    """Of calls over some tenths of a second: whatever else runs on the machine only adds."""
+    """Return the least time of calls over some tenths of a second: other work on the machine only adds to it."""
     call()
     least, end = math.inf, time.perf_counter() + _MEASURED
     while (start := time.perf_counter()) < end or math.isinf(least):
@@ -177,7 +179,7 @@ def _least_seconds(call: Callable[[], object]) -> float:
 
 
 def _link_rate(device: "torch.device") -> float:
-    """Bytes per second from pinned host memory to a GPU."""
+    """Return bytes per second from pinned host memory to a GPU."""
     import torch
 
     host = torch.empty(_MEMORY, dtype=torch.uint8, pin_memory=True, device="cpu")

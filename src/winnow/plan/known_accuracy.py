@@ -1,4 +1,4 @@
-"""What accuracy was measured of a policy at a compression: known_accuracy.json, which names its sources."""
+"""Measured accuracy of a policy at a compression: known_accuracy.json, which names its sources."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -33,12 +33,12 @@ class KnownAccuracy:
     source: str
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
 def known_accuracy(policy: str, compression: float) -> list[KnownAccuracy]:
-    """What was measured at that compression; where nothing was, at the nearest ones below and above it."""
+    """Return what was measured at that compression; where nothing was, at the nearest ones below and above it."""
     series: dict[tuple[str, ...], list[KnownAccuracy]] = {}
     for each in _rows():
         if each.policy == policy:

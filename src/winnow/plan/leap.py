@@ -1,6 +1,6 @@
 """Many decode steps at once, where each would do the same: what makes long simulations short.
 
-While all running sequences decode, nobody arrives, ends, is admitted, evicted or preempted, a step changes nothing but
+While all running sequences decode and none arrives, ends, is admitted, evicted or preempted, a step changes nothing but
 lengths. A leap lengthens rows, tokens and the clock by all these steps together, through the engine's own ledger and
 scheduler, and stops before the step in which anything else could happen. Schedules are those of single steps.
 """
@@ -75,7 +75,7 @@ class Leaper:
         return all(sequence.eviction is None or sequence in known for sequence in now)
 
     def _most_steps(self, running: "list[Sequence]") -> int:
-        """Steps in which, for all that the sequences themselves say, each computes one token."""
+        """Return steps in which, for all that the sequences themselves say, each computes one token."""
         scheduler, most = self._simulated.scheduler, math.inf
         waits = len(scheduler.waiting) > 0
         if self._prefix_caching:
@@ -100,7 +100,7 @@ class Leaper:
         return 0 if most is math.inf else int(most)
 
     def _steps_until(self, until: float, count: int, held: float, most: int) -> int:
-        """How many of the next steps start before `until`."""
+        """Return how many of the next steps start before `until`."""
         clock = self._simulated.clock
         if until == math.inf:
             return most
@@ -130,7 +130,7 @@ class Leaper:
             order = sorted(order, key=lambda index: -entries[index].start % size)  # type: ignore[assignment]
         update = scheduler.ledger.take_update()
         plan = StepPlan(tuple(entries[index] for index in order), update)
-        # Tokens go on the account of tenants; where there are none, nobody looks at it.
+        # Tokens are charged to tenants; where there are none, no account is read.
         billed = tuple(running) * steps if any(s.request.tenant is not None for s in running) else ()
         scheduler.advance(ScheduledStep(plan, tuple(running[index] for index in order), billed))
         executor.apply(update)
@@ -139,7 +139,7 @@ class Leaper:
 
 
 def _decoding(count: int, held: float, steps: int) -> StepWork:
-    """Steps in which `count` sequences decode that hold `held` KVs a row together before the first."""
+    """Return steps in which `count` sequences decode that hold `held` KVs a row together before the first."""
     if not steps:
         return StepWork()
     tokens = count * steps

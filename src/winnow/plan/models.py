@@ -49,11 +49,11 @@ class ModelShape:
         return self.num_layers * self.num_kv_heads
 
     def kv_elements(self, num_tokens: int = 1) -> int:
-        """Elements of the keys and values of a number of tokens."""
+        """Return elements of the keys and values of a number of tokens."""
         return 2 * self.rows * self.head_dim * num_tokens
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -92,7 +92,7 @@ class _LlamaRow:
 
 
 def llama_params(row: _LlamaRow) -> int:
-    """Weights of a Llama: embeddings, projections, MLPs of three matrices (two if not gated), norms."""
+    """Return weights of a Llama: embeddings, projections, MLPs of three matrices (two if not gated), norms."""
     attention = row.hidden * row.head_dim * (2 * row.query_heads + 2 * row.kv_heads)
     mlp = (3 if row.gated else 2) * row.hidden * row.intermediate
     layer = attention + mlp + 2 * row.hidden
@@ -124,7 +124,7 @@ MODELS: Mapping[str, ModelShape] = {name: row.shape(name) for name, row in _PRES
 
 
 def find_model(model: str | Path) -> ModelShape:
-    """The shape of a preset, a directory with config.json, a config.json, or a GGUF file. Nothing is fetched.
+    """Return the shape of a preset, a directory with config.json, a config.json, or a GGUF file. Nothing is fetched.
 
     Raises:
         UnsupportedModelError: the file is damaged, or its model has no attention layers of one kind.
@@ -157,7 +157,7 @@ def _of_gguf(path: Path) -> ModelShape:
 
 
 def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that a configuration describes; its weights are counted on a model without memory.
+    """Return the shape that a configuration describes; its weights are counted on a model without memory.
 
     Raises:
         UnsupportedModelError: transformers knows no causal model of that kind, or has numbers that make none.
@@ -205,7 +205,7 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _active(model: Any, text: Any, num_params: int) -> int:
-    """Weights that one token multiplies with: of a mixture, those of the experts that it is sent to."""
+    """Return weights that one token multiplies with: of a mixture, those of the experts that it is sent to."""
     named = (getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
     experts, chosen = next(filter(None, named), None), getattr(text, "num_experts_per_tok", None)
     if not experts or not chosen:
@@ -224,7 +224,7 @@ def _windows(text: Any, layers: int) -> tuple[int | None, ...]:
 
 
 def _stored_bytes(directory: Path) -> int | None:
-    """Bytes of the tensors in a directory's safetensors files, by their headers alone; None: there are none."""
+    """Return bytes of the tensors in a directory's safetensors files, by their headers alone; None: there are none."""
     total = 0
     for path in sorted(directory.glob("*.safetensors")):
         try:

@@ -33,15 +33,15 @@ class Held:
     decoding: int
 
     def at_least(self, num_blocks: int) -> "Held":
-        """Where a sequence holds that number from its start."""
+        """Return where a sequence holds that number from its start."""
         return Held(max(self.peak, num_blocks), max(self.decoding, num_blocks))
 
     def of_batch(self, batch: int) -> int:
-        """Blocks for `batch` such sequences: one takes in its prompt while the others decode."""
+        """Return blocks for `batch` such sequences: one takes in its prompt while the others decode."""
         return self.peak + (batch - 1) * self.decoding if batch else 0
 
     def largest_batch(self, num_blocks: int) -> int:
-        """Most sequences whose `of_batch` fits."""
+        """Return the most sequences whose `of_batch` fits."""
         if num_blocks < self.peak:
             return 0
         return 1 + (num_blocks - self.peak) // max(self.decoding, 1)
@@ -50,7 +50,7 @@ class Held:
 def bind_policy(
     config: EvictionConfig, request: Request, context: int | None = None
 ) -> SequenceEviction | None:
-    """The policy that a configuration names, bound to a prompt as admission binds it; None: nothing is evicted.
+    """Return the policy that a configuration names, bound to a prompt as admission binds it; None: nothing is evicted.
 
     Args:
         context: the model's longest sequence, which limits replay passes; None: prompt and answer, and half as much.
@@ -73,14 +73,14 @@ def bind_policy(
 
 
 def num_accumulators(config: EvictionConfig) -> int:
-    """Accumulators per KV that an engine opened with this configuration has."""
+    """Return accumulators per KV that an engine opened with this configuration has."""
     if config.num_accumulators is not None:
         return config.num_accumulators
     return max(resolve_policy(config).policy.score.num_accumulators, 1)
 
 
 def held_blocks(layout: CacheLayout, eviction: SequenceEviction | None, request: Request) -> Held:
-    """Upper bounds on a sequence's blocks, which admission and preemption go by.
+    """Return upper bounds on a sequence's blocks, which admission and preemption go by.
 
     They are exact for policies whose rows keep alike and for the full cache; where rows compete, real rounds may keep a
     part of a block less in each row.
@@ -95,5 +95,5 @@ def held_blocks(layout: CacheLayout, eviction: SequenceEviction | None, request:
 
 
 def cache_bytes(layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int) -> int:
-    """All memory of a cache with a number of blocks, tables included: the `kv_memory` that provides them."""
+    """Return all memory of a cache with a number of blocks, tables included: the `kv_memory` that provides them."""
     return CacheSize.of_blocks(layout, num_blocks, max_num_seqs, max_model_len).nbytes(layout)

@@ -13,7 +13,7 @@ _MOST_BATCH = 1024
 
 
 def plan_figure(plans: Sequence[Plan]) -> "Figure":
-    """Tokens per second against the batch, and the largest batch against the context.
+    """Return tokens per second against the batch, and the largest batch against the context.
 
     Raises:
         WinnowError: matplotlib is not installed.

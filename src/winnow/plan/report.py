@@ -15,7 +15,7 @@ from winnow.units import format_bytes
 
 @dataclass(frozen=True)
 class Plan:
-    """What `plan_of` finds.
+    """Plan that `plan_of` makes.
 
     Attributes:
         batch: requests at the same time: as asked for, or as many as fit and the scheduler lets run; 0: none fit.
@@ -36,17 +36,17 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the batch fits on the devices."""
+        """Return whether the batch fits on the devices."""
         return 0 < self.batch <= self.largest_batch
 
     @property
     def keeps_all(self) -> bool:
-        """Whether it is a plan of the full cache."""
+        """Return whether it is a plan of the full cache."""
         return self.deployment.keeps_all
 
     @property
     def accuracy(self) -> list[KnownAccuracy]:
-        """What was measured of the policy at about that compression; empty: nothing, or nothing is evicted."""
+        """Accuracy measured of the policy at about that compression; empty: nothing, or nothing is evicted."""
         eviction = self.deployment.bound(self.request)
         if self.keeps_all or eviction is None:
             return []
@@ -64,14 +64,14 @@ class Plan:
         return chosen if isinstance(chosen, str) else "own"
 
     def _kv_bytes(self, num_blocks: int) -> int:
-        """Keys and values of blocks, on the devices."""
+        """Return keys and values of blocks, on the devices."""
         layout = self.deployment.layout
         count = self.deployment.kinds(num_blocks)
         kvs = sum(n * kind.form.nbytes for n, kind in zip(count, layout.kinds, strict=True))
         return kvs - layout.tier_bytes(count)
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers by name, in bytes and seconds.
+        """Return all numbers by name, in bytes and seconds.
 
         `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
         accumulators, as `EngineStats.kv_bytes_used` counts; `tier_bytes` values on a value tier, which none of
@@ -135,7 +135,9 @@ def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan
 
 
 def binds(plan: Plan) -> str:
-    """What limits throughput: memory or `max_num_seqs`, where a larger batch would pay, else what a step waits for."""
+    """Return what limits throughput: memory or `max_num_seqs`, where a larger batch would pay, else what a step waits
+    for.
+    """
     if not plan.largest_batch:
         return "memory"
     assert plan.performance is not None, "a batch fits"
@@ -150,7 +152,7 @@ def binds(plan: Plan) -> str:
 
 
 def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
-    """Memory, limits and speed, a column for each plan."""
+    """Return the memory, limits and speed, a column for each plan."""
     first = plans[0]
     columns = tuple(_label(plan, plans) for plan in plans)
     total = first.request.prompt_tokens + first.request.new_tokens
@@ -170,7 +172,7 @@ def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
 
 
 def _accuracy(plans: Sequence[Plan]) -> TextTable:
-    """What is known of the policies at their compressions, each once."""
+    """Return what is known of the policies at their compressions, each once."""
     rows: dict[tuple[str, tuple[str, ...]], None] = {}
     sources: dict[str, None] = {}
     for plan in plans:

@@ -1,4 +1,4 @@
-"""Which of several engines gets a request."""
+"""Choice of the engine that gets a request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from winnow.errors import ConfigError
 
 
 class Load(Protocol):
-    """What a router may know of an engine."""
+    """Load of an engine, as a router may know it."""
 
     @property
     def pending_tokens(self) -> int:
@@ -20,7 +20,7 @@ class Router(Protocol):
     """Chooses engines, one request after the other."""
 
     def choose(self, request: TraceRequest, loads: Sequence[Load]) -> int:
-        """The index of the engine that gets the request."""
+        """Return the index of the engine that gets the request."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """Who has the fewest pending tokens; ties go to the first."""
+    """Router to the engine with the fewest pending tokens; ties go to the first."""
 
     def choose(self, request: TraceRequest, loads: Sequence[Load]) -> int:
         return min(range(len(loads)), key=lambda index: loads[index].pending_tokens)
@@ -44,7 +44,8 @@ class LeastLoaded:
 
 @dataclass
 class PrefixAware:
-    """Who was sent the longest beginning of the prompt, unless it has `slack` times the least load and more.
+    """Router to the engine that was sent the longest beginning of the prompt, unless it has `slack` times the least
+    load and more.
 
     It goes by what it sent where, as a router that sees no caches must.
     """
@@ -77,7 +78,7 @@ ROUTERS: Mapping[str, type[RoundRobin | LeastLoaded | PrefixAware]] = {
 
 
 def make_router(name: str) -> Router:
-    """A new router.
+    """Return a new router.
 
     Raises:
         ConfigError: there is none of that name.

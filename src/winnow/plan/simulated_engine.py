@@ -37,13 +37,13 @@ class SimulatedEngine:
 
     @property
     def used_bytes(self) -> int:
-        """What `EngineStats.kv_bytes_used` says of a real engine."""
+        """Bytes in use, as `EngineStats.kv_bytes_used` of a real engine."""
         ledger = self.scheduler.ledger
         return ledger.used_bytes if self.rows == 1 else self._bytes(ledger.allocator.num_used)
 
     @property
     def peak_bytes(self) -> int:
-        """What `EngineStats.kv_bytes_peak` says of a real engine."""
+        """Peak of the bytes in use, as `EngineStats.kv_bytes_peak` of a real engine."""
         ledger = self.scheduler.ledger
         return ledger.peak_bytes if self.rows == 1 else self._bytes(ledger.peak_blocks)
 
@@ -53,7 +53,7 @@ class SimulatedEngine:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine is opened with."""
+    """Parts with which an engine is opened."""
 
     layout: CacheLayout
     kv_memory: int
@@ -76,7 +76,7 @@ class EngineSetup:
         host_bytes: int = 0,
         fold: bool = True,
     ) -> "EngineSetup":
-        """As a deployment has it; `kv_memory` None: all the room that there is.
+        """Return the setup of a deployment; `kv_memory` None: all the room that there is.
 
         Raises:
             CapacityError: the weights leave no room.
@@ -106,11 +106,11 @@ class EngineSetup:
 
     @property
     def prefix_caching(self) -> bool:
-        """Whether requests share KVs of prompts that begin alike."""
+        """Return whether requests share KVs of prompts that begin alike."""
         return self.cache.shares_prefixes
 
     def size(self) -> CacheSize:
-        """The engine's cache.
+        """Return the engine's cache.
 
         Raises:
             ConfigError: not even one sequence of one block per row fits.

@@ -30,7 +30,7 @@ SAMPLED = 5
 
 
 class VirtualClock:
-    """Seconds that pass when somebody says so.
+    """Clock whose seconds pass when it is told so.
 
     Attributes:
         now: seconds.
@@ -87,7 +87,7 @@ class SimulatedExecutor:
         return params
 
     def fork(self, slot: int, child: NewSequence) -> None:
-        assert self.evictions[slot] == child.eviction, "a fork is under the policy of what it goes on from"
+        assert self.evictions[slot] == child.eviction, "a fork is under the policy of what it continues"
         self.evictions[child.slot] = child.eviction
 
     def prepare(self, policy: EvictionPolicy) -> None:
@@ -98,7 +98,7 @@ class SimulatedExecutor:
         return _FLOAT32 * (self.layout.num_layers + 1)
 
     def copy_work(self, num_blocks: int) -> StepWork:
-        """Copying blocks to the host, or back."""
+        """Return the work of copying blocks to the host, or back."""
         return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows_each)
 
     def apply(self, update: CacheUpdate) -> None:
@@ -123,7 +123,7 @@ class SimulatedExecutor:
         return StepResult([SAMPLED] * samplers, [None] * samplers, {})
 
     def work(self, plan: StepPlan) -> StepWork:
-        """What computing a plan takes; the update is applied."""
+        """Return what computing a plan takes; the update is applied."""
         entries = plan.entries
         counts = np.fromiter((len(entry.token_ids) for entry in entries), np.float64, len(entries))
         held = self.mean_kvs([entry.slot for entry in entries])
@@ -147,7 +147,7 @@ class SimulatedExecutor:
         )
 
     def mean_kvs(self, slots: list[int]) -> NDArray[np.float64]:
-        """KVs per row that the next tokens of some slots read, on average over their rows."""
+        """Return KVs per row that the next tokens of some slots read, on average over their rows."""
         lengths = self.lengths[slots]
         if self._windows is not None:
             lengths = np.minimum(lengths, self._windows)
@@ -170,10 +170,10 @@ class SimulatedExecutor:
         return kept
 
     def compact(self) -> None:
-        """Nothing moves."""
+        """Do nothing: no KV moves."""
 
     def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
-        """KVs that a round leaves of rows of `held` KVs, [layers, heads]."""
+        """Return KVs that a round leaves of rows of `held` KVs, [layers, heads]."""
         target, budget = eviction.target, eviction.policy.budget
         if not budget.bounded:
             return held
@@ -211,7 +211,7 @@ class SimulatedExecutor:
         return blocks.start, None
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        """The simulation knows lengths only; it says that the oldest tokens stayed."""
+        """Return the simulation knows lengths only; it says that the oldest tokens stayed."""
         return [[list(range(length)) for length in heads] for heads in self.lengths[slot].tolist()]
 
     def check_integrity(self, ledger: Ledger) -> None:

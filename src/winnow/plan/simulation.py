@@ -22,7 +22,7 @@ _MOST_SAMPLES = 4096
 
 @dataclass(frozen=True)
 class Served:
-    """What became of one request; times in seconds of the virtual clock, None: it did not come to that."""
+    """Outcome of one request; times in seconds of the virtual clock, None: it did not come to that."""
 
     request: TraceRequest
     replica: int
@@ -167,7 +167,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What `simulate` finds.
+    """Outcome of `simulate`.
 
     Attributes:
         served: all requests, by arrival.
@@ -189,7 +189,7 @@ class Simulation:
 
     @property
     def seconds(self) -> float:
-        """From the first arrival to the last token."""
+        """Seconds from the first arrival to the last token."""
         return max((each.finished for each in self.served if each.finished is not None), default=0.0)
 
 
@@ -260,7 +260,7 @@ def _collect(fleet: Iterable[Replica]) -> Simulation:
 
 
 def _prompt(request: TraceRequest, number: int) -> list[int]:
-    """Token ids that begin as those of requests with the same hash ids do."""
+    """Return token ids that begin as those of requests with the same hash ids do."""
     token_ids: list[int] = []
     for hash_id in request.hash_ids:
         token_ids += [hash_id % _UNSHARED] * request.block_tokens

@@ -1,4 +1,4 @@
-"""What a simulation comes to: percentiles, goodput, tables, a chart, and a trace for chrome://tracing."""
+"""Report of a simulation: percentiles, goodput, tables, a chart, and a trace for chrome://tracing."""
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """A percentile, between neighbours in proportion; None: there are no values."""
+    """Return a percentile, between neighbours in proportion; None: there are no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -31,7 +31,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 def summary(
     simulation: Simulation, max_ttft: float | None = None, max_tpot: float | None = None
 ) -> dict[str, Any]:
-    """All numbers by name, in seconds, tokens and bytes.
+    """Return all numbers by name, in seconds, tokens and bytes.
 
     Args:
         max_ttft, max_tpot: seconds; requests within both count for goodput. None: no limit.
@@ -101,7 +101,7 @@ def _within(value: float | None, most: float | None) -> bool:
 
 
 def simulation_tables(columns: Sequence[tuple[str, dict[str, Any]]]) -> list[TextTable]:
-    """Summaries beside each other: label and `summary` of each."""
+    """Return summaries beside each other: label and `summary` of each."""
 
     def row(name: str, read: Callable[[dict[str, Any]], str]) -> tuple[str, tuple[str, ...]]:
         return name, tuple(read(values) for _, values in columns)
@@ -160,7 +160,7 @@ def _number(value: float | None) -> str:
 
 
 def occupancy_figure(simulation: Simulation, title: str) -> "Figure":
-    """KV bytes and sequences over time, a line for each replica.
+    """Return KV bytes and sequences over time, a line for each replica.
 
     Raises:
         WinnowError: matplotlib is not installed.
@@ -184,7 +184,10 @@ def occupancy_figure(simulation: Simulation, title: str) -> "Figure":
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:
-    """The run as trace events: requests as spans of waiting, prompt and answer; sequences and KVs as counters."""
+    """Return the run as trace events: requests as spans of waiting, prompt and answer.
+
+    Sequences and KVs as counters.
+    """
     return {"traceEvents": [*_spans(simulation.served), *_counters(simulation)], "displayTimeUnit": "ms"}
 
 

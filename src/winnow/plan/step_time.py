@@ -1,4 +1,4 @@
-"""How long a step takes: work over what the hardware can do, times factors that a calibration fits.
+"""Time of a step: work over what the hardware can do, times factors that a calibration fits.
 
 A step's time is taken as a sum, each part an ideal time of the hardware times its factor: products of matrices,
 reading the weights, reading KVs; and constants per step, layer, sequence, token, round and byte over the link. The
@@ -17,7 +17,7 @@ from winnow.plan.models import ModelShape
 
 @dataclass(frozen=True)
 class StepWork:
-    """What a step does, or many steps together.
+    """Work of a step, or of many steps together.
 
     Attributes:
         steps: how many.
@@ -44,7 +44,7 @@ class StepWork:
     prompt_tokens: float = 0.0
 
     def plus(self, other: "StepWork") -> "StepWork":
-        """Both together."""
+        """Return both together."""
         return StepWork(
             self.steps + other.steps,
             self.tokens + other.tokens,
@@ -59,28 +59,28 @@ class StepWork:
         )
 
     def times(self, factor: float) -> "StepWork":
-        """This, a number of times."""
+        """Return this, a number of times."""
         return StepWork(**{each.name: factor * getattr(self, each.name) for each in fields(self)})
 
     def minus(self, other: "StepWork") -> "StepWork":
-        """What comes on top of other work."""
+        """Return what comes on top of other work."""
         return self.plus(other.times(-1.0))
 
     @classmethod
     def decode(cls, batch: int, kvs: float) -> "StepWork":
-        """One step in which `batch` sequences of `kvs` KVs a row each compute a token."""
+        """Return one step in which `batch` sequences of `kvs` KVs a row each compute a token."""
         return cls(1, batch, batch, batch * kvs, batch * kvs, batch)
 
     @classmethod
     def prefill(cls, count: int, kvs: float, samples: int = 0) -> "StepWork":
-        """One step in which a sequence that holds `kvs` KVs a row computes `count` tokens of its prompt."""
+        """Return one step in which a sequence that holds `kvs` KVs a row computes `count` tokens of its prompt."""
         attended = count * (kvs + count / 2)
         return cls(1, count, 1, kvs + count, attended, samples, prompt_tokens=count if count > 1 else 0)
 
 
 @dataclass(frozen=True)
 class TierTraffic:
-    """What a value tier moves over the link; by default, where there is none, nothing.
+    """Bytes that a value tier moves over the link; by default, where there is none, nothing.
 
     Attributes:
         token_bytes: of a token's values in all rows on the tier.
@@ -94,18 +94,21 @@ class TierTraffic:
     read: int = 0
 
     def decode(self, sequences: float, kvs: float) -> StepWork:
-        """A token each of some sequences with `kvs` KVs a row: it leaves its values and fetches those it reads."""
+        """Return a token each of some sequences with `kvs` KVs a row.
+
+        It leaves its values and fetches those it reads.
+        """
         fetched = self.rows * min(self.read, kvs) * self.value_bytes
         return StepWork(link_bytes=sequences * (self.token_bytes + fetched))
 
     def prefill(self, tokens: float) -> StepWork:
-        """Tokens of prompts leave their values."""
+        """Return tokens of prompts leave their values."""
         return StepWork(link_bytes=tokens * self.token_bytes)
 
 
 @dataclass(frozen=True)
 class Factors:
-    """What multiplies the ideal times, and what comes on top.
+    """Factors of the ideal times, and constants on top.
 
     The defaults are usual ones of GPU engines: products, those of attention too, reach 45 % of the data sheet, reading
     weights 70 % and KVs 53 %; the constants are of the order of launch times. An uncalibrated prediction is off by
@@ -135,12 +138,12 @@ class Factors:
                 raise ConfigError(f"factor {each.name} must be a number of at least 0, got {value!r}")
 
     def to_json(self) -> dict[str, float]:
-        """The factors by name."""
+        """Return the factors by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Factors":
-        """What `to_json` gave.
+        """Return what `to_json` gave.
 
         Raises:
             ConfigError: a name is unknown or a value is no number.
@@ -169,7 +172,7 @@ behind the weights in part."""
 
 
 def usual_factors(hardware: Hardware) -> Factors:
-    """Factors for hardware on which nothing was calibrated."""
+    """Return factors for hardware on which nothing was calibrated."""
     return CPU_FACTORS if hardware.kind == "cpu" else Factors()
 
 
@@ -195,7 +198,7 @@ class StepTimes:
     factors: Factors = Factors()
 
     def ideal(self, work: StepWork) -> dict[str, float]:
-        """Seconds by part of `Factors`: what its factor multiplies; of the constants, how many there are."""
+        """Return seconds by part of `Factors`: what its factor multiplies; of the constants, how many there are."""
         model, hardware = self.model, self.hardware
         head = model.hidden_size * model.vocab_size  # computed for tokens that sample alone
         layers = 2.0 * max(model.active_params - head, 0)
@@ -216,7 +219,7 @@ class StepTimes:
         }
 
     def seconds(self, work: StepWork) -> float:
-        """The predicted time."""
+        """Return the predicted time."""
         weights = self.factors.weights * self.ideal_weights(work)
         return weights + sum([seconds * getattr(work, name) for name, seconds in self._rates if seconds])
 
@@ -231,7 +234,7 @@ class StepTimes:
         return rates
 
     def binds(self, work: StepWork) -> str:
-        """What takes longest: compute, that of attention, bandwidth (weights or KVs), link, rounds, or overhead."""
+        """Return what takes longest: compute, that of attention, bandwidth (weights, KVs), link, rounds, or overhead."""
         times = {part: getattr(self.factors, part) * value for part, value in self.ideal(work).items()}
         times["compute"] += times.pop("prompt")
         overhead = sum(times.pop(part) for part in ("layer", "sequence", "step"))
@@ -247,11 +250,14 @@ class StepTimes:
         return names[most] if times[most] >= overhead else "overhead of a step"
 
     def with_factors(self, factors: Factors) -> "StepTimes":
-        """The same with other factors."""
+        """Return the same with other factors."""
         return replace(self, factors=factors)
 
     def ideal_weights(self, work: StepWork) -> float:
-        """Seconds to read the weights in each step: of a mixture, those of the experts that its tokens are sent to."""
+        """Return seconds to read the weights in each step.
+
+        Of a mixture, those of the experts that its tokens are sent to.
+        """
         if not work.steps:
             return 0.0
         model = self.model

@@ -1,4 +1,4 @@
-"""How fast a number of like requests is served: arithmetic alone, for decisions that cannot wait for a simulation."""
+"""Throughput of like requests: arithmetic alone, for decisions that cannot wait for a simulation."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""Whether values on the host pay: the performance model of KCache (arXiv 2404.18057, equations 1 to 4), corrected.
+"""Performance model of values on the host: that of KCache (arXiv 2404.18057, equations 1 to 4), corrected.
 
 Prefill (1, 2): copying a layer's values out hides behind the next layer's arithmetic if
 `(F s + 4 s^2 d) / compute > V s / to_host`, where a token takes F operations beside attention (the paper: 24 d^2, of
@@ -46,7 +46,7 @@ class TierModel:
 
     @classmethod
     def of(cls, model: ModelShape, key_bytes: float, value_bytes: float) -> "TierModel":
-        """A model with KVs stored in a number of bytes."""
+        """Return a model with KVs stored in a number of bytes."""
         flops = 2.0 * (model.active_params - model.vocab_size * model.hidden_size) / model.num_layers
         return cls(
             model.num_layers,
@@ -66,7 +66,7 @@ class TierModel:
 
 @dataclass(frozen=True)
 class TierSpeeds:
-    """What the machine does in a second.
+    """Speeds of the machine.
 
     Attributes:
         bandwidth: bytes that the device reads of its own memory.
@@ -88,13 +88,13 @@ class TierSpeeds:
 
     @classmethod
     def of(cls, hardware: Hardware) -> "TierSpeeds":
-        """By data sheet, where selecting costs nothing."""
+        """Return the speeds by data sheet, where selecting costs nothing."""
         return cls(hardware.bandwidth, hardware.compute, hardware.link, hardware.link)
 
 
 @dataclass(frozen=True)
 class TierGain:
-    """What a value tier changes.
+    """Changes by a value tier.
 
     Attributes:
         hidden: whether copying values out hides behind a prompt's arithmetic; hidden_from: the shortest prompt for
@@ -114,11 +114,11 @@ class TierGain:
 
     @property
     def pays(self) -> bool:
-        """Whether a step takes less time with the tier, at the length asked for."""
+        """Return whether a step takes less time with the tier, at the length asked for."""
         return self.tiered_seconds < self.full_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self) | {"pays": self.pays}
 
 
@@ -132,7 +132,7 @@ def tier_gain(
     batch: int = 1,
     distinct: float = 1.0,
 ) -> TierGain:
-    """What keeping the values of layers from `layers` on apart changes for `batch` sequences of `length` tokens.
+    """Return what keeping the values of layers from `layers` on apart changes for `batch` sequences of `length` tokens.
 
     Args:
         top_n: values that a query head reads.
@@ -157,19 +157,19 @@ def tier_gain(
 
 
 def _attention(model: TierModel, speeds: TierSpeeds, length: float) -> float:
-    """Seconds of one query over a layer on the device."""
+    """Return seconds of one query over a layer on the device."""
     kvs = model.kv_heads * (model.key_bytes + model.value_bytes)
     weights = 2 * model.query_heads * speeds.weight_bytes  # written by the softmax, and read with the values
     return length * (kvs + weights) / speeds.bandwidth
 
 
 def _rows(model: TierModel, top_n: int, length: float, distinct: float) -> float:
-    """Values that a group reads."""
+    """Return values that a group reads."""
     return min(length, top_n * max(1.0, model.group * distinct))
 
 
 def _selected(model: TierModel, speeds: TierSpeeds, top_n: int, length: float, distinct: float) -> float:
-    """As `_attention`, where values lie on the host."""
+    """Do as `_attention` does, where values lie on the host."""
     rows = _rows(model, top_n, length, distinct)
     on_device = length * model.kv_heads * model.key_bytes
     on_device += model.query_heads * speeds.weight_bytes * (length + min(top_n, length))
@@ -180,7 +180,7 @@ def _selected(model: TierModel, speeds: TierSpeeds, top_n: int, length: float, d
 
 
 def _pays_from(model: TierModel, speeds: TierSpeeds, top_n: int, distinct: float) -> int | None:
-    """The shortest row from which on a query takes less time with values on the host."""
+    """Return the shortest row from which on a query takes less time with values on the host."""
 
     def saved(length: float) -> float:
         return _attention(model, speeds, length) - _selected(model, speeds, top_n, length, distinct)
@@ -194,13 +194,13 @@ def _pays_from(model: TierModel, speeds: TierSpeeds, top_n: int, distinct: float
 
 
 def _hidden_from(model: TierModel, speeds: TierSpeeds) -> int:
-    """The shortest prompt whose arithmetic takes as long as copying a layer's values out."""
+    """Return the shortest prompt whose arithmetic takes as long as copying a layer's values out."""
     needed = speeds.compute * model.kv_heads * model.value_bytes / speeds.to_host  # operations a token
     return max(1, math.ceil((needed - model.flops_per_token) / (4 * model.hidden_size)))
 
 
 def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
-    """What a tier changes for the batch of a plan, whose sequences have all their tokens."""
+    """Return what a tier changes for the batch of a plan, whose sequences have all their tokens."""
     deployment, request = plan.deployment, plan.request
     kind = deployment.layout.kinds[-1]
     sides = kind.key_fields, kind.value_fields
@@ -223,7 +223,7 @@ def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
 
 
 def tier_table(names: Sequence[str], gains: Sequence[TierGain], tier: ValueTier) -> TextTable:
-    """What a tier changes, a column for each gain."""
+    """Return what a tier changes, a column for each gain."""
 
     def row(name: str, read: Callable[[TierGain], str]) -> tuple[str, tuple[str, ...]]:
         return name, tuple(map(read, gains))

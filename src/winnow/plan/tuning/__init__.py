@@ -1,1 +1,3 @@
-"""Which policy, compression and batch keep a stated agreement with the full cache on a user's own prompts."""
+"""Search for the policy, compression and batch that keep a stated agreement with the full cache on a user's own
+prompts.
+"""

@@ -1,4 +1,4 @@
-"""What is tried."""
+"""Candidates of a search."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -80,7 +80,7 @@ def candidates(
     batches: Sequence[int] = (64,),
     kv_dtypes: Sequence[str] = ("auto",),
 ) -> list[Candidate]:
-    """All combinations, and the full cache with each batch; policies that decide how much they keep stand once.
+    """Return all combinations, and the full cache with each batch; policies that decide how much they keep stand once.
 
     Raises:
         ConfigError: no such preset, a compression below 1, or formats of KVs where the engine has no choice.
@@ -108,5 +108,5 @@ def _all(
 
 
 def from_json(values: Mapping[str, Any]) -> Candidate:
-    """A candidate as a journal holds it."""
+    """Return a candidate as a journal holds it."""
     return Candidate(**values)

@@ -41,7 +41,7 @@ class TunePrompt:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an engine answered."""
+    """Answer of an engine."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -83,18 +83,18 @@ class Trial:
         return wilson(self.mean, len(self.agreement))
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
+        """Return the fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Trial":
-        """What `to_json` gave."""
+        """Return what `to_json` gave."""
         rest = {name: value for name, value in values.items() if name not in ("candidate", "agreement")}
         return cls(from_json(values["candidate"]), agreement=tuple(values["agreement"]), **rest)
 
 
 def wilson(mean: float, count: int, looks: int = 1) -> tuple[float, float]:
-    """Wilson's score interval of a mean of values between 0 and 1, whose variance no other such values exceed.
+    """Return Wilson's score interval of a mean of values between 0 and 1, whose variance no other such values exceed.
 
     Args:
         looks: how many such means the same values of chance gave, of which this was taken: the error of 5 % is shared
@@ -110,7 +110,7 @@ def wilson(mean: float, count: int, looks: int = 1) -> tuple[float, float]:
 
 
 def agreement(prompt: TunePrompt, answer: Answer, full: Answer, kind: str) -> float:
-    """How far an answer agrees with the full cache's.
+    """Return how far an answer agrees with the full cache's.
 
     With references: the metric's value, relative to the full cache's own (1.0 where that has none). Else, by kind:
     exact: 1.0 for the same tokens; tokens: the part of the longer answer up to the first other token.

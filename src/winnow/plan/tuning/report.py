@@ -1,4 +1,4 @@
-"""What a search tried and found, as tables, a chart and a command."""
+"""Report of a search, as tables, a chart and a command."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tune_table(tuned: Tuned) -> TextTable:
-    """What was tried, each candidate with the most prompts that it came to."""
+    """Return what was tried, each candidate with the most prompts that it came to."""
     rows = tuple((str(trial.candidate), _entries(trial)) for trial in tuned.last)
     return TextTable(
         f"Tried, for an agreement of {tuned.search.target:g} ({tuned.search.kind})",
@@ -41,7 +41,7 @@ def _entries(trial: Trial) -> tuple[str, ...]:
 
 
 def verdict(tuned: Tuned) -> list[str]:
-    """Lines that say what was found, and whether prompts held back bear it out."""
+    """Return lines that say what was found, and whether prompts held back bear it out."""
     if tuned.best is None or tuned.check is None:
         return ["No candidate keeps that agreement on prompts held back."]
     check, full = tuned.check, tuned.full
@@ -57,7 +57,7 @@ def verdict(tuned: Tuned) -> list[str]:
 
 
 def command(tuned: Tuned, prompts: str, engine: Sequence[str]) -> str | None:
-    """The command line that runs the winner; None: there is none.
+    """Return the command line that runs the winner; None: there is none.
 
     Args:
         engine: further flags of the engine, as typed.
@@ -69,7 +69,7 @@ def command(tuned: Tuned, prompts: str, engine: Sequence[str]) -> str | None:
 
 
 def pareto_figure(tuned: Tuned) -> "Figure":
-    """Agreement against the objective: all candidates with most prompts, and those that none beats.
+    """Return the agreement against the objective: all candidates with most prompts, and those that none beats.
 
     Raises:
         WinnowError: matplotlib is not installed.

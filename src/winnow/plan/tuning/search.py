@@ -21,14 +21,14 @@ THROUGHPUT, BYTES = "throughput", "bytes"
 
 @dataclass(frozen=True)
 class Search:
-    """How to search.
+    """Options of a search.
 
     Attributes:
         target: agreement to keep, above 0 and at most 1.
         kind: what agreement means, `exact` or `tokens`.
         objective: throughput, or bytes of KVs.
         first: prompts of the first rung; each rung has twice as many.
-        eta: one in `eta` of each rung's candidates goes on.
+        eta: one in `eta` of each rung's candidates reaches the next.
         held_back: part of the prompts that choose nothing, and tell whether the promise holds.
         seed: of which prompts these are.
     """
@@ -42,14 +42,14 @@ class Search:
     seed: int = 0
 
     def split(self, prompts: Sequence[TunePrompt]) -> tuple[list[TunePrompt], list[TunePrompt]]:
-        """The prompts to search with, and those held back: at least one each, of two or more."""
+        """Return the prompts to search with, and those held back: at least one each, of two or more."""
         order = list(range(len(prompts)))
         random.Random(self.seed).shuffle(order)  # noqa: S311
         count = min(max(round(len(order) * self.held_back), 1), len(order) - 1)
         return [prompts[i] for i in order[count:]], [prompts[i] for i in order[:count]]
 
     def rungs(self, count: int) -> list[int]:
-        """Prompts of each rung, up to `count`."""
+        """Return prompts of each rung, up to `count`."""
         sizes, size = [], min(self.first, count)
         while size < count:
             sizes.append(size)
@@ -57,15 +57,15 @@ class Search:
         return [*sizes, count]
 
     def cost(self, trial: Trial) -> float:
-        """What is made small."""
+        """Return what is made small."""
         return trial.kv_bytes if self.objective == BYTES else -trial.rate
 
     def keeps(self, trial: Trial) -> bool:
-        """Whether a trial reaches the target."""
+        """Return whether a trial reaches the target."""
         return trial.error is None and trial.mean >= self.target
 
     def order(self, trial: Trial) -> tuple[bool, float]:
-        """A sort key, the best first: those that reach the target before others."""
+        """Return a sort key, the best first: those that reach the target before others."""
         return not self.keeps(trial), self.cost(trial)
 
 
@@ -139,7 +139,7 @@ class Tuner:
         return Trial(candidate, stage, agreed, seconds, tokens, peak)
 
     def _full_answers(self, candidate: Candidate, stage: str, prompts: Sequence[TunePrompt]) -> list[Answer]:
-        """The full cache's answers to a stage's prompts, KVs stored as the model has them."""
+        """Return the full cache's answers to a stage's prompts, KVs stored as the model has them."""
         if stage not in self._full:
             reference = Candidate(FULL, None, candidate.max_num_seqs)
             self._full[stage], _, _ = run(self._open(reference), reference, prompts)
@@ -159,7 +159,7 @@ class Tuner:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         best: the winner's last trial of the search; None: not even the full cache agrees with itself.
@@ -191,7 +191,10 @@ class Tuned:
         return sorted(latest.values(), key=lambda t: (-len(t.agreement), *self.search.order(t)))
 
     def pareto(self) -> list[Trial]:
-        """Of `last` with most prompts, those that no other beats in both agreement and objective; by agreement."""
+        """Return those of `last` with most prompts that no other beats in both agreement and objective.
+
+        By agreement.
+        """
         trials = [t for t in self.last if t.error is None]
         most = max((len(t.agreement) for t in trials), default=0)
         trials = [t for t in trials if len(t.agreement) == most]
@@ -209,5 +212,5 @@ class Tuned:
 
 
 def _engine_first(candidate: Candidate) -> tuple[int, str, str]:
-    """A sort key that opens each engine once."""
+    """Return a sort key that opens each engine once."""
     return candidate.max_num_seqs, candidate.kv_cache_dtype, str(candidate)
