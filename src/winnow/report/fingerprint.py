@@ -33,7 +33,7 @@ def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> 
 
 
 def model_digest(model: Path) -> str:
-    """SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file. What
+    """Return SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file. What
     `winnow fit` added is none of them.
     """
     if not model.is_file() and not (model / "config.json").is_file():
@@ -93,7 +93,7 @@ def differences(theirs: Fingerprint, ours: Fingerprint, *, answers_alone: bool =
 
 
 def _is_harmless(settings: Fingerprint, name: str) -> bool:
-    """Whether another value of the engine's option `name` changes no answer of a run with these settings."""
+    """Return whether another value of the engine's option `name` changes no answer of a run with these settings."""
     effect = EFFECTS.get(name, Effect.ALWAYS)
     if effect is Effect.NEVER:
         return True
@@ -104,7 +104,7 @@ def _is_harmless(settings: Fingerprint, name: str) -> bool:
 
 
 def _depends_on_others(eviction: Any) -> bool:
-    """Whether rounds of a policy happen at moments that other requests and free memory decide."""
+    """Return whether rounds of a policy happen at moments that other requests and free memory decide."""
     # Late: the policies bring torch, which a run that differs in nothing does without here.
     from winnow.eviction import PRESETS, When
 

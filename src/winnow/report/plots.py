@@ -36,7 +36,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """What is measured along a side; `log2` is for doublings, whose ticks it labels.
+    """Axis of a plot: the quantity along a side; `log2` is for doublings, whose ticks it labels.
 
     `ticks` are the names of what stands at 0, 1, 2 and so on, on an axis of things that have an order alone.
     """
@@ -64,7 +64,7 @@ def can_draw() -> bool:
 
 
 def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "Figure":
-    """Panels side by side, `columns` in a row. Lines with the same label look alike in all of them.
+    """Return panels side by side, `columns` in a row. Lines with the same label look alike in all of them.
 
     Raises:
         WinnowError: matplotlib is not installed.
@@ -92,7 +92,7 @@ def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "F
 def heat_map(
     values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], y_label: str, x_label: str
 ) -> "Figure":
-    """Shares between 0 and 1 as a grid with the numbers in it: values[row][column].
+    """Draw shares between 0 and 1 as a grid with the numbers in it: values[row][column].
 
     Raises:
         WinnowError: matplotlib is not installed.
@@ -135,7 +135,7 @@ def _figure(columns: int, rows: int, title: str) -> "Figure":
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Colours first, then other dashes and markers: all lines of a chart differ."""
+    """Return colours first, then other dashes and markers: all lines of a chart differ."""
     turn, place = divmod(number, len(_COLOURS))
     return {
         "color": _COLOURS[place],

@@ -1,4 +1,4 @@
-"""Where a number was measured: command, machine, versions, commit and date, as a report needs them."""
+"""Provenance of a number: command, machine, versions, commit and date, as a report needs them."""
 
 import os
 import platform
@@ -117,7 +117,7 @@ def commit() -> str | None:
 
 
 def cpu_cache_bytes(folder: Path = _CPU_FOLDERS) -> int:
-    """Bytes of the last-level caches of all sockets, read below `folder`; a usual size where nothing is said."""
+    """Return bytes of the last-level caches of all sockets, read below `folder`; a usual size where nothing is said."""
     sizes: dict[str, int] = {}
     for cpu in folder.glob("cpu[0-9]*"):
         levels = sorted(cpu.glob("cache/index*"), key=lambda index: int((index / "level").read_text()))

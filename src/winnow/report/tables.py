@@ -78,5 +78,5 @@ class Footnotes:
 
 
 def _escaped(entry: str) -> str:
-    """The entry for Markdown, where a bar would end it."""
+    """Return the entry for Markdown, where a bar would end it."""
     return entry.replace("|", "\\|")
