@@ -1,4 +1,4 @@
-"""How the next token is chosen, how probable it was, and how tokens become text."""
+"""Choice of the next token, its probability, and the way from tokens to text."""
 
 from typing import TYPE_CHECKING
 

@@ -9,12 +9,12 @@ from winnow.sampling.params import SamplingParams
 
 @dataclass(frozen=True)
 class BeamSearchParams:
-    """How `LLM.beam_search` searches. Names as in vLLM; rules and scores as of transformers' `generate`.
+    """Parameters of `LLM.beam_search`. Names as in vLLM; rules and scores as of transformers' `generate`.
 
     Attributes:
         beam_width: number of beams, and of answers.
         max_tokens: most tokens of an answer.
-        ignore_eos: go on after the model's end-of-sequence token.
+        ignore_eos: continue after the model's end-of-sequence token.
         temperature: 0; scores are the model's own logprobs.
         length_penalty: an answer's logprob is divided by its length to this power.
         include_stop_str_in_output: keep the text of the token that ended an answer.

@@ -1,4 +1,4 @@
-"""Which tokens a sequence has seen, for the penalties on repetition."""
+"""Counts of the tokens that a sequence has seen, for the penalties on repetition."""
 
 from collections.abc import Sequence
 
@@ -39,7 +39,7 @@ class TokenCounts:
         return self.output_counts.nbytes + self.in_prompt.nbytes
 
     def acquire(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> int:
-        """A row that has seen these tokens.
+        """Return a row that has seen these tokens.
 
         Raises:
             InvalidRequestError: a token id is outside the vocabulary.

@@ -46,7 +46,7 @@ class Detokenizer:
         self.at_start = not self._known
 
     def push(self, token_id: int) -> str:
-        """The text that is certain now and was not before."""
+        """Return the text that is certain now and was not before."""
         if self._skip_special_tokens and token_id in self._table.special:
             return ""
         self.at_start = False
@@ -59,7 +59,7 @@ class Detokenizer:
         return text + self._bytes.push(byte)
 
     def flush(self) -> str:
-        """What was still uncertain, as the tokenizer writes an incomplete character."""
+        """Return what was still uncertain, as the tokenizer writes an incomplete character."""
         return self._flush_window() + self._bytes.end()
 
     def _push(self, token_id: int) -> str:
@@ -103,7 +103,7 @@ class Detokenizer:
         return new.removesuffix(REPLACEMENT)
 
     def _trailing_bytes(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of the byte tokens at the end, the last few of them."""
+        """Return the bytes of the byte tokens at the end, the last few of them."""
         found: list[int] = []
         for token in reversed(tokens[-_CONTEXT:]):
             if token not in self._byte_tokens:
@@ -112,7 +112,7 @@ class Detokenizer:
         return bytes(reversed(found))
 
     def _without_bytes(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens after the last byte token, with a whole one for all that stands before."""
+        """Return the tokens after the last byte token, with a whole one for all that stands before."""
         for index in range(len(tokens) - 1, -1, -1):
             if tokens[index] in self._byte_tokens:
                 assert self._neutral is not None, "else no token is looked up as a byte"
@@ -138,7 +138,7 @@ class _ByteRun:
         return self._decoder.getstate()[0]
 
     def push(self, byte: int) -> str:
-        """The characters that are complete, or broken, with this byte."""
+        """Return the characters that are complete, or broken, with this byte."""
         before = self._pending
         text = self._decoder.decode(bytes([byte]))
         if self._of_prompt and text:
@@ -148,7 +148,7 @@ class _ByteRun:
         return text
 
     def end(self) -> str:
-        """No byte follows: the replacement of what is incomplete."""
+        """Return the replacement of what is incomplete: no byte follows."""
         if not self._pending:
             return ""
         text = self._decoder.decode(b"", final=True)

@@ -16,7 +16,7 @@ class Fault(IntEnum):
     """The model's logits are sound, but what was asked for leaves no token possible."""
 
     def explain(self, dtype: torch.dtype | None = None) -> str:
-        """What is wrong and what may help, for a model that computes in `dtype`; None: it is not known here."""
+        """Return what is wrong and what may help, for a model that computes in `dtype`; None: it is not known here."""
         if self is Fault.NOTHING_LEFT:
             return (
                 "no token is possible: min_tokens, logit_bias, stop_token_ids and structured_outputs together rule out "
@@ -32,7 +32,7 @@ class Fault(IntEnum):
 
 
 def mark_faults(tokens: Tensor, logits: Tensor) -> Tensor:
-    """`tokens` with `Fault.NOT_FINITE` where a row of logits is unsound; nothing waits for the device.
+    """Return `tokens` with `Fault.NOT_FINITE` where a row of logits is unsound; nothing waits for the device.
 
     Args:
         tokens: int64 [R].
@@ -42,7 +42,10 @@ def mark_faults(tokens: Tensor, logits: Tensor) -> Tensor:
 
 
 def marked_tokens(tokens: Tensor, logits: Tensor) -> list[int]:
-    """As `mark_faults`, on the host; a step of one sequence spends less time in it than in two operators of torch."""
+    """Do as `mark_faults` does, on the host.
+
+    A step of one sequence spends less time in it than in two operators of torch.
+    """
     if logits.device.type != "cpu":
         return mark_faults(tokens, logits).tolist()
     largest = logits.amax(1).tolist()
@@ -53,7 +56,7 @@ def marked_tokens(tokens: Tensor, logits: Tensor) -> list[int]:
 
 
 def sound_rows(logits: Tensor) -> Tensor:
-    """Which rows of [R, V] a token can be taken from, bool [R].
+    """Return which rows of [R, V] a token can be taken from, bool [R].
 
     One reduction tells: the largest of a row is NaN if any logit is, and infinite if one is or all are minus infinity.
     Single logits of minus infinity are sound: models rule out tokens by them.

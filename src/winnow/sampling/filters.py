@@ -1,4 +1,4 @@
-"""Which tokens stay in the draw, and the draw itself: functions of rows of logits.
+"""Filters of the tokens that stay in the draw, and the draw itself: functions of rows of logits.
 
 Every filter is a threshold on a row's logits: tokens as probable as the last one that must stay, stay too. So
 equals are treated alike, no filter can empty a row, and no sorted copy has to be scattered back. What one row
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class TopK(NamedTuple):
-    """What `keep_top_k` left of each row.
+    """Logits that `keep_top_k` left of each row.
 
     Attributes:
         values: [R, largest k] float32, descending, -inf after the row's own k-th.
@@ -80,7 +80,7 @@ def keep_top_p(logits: Tensor, top_p: Tensor, top_k: TopK | None) -> None:
 
 
 def draw(logits: Tensor, uniform: Tensor) -> Tensor:
-    """One token per row, by inverting the cumulative distribution in the order of token ids.
+    """Return one token per row, by inverting the cumulative distribution in the order of token ids.
 
     Sums run in float64, so the rarest token of a large vocabulary keeps its chance. A token without
     probability is never drawn: its sum equals the one before it. A row with nothing possible gives token 0.

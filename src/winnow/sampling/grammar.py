@@ -52,11 +52,11 @@ class AnswerMatcher:
         return found
 
     def take(self, token: int) -> None:
-        """Go on with a token of the answer."""
+        """Accept a token of the answer."""
         self._matcher.consume_token(token)
 
     def take_all(self, tokens: Sequence[int]) -> None:
-        """Go on with tokens that were sampled before."""
+        """Accept tokens that were sampled before."""
         if tokens:
             self._matcher.consume_tokens(list(tokens))
 
@@ -132,7 +132,7 @@ class GrammarCompiler:
 
 
 def _grammar(llguidance: Any, form: StructuredOutputs) -> str:
-    """A form in llguidance's own words."""
+    """Return a form in llguidance's own words."""
     matcher = llguidance.LLMatcher
     grammar: str
     if form.regex is not None:

@@ -13,7 +13,7 @@ Argmax = Callable[[Tensor], Tensor]
 
 
 def open_argmax(device: torch.device) -> Argmax:
-    """The fastest that there is on a device."""
+    """Return the fastest that there is on a device."""
     kernels = native_kernels() if device.type == "cpu" else None
     if kernels is None:
         return _argmax

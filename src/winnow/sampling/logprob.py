@@ -1,11 +1,11 @@
-"""What is reported of one token."""
+"""Report of one token's probability."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """What the model thought of one token at one position.
+    """Probability of one token at one position.
 
     Attributes:
         logprob: natural logarithm of its probability.

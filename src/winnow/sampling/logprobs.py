@@ -1,4 +1,4 @@
-"""How probable the model found a token: reported from raw logits, before any penalty, bias or temperature."""
+"""Log probabilities of tokens, reported from raw logits, before any penalty, bias or temperature."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from winnow.sampling.token_table import TokenTable
 
 
 def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:
-    """What a report needs, as numbers of one type, so that they can leave the device together.
+    """Return what a report needs, as numbers of one type, so that they can leave the device together.
 
     Args:
         logprobs: [R, V] float32.
@@ -33,7 +33,7 @@ def logprob_table(logprobs: Tensor, tokens: Tensor, top: int) -> Tensor:
 
 
 def read_logprobs(row: Sequence[float], top: int) -> dict[int, Logprob]:
-    """One row of `logprob_table`, the reported token first, then `top` of the most probable."""
+    """Return one row of `logprob_table`, the reported token first, then `top` of the most probable."""
     token, chosen, rank = int(row[0]), row[1], int(row[2])
     report = {token: Logprob(chosen, rank)}
     listed = (len(row) - 3) // 2
@@ -67,7 +67,7 @@ def decode_logprobs(
 
 @torch.inference_mode()
 def prompt_logprobs(logits: Tensor, next_token_ids: Sequence[int], top: int) -> list[dict[int, Logprob]]:
-    """How probable each token of a prompt was, given those before it.
+    """Return how probable each token of a prompt was, given those before it.
 
     Works in blocks of rows: never makes a float32 copy of all logits.
 

@@ -99,7 +99,7 @@ class SamplingParams(EvictionRequest):
         stop: text that ends the answer, one string or several; stored as a tuple.
         stop_token_ids: tokens that end the answer; stored as a tuple. None is read as none.
         include_stop_str_in_output: keep the stop string at the end of the text.
-        ignore_eos: go on after the model's end-of-sequence token.
+        ignore_eos: continue after the model's end-of-sequence token.
         min_tokens: tokens before which nothing ends the answer.
         max_tokens: most tokens of an answer; None: up to the model's limit.
         logprobs: how many of the most probable tokens to report beside the sampled one; None: report nothing.
@@ -241,7 +241,7 @@ class SamplingParams(EvictionRequest):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Parameters from JSON-like input.
+        """Return parameters from JSON-like input.
 
         Null stands for the default, except in `max_tokens`, where it means the model's limit. `logit_bias`
         may have its token ids as strings, the only keys that JSON knows. `max_completion_tokens` is read as
@@ -264,7 +264,7 @@ class SamplingParams(EvictionRequest):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
+        """Return whether the most probable token is always taken."""
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
@@ -277,7 +277,7 @@ class SamplingParams(EvictionRequest):
         return form
 
     def forced_for(self, sample_index: int) -> tuple[int, ...]:
-        """The tokens that this sample's answer begins with."""
+        """Return the tokens that this sample's answer begins with."""
         forced: Any = self.forced_tokens
         return forced[sample_index] if forced and isinstance(forced[0], tuple) else forced
 
@@ -339,7 +339,7 @@ def _stop_token_ids(ids: Any) -> tuple[int, ...]:
 
 
 def _forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-    """One list for all samples, or one for each of several."""
+    """Return one list for all samples, or one for each of several."""
     _list("forced_tokens", forced, "a list of integers")
     if not forced or isinstance(forced[0], str | bytes) or not isinstance(forced[0], Sequence):
         return _forced_list(forced)
@@ -383,5 +383,5 @@ def _logit_bias(bias: Any) -> dict[int, float] | None:
 
 
 def _token_key(key: Any) -> Any:
-    """A JSON object's key as a token id where it is one; what is not, is left for `_logit_bias` to refuse."""
+    """Return a JSON object's key as a token id where it is one; what is not, is left for `_logit_bias` to refuse."""
     return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key

@@ -19,25 +19,25 @@ _MASK = 2**64 - 1
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: a bijection of 64-bit words that spreads every bit. Arithmetic wraps."""
+    """Return the finaliser of SplitMix64: a bijection of 64-bit words that spreads every bit. Arithmetic wraps."""
     values = (values ^ (values >> np.uint64(30))) * _MIX_1
     values = (values ^ (values >> np.uint64(27))) * _MIX_2
     return values ^ (values >> np.uint64(31))
 
 
 def words(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Output number `positions[i]` of the SplitMix64 generator that starts at `keys[i]`; both [B]."""
+    """Return the output number `positions[i]` of the SplitMix64 generator that starts at `keys[i]`; both [B]."""
     return _mix(keys + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA)
 
 
 def stream_key(seed: int, sample_index: int) -> int:
-    """Where the random stream of one sample of one request starts; neighbours start far apart."""
+    """Return where the random stream of one sample of one request starts; neighbours start far apart."""
     seed_key = words(np.array([seed & _MASK], dtype=np.uint64), np.zeros(1, dtype=np.int64))
     return int(words(seed_key, np.array([sample_index], dtype=np.int64))[0])
 
 
 def uniform(keys: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One draw per row, even over [0, 1) in steps of 2**-53.
+    """Return one draw per row, even over [0, 1) in steps of 2**-53.
 
     Args:
         keys: [B], from `stream_key`.

@@ -10,12 +10,12 @@ _HUGE = 1e30  # stands for +inf: far above any logit, and stays finite through e
 
 
 def row_blocks(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
-    """(first, end) of consecutive blocks: at most about 4 million logits each, at least one row."""
+    """Yield (first, end) of consecutive blocks: at most about 4 million logits each, at least one row."""
     size = max(1, _BLOCK_ELEMENTS // vocab_size)
     for first in range(0, num_rows, size):
         yield first, min(first + size, num_rows)
 
 
 def clean_rows(logits: Tensor) -> Tensor:
-    """A float32 copy where NaN counts as impossible (-inf), and +inf as all but certain, yet a number."""
+    """Return a float32 copy where NaN counts as impossible (-inf), and +inf as all but certain, yet a number."""
     return torch.nan_to_num(logits.float(), nan=-torch.inf, posinf=_HUGE, neginf=-torch.inf)

@@ -87,7 +87,7 @@ class Sampler:
         return self._counts.nbytes
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
-        """The same parameters, with a seed drawn if they bring none.
+        """Return the same parameters, with a seed drawn if they bring none.
 
         Call it once when a request arrives: then its answers do not depend on when they are preempted.
         """
@@ -155,7 +155,7 @@ class Sampler:
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Sequence[int]) -> SamplerOutput:
-        """The next token of each slot; every answer is one token longer afterwards.
+        """Return the next token of each slot; every answer is one token longer afterwards.
 
         One transfer to the device before the work, one from it afterwards.
 
@@ -194,7 +194,7 @@ class Sampler:
         return output
 
     def _allowed(self, slots: Sequence[int]) -> Tensor:
-        """Which tokens the forms of these answers allow next, bool [R, V] on the sampler's device."""
+        """Return which tokens the forms of these answers allow next, bool [R, V] on the sampler's device."""
         masks = np.stack([self._matchers[slot].allowed() for slot in slots])
         return torch.from_numpy(masks).to(self.device)
 
@@ -207,7 +207,7 @@ class Sampler:
     def _sample_block(
         self, logits: Tensor, block: Block, columns: Columns, edits: Tensor, allowed: Tensor | None
     ) -> Tensor:
-        """Tokens [R, 1], or with logprobs the table [R, 3 + 2 * top] that starts with them; float64.
+        """Return tokens [R, 1], or with logprobs the table [R, 3 + 2 * top] that starts with them; float64.
 
         A row with a fault has that in place of its token. `allowed`, bool [R, V], are the tokens that the rows' forms
         leave; None: they have none.
@@ -232,7 +232,7 @@ class Sampler:
     def _choose(
         self, x: Tensor, block: Block, columns: Columns, edits: Tensor, allowed: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens [R] int64 that the rules lead to; the logits `x` [R, V] are used up.
+        """Return tokens [R] int64 that the rules lead to; the logits `x` [R, V] are used up.
 
         Also whether anything was possible, bool [R]; None: no rule could rule out everything.
         """
@@ -252,7 +252,7 @@ class Sampler:
 
 
 def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:
-    """Sampled tokens [R] int64; the logits `x` [R, V] are used up."""
+    """Return sampled tokens [R] int64; the logits `x` [R, V] are used up."""
     scale(x, columns.temperature.float()[:, None])
     if Feature.MIN_P in block.features:
         keep_min_p(x, columns.log_min_p.float()[:, None])
@@ -265,7 +265,7 @@ def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:
 
 
 def _read_tables(numbers: NDArray[np.float64], batch: SamplingBatch) -> SamplerOutput:
-    """What came from the device, block after block, back in the order of the batch."""
+    """Return what came from the device, block after block, back in the order of the batch."""
     token_ids = np.zeros(len(batch.order), dtype=np.int64)
     logprobs: list[dict[int, Logprob] | None] = [None] * len(batch.order)
     start = 0
@@ -283,7 +283,7 @@ def _read_tables(numbers: NDArray[np.float64], batch: SamplingBatch) -> SamplerO
 
 
 def _separate_faults(marked: list[int], logprobs: list[dict[int, Logprob] | None]) -> SamplerOutput:
-    """The output of tokens among which faults may stand."""
+    """Return the output of tokens among which faults may stand."""
     if min(marked) >= 0:
         return SamplerOutput(marked, logprobs)
     faults = {row: Fault(token) for row, token in enumerate(marked) if token < 0}

@@ -14,7 +14,7 @@ from winnow.sampling.rows import row_blocks
 
 
 class Feature(IntFlag):
-    """What a row needs beyond an argmax."""
+    """Need of a row beyond an argmax."""
 
     BIAS = auto()
     MIN_TOKENS = auto()
@@ -29,7 +29,7 @@ class Feature(IntFlag):
 
 
 class Columns(NamedTuple):
-    """What the device must know of each row; float64 [rows] each."""
+    """Columns that the device must know of each row; float64 [rows] each."""
 
     row: Tensor  # of the logits
     counts_row: Tensor  # of the penalty tables
@@ -87,7 +87,7 @@ class SamplingBatch:
 
 
 class SlotTable:
-    """What is known of the sequence in each slot.
+    """Table of the sequences in slots.
 
     Args:
         max_num_seqs: number of slots.
@@ -126,7 +126,7 @@ class SlotTable:
         return not self._needs(slots).any()
 
     def counts_row(self, slot: int) -> int | None:
-        """Its row of the penalty tables, where it has one."""
+        """Return its row of the penalty tables, where it has one."""
         return int(self._counts_row[slot]) if self._features[slot] & Feature.PENALTIES else None
 
     def add(
@@ -190,7 +190,7 @@ class SlotTable:
         self._occupied[slot] = False
 
     def advance(self, slots: NDArray[np.int64]) -> None:
-        """Each of these answers holds one more token."""
+        """Count one more token in each of these answers."""
         self._position[slots] += 1
 
     def batch(self, slots: NDArray[np.int64]) -> SamplingBatch:
@@ -228,7 +228,7 @@ class SlotTable:
         return SamplingBatch(order, blocks, packed, self._top[slots])
 
     def _needs(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The features that each of them needs in this step."""
+        """Return the features that each of them needs in this step."""
         features, position = self._features[slots], self._position[slots]
         features[position >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
         forced = position < self._num_forced[slots]
@@ -236,7 +236,7 @@ class SlotTable:
         return features
 
     def _forced_token(self, slot: int) -> int:
-        """What its answer must go on with; 0 where it is free."""
+        """Return what its answer must continue with; 0 where it is free."""
         forced, position = self._forced[slot], int(self._position[slot])
         return forced[position] if position < len(forced) else 0
 

@@ -36,7 +36,7 @@ class StopMatcher:
 
     @property
     def pending(self) -> int:
-        """How many of the last characters could be the beginning of a stop string."""
+        """Number of the last characters that could be the beginning of a stop string."""
         return max(self._matched, default=0)
 
     def feed(self, piece: str, check: bool = True) -> Match | None:
@@ -98,13 +98,13 @@ class PlainCutter:
         return ""
 
     def finish(self) -> str:
-        """No text follows: what was held back is certain now."""
+        """Return what was held back, which is certain now: no text follows."""
         held, self._held = self._held, ""
         return "" if self.matched is not None else held
 
 
 class SpecialCutter:
-    """As `PlainCutter`, where some stop strings hold texts that the answer's text leaves out.
+    """Cutter as `PlainCutter`, where some stop strings hold texts that the answer's text leaves out.
 
     These see all text, in the order of tokens, the others what the answer shows; a cut takes from what is shown.
 
@@ -122,15 +122,15 @@ class SpecialCutter:
         self._held: list[tuple[str, bool]] = []  # characters, and whether they are shown
 
     def feed(self, new: str, check: bool = True) -> str:
-        """As `PlainCutter.feed`."""
+        """Do as `PlainCutter.feed` does."""
         return self._feed(new, True, check)
 
     def feed_hidden(self, text: str, check: bool = True) -> str:
-        """As `feed`, of text that the answer leaves out."""
+        """Do as `feed` does, with text that the answer leaves out."""
         return self._feed(text, False, check)
 
     def finish(self) -> str:
-        """As `PlainCutter.finish`."""
+        """Do as `PlainCutter.finish` does."""
         return self._release(len(self._held))
 
     def _feed(self, new: str, shown: bool, check: bool) -> str:
@@ -153,7 +153,7 @@ class SpecialCutter:
         return self._release(len(self._held) - pending)
 
     def _last_shown(self, count: int) -> int:
-        """The index of the first of the last `count` shown characters."""
+        """Return the index of the first of the last `count` shown characters."""
         index = len(self._held)
         while count:
             index -= 1
@@ -167,14 +167,14 @@ class SpecialCutter:
 
 
 def _advance(stop: str, borders: Sequence[int], matched: int, character: str) -> int:
-    """How much of `stop` the text ends with after one more character, if it ended with `matched` before."""
+    """Return how much of `stop` the text ends with after one more character, if it ended with `matched` before."""
     while matched and stop[matched] != character:
         matched = borders[matched]
     return matched + (stop[matched] == character)
 
 
 def _borders(stop: str) -> list[int]:
-    """Per length of a beginning of `stop`: the longest shorter beginning that it also ends with."""
+    """Return per length of a beginning of `stop` the longest shorter beginning that it also ends with."""
     borders = [0, 0]
     for length in range(1, len(stop)):
         borders.append(_advance(stop, borders, borders[length], stop[length]))

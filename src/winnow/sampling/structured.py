@@ -1,4 +1,4 @@
-"""What an answer must look like: a JSON schema, a regular expression, a choice or a grammar."""
+"""Forms of answers: a JSON schema, a regular expression, a choice or a grammar."""
 
 import json
 from collections.abc import Mapping, Sequence

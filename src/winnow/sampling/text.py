@@ -55,7 +55,7 @@ class TextStream:
 
     @property
     def at_start(self) -> bool:
-        """Whether nothing stands before the next token's text, neither of the prompt nor of the answer."""
+        """Return whether nothing stands before the next token's text, neither of the prompt nor of the answer."""
         return self._detokenizer is not None and self._detokenizer.at_start
 
     @property
@@ -79,13 +79,13 @@ class TextStream:
             self._settle(self._cutter.feed_hidden(self._hidden[token_id], check_stop))
 
     def take_delta(self) -> str:
-        """The text that became certain since the last call."""
+        """Return the text that became certain since the last call."""
         delta = "".join(self._pieces[self._taken :])
         self._taken = len(self._pieces)
         return delta
 
     def finish(self) -> None:
-        """No token will follow: what was held back is certain now."""
+        """Release what was held back: no token will follow."""
         if self._detokenizer is None or self.matched_stop is not None:
             return
         self._settle(self._cutter.feed(self._detokenizer.flush(), self._check_stop))

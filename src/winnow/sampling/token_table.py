@@ -1,4 +1,4 @@
-"""What single tokens stand for: their bytes, and which of them are special."""
+"""Meaning of single tokens: their bytes, and which of them are special."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ class Tokenizer(Protocol):
     """The one thing asked of a tokenizer; those of transformers have it, and tell more."""
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = ..., **options: Any) -> Any:
-        """The text of these tokens."""
+        """Return the text of these tokens."""
         ...
 
 
@@ -33,7 +33,7 @@ class TokenTable:
         self._bytes: dict[int, bytes] = {}
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = False) -> str:
-        """The text of these tokens alone."""
+        """Return the text of these tokens alone."""
         # Tidying spaces before punctuation would change text that is already out.
         text = self._tokenizer.decode(
             token_ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -42,7 +42,7 @@ class TokenTable:
         return text
 
     def bytes_of(self, token: int, first: bool = False) -> bytes:
-        """The bytes that a token adds to the text: part of a character, or of several, or whole ones.
+        """Return the bytes that a token adds to the text: part of a character, or of several, or whole ones.
 
         Args:
             first: nothing stands before it, so that many tokenizers drop its leading space.
@@ -56,7 +56,7 @@ class TokenTable:
         return found
 
     def text_of(self, token: int) -> str:
-        """As `bytes_of`, with a replacement character for each part of a character."""
+        """Return what `bytes_of` does, with a replacement character for each part of a character."""
         return self.bytes_of(token).decode(errors="replace")
 
     @cached_property
@@ -121,7 +121,7 @@ def _kinds(description: dict[str, Any]) -> Iterator[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Character -> byte, as in GPT-2: printable bytes are themselves, the others follow from U+0100 on."""
+    """Return the character -> byte, as in GPT-2: printable bytes are themselves, the others follow from U+0100 on."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),
