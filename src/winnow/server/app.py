@@ -32,7 +32,7 @@ _FILES = "/v1/files"
 
 
 def create_app(service: Service) -> FastAPI:
-    """The app that serves `service`; its engine starts and ends with the app."""
+    """Return the app that serves `service`; its engine starts and ends with the app."""
 
     store = None if service.config.files_dir is None else Store(Path(service.config.files_dir))
     batches = None if store is None else Batches(service, store)
@@ -95,10 +95,10 @@ def add_error_handlers(app: FastAPI) -> None:
     handle(RequestValidationError, _of_validation)
     handle(Exception, _of_fault)
 
-    async def nobody(request: Request, error: Exception) -> Response:
+    async def no_client(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
 
-    app.add_exception_handler(ClientLeft, nobody)
+    app.add_exception_handler(ClientLeft, no_client)
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for these alone"
@@ -112,7 +112,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:
-    """What a path serves, of all its routes: Starlette names the methods of the first alone."""
+    """Return what a path serves, of all its routes: Starlette names the methods of the first alone."""
     found = [
         route.methods
         for route in app.routes

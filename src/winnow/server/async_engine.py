@@ -1,4 +1,4 @@
-"""The engine's async face: one thread computes steps; requests go in, outputs come out, and nobody waits for it.
+"""Async interface of the engine: one thread computes steps; requests go in, outputs come out, no caller waits.
 
 Commands reach the thread through an inbox that it empties between two steps; outputs go back once per step, in one call
 on the event loop.
@@ -34,7 +34,7 @@ _GENERIC = "the engine failed while it computed this request; the server's log s
 
 
 class ServedEngine(Protocol):
-    """What the thread needs of `winnow.LLM`."""
+    """Interface of `winnow.LLM` that the thread needs."""
 
     def mailbox(self) -> Mailbox:
         """Make a mailbox."""
@@ -49,10 +49,10 @@ class ServedEngine(Protocol):
         """End a request at once."""
 
     def stats(self) -> EngineStats:
-        """The engine's counters."""
+        """Return the engine's counters."""
 
     def rest(self) -> None:
-        """No step will follow soon: release what the calling thread holds for its computation."""
+        """Release what the calling thread holds for its computation: no step will follow soon."""
 
 
 class AsyncEngine:
@@ -105,7 +105,7 @@ class AsyncEngine:
         """Queue requests, all of them or none.
 
         Args:
-            background: a batch's: nobody waits for them, and they leave others' share of the queue alone.
+            background: a batch's: no client waits for them, and they leave others' share of the queue alone.
 
         Raises:
             InvalidRequestError (or a subclass): a request cannot be served.
@@ -178,7 +178,7 @@ class AsyncEngine:
         return sum(each.params.n for stream in self._open_streams() for each in stream.requests)
 
     def num_queued(self) -> tuple[int, int]:
-        """Answers without a token yet, and the tokens of their prompts."""
+        """Return answers without a token yet, and the tokens of their prompts."""
         waiting = [
             each
             for stream in self._open_streams()
@@ -188,7 +188,7 @@ class AsyncEngine:
         return sum(each.params.n for each in waiting), sum(len(each.token_ids) for each in waiting)
 
     def unfinished_of(self, tenant: str | None) -> int:
-        """Answers of one tenant in progress."""
+        """Return answers of one tenant in progress."""
         return sum(
             each.params.n
             for stream in self._open_streams()
@@ -197,7 +197,7 @@ class AsyncEngine:
         )
 
     def by_tenant(self) -> dict[str | None, tuple[int, int]]:
-        """Tenant -> answers that have tokens, answers that have none yet."""
+        """Return tenant -> answers that have tokens, answers that have none yet."""
         found: dict[str | None, tuple[int, int]] = {}
         for stream in self._open_streams():
             for each in stream.requests:
@@ -209,7 +209,7 @@ class AsyncEngine:
         return found
 
     def stuck_for(self) -> float:
-        """Seconds since the step in progress began; 0 between steps."""
+        """Return seconds since the step in progress began; 0 between steps."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
@@ -294,7 +294,7 @@ class AsyncEngine:
             return self._engine.step(self._box)
 
     def _give_up(self, error: BaseException) -> None:
-        """After a step that failed twice: end its requests, and find out whether the engine can serve others."""
+        """End the requests of a step that failed twice, and find out whether the engine can serve others."""
         reason = describe_error(error) if isinstance(error, Exception) else type(error).__name__
         log.error("the engine failed: %s", reason, exc_info=error)
         sound = isinstance(error, Exception) and self._end_all() and self._probe()
@@ -313,7 +313,7 @@ class AsyncEngine:
         return True
 
     def _probe(self) -> bool:
-        """Whether the engine computes a token for a request of its own."""
+        """Return whether the engine computes a token for a request of its own."""
         params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         try:
             self._engine.submit_all([NewRequest(_PROBE, None, [0], params, final_only=True)], self._box)

@@ -44,7 +44,7 @@ MAX_TRIES = 3
 _DAY = 86_400
 
 
-class _Stopped(Exception):  # noqa: N818 (no error: the batch goes on in another process)
+class _Stopped(Exception):  # noqa: N818 (no error: another process resumes the batch)
     """The server ends, and the batch is left as it is."""
 
 
@@ -60,7 +60,7 @@ class Batches:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def resume(self) -> None:
-        """Go on with what a former process has left. Call it on the event loop."""
+        """Resume what a former process has left. Call it on the event loop."""
         for record in self._store.unfinished_batches():
             self._start(record)
 
@@ -154,7 +154,7 @@ class Batches:
                 await self._answer(record, prompts)
                 await self._finalize(record)
         except (_Stopped, asyncio.CancelledError):
-            log.info("batch %s is left as it is; it goes on when the server is started again", record["id"])
+            log.info("batch %s is left as it is; it resumes when the server is started again", record["id"])
         except Exception as error:
             log.error("batch %s has failed: %s", record["id"], describe_error(error), exc_info=error)
             found: Record = {}
@@ -233,7 +233,7 @@ class Batches:
         }
 
     async def _record_of(self, record: Record, raw: RawLine) -> tuple[Record, bytes]:
-        """The record that answers a line, and its bytes."""
+        """Return the record that answers a line, and its bytes."""
         service = self._service
         line = parse_line(raw, service.llm.sampling_defaults)
         endpoint = Endpoint(record["endpoint"])
@@ -252,7 +252,7 @@ class Batches:
             return answer, encode(answer)
 
     async def _answered(self, record: Record, job: Job) -> Record:
-        """The record of a line that can be handed to the engine.
+        """Return the record of a line that can be handed to the engine.
 
         Raises:
             WinnowError: it cannot be served, or failed.

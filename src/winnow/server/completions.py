@@ -54,12 +54,12 @@ async def complete(
 
 
 def response_form(service: Service, asked: CompletionRequest, model: str) -> ResponseForm:
-    """What the objects that answer a body have in common."""
+    """Return what the objects that answer a body have in common."""
     return ResponseForm.of(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
 
 
 def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -> ChunkStream:
-    """What turns the deltas of a body's requests into chunks."""
+    """Return what turns the deltas of a body's requests into chunks."""
     tools, forced = asked.template.tools, asked.forced
     return ChunkStream(
         form,
@@ -105,7 +105,7 @@ async def _events(submitted: Submitted, chunks: ChunkStream, *, include_usage: b
 
 
 def stream_error(error: Exception) -> ApiError:
-    """The message of an error in the middle of a stream: it discloses nothing internal."""
+    """Return the message of an error in the middle of a stream: it discloses nothing internal."""
     if isinstance(error, WinnowError):
         return ApiError.wrap(error)
     return ApiError("internal_error", "the server failed while it wrote the answer")

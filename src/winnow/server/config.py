@@ -1,4 +1,4 @@
-"""Every option of the server, once: the flags of `winnow serve` come from here."""
+"""Options of the server, each once: the flags of `winnow serve` come from here."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,13 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug")
 
 
 def _served(default: Any, help: str, **extra: Any) -> Any:
-    """An option of the server: none changes an answer."""
+    """Return an option of the server: none changes an answer."""
     return option(default, help, effect=Effect.NEVER, **extra)
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where the server listens, whom it serves, and how much it takes."""
+    """Options of the server: where it listens, whom it serves, and how much it takes."""
 
     host: str = _served("127.0.0.1", "address to listen on; 0.0.0.0 for every interface")
     port: int = _served(8000, "TCP port; 0 for any free one")

@@ -23,7 +23,7 @@ def add_dashboard_stream(app: FastAPI, service: Service) -> None:
     """Add the stream to the app."""
 
     async def stats(request: Request) -> Response:
-        """The numbers of the dashboard, once a second, as server-sent events."""
+        """Return the numbers of the dashboard, once a second, as server-sent events."""
         return EventStream(_events(service))
 
     app.add_api_route(

@@ -93,7 +93,7 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
 
 
 def _page(request: Request, records: list[Record]) -> Response:
-    """The part of a list that the query asks for."""
+    """Return the part of a list that the query asks for."""
     query = request.query_params
     text = query.get("limit", "100")
     if not text.isdecimal() or not 1 <= int(text[:10]) <= _MAX_PAGE:

@@ -59,7 +59,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class SamplingForm(Form):
-    """What chats and completions share."""
+    """Common part of chats and completions."""
 
     model: str | None = None
     n: int | None = Field(None, ge=1, le=MAX_N)
@@ -210,7 +210,7 @@ class ErrorBody(BaseModel):
 
 
 class ErrorForm(BaseModel):
-    """What every error says."""
+    """Form of every error."""
 
     error: ErrorBody
 
@@ -227,7 +227,7 @@ FORMS: dict[str, type[BaseModel]] = {
 
 
 def describe_body(path: str) -> dict[str, Any] | None:
-    """What /openapi.json says of a path beside its name: the form of its body; None: there is none."""
+    """Return what /openapi.json says of a path beside its name: the form of its body; None: there is none."""
     if path == "/v1/files":
         schema: dict[str, Any] = {
             "type": "object",
@@ -249,7 +249,7 @@ def describe_body(path: str) -> dict[str, Any] | None:
 
 
 def describe_parameters(path: str) -> dict[str, Any] | None:
-    """As `describe_body`, for what stands in a path and behind it."""
+    """Do as `describe_body` does, for what stands in a path and behind it."""
     names = [part[1:-1].partition(":")[0] for part in path.split("/") if part.startswith("{")]
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
@@ -263,7 +263,7 @@ def describe_parameters(path: str) -> dict[str, Any] | None:
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema with its definitions in place of references to them: these forms nest, and do not recur."""
+    """Return a schema with its definitions in place of references to them: these forms nest, and do not recur."""
     definitions = schema.pop("$defs", {})
 
     def resolve(value: Any) -> Any:

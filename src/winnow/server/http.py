@@ -1,4 +1,4 @@
-"""What stands between the socket and the routes: request ids, limits, keys, JSON, server-sent events."""
+"""Layer between the socket and the routes: request ids, limits, keys, JSON, server-sent events."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def error_response(error: ApiError) -> Response:
-    """The response that says an error, in OpenAI's envelope."""
+    """Return the response that says an error, in OpenAI's envelope."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
@@ -98,7 +98,7 @@ class Gate:
 
 
 def _bounded(receive: Receive, most: int) -> Receive:
-    """`receive`, up to a limit of bytes: a body need not say how long it is."""
+    """Return `receive`, up to a limit of bytes: a body need not say how long it is."""
     taken = 0
 
     async def receive_bounded() -> Message:
@@ -118,7 +118,7 @@ def _too_large(most: int) -> ApiError:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """The JSON object of a body.
+    """Return the JSON object of a body.
 
     Raises:
         ApiError: it is none, or not strict JSON.

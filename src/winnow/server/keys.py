@@ -1,4 +1,4 @@
-"""Who asks: API keys, and the tenants whose they are."""
+"""API keys, and the tenants whose they are."""
 
 import hashlib
 import hmac
@@ -24,7 +24,7 @@ class Keys:
 
     @classmethod
     def of(cls, keys: Sequence[str], file: str | None) -> "Keys":
-        """Keys as they were given: some without a tenant's name, and a file `{tenant: key}`.
+        """Return keys as they were given: some without a tenant's name, and a file `{tenant: key}`.
 
         Raises:
             ConfigError: the file cannot be read, or a key is unusable.
@@ -45,7 +45,7 @@ class Keys:
 
     @property
     def asked(self) -> bool:
-        """Whether requests need a key."""
+        """Return whether requests need a key."""
         return bool(self._digests)
 
     def tenant(self, authorization: str | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Where the server listens: sockets that are bound before the model loads, so that a wrong address costs no time."""
+"""Addresses of the server: sockets that are bound before the model loads, so that a wrong address costs no time."""
 
 import errno
 import os
@@ -33,7 +33,7 @@ def bound_sockets(config: ServerConfig) -> Iterator[list[socket.socket]]:
 
 
 def cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
-    """The error that names the address and why it cannot be listened on."""
+    """Return the error that names the address and why it cannot be listened on."""
     address = f"host {config.host!r}, port {config.port}" if config.uds is None else f"uds {config.uds!r}"
     # The system's words, where asyncio has put a sentence of its own.
     reason = os.strerror(error.errno) if error.errno else str(error)
@@ -41,7 +41,7 @@ def cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
 
 
 def _bind_hosts(config: ServerConfig) -> list[socket.socket]:
-    """A socket for each address that a host's name stands for; port 0: the same free one for all."""
+    """Return a socket for each address that a host's name stands for; port 0: the same free one for all."""
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -77,7 +77,7 @@ def _bind_hosts(config: ServerConfig) -> list[socket.socket]:
 
 
 def _bind_file(config: ServerConfig, path: str) -> socket.socket:
-    """A Unix socket at a path, in place of one that a server which has ended left there.
+    """Return a Unix socket at a path, in place of one that a server which has ended left there.
 
     It listens at once, since another server that starts takes one that does not for such a leftover.
     """

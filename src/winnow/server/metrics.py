@@ -1,4 +1,4 @@
-"""What Prometheus reads, under `winnow_` names, and under vLLM's where that is asked for."""
+"""Metrics for Prometheus, under `winnow_` names, and under vLLM's where that is asked for."""
 
 import time
 from collections import deque
@@ -91,7 +91,7 @@ _RECENT = 1024
 
 
 class Metrics:
-    """Counts what leaves the engine; gauges are read when somebody asks.
+    """Counters of what leaves the engine; gauges are read when they are asked for.
 
     Args:
         model: the label `model_name`.
@@ -193,7 +193,10 @@ class Metrics:
     # -- what is read ----------------------------------------------------------------------------------------------
 
     def latencies(self) -> dict[str, list[float]]:
-        """Seconds of the last requests, by what passed in them: 50th, 90th and 99th percentile; none yet: left out."""
+        """Return seconds of the last requests, by what passed in them: 50th, 90th and 99th percentile.
+
+        None yet: left out.
+        """
         return {
             shown: [float(each) for each in np.quantile(self._recent[name], _QUANTILES)]
             for name, shown in _SHOWN.items()
@@ -201,7 +204,7 @@ class Metrics:
         }
 
     def render(self, stats: EngineStats, by_tenant: Mapping[str | None, tuple[int, int]]) -> bytes:
-        """The text that Prometheus reads."""
+        """Return the text that Prometheus reads."""
         snapshot = CollectorRegistry()
         snapshot.register(_Snapshot(self._families(stats, by_tenant)))
         return bytes(generate_latest(snapshot)) + bytes(generate_latest(self.registry))

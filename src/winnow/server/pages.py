@@ -22,7 +22,7 @@ _HEADERS = {
 
 
 def pages(config: ServerConfig) -> dict[str, str]:
-    """The pages that are served: path -> file. They hold no data, and are served without a key."""
+    """Return the pages that are served: path -> file. They hold no data, and are served without a key."""
     shown = {"/": "dashboard.html", "/chat": "chat.html"} if config.dashboard else {}
     return shown | ({"/docs": "docs.html"} if config.docs else {})
 

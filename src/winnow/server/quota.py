@@ -1,4 +1,4 @@
-"""How much a tenant may use in a minute."""
+"""Quotas of tenants by the minute."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ _MINUTE = 60.0
 class TokenQuota:
     """A bucket per tenant that fills by `per_minute` tokens a minute, and holds as many.
 
-    A request is let in while its tenant's bucket holds anything, and is charged what it used, so that nobody has to
+    A request is let in while its tenant's bucket holds anything, and is charged what it used, so that no server has to
     guess an answer's length. A long one leaves a debt.
 
     Args:

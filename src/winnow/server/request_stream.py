@@ -17,7 +17,7 @@ class RequestStream:
     Attributes:
         requests: what was submitted.
         unfinished: ids of requests whose last output has not come.
-        background: nobody waits for them.
+        background: no client waits for them.
         waiting: ids of requests that have no token yet.
         generated: tokens of the answers so far, by request id.
     """
@@ -46,7 +46,7 @@ class RequestStream:
         return len(output.prompt_token_ids) if begun else 0, self.generated[name]
 
     def put(self, output: RequestOutput) -> None:
-        """Take an output; a delta that nobody has read yet grows."""
+        """Take an output; a delta that is not yet read grows."""
         if self._outputs and self._outputs[-1].request_id == output.request_id:
             request = next(each for each in self.requests if each.request_id == output.request_id)
             if request.deltas:
@@ -82,7 +82,7 @@ class RequestStream:
 
 
 def merge_deltas(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two outputs of one request, each what was new, as one."""
+    """Return two outputs of one request, each what was new, as one."""
     merged = []
     for earlier, later in zip(first.outputs, second.outputs, strict=True):
         logprobs = None if later.logprobs is None else [*(earlier.logprobs or ()), *later.logprobs]

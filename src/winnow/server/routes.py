@@ -45,19 +45,19 @@ def add_routes(app: FastAPI, service: Service) -> None:
         return JSONResponse(_model(service, name))
 
     async def health(request: Request) -> Response:
-        """Whether the engine computes."""
+        """Return whether the engine computes."""
         error = _fault(service)
         return Response(status_code=200) if error is None else error_response(error)
 
     async def ready(request: Request) -> Response:
-        """Whether requests are taken."""
+        """Return whether requests are taken."""
         error = _fault(service)
         if error is None and service.engine.draining:
             error = ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=RETRY_SECONDS)
         return Response(status_code=200) if error is None else error_response(error)
 
     async def load(request: Request) -> Response:
-        """How much is in progress."""
+        """Return how much is in progress."""
         queued, tokens = service.engine.num_queued()
         total = service.engine.num_unfinished
         return JSONResponse(
@@ -70,11 +70,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
         )
 
     async def version(request: Request) -> Response:
-        """The version of Winnow."""
+        """Return the version of Winnow."""
         return JSONResponse({"version": __version__})
 
     async def metrics(request: Request) -> Response:
-        """What Prometheus reads."""
+        """Return what Prometheus reads."""
         text = service.metrics.render(await service.stats(), service.engine.by_tenant())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
@@ -125,7 +125,7 @@ def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
 
 
 def _fault(service: Service) -> ApiError | None:
-    """Why the engine does not compute; None: it does."""
+    """Return why the engine does not compute; None: it does."""
     if service.engine.failure is not None:
         return ApiError(UNHEALTHY, "the engine has failed")
     if service.engine.stuck_for() > service.config.step_timeout:

@@ -72,7 +72,7 @@ class Server(uvicorn.Server):
 
     @property
     def address(self) -> str:
-        """Where it listens."""
+        """Address at which it listens."""
         config = self._service.config
         if config.uds is not None:
             return f"unix:{config.uds}"

@@ -1,4 +1,4 @@
-"""What the routes share: the engine, who may ask how much, names, and the way from a body to the engine."""
+"""Service that the routes share: the engine, quotas, names, and the way from a body to the engine."""
 
 import asyncio
 import itertools
@@ -46,7 +46,7 @@ class Submitted:
     ids: list[str]
 
     def place(self, output: RequestOutput) -> int:
-        """The number of the prompt that an output answers."""
+        """Return the number of the prompt that an output answers."""
         return self.ids.index(output.request_id)
 
 
@@ -140,7 +140,7 @@ class Service:
         return await self.off_loop(lambda: self.llm.tokenize(prompt, add_special_tokens=special))
 
     async def tokenize_chat(self, messages: Sequence[Message], template: TemplateOptions) -> TokenizedPrompt:
-        """As `tokenize`, for a conversation."""
+        """Do as `tokenize` does, for a conversation."""
         self._require_short([str(message["content"]) for message in messages])
         return await self.off_loop(lambda: self.llm.tokenize_chat(messages, template))
 
@@ -225,13 +225,13 @@ class Service:
             )
 
     async def stats(self) -> EngineStats:
-        """The engine's counters, as they were a step ago where one takes long."""
+        """Return the engine's counters, as they were a step ago where one takes long."""
         with suppress(TimeoutError):
             self._stats = await asyncio.wait_for(self.engine.call(self.llm.stats), _STATS_WAIT)
         return self._stats
 
     async def occupancy(self) -> Occupancy:
-        """Who holds the KV memory; as `stats`."""
+        """Return who holds the KV memory; as `stats`."""
         with suppress(TimeoutError):
             self._occupancy = await asyncio.wait_for(self.engine.call(self.llm.occupancy), _STATS_WAIT)
         return self._occupancy
@@ -245,7 +245,7 @@ class Service:
 
 
 def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, ...]:
-    """What clients may call a model."""
+    """Return what clients may call a model."""
     if served:
         return tuple(served)
     if model is None:
@@ -254,7 +254,7 @@ def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, .
 
 
 def load_reader(response_template: str | None, tokenizer: Any) -> AnswerReader:
-    """What reads the model's answers.
+    """Return what reads the model's answers.
 
     Args:
         response_template: name of a known form, or path of a JSON file; None: the tokenizer's own, or the one that its

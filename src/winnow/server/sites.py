@@ -1,4 +1,6 @@
-"""Whose page asks: browsers send what a page of any site wants to a server that only this machine reaches."""
+"""Check of the site whose page asks: browsers send what a page of any site wants to a server that only this machine
+reaches.
+"""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -55,7 +57,7 @@ def _is_loopback(name: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port and brackets, in lower case; empty where it is none."""
+    """Return a Host header without its port and brackets, in lower case; empty where it is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

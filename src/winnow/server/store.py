@@ -77,7 +77,7 @@ class Store:
         return record
 
     def records(self, kind: str, tenant: str | None) -> list[Record]:
-        """A tenant's records of one kind, newest first."""
+        """Return a tenant's records of one kind, newest first."""
         own = [
             each
             for each in list(self._records.values())
@@ -86,13 +86,13 @@ class Store:
         return sorted(own, key=lambda each: (-each["created_at"], each["id"]))
 
     def unfinished_batches(self) -> Iterator[Record]:
-        """Batches of all tenants that another process has left."""
+        """Yield batches of all tenants that another process has left."""
         for record in list(self._records.values()):
             if record["object"] == "batch" and record["status"] not in ENDED:
                 yield record
 
     def content(self, name: str) -> Path:
-        """Where a file's content lies, or a batch's results so far."""
+        """Return where a file's content lies, or a batch's results so far."""
         return self._path(name, ".jsonl")
 
     def add_file(
@@ -142,5 +142,5 @@ ENDED = ("failed", "completed", "expired", "cancelled")
 
 
 def public(record: Record) -> Record:
-    """A record as its tenant sees it."""
+    """Return a record as its tenant sees it."""
     return {name: value for name, value in record.items() if name != "tenant"}
