@@ -30,7 +30,7 @@ class TemplateOptions:
     Attributes:
         tools: functions that the model may call, as OpenAI describes them.
         add_generation_prompt: end with the beginning of an answer.
-        continue_final_message: the answer goes on with the last message, which stays open.
+        continue_final_message: the answer continues the last message, which stays open.
         variables: further variables of the template, such as enable_thinking.
     """
 
@@ -57,7 +57,7 @@ class TokenizedPrompt(NamedTuple):
 
 
 def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
-    """A message as templates take it: its content one text, lists of text parts joined.
+    """Return a message as templates take it: its content one text, lists of text parts joined.
 
     Content that is null or missing is empty text where tool calls (or a refusal of OpenAI's) stand in its place, as
     OpenAI's clients write an assistant's turn.
@@ -79,7 +79,7 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
 
 
 def normalise_messages(messages: Any) -> list[dict[str, Any]]:
-    """Every message of a conversation; see `normalise_message`.
+    """Return every message of a conversation; see `normalise_message`.
 
     Raises:
         InvalidRequestError: it is no list of at least one message, or a message is unusable; names which.
@@ -95,7 +95,7 @@ def apply_template(
     messages: Sequence[Message],
     options: TemplateOptions = PLAIN,
 ) -> TokenizedPrompt:
-    """The prompt that the model's chat template makes of a conversation.
+    """Return the prompt that the model's chat template makes of a conversation.
 
     Raises:
         InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation;
@@ -126,7 +126,7 @@ def apply_template(
 
 
 def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bool = False) -> list[int]:
-    """The tokens that prompts begin with which have this text first and anything behind it.
+    """Return the tokens that prompts begin with which have this text first and anything behind it.
 
     A token that the text would share with what follows is none of them.
 
@@ -148,7 +148,7 @@ def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bo
 
 
 def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:
-    """The special token that the chat template writes behind an assistant's message; None: there is none."""
+    """Return the special token that the chat template writes behind an assistant's message; None: there is none."""
     if not tokenizer.chat_template:
         return None
     messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SENTINEL}]
@@ -179,7 +179,7 @@ def warn_about_ends(tokenizer: "PreTrainedTokenizerBase | None", end_tokens: Col
 
 
 def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
-    """How many tokens at the end of a prompt are those of `tail`, the text that it ends with.
+    """Return how many tokens at the end of a prompt are those of `tail`, the text that it ends with.
 
     A token that also holds text before the tail does not count.
     """
@@ -194,7 +194,10 @@ def _text_behind(
     prompt: str,
     options: TemplateOptions,
 ) -> str:
-    """What the template writes behind the last message; empty where that is the assistant's own, or is unknown."""
+    """Return what the template writes behind the last message.
+
+    Empty where that is the assistant's own, or is unknown.
+    """
     last = conversation[-1]
     if last["role"] == "assistant":
         return ""
@@ -221,7 +224,10 @@ def _render(
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose tool calls have their arguments as objects: OpenAI writes them as JSON, templates walk them."""
+    """Return a message whose tool calls have their arguments as objects.
+
+    OpenAI writes them as JSON, templates walk them.
+    """
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message
@@ -241,7 +247,7 @@ def _call_with_arguments(call: Any) -> Any:
 
 
 def _text_part(part: Any, name: str) -> str:
-    """The text of a part of a message's content."""
+    """Return the text of a part of a message's content."""
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
     text = part.get("text") if kind in ("text", "input_text", "output_text") else None
     if not isinstance(text, str):

@@ -9,7 +9,7 @@ _SAMPLE_BYTES = 64 * 2**10
 
 
 def sampled_digest(files: Iterable[Path]) -> str:
-    """SHA-256 over the names, sizes and contents of files, in the order of their paths.
+    """Return SHA-256 over the names, sizes and contents of files, in the order of their paths.
 
     Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere, and tens of
     gigabytes need not be read twice.

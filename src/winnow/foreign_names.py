@@ -41,7 +41,7 @@ class ForeignName:
     secret: bool = False
 
     def is_harmless(self, value: Any, others: Mapping[str, Any]) -> bool:
-        """Whether a value asks for what Winnow does anyway, among the arguments `others`."""
+        """Return whether a value asks for what Winnow does anyway, among the arguments `others`."""
         if self.harmless == ANY or spelled(value) in ("none", *self.harmless):
             return True
         return self.same_as in others and spelled(value) == spelled(others[self.same_as])

@@ -1,4 +1,4 @@
-"""What a fork does to torch: the child inherits its state without the threads that belong to it.
+"""Effects of a fork of the process on torch: the child inherits its state without the threads that belong to it.
 
 GNU's OpenMP, which computes for torch and for the kernels, keeps a team of threads for each thread that has used it.
 A child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread that forks
@@ -24,7 +24,10 @@ _IMPORTED_BY = os.getpid()
 
 
 def _find_pause() -> Callable[[int], int] | None:
-    """OpenMP's `omp_pause_resource_all`, of the runtime that torch uses; None: this one has none (GCC before 9)."""
+    """Return OpenMP's `omp_pause_resource_all`, of the runtime that torch uses.
+
+    None: this one has none (GCC before 9).
+    """
     try:
         pause: Callable[[int], int] = ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
     except (AttributeError, OSError):

@@ -20,7 +20,7 @@ ROTATIONS = (AUTO, "none", "k", "kv")
 
 @dataclass(frozen=True)
 class KVDtype:
-    """What `kv_cache_dtype` says: the format of keys and that of values, each one of `KV_FORMATS`."""
+    """Value of `kv_cache_dtype`: the format of keys and that of values, each one of `KV_FORMATS`."""
 
     k: str
     v: str
@@ -48,7 +48,7 @@ class KVDtype:
         return cls(**{"k": AUTO, "v": AUTO} | sides)
 
     def resolved(self, dtype: str) -> "KVDtype":
-        """The same with `auto` replaced by the name of the activations' dtype."""
+        """Return the same with `auto` replaced by the name of the activations' dtype."""
         return KVDtype(dtype if self.k == AUTO else self.k, dtype if self.v == AUTO else self.v)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class KVDtype:
 
 @dataclass(frozen=True)
 class WideParts:
-    """What `kv_wide` says: which KVs are kept in 16 bits beside narrow ones."""
+    """Value of `kv_wide`: the KVs that are kept in 16 bits beside narrow ones."""
 
     layers: int = 0
     """The first layers, whole."""

@@ -211,7 +211,7 @@ class LLM:
         priority: int = 0,
         tenant: str | None = None,
     ) -> Iterator[RequestOutput]:
-        """As `stream`, for a conversation."""
+        """Do as `stream` does, for a conversation."""
         self._require_usable()
         return self._stream(self.tokenize_chat(messages), sampling_params, priority=priority, tenant=tenant)
 
@@ -253,7 +253,7 @@ class LLM:
 
         Args:
             sampling_params: policy, amount and what is protected; the rest does not matter. None: the engine's.
-            tenant: whose requests alone may find it; None: those that are nobody's in particular.
+            tenant: whose requests alone may find it; None: those of no tenant.
 
         Returns:
             The path of the file, whose name follows from model, tokens and policy.
@@ -301,9 +301,9 @@ class LLM:
             request_id: unique among unfinished requests; None: one is generated.
             priority: under scheduling_policy=priority, the default, greater is served first; ties go to the earlier
                 request. A request that does not fit beside running ones of lower priority parks them, the lowest first,
-                and they go on later. When memory runs out, the lowest is preempted, ties go to the latest.
+                and they continue later. When memory runs out, the lowest is preempted, ties go to the latest.
             tenant: on whose account it runs: what the option `tenants` says of the name holds, and prefixes are shared
-                within one tenant alone. None: nobody's in particular.
+                within one tenant alone. None: those of no tenant.
             final_only: `step` returns the request once, when it is finished, instead of after every token.
         """
         self._require_usable()
@@ -319,7 +319,7 @@ class LLM:
         tenant: str | None = None,
         final_only: bool = False,
     ) -> str:
-        """As `submit`, for a conversation."""
+        """Do as `submit` does, for a conversation."""
         self._require_usable()
         return self._submit(
             self.tokenize_chat(messages), sampling_params, request_id, priority, tenant, final_only
@@ -336,7 +336,7 @@ class LLM:
     def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN
     ) -> TokenizedPrompt:
-        """As `tokenize`, for a conversation; `template` holds the template's other variables."""
+        """Do as `tokenize` does, for a conversation; `template` holds the template's other variables."""
         self._check_ends()
         return self._prompts.tokenize_chat(messages, template)
 
@@ -402,7 +402,7 @@ class LLM:
         index: int = 0,
         final_only: bool = False,
     ) -> str:
-        """Queue a request that goes on from where an unfinished one is, and return its id.
+        """Queue a request that continues from where an unfinished one is, and return its id.
 
         It has the same prompt and the answer so far, and shares the KVs: both copy a block only when they write into
         it, or a policy changes it. Limits such as `max_tokens` count the whole answer. Paged engine only.

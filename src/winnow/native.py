@@ -108,19 +108,19 @@ ISA_VARIABLE = "WINNOW_ISA"
 
 
 def is_installed() -> bool:
-    """Whether this installation has the extension."""
+    """Return whether this installation has the extension."""
     return _missing is None
 
 
 def extension_identity() -> tuple[int, int]:
-    """Size and time of the extension's file: another build may order weights otherwise."""
+    """Return size and time of the extension's file: another build may order weights otherwise."""
     stat = os.stat(str(sys.modules[Kernels.__module__].__file__))
     return stat.st_size, stat.st_mtime_ns
 
 
 @cache
 def native_kernels() -> "Kernels | None":
-    """The kernels, or None, with one warning, where Winnow was installed without a compiler.
+    """Return the kernels, or None, with one warning, where Winnow was installed without a compiler.
 
     Raises:
         ConfigError: WINNOW_ISA names an instruction set that this processor or this build does not have.
@@ -141,7 +141,7 @@ def native_kernels() -> "Kernels | None":
 
 
 def native_dtype(dtype: torch.dtype) -> "DType":
-    """The kernels' name of a dtype.
+    """Return the kernels' name of a dtype.
 
     Raises:
         TypeError: the kernels do not compute with it.

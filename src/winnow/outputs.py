@@ -161,7 +161,7 @@ class BeamSearchOutput:
 
     @classmethod
     def of(cls, output: RequestOutput, length_penalty: float) -> Self:
-        """The answers of a finished request with `use_beam_search`."""
+        """Return the answers of a finished request with `use_beam_search`."""
         sequences = []
         for answer in output.outputs:
             assert answer.cumulative_logprob is not None and answer.finish_reason is not None, (
@@ -182,7 +182,7 @@ class BeamSearchOutput:
 
 @dataclass(frozen=True)
 class TenantStats:
-    """What a tenant holds and got since the engine's start."""
+    """Holdings of a tenant, and what it got since the engine's start."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -203,7 +203,7 @@ class TenantStats:
 
 @dataclass(frozen=True)
 class ValueTierStats:
-    """What lies on a value tier, and what went to and from it since the engine's start."""
+    """Bytes on a value tier, and those that went to and from it since the engine's start."""
 
     bytes_used: int = 0
     """Of the values of blocks that sequences hold."""
@@ -216,7 +216,7 @@ class ValueTierStats:
 
 @dataclass(frozen=True)
 class CompressionOutlook:
-    """What a policy lets expect where memory is short, for requests like one that waits.
+    """Expectation of a policy where memory is short, for requests like one that waits.
 
     Attributes:
         num_requests: running and waiting.

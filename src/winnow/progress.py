@@ -1,4 +1,4 @@
-"""How far a long piece of work is, for a listener that a command sets; without one nothing is reported."""
+"""Progress of a long piece of work, for a listener that a command sets; without one nothing is reported."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -35,5 +35,5 @@ def progress_bar(total: int, num_tokens: Callable[[], int]) -> Iterator[Callable
 
 
 def is_shown() -> bool:
-    """Whether a bar would be seen: stderr is a terminal."""
+    """Return whether a bar would be seen: stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()

@@ -31,7 +31,7 @@ _KEYS = tuple(TokensPrompt.__annotations__)
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list."""
+    """Return one prompt or several, as a list."""
     single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
     return cast("list[Prompt]", [prompts] if single else list(prompts))
 
@@ -39,7 +39,7 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 def list_conversations(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
 ) -> list[Sequence[Message]]:
-    """One conversation or several, as a list."""
+    """Return one conversation or several, as a list."""
     single = bool(messages) and isinstance(messages[0], Mapping)
     return cast("list[Sequence[Message]]", [messages] if single else list(messages))
 
@@ -88,7 +88,7 @@ class PromptTokenizer:
 
 
 def _is_token_ids(value: Any) -> bool:
-    """Whether a value is a sequence of ints; bools are not ints here."""
+    """Return whether a value is a sequence of ints; bools are not ints here."""
     return (
         isinstance(value, Sequence)
         and not isinstance(value, str)

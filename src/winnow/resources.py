@@ -1,4 +1,4 @@
-"""What this process may use of the machine: processors and memory, as affinity and control groups allow.
+"""Resources of the machine that this process may use: processors and memory, as affinity and control groups allow.
 
 The machine's own counts are no guide in a container: it may have 64 cores of which a quota grants two.
 """
@@ -28,7 +28,9 @@ class HostMemory:
 
 
 def available_cpus(root: Path = _ROOT) -> int:
-    """Processors that this process may keep busy: those of its affinity, no more than its control groups' quotas.
+    """Return processors that this process may keep busy.
+
+    Those of its affinity, no more than its control groups' quotas.
 
     Args:
         root: where `proc` and `sys` are mounted.
@@ -42,7 +44,7 @@ def available_cpus(root: Path = _ROOT) -> int:
 
 
 def host_memory(root: Path = _ROOT) -> HostMemory | None:
-    """Memory that this process may use; None where the system does not tell."""
+    """Return the memory that this process may use; None where the system does not tell."""
     machine = _numbers(root / "proc/meminfo", unit=1024)
     if "MemTotal:" not in machine or "MemAvailable:" not in machine:
         return None
@@ -60,7 +62,7 @@ def host_memory(root: Path = _ROOT) -> HostMemory | None:
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Directories of the control groups that this process is in, each with those above it, versions 1 and 2."""
+    """Yield directories of the control groups that this process is in, each with those above it, versions 1 and 2."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -76,7 +78,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _cpu_quota(group: Path) -> float | None:
-    """Processors that a control group grants, as a fraction; None: as many as there are."""
+    """Return processors that a control group grants, as a fraction; None: as many as there are."""
     try:
         quota, period = (group / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):
@@ -94,7 +96,7 @@ def _integer(path: Path) -> int | None:
 
 
 def _numbers(path: Path, unit: int = 1) -> dict[str, int]:
-    """Lines of a name and a number, as bytes."""
+    """Return lines of a name and a number, as bytes."""
     try:
         lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):

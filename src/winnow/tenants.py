@@ -15,7 +15,7 @@ OTHERS = "*"
 
 @dataclass(frozen=True)
 class Tenant:
-    """What a tenant is entitled to.
+    """Entitlements of a tenant.
 
     Attributes:
         weight: its part of the tokens under scheduling_policy=fair, next to the weights of others.
@@ -45,7 +45,7 @@ class Tenant:
 
     @property
     def has_quota(self) -> bool:
-        """Whether its blocks count at all."""
+        """Return whether its blocks count at all."""
         return self.guarantee > 0 or self.limit < 1
 
 
@@ -77,7 +77,7 @@ def parse_tenants(value: Any) -> tuple[Tenant, ...]:
 
 
 def _read(text: str | Path) -> Any:
-    """JSON, itself or in a file."""
+    """Return JSON, itself or in a file."""
     where = "tenants"
     if isinstance(text, Path) or not text.lstrip().startswith(("{", "[")):
         where = f"tenants: {text}"

@@ -29,7 +29,7 @@ def set_threads(threads: int | None) -> None:
 
 
 class TeamWait:
-    """Lets OpenMP's threads wait briefly while this process shares its processors, and as they like otherwise.
+    """Waiting of OpenMP's threads: briefly while this process shares its processors, and as they like otherwise.
 
     Does nothing where the kernels are not installed, or where a variable says how to wait. It covers all threads of
     the process.
@@ -40,7 +40,7 @@ class TeamWait:
 
     @property
     def is_short(self) -> bool:
-        """Whether waits are short at the moment."""
+        """Return whether waits are short at the moment."""
         return self._watch is not None and bool(self._watch.is_short)
 
     def stop(self) -> None:

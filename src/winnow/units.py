@@ -25,7 +25,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(value: int | str, field: str = "kv_memory") -> int:
-    """Bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB" or "64M" (binary).
+    """Return bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB" or "64M" (binary).
 
     Raises:
         ConfigError: not a positive size, or an unknown unit; names `field`.
@@ -44,7 +44,7 @@ def parse_bytes(value: int | str, field: str = "kv_memory") -> int:
 
 
 def gibibytes(value: Any) -> Any:
-    """Bytes from a number of GiB, also as text; 0 -> None. What has a unit is returned as it is."""
+    """Return bytes from a number of GiB, also as text; 0 -> None. What has a unit is returned as it is."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -53,7 +53,7 @@ def gibibytes(value: Any) -> Any:
 
 
 def format_bytes(size: float) -> str:
-    """A size with a binary unit and one decimal: 1536 -> "1.5 KiB"."""
+    """Return a size with a binary unit and one decimal: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""Where the values of the upper layers lie, and how many of them a query reads (KCache). Imports no torch."""
+"""Place of the values of the upper layers, and the number of them that a query reads (KCache). Imports no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ _MOST_LAYERS, _MOST_VALUES = 10**4, 2**31 - 1
 
 @dataclass(frozen=True)
 class ValueTier:
-    """What `value_tier` says: K of all layers and V of the first ones on the device, the other V on the host or a disk.
+    """Value of `value_tier`: K of all layers and V of the first ones on the device, the other V on the host or a disk.
 
     While decoding, the softmax over all keys picks the values that a query head weighs most, and only those are read.
     """
