@@ -25,7 +25,7 @@ class CapacityError(InvalidRequestError):
 
 
 class QueueFullError(WinnowError):
-    """Too many requests or tokens wait already. The same request may be taken later."""
+    """Refusal of a request because too many requests or tokens wait already. The same request may be taken later."""
 
 
 class RequestFailedError(WinnowError):

@@ -45,7 +45,7 @@ def list_conversations(
 
 
 class PromptTokenizer:
-    """Turns prompts into token ids, on any thread: a tokenizer is used by one at a time.
+    """Tokenizer of prompts, on any thread: a tokenizer is used by one at a time.
 
     Args:
         tokenizer: the model's; None: prompts are token ids.

@@ -1,4 +1,4 @@
-"""On whose account requests run: weights and shares of tenants."""
+"""Tenants, on whose accounts requests run: their weights and shares."""
 
 import json
 from collections.abc import Mapping

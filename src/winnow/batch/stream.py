@@ -7,7 +7,7 @@ from typing import BinaryIO, Self
 
 
 class OrderedWriter(ABC):
-    """Holds each result until all before it are written.
+    """Writer that holds each result until all before it are written.
 
     Args:
         first: the first place that has no result yet.
@@ -57,7 +57,7 @@ class OrderedWriter(ABC):
 
 
 class StreamWriter(OrderedWriter):
-    """Writes results to standard output, for another program to read; nothing can be resumed."""
+    """Writer of results to standard output, for another program to read; nothing can be resumed."""
 
     def __init__(self, stream: BinaryIO) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ class OutputError(UsageError):
 
 
 class ResultWriter(OrderedWriter):
-    """Writes results to a file, and early ones to its journal, so that a run can be resumed.
+    """Writer of results to a file, and of early ones to its journal, so that a run can be resumed.
 
     One process at a time: the output is locked for as long as the writer is open.
     """

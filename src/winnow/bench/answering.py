@@ -45,7 +45,7 @@ class Answered:
 
     @property
     def seconds(self) -> float:
-        """From the first submission to the last token."""
+        """Seconds from the first submission to the last token."""
         return self.steps[-1].seconds
 
     @property

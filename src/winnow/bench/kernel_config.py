@@ -68,7 +68,7 @@ class KernelConfig:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """Their names, in the order typed."""
+        """Names of the backends, in the order typed."""
         return names(self.attention_backend)
 
     @property
@@ -78,7 +78,7 @@ class KernelConfig:
 
     @property
     def kv_formats(self) -> tuple[str, ...]:
-        """Their names, in the order typed.
+        """Names of the formats, in the order typed.
 
         Raises:
             ConfigError: one of them is none.

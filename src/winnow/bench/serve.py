@@ -144,7 +144,7 @@ def arrivals(load: ServeLoad, requests: Sequence[LoadRequest]) -> list[float]:
 
 
 class LoadClient:
-    """Sends requests to a server.
+    """Client that sends requests to a server.
 
     Args:
         url: of the server, without the endpoint's path.

@@ -110,7 +110,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Help(argparse.Action):
-    """Prints the help, of all flags or of those that matter most, and ends the program."""
+    """Action that prints the help, of all flags or of those that matter most, and ends the program."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         print(parser.format_help() if values == "all" else parser.format_brief_help(), end="")

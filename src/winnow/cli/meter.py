@@ -28,7 +28,7 @@ class Snapshot:
 
 
 class Meter:
-    """Turns the engine's counters into rates."""
+    """Meter of rates, from the engine's counters."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, done: int = 0) -> None:
         """Take `done`, the number of requests that were finished before."""

@@ -23,7 +23,7 @@ LIVE_SECONDS = 0.2
 
 
 class Progress(Protocol):
-    """Shows snapshots between the beginning and the end of a `with`."""
+    """Display of snapshots between the beginning and the end of a `with`."""
 
     def due(self) -> bool:
         """Return whether it is time for a new snapshot."""

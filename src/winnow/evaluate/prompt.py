@@ -33,7 +33,7 @@ class Prompt:
 
 
 class PromptMaker:
-    """Makes prompts for a model.
+    """Maker of prompts for a model.
 
     Args:
         tokenizer: the model's.

@@ -11,7 +11,10 @@ from winnow.evaluate.uninformative import uninformative_categories
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the engine would not run a cell, and for how many prompts; the cell is not run for the others either."""
+    """Refusal of a cell by the engine, its reason, and for how many prompts.
+
+    The cell is not run for the others either.
+    """
 
     reason: str
     prompts: int

@@ -1,4 +1,4 @@
-"""From an output of the engine to a scored outcome.
+"""Scoring: from an output of the engine to a scored outcome.
 
 Floors, rounding and short answers keep the compression that a context achieves from the one asked for.
 """

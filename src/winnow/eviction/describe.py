@@ -1,4 +1,4 @@
-"""Describe policies in words, from their dataclasses."""
+"""Descriptions of policies in words, from their dataclasses."""
 
 import inspect
 from dataclasses import MISSING, Field, fields, is_dataclass

@@ -1,4 +1,4 @@
-"""Accumulate the largest attention of a replay's queries for each KV of the context."""
+"""Largest attention of a replay's queries for each KV of the context."""
 
 from dataclasses import dataclass
 

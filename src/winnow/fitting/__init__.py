@@ -1,1 +1,1 @@
-"""Fit a predictor of KVzip's scores: collect scores of replays, train, evaluate."""
+"""Fit of a predictor of KVzip's scores: collect scores of replays, train, evaluate."""

@@ -1,4 +1,4 @@
-"""Collect the training data of a predictor: KVzip's scores of texts with the features of their tokens."""
+"""Training data of a predictor: KVzip's scores of texts with the features of their tokens."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Collected:
 
 @dataclass(frozen=True, eq=False)
 class Recorder(PredictorSource):
-    """Stands in a predictor's place and records the features that it is given; a replay sets the scores."""
+    """Recorder that stands in a predictor's place and takes the features that it is given; a replay sets the scores."""
 
     features: dict[int, list[Tensor]] = field(default_factory=dict)
     scores: list[Tensor] = field(default_factory=list)

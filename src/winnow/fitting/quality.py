@@ -1,4 +1,4 @@
-"""Evaluate predictors on held-out texts."""
+"""Quality of predictors on held-out texts."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Fit a predictor to a model and write its file."""
+"""Run that fits a predictor to a model and writes its file."""
 
 import os
 import time

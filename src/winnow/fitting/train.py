@@ -1,4 +1,4 @@
-"""Fit, for each layer, a linear function and hidden units that say the logarithm of a replay's score."""
+"""Training, for each layer, of a linear function and hidden units that say the logarithm of a replay's score."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -55,7 +55,7 @@ class TokenizerNumbers:
 
 
 class BackendTokenizer:
-    """Cuts texts and joins tokens as the tokenizer of transformers does whose backend was written.
+    """Tokenizer that cuts texts and joins tokens as the tokenizer of transformers does whose backend was written.
 
     Whatever else it is asked for loads that one: `full`.
     """

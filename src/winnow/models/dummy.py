@@ -13,7 +13,7 @@ _RANDOM = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
 
 
 class RepeatedRandom(TorchDispatchMode):
-    """Fills large tensors by repeating the random numbers that their first `_PATTERN` elements got."""
+    """Filler of large tensors, by repeating the random numbers that their first `_PATTERN` elements got."""
 
     def __torch_dispatch__(
         self,

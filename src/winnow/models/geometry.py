@@ -26,7 +26,7 @@ class ModelGeometry:
 
 
 class _Probe:
-    """Stands in for a step, and writes down what each layer hands over."""
+    """Stand-in for a step that writes down what each layer hands over."""
 
     def __init__(self) -> None:
         self.shapes: dict[int, tuple[int, int, int]] = {}  # by layer: query heads, KV heads, head_dim

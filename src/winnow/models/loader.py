@@ -1,4 +1,4 @@
-"""From a directory to a model ready to run.
+"""Loader: from a directory to a model ready to run.
 
 What reads a checkpoint imports transformers' model classes, and with them a hundred MiB; a packed model does without.
 """

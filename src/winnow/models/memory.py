@@ -1,4 +1,4 @@
-"""Gives memory back to the system that loading a model leaves behind."""
+"""Return of memory to the system that loading a model leaves behind."""
 
 import ctypes
 import mmap

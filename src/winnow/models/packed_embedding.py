@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class PackedEmbedding(nn.Module):
-    """Looks up rows as `nn.Embedding` does, to the last bit.
+    """Embedding that looks up rows as `nn.Embedding` does, to the last bit.
 
     Args:
         head: of the weight [num_tokens, in_features] that the embedding shares; a bias of it changes nothing here.

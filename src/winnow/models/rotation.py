@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LayerRotation:
-    """Turns pairs of a key's first 2 * len(frequencies) dimensions by position * frequency."""
+    """Rotation of pairs of a key's first 2 * len(frequencies) dimensions by position * frequency."""
 
     frequencies: Tensor  # float32 [pairs]
     interleaved: bool
@@ -65,7 +65,7 @@ _PROBED = 3
 
 
 class _KeyProbe:
-    """Stands in for a step and writes down the keys. It adds nothing to hidden states, so only rotation moves keys."""
+    """Stand-in for a step that writes down the keys. It adds nothing to hidden states, so only rotation moves keys."""
 
     def __init__(self) -> None:
         self.keys: dict[int, Tensor] = {}

@@ -33,7 +33,7 @@ _FULL = 1e-3
 
 
 class _Masks:
-    """Collects the mask that each layer gets."""
+    """Collection of the masks that layers get."""
 
     def __init__(self) -> None:
         self.by_layer: dict[int, Tensor | None] = {}

@@ -24,7 +24,7 @@ Tools = Collection[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class AnswerReader:
-    """Reads the answers of one model.
+    """Reader of one model's answers.
 
     Attributes:
         tokenizer: of transformers; None: the model has none, and answers are not read.

@@ -119,7 +119,7 @@ def _around_arguments(name: str, form: CallForm | None) -> tuple[str, str]:
 
 
 class _Words:
-    """Writes texts as the grammar takes them: special tokens by name, the rest as strings."""
+    """Writer of texts as the grammar takes them: special tokens by name, the rest as strings."""
 
     def __init__(self, special_tokens: Collection[str]) -> None:
         named = [

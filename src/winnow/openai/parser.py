@@ -1,4 +1,4 @@
-"""Reads an answer as it grows: one way for answers that come whole and for those that come in pieces."""
+"""Parser of an answer as it grows: one way for answers that come whole and for those that come in pieces."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class Piece(NamedTuple):
 
 
 class AnswerParser:
-    """Sorts one answer into reasoning, content and tool calls.
+    """Parser of one answer into reasoning, content and tool calls.
 
     The pieces depend on the answer's text alone, not on where it was cut: a mark counts once no further text can change
     it. Joined in their order they are the answer, but for its marks and for white space beside them. Reasoning begins

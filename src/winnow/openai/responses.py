@@ -139,7 +139,7 @@ def _tools(tools: Any) -> Any:
 
 @dataclass
 class ResponseWriter:
-    """Writes a response from a chat's chunks, as events or as one object.
+    """Writer of a response from a chat's chunks, as events or as one object.
 
     Attributes:
         body: as the client wrote it: a response repeats some of its fields.

@@ -40,7 +40,7 @@ class _Choice:
 
 
 class ChunkStream:
-    """Turns the deltas of a body's requests into chunks.
+    """Stream of chunks, from the deltas of a body's requests.
 
     Args:
         form: what the chunks have in common.

@@ -15,7 +15,7 @@ Compute = Callable[[Callable[[], bool]], Prefilled]
 
 
 class Background:
-    """Prefills groups, each in a thread of its own that ends with the prefill.
+    """Background prefills of groups, each in a thread of its own that ends with the prefill.
 
     A permanent thread would keep its own team of OpenMP threads, and with more of those than cores the passes of the
     batch are slower even while nothing is prefilled.

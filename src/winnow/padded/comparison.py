@@ -9,7 +9,7 @@ from winnow.padded.modes import Decode, Mode, Prefill, Step, fits_alone
 
 
 class Static:
-    """Run batches to completion, as transformers' `generate` does, but return each answer as it finishes."""
+    """Mode that runs batches to completion, like transformers' `generate`, but returns each answer as it finishes."""
 
     keeps_rows = True
     prefills_first = False
@@ -25,7 +25,7 @@ class Static:
 
 
 class PrefillDecode:
-    """Prefill queries in groups of similar length, then run batches of them to completion."""
+    """Mode that prefills queries in groups of similar length, then runs batches of them to completion."""
 
     keeps_rows = True
     prefills_first = True

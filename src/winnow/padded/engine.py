@@ -19,7 +19,7 @@ from winnow.padded.stats import PaddedStats
 
 
 class PaddedEngine(RequestLoop):
-    """Serves requests in one padded batch, with the model as transformers runs it; see `RequestLoop`."""
+    """Engine that serves requests in one padded batch, with the model as transformers runs it; see `RequestLoop`."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from winnow.sampling import SamplingParams
 
 
 class PaddedExecutor:
-    """Computes the steps that the mode chooses.
+    """Executor of the steps that the mode chooses.
 
     A group that is prefilled apart is `_underway` while it is computed in the background, then `_arrived`, then, with
     its first tokens sampled, `_group`; the next step embeds or offloads it.

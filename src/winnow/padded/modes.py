@@ -10,7 +10,7 @@ from winnow.padded.batch_state import BatchState
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prefill a group apart from the batch."""
+    """Prefill of a group apart from the batch."""
 
     sequences: list[Sequence]
 
@@ -26,7 +26,7 @@ Step = Prefill | Decode
 
 
 class Mode(Protocol):
-    """Decides what is computed next.
+    """Decision on what is computed next.
 
     Attributes:
         keeps_rows: keep computing the row of a finished query, idle, until all of the batch are finished.

@@ -1,4 +1,4 @@
-"""Check at load that padding does not change what a model computes."""
+"""Check at load, that padding does not change what a model computes."""
 
 import torch
 from torch import Tensor

@@ -22,7 +22,7 @@ _FEWEST = 2
 
 
 class Leaper:
-    """Leaps between the steps of a simulated engine.
+    """Leaper between the steps of a simulated engine.
 
     Attributes:
         num_steps: steps that leaps stood for.

@@ -17,7 +17,7 @@ class Load(Protocol):
 
 
 class Router(Protocol):
-    """Chooses engines, one request after the other."""
+    """Choice of engines, one request after the other."""
 
     def choose(self, request: TraceRequest, loads: Sequence[Load]) -> int:
         """Return the index of the engine that gets the request."""

@@ -44,7 +44,7 @@ class VirtualClock:
 
 
 class SimulatedExecutor:
-    """Follows plans as an executor does, moves the clock by what a step takes, and samples `SAMPLED`.
+    """Executor that follows plans, moves the clock by what a step takes, and samples `SAMPLED`.
 
     Rounds of eviction keep what the budget leaves, spread evenly over the rows: which KVs stay is of no matter here.
     A budget without a bound keeps everything, which is the most that it may.

@@ -234,7 +234,7 @@ class StepTimes:
         return rates
 
     def binds(self, work: StepWork) -> str:
-        """Return what takes longest: compute, that of attention, bandwidth (weights, KVs), link, rounds, or overhead."""
+        """Return what takes longest: compute, that of attention, bandwidth (weights, KVs), link, rounds or overhead."""
         times = {part: getattr(self.factors, part) * value for part, value in self.ideal(work).items()}
         times["compute"] += times.pop("prompt")
         overhead = sum(times.pop(part) for part in ("layer", "sequence", "step"))

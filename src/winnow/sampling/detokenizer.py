@@ -121,7 +121,7 @@ class Detokenizer:
 
 
 class _ByteRun:
-    """Joins bytes to text.
+    """Run of bytes that is joined to text.
 
     Args:
         before: bytes of the prompt that they follow: the answer may finish a character that the prompt began, and one

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Fault(IntEnum):
-    """Why a row gave no token. Below 0, so that one column can hold a token or a fault."""
+    """Reason for which a row gave no token. Below 0, so that one column can hold a token or a fault."""
 
     NOT_FINITE = -1
     """NaN or plus infinity among the model's logits, or minus infinity everywhere."""

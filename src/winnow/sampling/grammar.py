@@ -29,7 +29,7 @@ _JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[\x20\x0A\
 
 
 class AnswerMatcher:
-    """Follows one answer, and says which tokens may come next.
+    """Matcher of one answer, which says which tokens may come next.
 
     Args:
         matcher: llguidance's, at the answer's start.
@@ -62,7 +62,7 @@ class AnswerMatcher:
 
 
 class GrammarCompiler:
-    """Compiles forms for one tokenizer. Thread-safe; what was compiled last is kept.
+    """Compiler of forms for one tokenizer. Thread-safe; what was compiled last is kept.
 
     Args:
         tokenizer: of transformers, with a fast backend; None: no form can be compiled.

@@ -1,4 +1,4 @@
-"""From logits to tokens, for a whole batch at once."""
+"""Sampler: from logits to tokens, for a whole batch at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ class SamplerOutput:
 
 
 class Sampler:
-    """Chooses the next token of every running sequence.
+    """Sampler of the next token of every running sequence.
 
     A sequence occupies a slot from `add` to `remove`. The rules, in order: logit bias, `min_tokens`, the form of
     the answer, repetition, frequency and presence penalty, then for rows that are not greedy temperature, min-p, top-k,

@@ -17,7 +17,7 @@ class Match(NamedTuple):
 
 
 class StopMatcher:
-    """Watches growing text for stop strings, whatever pieces it comes in.
+    """Matcher of stop strings in growing text, whatever pieces it comes in.
 
     Of several stop strings the one that is complete first wins, and of those complete at the same character
     the longest: the only reading that does not depend on how the text was cut into tokens.
@@ -60,7 +60,7 @@ class StopMatcher:
 
 
 class PlainCutter:
-    """Cuts growing text at its first stop string and holds back an ending that could become one.
+    """Cutter of growing text at its first stop string, which holds back an ending that could become one.
 
     Args:
         stops: the strings, none empty.

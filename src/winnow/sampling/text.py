@@ -1,4 +1,4 @@
-"""From tokens to text, one token at a time, up to a stop string."""
+"""Text of answers: from tokens to text, one token at a time, up to a stop string."""
 
 from collections.abc import Sequence
 

@@ -17,7 +17,7 @@ class Tokenizer(Protocol):
 
 
 class TokenTable:
-    """Looks tokens of one tokenizer up; what was found is kept.
+    """Table of one tokenizer's tokens; what was found is kept.
 
     How bytes are spelt is read from the tokenizer's own description of its decoder. Byte-level BPE (GPT-2, Llama 3)
     writes every byte as one of 256 characters. SentencePiece with byte fallback (Llama 2, Mistral, Gemma) has a token

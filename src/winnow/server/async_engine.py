@@ -56,7 +56,7 @@ class ServedEngine(Protocol):
 
 
 class AsyncEngine:
-    """Serves requests of an event loop from one engine.
+    """Server of requests of an event loop from one engine.
 
     Args:
         engine: only the thread started here uses it from now on.

@@ -49,7 +49,7 @@ class _Stopped(Exception):  # noqa: N818 (no error: another process resumes the 
 
 
 class Batches:
-    """Runs the batches of a store, those first that a former process has left."""
+    """Runner of the batches of a store, those first that a former process has left."""
 
     def __init__(self, service: Service, store: Store) -> None:
         self._service = service

@@ -123,7 +123,7 @@ class SamplingForm(Form):
 
 
 class CompletionForm(SamplingForm):
-    """Continue one prompt or several."""
+    """Body with one prompt or several to continue."""
 
     prompt: Text | TokenIds | list[Text] | list[TokenIds] = Field(
         min_length=1, description=f"at most {MAX_SEQUENCES} prompts, and prompts times n"

@@ -31,7 +31,7 @@ FAILED = 1
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal ends it, and lets requests in progress finish first."""
+    """Server that runs until a signal ends it, and lets requests in progress finish first."""
 
     def __init__(self, service: Service, started: "Callable[[str], None]") -> None:
         config = service.config

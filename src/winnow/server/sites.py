@@ -15,7 +15,7 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
 class Sites:
-    """Refuses pages of other sites where a server asks for no keys, since a page knows none.
+    """Refusal of pages of other sites where a server asks for no keys, since a page knows none.
 
     What changes something is taken from the server's own pages alone, and from clients that are no browsers, which send
     no Origin. A server on a loopback address is asked under a name of loopback, else the name of another site has been

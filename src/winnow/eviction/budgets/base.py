@@ -16,7 +16,7 @@ from winnow.eviction.rows import LayerRows
 
 @dataclass(frozen=True)
 class Budget(Floors, ABC):
-    """Splits a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers."""
+    """Split of a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers."""
 
     needs_kinds: ClassVar[bool] = False
     """Whether it uses the kinds of tokens."""

@@ -16,7 +16,7 @@ from winnow.eviction.costs import RowCosts
 
 @dataclass(frozen=True)
 class LayerSplit(ABC):
-    """Splits a budget over layers; the mean over layers is the budget, up to rounding."""
+    """Split of a budget over layers; the mean over layers is the budget, up to rounding."""
 
     needs_similarity: ClassVar[bool] = False
 
@@ -35,7 +35,9 @@ class EqualLayers(LayerSplit):
 
 @dataclass(frozen=True)
 class Pyramid(LayerSplit):
-    """From large shares for the first layers to small ones for the last, in equal steps (PyramidKV; no profiling).
+    """Pyramid of budgets: from large shares for the first layers to small ones for the last, in equal steps (PyramidKV.
+
+    No profiling).
 
     The share above the recent window, on average `base`, falls from 2 base - base // beta to base // beta. The first
     layer gets at most what exists, and prompts shorter than 2 base are split equally.

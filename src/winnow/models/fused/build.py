@@ -1,4 +1,4 @@
-"""From transformers' layer to a fused one, if the two compute the same."""
+"""Construction of a fused layer from transformers' own, if the two compute the same."""
 
 from copy import deepcopy
 

@@ -36,7 +36,7 @@ class FusedNorm(nn.Module):
 
 
 class FusedLayer(nn.Module):
-    """Takes the place of a decoder layer that is built of `LayerParts`.
+    """Layer in place of a decoder layer that is built of `LayerParts`.
 
     Args:
         layer_idx: its number from the bottom.

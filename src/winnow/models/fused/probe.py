@@ -185,7 +185,7 @@ def selection_is_harmless(model: "PreTrainedModel", max_position: int) -> bool:
 
 
 class _Recorder:
-    """Stands in for a step. Its attention mixes queries, keys and values of a token, so that all of them matter."""
+    """Stand-in for a step. Its attention mixes queries, keys and values of a token, so that all of them matter."""
 
     def __init__(self, logits_indices: Tensor | None = None) -> None:
         self.calls: list[tuple[int, Tensor, Tensor, Tensor, AttentionSpec]] = []

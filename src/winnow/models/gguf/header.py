@@ -114,7 +114,7 @@ _NUMPY: dict[str, Any] = {
 
 
 class _Cursor:
-    """Reads one thing after another; `struct` refuses what is cut short."""
+    """Cursor that reads one thing after another; `struct` refuses what is cut short."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data

@@ -59,7 +59,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class PackedDecoder(nn.Module):
-    """Is called as transformers' causal models are, and gives what the model gave that it was packed from.
+    """Decoder that is called as transformers' causal models are, and gives what the model gave that it was packed from.
 
     Args:
         rotaries: the kinds of rotation, which layers share; `layer_rotaries` says which one each layer takes.

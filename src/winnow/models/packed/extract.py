@@ -1,4 +1,4 @@
-"""From a model of transformers to a decoder of its parts."""
+"""Extraction of a decoder's parts from a model of transformers."""
 
 from typing import Any
 

@@ -12,7 +12,7 @@ from winnow.native import Decoder
 
 
 class NativeDecoder:
-    """Computes what its parts, all of them native, would compute one after the other.
+    """Decoder that computes what its parts, all of them native, would compute one after the other.
 
     Args:
         embedding: its rows are the head's, unless it is an `nn.Embedding`.

@@ -1,4 +1,4 @@
-"""From a packed model's directory to a model ready to run."""
+"""Reader: from a packed model's directory to a model ready to run."""
 
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
 
 
 class _Reader:
-    """Puts the parts of a model together."""
+    """Reader that puts the parts of a model together."""
 
     def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
         self._path, self._description, self._kernels = path, description, kernels

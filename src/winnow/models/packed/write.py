@@ -1,4 +1,4 @@
-"""From a loaded model to a packed one."""
+"""Writer: from a loaded model to a packed one."""
 
 import json
 import shutil

@@ -71,7 +71,7 @@ class Search:
 
 @dataclass
 class Tuner:
-    """Runs a search.
+    """Runner of a search.
 
     Attributes:
         open_engine: opens an engine with a candidate's options; the tuner closes it.
