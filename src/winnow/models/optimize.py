@@ -1,4 +1,4 @@
-"""Optimization of a loaded model on a CPU: fused layers where they compute the same, packed matrix products elsewhere."""
+"""Optimization of a loaded model on a CPU: fused layers where they compute the same, packed products elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

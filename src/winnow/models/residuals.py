@@ -29,7 +29,9 @@ class InputWatcher(Protocol):
 
 
 def watch_residuals(model: nn.Module, num_layers: int) -> None:
-    """Install hooks in the model's layers, so that they call a step that is watching. Others pay one attribute look-up a layer.
+    """Install hooks in the model's layers, so that they call a step that is watching.
+
+    Other steps pay one attribute look-up a layer.
 
     Fused layers have no parts to hook; they call the step themselves.
 
@@ -42,7 +44,9 @@ def watch_residuals(model: nn.Module, num_layers: int) -> None:
 
 
 def watch_attention_inputs(model: nn.Module, num_layers: int) -> None:
-    """Install hooks in the model's attention to pass its inputs to a step that wants them. Fused layers call the step themselves.
+    """Install hooks in the model's attention to pass its inputs to a step that wants them.
+
+    Fused layers call the step themselves.
 
     Raises:
         UnsupportedModelError: the layers cannot be identified.
