@@ -9,7 +9,7 @@ from winnow.engine.new_request import NewRequest
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestOutput
 from winnow.plan.deployment import Deployment
-from winnow.plan.leap import Leaper
+from winnow.plan.fast_forward import FastForward
 from winnow.plan.routing import RoundRobin, Router
 from winnow.plan.simulated_engine import EngineSetup
 from winnow.plan.step_time import StepWork
@@ -101,14 +101,14 @@ class Replica:
         self.steps = 0
         self.kv_memory = setup.kv_memory
         self._prefix_caching = setup.prefix_caching
-        self._leaper = Leaper(self.simulated, setup.prefix_caching) if leaps else None
+        self._fast_forward = FastForward(self.simulated, setup.prefix_caching) if leaps else None
         self._asked: dict[str, tuple[TraceRequest, str | None]] = {}
 
     def run(self, until: float) -> None:
         """Compute the steps that start before `until`."""
         engine, clock = self.simulated.engine, self.simulated.clock
         while engine.has_unfinished and clock.now < until:
-            leapt = 0 if self._leaper is None else self._leaper.leap(until)
+            leapt = 0 if self._fast_forward is None else self._fast_forward.leap(until)
             self.steps += leapt
             if not leapt:
                 outputs = engine.step()

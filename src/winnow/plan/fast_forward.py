@@ -21,8 +21,8 @@ _FEWEST = 2
 """A leap costs about as much as this number of steps."""
 
 
-class Leaper:
-    """Leaper between the steps of a simulated engine.
+class FastForward:
+    """Fast-forward between the steps of a simulated engine.
 
     Attributes:
         num_steps: steps that leaps stood for.
