@@ -18,10 +18,10 @@ import torch
 from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
-from winnow import LLM, RequestOutput, SamplingParams, fork
+from winnow import LLM, RequestOutput, SamplingParams, process_fork
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError
 from winnow.eviction import PRESETS
-from winnow.fork import require_usable_torch
+from winnow.process_fork import require_usable_torch
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 NUM_THREADS = 8
@@ -379,9 +379,9 @@ def test_what_a_fork_leaves_unusable_is_told(monkeypatch: pytest.MonkeyPatch) ->
         require_usable_torch("cpu")
         with pytest.raises(ForkedError, match=r"device=auto .* begun to use CUDA.* spawn"):
             require_usable_torch("auto")
-    monkeypatch.setattr(fork, "_PAUSE", None)
+    monkeypatch.setattr(process_fork, "_PAUSE", None)
     require_usable_torch("cpu")
-    monkeypatch.setattr(fork, "_IMPORTED_BY", os.getpid() + 1)
+    monkeypatch.setattr(process_fork, "_IMPORTED_BY", os.getpid() + 1)
     with pytest.raises(ForkedError, match=r"cannot be created in a forked process here: .* spawn"):
         require_usable_torch("cpu")
 

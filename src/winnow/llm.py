@@ -21,13 +21,13 @@ from winnow.eviction import resolve_policy
 from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine
 from winnow.foreign_names import accept_arguments
-from winnow.fork import require_usable_torch
 from winnow.inspect import Inspection, KeptTokens
 from winnow.models import PlainModel, load_model, load_plain_model
 from winnow.models.backend_tokenizer import full_tokenizer
 from winnow.models.hub import locate_model
 from winnow.options import EngineOptions
 from winnow.outputs import BeamSearchOutput, EngineStats, RequestOutput
+from winnow.process_fork import require_usable_torch
 from winnow.progress_bar import is_shown, progress_bar
 from winnow.prompts import Prompt, PromptTokenizer, list_conversations, list_prompts
 from winnow.sampling import BeamSearchParams, SamplingParams
