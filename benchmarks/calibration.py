@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from winnow import LLM
+from winnow.bench.kv_memory import kv_memory_for
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.pressure import replay
-from winnow.bench.room import kv_memory_for
 from winnow.bench.throughput import measure_throughput
 from winnow.bench.traces import TraceRequest, read_trace, scaled
 from winnow.bench.workload import Workload, vocab_size

@@ -33,7 +33,7 @@ from vllm_peer import BLOCK, VARIABLES, kv_bytes
 from works import export
 
 from winnow.bench.environment import PeerError, call
-from winnow.bench.room import kv_memory_for
+from winnow.bench.kv_memory import kv_memory_for
 from winnow.config import EngineConfig
 from winnow.json_values import dump_json
 from winnow.models.published import open_published

@@ -12,7 +12,7 @@ import torch
 from protocol import Answer, Tokens, Work, serve
 
 from winnow import LLM, SamplingParams
-from winnow.bench.room import kv_memory_for
+from winnow.bench.kv_memory import kv_memory_for
 from winnow.config import EngineConfig
 
 NARROWER = ("kv_cache_dtype", "weight_dtype")

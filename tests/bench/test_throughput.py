@@ -11,8 +11,8 @@ from tiny_gguf import save_gguf, tiny_llama
 from tiny_llama import save_tiny_llama
 
 from winnow.bench import presets
+from winnow.bench.kv_memory import kv_memory_for
 from winnow.bench.presets import LlamaShape, Preset
-from winnow.bench.room import kv_memory_for
 from winnow.bench.throughput import Pass, ThroughputReport
 from winnow.bench.workload import Workload
 from winnow.cache import CacheLayout, CacheSize

@@ -21,8 +21,8 @@ from benchmarks.papers.kv_compress.protocol import (
 )
 from benchmarks.papers.kv_compress.results import NOTES, TITLE, all_tables, draw_all, read_rows
 from winnow.bench.answering import OnStep
+from winnow.bench.kv_memory import kv_memory_for
 from winnow.bench.presets import model_cache
-from winnow.bench.room import kv_memory_for
 from winnow.bench.workload import vocab_size
 from winnow.cli.engine import engine_options, model_path, open_llm, silence_transformers
 from winnow.cli.meter import Meter

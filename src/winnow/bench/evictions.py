@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from winnow.bench.room import kv_memory_for
+from winnow.bench.kv_memory import kv_memory_for
 from winnow.config import EngineConfig
 from winnow.eviction import find_preset
 

@@ -110,7 +110,7 @@ class _Plan:
 def execute(namespace: argparse.Namespace) -> int:
     """Return work, show, and return the exit code."""
     plan = _Plan.of(namespace)
-    from winnow.bench.room import kv_memory_for
+    from winnow.bench.kv_memory import kv_memory_for
     from winnow.report.provenance import Machine, report_head
 
     silence_transformers()
