@@ -84,7 +84,7 @@ class PaddedEngine(RequestLoop):
         raise failure  # of a prefill in the background: the batch is as it was
 
     def _restart(self) -> None:
-        self._executor.start_anew(self._requests.unfinished)
+        self._executor.recompute_all(self._requests.unfinished)
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason

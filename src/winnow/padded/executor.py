@@ -82,7 +82,7 @@ class PaddedExecutor:
         if not queue and not batch.running and self._underway is None:
             self._group, batch.reserved_bytes = None, 0
 
-    def start_anew(self, unfinished: SequenceType[Sequence]) -> None:
+    def recompute_all(self, unfinished: SequenceType[Sequence]) -> None:
         """Recover from a failed step: recompute every sequence that is neither queued nor under way."""
         batch, queue = self._batch, self._queue
         self._arrived = self._group = None
@@ -97,7 +97,7 @@ class PaddedExecutor:
         for sequence in unfinished:
             if sequence not in safe:
                 sequence.kv.slot = None
-                queue.put_back(sequence)
+                queue.requeue(sequence)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class PaddedExecutor:
             batch.reserved_bytes = 0
             for sequence in underway.sequences:
                 if not sequence.finished:
-                    self._queue.put_back(sequence)
+                    self._queue.requeue(sequence)
             return underway.failure
         self._arrived, seconds = underway.result()
         self._counters.overlapped_seconds += max(seconds - waited, 0.0)

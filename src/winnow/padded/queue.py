@@ -66,7 +66,7 @@ class Queue:
 
     # -- in and out ------------------------------------------------------------------------------------------------
 
-    def put_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence of an earlier request, without KVs: all its tokens are to be computed."""
         sequence.kv.num_computed = 0
         self.waiting.put_back(sequence)
@@ -96,7 +96,7 @@ class Queue:
         else:
             self._counters.drops += len(sequences)
             for sequence in sequences:
-                self.put_back(sequence)
+                self.requeue(sequence)
 
     def pop(self, sequence: Sequence) -> QueryKVs | None:
         """Remove a sequence. Returns its KVs; None: it was waiting without."""

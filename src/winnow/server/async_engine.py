@@ -61,7 +61,7 @@ class AsyncEngine:
     Args:
         engine: only the thread started here uses it from now on.
         observe: called on the loop with each step's outputs; for metrics.
-        forget: called on the loop with the ids of requests whose last output will not come.
+        discard: called on the loop with the ids of requests whose last output will not come.
         on_failure: called on the loop once, when the engine has failed for good.
         charge: called on the loop with the tenant of a request that has ended, also one whose client has left, and its
             tokens: of the prompt, of the answers.
@@ -71,14 +71,14 @@ class AsyncEngine:
         self,
         engine: ServedEngine,
         observe: Callable[[list[RequestOutput]], None] = lambda outputs: None,
-        forget: Callable[[Sequence[str]], None] = lambda names: None,
+        discard: Callable[[Sequence[str]], None] = lambda names: None,
         on_failure: Callable[[], None] = lambda: None,
         charge: Callable[[str | None, int, int], None] = lambda tenant, prompt, answers: None,
     ) -> None:
         self._engine = engine
         self._box = engine.mailbox()
         self._observe = observe
-        self._forget = forget
+        self._discard = discard
         self._on_failure = on_failure
         self._charge = charge
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,7 +148,7 @@ class AsyncEngine:
         known = [name for name in ids if self._streams.pop(name, None) is not None]
         if known:
             self._left |= dict.fromkeys(known, stream)
-            self._forget(known)
+            self._discard(known)
             self._send(lambda: self._abort(known))
 
     def abort_all(self, error: ApiError) -> None:
@@ -244,12 +244,12 @@ class AsyncEngine:
                 delivered.append(output)
         self._observe(delivered)
 
-    def _forget_left(self, names: Sequence[str]) -> None:
+    def _discard_left(self, names: Sequence[str]) -> None:
         for name in names:
             self._left.pop(name, None)
 
     def _fail_all(self, reason: str, *, for_good: bool) -> None:
-        self._forget(list(self._streams))
+        self._discard(list(self._streams))
         streams, self._streams = set(self._streams.values()), {}
         self._left.clear()
         if for_good:
@@ -337,7 +337,7 @@ class AsyncEngine:
                 log.error("request %s could not be ended: %s", name, describe_error(error))
                 gone.append(name)
         if gone:
-            self._post(self._forget_left, gone)
+            self._post(self._discard_left, gone)
 
     def _post(self, action: Callable[..., Any], *arguments: Any) -> None:
         assert self._loop is not None

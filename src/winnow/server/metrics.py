@@ -147,7 +147,7 @@ class Metrics:
             if output.finished:
                 self._count_finished(output)
 
-    def forget(self, request_ids: Iterable[str]) -> None:
+    def discard(self, request_ids: Iterable[str]) -> None:
         """Count requests whose client has left, or that the engine gave up."""
         for name in request_ids:
             self._seen.pop(name, None)

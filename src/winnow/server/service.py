@@ -74,7 +74,7 @@ class Service:
     def __post_init__(self) -> None:
         self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm")
         self.engine = AsyncEngine(
-            self.llm, self.metrics.observe, self.metrics.forget, self.exit.set, self._charge
+            self.llm, self.metrics.observe, self.metrics.discard, self.exit.set, self._charge
         )
         self.quota = TokenQuota(self.config.max_tokens_per_minute)
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
