@@ -28,7 +28,7 @@ from winnow import LLM, SamplingParams
 from winnow.bench.serve import ServeLoad, random_requests
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
-from winnow.server.run import Server
+from winnow.server.server import Server
 from winnow.server.service import Service, model_names
 
 

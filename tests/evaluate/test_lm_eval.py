@@ -19,8 +19,8 @@ from winnow.errors import EvaluationError
 from winnow.evaluate.likelihood import Keeping, Pair, loglikelihoods, rolling_pairs
 from winnow.evaluate.lm_eval import WinnowLM
 from winnow.evaluate.lm_eval.generation import sampling_for
-from winnow.evaluate.lm_eval.report import lm_eval_table
-from winnow.evaluate.lm_eval.run import LmEvalPlan, LmEvalResult, run_cell
+from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan, LmEvalResult, run_cell
+from winnow.evaluate.lm_eval.result_files import lm_eval_table
 from winnow.eviction import PRESETS
 
 # In words that the demo model knows.

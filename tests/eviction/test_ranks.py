@@ -23,7 +23,7 @@ from winnow.eviction import (
 )
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.rows import RoundInputs
+from winnow.eviction.round_rows import RoundInputs
 
 BLOCK = 4
 FLOORS = [

@@ -19,7 +19,7 @@ from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE, find_hardware
 from winnow.plan.models import MODELS, find_model, shape_of_config
 from winnow.plan.occupancy import Held, Request
-from winnow.plan.report import plan_of
+from winnow.plan.plan_tables import plan_of
 from winnow.plan.step_time import IDEAL, StepWork
 
 

@@ -15,8 +15,8 @@ from winnow.cli.main import main
 from winnow.errors import ConfigError
 from winnow.plan.tuning.candidates import Candidate, candidates
 from winnow.plan.tuning.measure import Answer, Trial, TunePrompt, agreement, wilson
-from winnow.plan.tuning.report import command, tune_table, verdict
 from winnow.plan.tuning.search import HELD_BACK, Search, Tuned, Tuner
+from winnow.plan.tuning.tune_tables import command, tune_table, verdict
 from winnow.sampling import SamplingParams
 
 

@@ -14,7 +14,7 @@ from winnow.openai.answers import AnswerReader
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
 from winnow.server.listening import bound_sockets
-from winnow.server.run import Server
+from winnow.server.server import Server
 from winnow.server.service import Service
 
 MODEL = "winnow-demo"

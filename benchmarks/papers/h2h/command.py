@@ -14,7 +14,7 @@ from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
 from winnow.evaluate.cell import num_accumulators, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
-from winnow.evaluate.report import JOURNAL
+from winnow.evaluate.result_files import JOURNAL
 from winnow.evaluate.runner import evaluate
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tasks import load_task

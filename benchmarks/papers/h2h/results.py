@@ -20,7 +20,7 @@ from winnow.evaluate.cell import AWARE
 from winnow.evaluate.charts import draw
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
-from winnow.evaluate.tables import all_tables
+from winnow.evaluate.result_tables import all_tables
 from winnow.report.plots import can_draw
 from winnow.report.tables import TextTable
 

@@ -20,8 +20,8 @@ from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
 from winnow.errors import UsageError, known_names
 from winnow.evaluate.cell import check_presets, num_accumulators, plan_cells
+from winnow.evaluate.result_tables import all_tables
 from winnow.evaluate.settings import settings_for
-from winnow.evaluate.tables import all_tables
 from winnow.threads import set_threads
 
 DESCRIPTION = """\

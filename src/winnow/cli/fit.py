@@ -111,7 +111,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _fit(engine: dict[str, Any], options: FitOptions, paths: list[Path], out: Path) -> int:
-    from winnow.fitting.run import fit, write
+    from winnow.fitting.fit import fit, write
     from winnow.fitting.texts import cut, read_texts, require_texts, shipped_texts
     from winnow.fitting.train import Training
 

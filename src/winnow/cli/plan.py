@@ -103,7 +103,7 @@ def execute(namespace: argparse.Namespace) -> int:
     if namespace.plot is not None:
         require_writable(namespace.plot.with_suffix(".png"), f"--plot {namespace.plot}")
     found = _beside_full(deployments(namespace, options))
-    from winnow.plan.report import plan_of, plan_tables
+    from winnow.plan.plan_tables import plan_of, plan_tables
     from winnow.plan.value_tier import gain_of, tier_table
 
     request = _request(options, found[0])

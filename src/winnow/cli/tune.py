@@ -96,8 +96,8 @@ def execute(namespace: argparse.Namespace) -> int:
         if path is not None:
             require_writable(path, f"--{name} {path}")
     prompts = read_prompts(namespace.prompts, asked.max_tokens)
-    from winnow.plan.tuning.report import command, pareto_figure, tune_table, verdict
     from winnow.plan.tuning.search import Tuner
+    from winnow.plan.tuning.tune_tables import command, pareto_figure, tune_table, verdict
 
     tried = _candidates(asked)
     with contextlib.ExitStack() as stack:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.evaluate.result import CellResult, Evaluation
-from winnow.evaluate.tables import query_label
+from winnow.evaluate.result_tables import query_label
 from winnow.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.report import RESULTS, TABLES
+from winnow.evaluate.result_files import RESULTS, TABLES
 from winnow.json_values import dump_json
 from winnow.report.provenance import origin
 from winnow.report.tables import TextTable

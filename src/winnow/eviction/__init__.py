@@ -27,7 +27,7 @@ from winnow.eviction.resolve import (
     ResolvedPolicy,
     resolve_policy,
 )
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores import (
     Average,
     BelowAverage,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.rows import RoundInputs
+from winnow.eviction.round_rows import RoundInputs
 
 
 @dataclass(frozen=True)

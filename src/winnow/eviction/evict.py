@@ -12,7 +12,7 @@ from winnow.cache.layout import IntArray
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.rows import RoundInputs, RoundRows
+from winnow.eviction.round_rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.signals import Signals
 

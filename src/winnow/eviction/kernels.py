@@ -5,7 +5,7 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention import Smoothing
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 from winnow.native import native_kernels
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention.ranked_rows import RankedRows, score_of, sort_key
-from winnow.eviction.rows import RoundInputs, RoundRows
+from winnow.eviction.round_rows import RoundInputs, RoundRows
 
 
 @dataclass(frozen=True)

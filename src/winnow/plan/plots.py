@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from winnow.plan.report import Plan
+from winnow.plan.plan_tables import Plan
 from winnow.report.plots import Axis, Line, Panel, line_chart
 
 if TYPE_CHECKING:

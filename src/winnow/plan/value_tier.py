@@ -22,7 +22,7 @@ from winnow.units import format_bytes
 from winnow.value_tier import ValueTier
 
 if TYPE_CHECKING:
-    from winnow.plan.report import Plan
+    from winnow.plan.plan_tables import Plan
 
 _WEIGHT_BYTES = 2.0
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow.native import DTYPES, native_kernels
-from winnow.sampling.rows import clean_rows, row_blocks
+from winnow.sampling.row_blocks import clean_rows, row_blocks
 
 Argmax = Callable[[Tensor], Tensor]
 """Logits [R, V] of any float type -> tokens [R] int64. The first of equals; NaN is impossible; 0 if all are."""

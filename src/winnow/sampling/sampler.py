@@ -18,7 +18,7 @@ from winnow.sampling.logprob import Logprob
 from winnow.sampling.logprobs import logprob_table, read_logprobs
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.randomness import stream_key, words
-from winnow.sampling.rows import clean_rows
+from winnow.sampling.row_blocks import clean_rows
 from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SamplingBatch, SlotTable
 
 

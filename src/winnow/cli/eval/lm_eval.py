@@ -19,7 +19,7 @@ from winnow.errors import UsageError
 
 if TYPE_CHECKING:
     from winnow.evaluate.likelihood import Keeping
-    from winnow.evaluate.lm_eval.run import LmEvalPlan, LmEvalResult
+    from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan, LmEvalResult
     from winnow.llm import LLM
 
 SUMMARY = "tasks of lm-evaluation-harness"
@@ -75,8 +75,8 @@ def execute(namespace: argparse.Namespace) -> int:
         raise UsageError(f"--include-path must be a directory, got {str(place)!r}")
     from winnow.evaluate.cell import AWARE, num_accumulators, plan_cells
     from winnow.evaluate.likelihood import Keeping
-    from winnow.evaluate.lm_eval.report import lm_eval_table, write_lm_eval
-    from winnow.evaluate.lm_eval.run import LmEvalPlan
+    from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan
+    from winnow.evaluate.lm_eval.result_files import lm_eval_table, write_lm_eval
 
     cells = plan_cells(namespace.presets, namespace.compressions, (AWARE,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
@@ -101,7 +101,7 @@ def _run(
     namespace: argparse.Namespace, llm: "LLM", plan: "LmEvalPlan", keepings: "dict[str, Keeping]"
 ) -> "list[LmEvalResult]":
     from winnow.evaluate.journal import ResultJournal
-    from winnow.evaluate.lm_eval.run import LmEvalResult, run_cell
+    from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalResult, run_cell
     from winnow.evaluate.plan import engine_identity
 
     manager = plan.task_manager()

@@ -87,7 +87,7 @@ def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
-    from winnow.evaluate.report import JOURNAL
+    from winnow.evaluate.result_files import JOURNAL
 
     options = evaluation_options(namespace)
     check_output(namespace, options, JOURNAL)
@@ -130,7 +130,7 @@ def _plan(
 
 
 def _run(namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan") -> "Evaluation":
-    from winnow.evaluate.report import JOURNAL
+    from winnow.evaluate.result_files import JOURNAL
     from winnow.evaluate.runner import evaluate
 
     with show_evaluation(namespace.progress) as show:
@@ -156,13 +156,13 @@ def _head(
 
 def _show(evaluation: "Evaluation", head: dict[str, Any]) -> None:
     """Print the tables."""
-    from winnow.evaluate.tables import all_tables
+    from winnow.evaluate.result_tables import all_tables
 
     show_tables(head, f"{evaluation.prompts} prompts per cell", all_tables(evaluation))
 
 
 def _write(directory: Path, evaluation: "Evaluation", head: dict[str, Any]) -> None:
-    from winnow.evaluate.report import RESULTS, TABLES, write_report
+    from winnow.evaluate.result_files import RESULTS, TABLES, write_report
     from winnow.report.plots import can_draw
 
     pictures = len(write_report(evaluation, directory, head)) - 2

@@ -11,7 +11,7 @@ from winnow.cache.layout import ceil_div
 from winnow.eviction.budgets.floors import Floors
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from winnow.eviction.budgets.base import Budget
 from winnow.eviction.budgets.layers import EqualLayers, LayerSplit
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking, ranks
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from winnow.errors import ConfigError
 from winnow.eviction.budgets.base import Budget
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import sort_rows
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 
 SPECIAL, PUNCTUATION = 1, 2
 """Kinds of tokens; 0 is any other."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from winnow.attention import AttentionObserver, Group, Smoothing, Term
 from winnow.errors import ConfigError
 from winnow.eviction.ranking import ranks
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 
 

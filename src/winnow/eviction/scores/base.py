@@ -8,7 +8,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver
 from winnow.eviction.replay import Replay
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.signals import Needs
 
 

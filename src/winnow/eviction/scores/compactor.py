@@ -9,7 +9,7 @@ from torch import Tensor
 from winnow.attention import Smoothing
 from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.expected import ChunkAttention
 from winnow.eviction.scores.leverage import Leverage

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow.errors import ConfigError
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
 

@@ -9,7 +9,7 @@ from winnow.attention import Smoothing
 from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
 from winnow.eviction.kernels import RowKernels
-from winnow.eviction.rows import LayerRows
+from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.evaluate.lm_eval.run import LmEvalResult
+from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalResult
 from winnow.evaluate.table_report import write_table_report
 from winnow.report.tables import Footnotes, TextTable
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from winnow.evaluate.charts import draw
 from winnow.evaluate.result import Evaluation
-from winnow.evaluate.tables import all_tables
+from winnow.evaluate.result_tables import all_tables
 from winnow.json_values import dump_json
 from winnow.report.plots import can_draw
 from winnow.report.provenance import origin
