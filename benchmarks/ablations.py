@@ -5,7 +5,7 @@
 
 Every row is a base with one change; "base" itself stands first. A part's rows are compared with the base on the same
 prompts, whose seed is kept for choosing: reported tables use others. The journal keeps answers as they come; the same
-command goes on where it was killed, also with more parts or compressions.
+command resumes where it was killed, also with more parts or compressions.
 """
 
 import argparse

@@ -5,7 +5,7 @@ measurements on the demo model (trained on 4,096 tokens), in windows of 2,000 to
 
 - scored: the loss on given text, read as one prompt;
 - apart: the same windows, each read as a prompt of its own with a full cache: how hard the text is;
-- written: the loss of the model's own samples on a text that it goes on writing.
+- written: the loss of the model's own samples on a text that it keeps writing.
 
 Flat columns mean that the model does not notice. Run: python benchmarks/long_text.py --tokens 20000
 """

@@ -6,7 +6,7 @@
 All requests come at once, with answers of the same length, and the KV memory holds the prompts of `--fits` of them and
 a little more: their answers do not fit. Each row is an engine of its own, in one process, one after the other:
 
-prompt: a request holds blocks for its prompt and its whole answer from its start; nobody is preempted.
+prompt: a request holds blocks for its prompt and its whole answer from its start; no request is preempted.
 recompute: requests hold what they have computed. Who is admitted was promised room for its prompt and the next block of
   all. When answers need more, the cheapest to lose gives way, and computes its tokens again.
 swap: the same, with host memory to which it is copied where that is the cheaper way.

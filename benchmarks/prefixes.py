@@ -33,7 +33,7 @@ class Measured:
         computed: tokens of prompts, and of replays.
         found: prompt tokens that were not computed.
         peak_bytes: most of the KV memory that requests held at a time, tables left out.
-        correct: part of the answers that are right; None: nobody asked.
+        correct: part of the answers that are right; None: not asked for.
     """
 
     seconds: float

@@ -8,7 +8,7 @@ Prompts begin alike, arrive with random priorities under several policies, some 
 with beams, some are forked in the middle of their answers, some are aborted. Every request must end exactly once;
 answers that ended by themselves must be those of the same request alone in an engine with room for everything (float32,
 greedy), a fork's those of the request that it came from; the engine's invariants are asserted after steps; at the end
-nobody may hold a block or a byte of host memory, also on no tenant's account. The model is a tiny Llama of random
+no block and no byte of host memory may be held, also on no tenant's account. The model is a tiny Llama of random
 weights.
 
 An answer that differs where the two best tokens of the unloaded run are closer than `--tie` in logprob is counted as a
@@ -81,7 +81,7 @@ class Soak:
         compare: share of the answers that are compared with the unloaded engine's.
         check_every: steps from one assertion of the engine's invariants to the next.
         tie: difference of logprobs below which two tokens are as good as each other.
-        preempt: share of the steps before which somebody gives way, whether memory is short or not.
+        preempt: share of the steps before which a request is preempted, whether memory is short or not.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Soak:
                         self._submit(request)
             if self._scheduler.running and self._random.random() < self._preempt:
                 victim = self._random.choice(self._scheduler.running)
-                # Who is alone gives way to nobody: that would count as a request that fits nowhere.
+                # A request alone is not preempted: that would count as a request that fits nowhere.
                 if not set(self._scheduler.running) <= set(group(victim)):
                     self._scheduler._preempt(victim)
             try:
@@ -147,21 +147,21 @@ class Soak:
             )
 
     def _check_left(self) -> None:
-        """Nobody holds anything."""
+        """Check that nothing is held."""
         stats, faults = self._loaded.stats(), self.tally.faults
         if held := self._scheduler.ledger.allocator.num_used:
-            faults.append(f"{held} blocks are held by nobody")
+            faults.append(f"{held} blocks are held by no request")
         if stats.host_bytes_used:
-            faults.append(f"{stats.host_bytes_used} bytes in host memory are nobody's")
+            faults.append(f"{stats.host_bytes_used} bytes in host memory are of no request")
         faults += [
-            f"{held} bytes in host memory are on the account of {tenant or 'nobody'}"
+            f"{held} bytes in host memory are on the account of {tenant or 'no tenant'}"
             for tenant, held in self._scheduler.accounts.host_bytes.items()
             if held
         ]
         for name, tenant in stats.tenants.items():
             for each in ("num_running", "num_waiting", "blocks", "borrowed_blocks", "host_bytes"):
                 if left := getattr(tenant, each):
-                    faults.append(f"{name or 'nobody'} has {each} {left} at the end")
+                    faults.append(f"{name or 'no tenant'} has {each} {left} at the end")
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -205,12 +205,12 @@ class Soak:
         self.tally.aborted += 1
         del self._running[request.name]
         if last is None or not last.finished:
-            self.tally.faults.append(f"{request.name} was aborted and goes on")
+            self.tally.faults.append(f"{request.name} was aborted and still runs")
         if self._loaded.abort(request.name) is not None:
             self.tally.faults.append(f"{request.name} ended twice")
 
     def _fork(self, request: SoakRequest, output: RequestOutput) -> None:
-        """Let another request go on from one of the samples that are unfinished."""
+        """Let another request continue from one of the samples that are unfinished."""
         self._running[request.name] = replace(request, fork_after=None)
         going_on = [answer.index for answer in output.outputs if answer.finish_reason is None]
         sample = self._random.choice(going_on)
@@ -253,7 +253,7 @@ class Soak:
             or when.join_prefill
             or when.make_room
         )
-        # One that was swapped goes on as it was.
+        # One that was swapped continues as it was.
         return not by_load and output.metrics.recomputed_tokens == 0
 
     def _check(self, request: SoakRequest, output: RequestOutput) -> None:

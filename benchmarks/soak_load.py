@@ -43,7 +43,7 @@ class SoakRequest:
 
     Attributes:
         abort_after: tokens of its answer after which it is aborted; None: it may end by itself.
-        fork_after: tokens of its answer after which another request goes on from one of its samples; None: never.
+        fork_after: tokens of its answer after which another request continues from one of its samples; None: never.
         sample: which of the unloaded run's samples its answer should be; None: all of them.
         comparable: False for a fork of what would not have answered as it does alone.
     """

@@ -2,7 +2,7 @@
 
     python -m benchmarks.tuning --folder DIR [--json FILE]
 
-Writes prompts, runs the search over them (with a journal in the folder, so that it goes on where it stood), and
+Writes prompts, runs the search over them (with a journal in the folder, so that it resumes where it stopped), and
 measures the winner, the default preset and the full cache again on the prompts that were held back, in turn.
 """
 

@@ -18,7 +18,7 @@ def save_run(
     tokens: int,
     elapsed: float,
 ) -> None:
-    """Writes everything a run needs to go on; `elapsed` in seconds. The file is replaced whole or not at all."""
+    """Writes everything a run needs to resume; `elapsed` in seconds. The file is replaced whole or not at all."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for number, optimiser in enumerate(optimisers):
         for index, state in optimiser.state_dict()["state"].items():

@@ -3,7 +3,7 @@
 The schedule follows the clock: --minutes is the whole training time, a busy machine takes fewer steps in it and still
 ends with its learning rate decayed. Progress goes to standard output; every few minutes the run is saved in --out
 (one run-RANK.safetensors per worker) together with an export for transformers (--out/export). Start again with --resume
-and the same number of workers to go on.
+and the same number of workers to resume.
 
 One process per core is fastest: torchrun --nproc-per-node 2 training/train.py --data DIR ...
 """
@@ -106,7 +106,7 @@ def parse_arguments() -> argparse.Namespace:
         "--minutes", type=float, default=75.0, help="training time by the clock, compiling included"
     )
     parser.add_argument(
-        "--resume", action="store_true", help="go on from the checkpoints in --out, their clock included"
+        "--resume", action="store_true", help="resume from the checkpoints in --out, their clock included"
     )
     parser.add_argument(
         "--mix", type=json.loads, default={}, help='shares to change, as JSON: {"passage": 3}'

@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             made.run_round(number)
         missing = sum(made.missing for _, _, made in comparisons)
         if missing:
-            console.print(f"{missing} runs of round {number} are missing; start again to go on")
+            console.print(f"{missing} runs of round {number} are missing; start again to resume")
             return UNFINISHED
         head = report_head(command_line(sys.argv[1:] if argv is None else argv), machine)
         entries = [

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in range(1, arguments.rounds + 1):
         comparison.run_round(number)
     if comparison.missing:
-        console.print(f"{comparison.missing} runs are missing; start again to go on")
+        console.print(f"{comparison.missing} runs are missing; start again to resume")
         return UNFINISHED
     machine = replace(Machine.here(), threads=arguments.threads)
     head = report_head(command_line(sys.argv[1:] if argv is None else argv), machine)

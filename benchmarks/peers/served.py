@@ -224,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 soft_wrap=True,
             )
     if missing:
-        console.print(f"{missing} runs are missing; start again to go on")
+        console.print(f"{missing} runs are missing; start again to resume")
         return UNFINISHED
     machine = replace(Machine.here(), threads=arguments.threads)
     head = report_head(command_line(sys.argv[1:] if argv is None else argv), machine)

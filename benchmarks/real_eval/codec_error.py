@@ -4,7 +4,7 @@
         [-o docs/results]
 
 The model reads the first tokens of WikiText-2 once, as transformers computes it. In every layer its keys and values are
-encoded and decoded; nothing of that goes on to the next layer. Errors are those of a layer alone, means over layers:
+encoded and decoded; nothing of that reaches the next layer. Errors are those of a layer alone, means over layers:
 
 keys, values: norm of the error over the norm of what was rounded.
 logits: standard deviation over keys of the error of q . k, in nats, what all keys of a query have in common left out,

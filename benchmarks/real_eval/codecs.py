@@ -8,7 +8,7 @@
 A codec is a `kv_cache_dtype`, then what else is said: group=64, rotate=kv, wide=sinks=4,recent=64. The first one is
 what the others are compared with. --windows: tokens of a window of WikiText-2, and how many windows; the first half is
 given, the second decoded token by token. --prompts: the same, but the whole window is read as a prompt. Answers are
-kept below --work, one folder for each codec: the same command goes on where it was killed, and --report computes
+kept below --work, one folder for each codec: the same command resumes where it was killed, and --report computes
 nothing and shows what is complete.
 
 Under policies the same compression holds fewer bytes the narrower the codec. --bytes compares mixes at equal bytes:

@@ -8,7 +8,7 @@ Prompts go through the model's chat template. The full cache comes first, and a 
 counts, where it reaches half of the points. With --kvpress, an environment that holds kvpress, its presses answer the
 same token ids. "seen": the policy judges the question too; "later": the context alone, before the question is known.
 
-Answers are kept below --work as they come: the same command goes on where it was killed, and more policies,
+Answers are kept below --work as they come: the same command resumes where it was killed, and more policies,
 compressions or tasks are added to what is there. real.json and real.md are written anew after every category. Cells
 that cost much need not be run at every compression: several commands with the same --samples fill the same journals,
 and --report computes nothing and writes the tables of all cells named that are complete.

@@ -285,7 +285,7 @@ def test_the_demo_model_answers_tasks_and_loses_them_with_their_kvs(tmp_path: Pa
         ("--compressions 0.5", "compressions must be finite numbers of at least 1, got 0.5"),
         ("--requests 0", "requests must be at least 1, got 0"),
         ("--threads 0", "threads must be at least 1, got 0"),
-        ("--resume", "--resume goes on from the file of --json, which was not given"),
+        ("--resume", "--resume continues the file of --json, which was not given"),
         ("--model nowhere", "model must be a directory"),
         ("--model {model} --random-model", "--random-model and --model both name a model, give one"),
         (
@@ -295,7 +295,7 @@ def test_the_demo_model_answers_tasks_and_loses_them_with_their_kvs(tmp_path: Pa
         ("--eviction h2o", "--eviction"),
         ("--json /dev/null/x", "cannot write --json /dev/null/x"),
         ("--out /dev/null/x", "cannot write --out /dev/null/x"),
-        ("--json {junk} --resume", "holds no report of this bench to go on from"),
+        ("--json {junk} --resume", "holds no report of this bench to resume from"),
     ],
 )
 def test_what_is_unusable_is_one_line(

@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--journal",
         metavar="FILE",
         type=Path,
-        help="keep what each task came to; the same command goes on from there",
+        help="keep what each task came to; the same command resumes there",
     )
     parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
     add_progress_flag(parser, plain="a line per stage")

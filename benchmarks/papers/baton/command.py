@@ -32,7 +32,7 @@ from winnow.threads import set_threads
 
 DESCRIPTION = """\
 Answer the BATON paper's two sets of queries with each mode of the padded engine and with the paged
-engine, and tell how long each takes, how much it computes for nobody, and what memory it holds.
+engine, and tell how long each takes, how much it computes without need, and what memory it holds.
 
   mixed   120 queries: long prompt and short answer, short and long, short and short as 1:1:2
   short   30 queries, both short
@@ -48,7 +48,7 @@ examples:
   python -m benchmarks.papers baton --repeats 3 --journal baton.journal --json baton.json -o results
   python -m benchmarks.papers baton --sets mixed --batches 8 --scale 0.25 --model DIR --kv-memory 4GiB
 
-With --journal, runs reach the disk as they end, and the same command goes on where it was stopped.
+With --journal, runs reach the disk as they end, and the same command resumes where it was stopped.
 One journal serves all sets, modes and batch sizes, so that an experiment can be run in pieces; every
 start shows all that its journal holds. docs/benchmarks.md says what the columns mean.
 """
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write baton.md and the figures there (needs matplotlib)",
     )
     parser.add_argument(
-        "--journal", metavar="FILE", type=Path, help="keep every run there, to go on from", default=None
+        "--journal", metavar="FILE", type=Path, help="keep every run there, to resume from", default=None
     )
     parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
     add_progress_flag(parser)

@@ -119,7 +119,7 @@ def with_text(lengths: Sequence[Lengths], text: Sequence[int], first: int | None
     """Queries whose prompts are passages of `text`, each from a place of its own.
 
     Args:
-        text: token ids; where a passage would end behind it, it goes on from the beginning.
+        text: token ids; where a passage would end behind it, it continues from the beginning.
         first: the token that begins every prompt, if the model has one.
     """
     rng = random.Random(f"text/{seed}")  # noqa: S311
@@ -217,7 +217,7 @@ _DIGEST_BYTES = 4
 
 @dataclass(frozen=True)
 class Trace:
-    """How a run went on, at moments evenly spread over its steps: one entry for each of them."""
+    """Course of a run, at moments evenly spread over its steps: one entry for each of them."""
 
     seconds: tuple[float, ...]
     completed: tuple[int, ...]
@@ -247,7 +247,7 @@ class Run:
 
     @property
     def idle_share(self) -> float | None:
-        """Positions that were padding or belonged to nobody, of all computed; None for the paged engine."""
+        """Positions that were padding or of no query, of all computed; None for the paged engine."""
         return self.tally["idle"] / self.tally["positions"] if self.tally else None
 
     @property

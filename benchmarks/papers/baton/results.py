@@ -296,7 +296,7 @@ NOTES = """\
   does, so that all modes compute the same. As in the paper a set is not replenished: at its end batches run empty.
 - **passes**: forward passes of the running batch. **by passes**: static's passes over these: the gain if all took the
   same time. **at most**: the same if every row of every pass were of use, which no order of the queries can pass.
-- **idle**: positions that were padding or belonged to nobody, of all computed, prefills included.
+- **idle**: positions that were padding or of no query, of all computed, prefills included.
 - **columns**: columns that the batch held over its longest unfinished query, summed over passes; 1 is the bound.
 - **KV peak**: most memory of KVs after a step: tensors with their free columns, and KVs that wait outside the batch.
 - **differ**: answers whose tokens are not static's.

@@ -26,7 +26,7 @@ text with a quarter of the KVs. Beside the presets that papers have numbers for 
 and what differs in their setting.
 
 Categories that a plain window or chance answers as well as the full cache are marked, and means
-leave them out. With -o, answers reach the disk as they finish, and the same command goes on where
+leave them out. With -o, answers reach the disk as they finish, and the same command resumes where
 it was stopped.
 """
 EPILOG = """\

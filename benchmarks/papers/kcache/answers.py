@@ -64,7 +64,7 @@ def known_answer(setting: Setting, work: Path) -> Answered | None:
 
 
 def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
-    """Run a setting, or go on from its journals."""
+    """Run a setting, or resume its journals."""
     work: Path = arguments.work / setting.folder
     work.mkdir(parents=True, exist_ok=True)
     results: list[CellResult] = []

@@ -18,7 +18,7 @@ DESCRIPTION = """\
 Scores, agreement and perplexity with the N values that weigh most (the paper's Table 2), and tokens
 per second by input length and batch in a given KV memory (Table 3).
 
-What is done is kept below --work: the same command goes on where it was stopped.
+What is done is kept below --work: the same command resumes where it was stopped.
 """
 EPILOG = """\
 examples:

@@ -81,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="go on from the runs that the file of --json holds, if there is one",
+        help="resume from the runs that the file of --json holds, if there is one",
     )
     parser.add_argument(
         "--out",
@@ -149,7 +149,7 @@ def _engine_options(namespace: argparse.Namespace, grid: Grid) -> dict[str, Any]
     if namespace.random_model and options.get("model") is not None:
         raise UsageError("--random-model and --model both name a model, give one")
     if namespace.resume and namespace.json is None:
-        raise UsageError("--resume goes on from the file of --json, which was not given")
+        raise UsageError("--resume continues the file of --json, which was not given")
     return options
 
 
@@ -159,12 +159,12 @@ def _read_report(path: Path) -> dict[str, Any]:
     except ValueError:
         report = None
     if not isinstance(report, dict) or "runs" not in report:
-        raise UsageError(f"--json {path} holds no report of this bench to go on from")
+        raise UsageError(f"--json {path} holds no report of this bench to resume from")
     return report
 
 
 def _draft(path: Path) -> Path:
-    """Where a report is written before it takes its place: who goes on from it never finds half of it."""
+    """Where a report is written before it takes its place: a run that resumes never finds half of it."""
     return path.with_name(f"{path.name}.new")
 
 

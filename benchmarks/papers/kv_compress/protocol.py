@@ -171,7 +171,7 @@ class TimedPrompt:
     def score(self, answer: Sequence[int], tokenizer: Any) -> float | None:
         """Between 0 and 1; None without a question.
 
-        Only what comes before the model's end of text counts: the engine goes on after it.
+        Only what comes before the model's end of text counts: the engine continues after it.
         """
         if self.question is None:
             return None
@@ -313,7 +313,7 @@ class Study:
             for name in sorted(ours.keys() | theirs.keys()):
                 if ours.get(name) != theirs.get(name):
                     raise ConfigError(
-                        f"cannot go on from runs of other settings: {name} was {theirs.get(name)!r} "
+                        f"cannot resume from runs of other settings: {name} was {theirs.get(name)!r} "
                         f"and is {ours.get(name)!r}"
                     )
         self.heads += report["measured"]

@@ -33,7 +33,7 @@ see the same token ids, keep as many KVs of them, answer greedily in float32, an
 Query-agnostic, the context is compressed before the question is seen; query-aware, the question is
 compressed with it, but for its last line ("Answer:").
 
-What is answered stays below --folder: a comparison that was interrupted goes on where it stood.
+What is answered stays below --folder: a comparison that was interrupted resumes where it stopped.
 """
 EPILOG = f"""\
 examples:

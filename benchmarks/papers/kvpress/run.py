@@ -21,7 +21,7 @@ from winnow.evaluate.scoring import until_stop
 from winnow.report.journal import parse_object, whole_lines
 
 _SCRIPT = Path(__file__).with_name("peer.py")
-# More than any comparison takes; a killed one goes on where it stood.
+# More than any comparison takes; a killed one resumes where it stopped.
 _SECONDS = 24 * 3600
 
 
