@@ -53,7 +53,7 @@ def gibibytes(value: Any) -> Any:
 
 
 def format_bytes(size: float) -> str:
-    """Return a size with a binary unit and one decimal: 1536 -> "1.5 KiB"."""
+    """Write a size with a binary unit and one decimal: 1536 -> "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

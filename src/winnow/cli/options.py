@@ -175,7 +175,7 @@ def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _documented(config: type) -> dict[str, str]:
-    """Return the field -> help, from the "Attributes" part of the class's docstring.
+    """Return field -> help, from the "Attributes" part of the class's docstring.
 
     An entry may run over several lines.
     """

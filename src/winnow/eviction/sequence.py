@@ -100,7 +100,7 @@ class SequenceEviction:
         return max(when.decode_every - (computed - max(last_round, self.prompt_len)), over, 1)
 
     def _round_end(self, computed: int) -> int:
-        """Return token count of the context's next round, or of its end, after `computed` tokens."""
+        """Return the token count of the context's next round, or of its end, after `computed` tokens."""
         return min(self.context_len, self._prefill_stop(computed))
 
     def _observed_end(self, computed: int) -> int:
@@ -277,7 +277,7 @@ class SequenceEviction:
         return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))
 
     def longest_row(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Return expected length in KVs of the longest row while `num_tokens` tokens are computed."""
+        """Return the expected length in KVs of the longest row while `num_tokens` tokens are computed."""
         rows, windowed = self._parts(layout, num_tokens)
         others = layout.rows_per_seq - rows.rows_per_seq
         return max(self._longest_evicted(num_tokens), windowed * layout.block_size // max(others, 1))

@@ -69,7 +69,7 @@ class Int8Weights:
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return x [T, n], of floats -> codes int8 [T, n], to the nearest, ties to even, and scales float32 [T].
+    """Map x [T, n], of floats -> codes int8 [T, n], to the nearest, ties to even, and scales float32 [T].
 
     A row with a number that is not finite has codes of 0 and a scale that is not a number.
     """
@@ -86,7 +86,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantize_weight(weight: Tensor, *, blocks: bool = False) -> tuple[Tensor, Tensor]:
-    """Return weight [out_features, in_features] -> codes int8 of its shape, and scales.
+    """Map weight [out_features, in_features] -> codes int8 of its shape, and scales.
 
     Returns:
         Codes; scales float32 [out_features], or in blocks float16 [out_features, blocks of a feature].
@@ -99,7 +99,7 @@ def quantize_weight(weight: Tensor, *, blocks: bool = False) -> tuple[Tensor, Te
 
 
 def quantize_blocks(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return weight [out_features, in_features] -> codes int8 of its shape, scales float16 [out_features, blocks].
+    """Map weight [out_features, in_features] -> codes int8 of its shape, scales float16 [out_features, blocks].
 
     Blocks whose largest code is 127, as llama.cpp writes them, come out as they are: 127 scales over 127 is the scale.
     """
@@ -166,7 +166,7 @@ class Int8Linear(nn.Module):
         self.bias = None if bias is None else bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x [..., in_features] -> [..., out_features]."""
+        """Map x [..., in_features] -> [..., out_features]."""
         out = int8_product(x.reshape(-1, self.in_features), self.codes, self.scale, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 

@@ -28,7 +28,7 @@ class PackedEmbedding(nn.Module):
         self.packed = nn.Parameter(rows, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens, int [...] -> rows, [..., in_features]."""
+        """Map tokens, int [...] -> rows, [..., in_features]."""
         rows = self._kernels.unpack_rows(self._weight, tokens.long())
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 
@@ -41,7 +41,7 @@ class ScaledEmbedding(nn.Module):
         self.weight, self.scale = nn.Parameter(weight, requires_grad=False), scale
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens, int [...] -> rows, [..., size]."""
+        """Map tokens, int [...] -> rows, [..., size]."""
         rows = self.weight[tokens.long()]
         return rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 

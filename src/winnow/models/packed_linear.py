@@ -60,7 +60,7 @@ class PackedLinear(nn.Module):
         return self.packed.scale is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x [..., in_features] -> [..., out_features]."""
+        """Map x [..., in_features] -> [..., out_features]."""
         out = self.kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 

@@ -106,7 +106,7 @@ def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
 
 
 def run_errors(run: Measured, computed: RunWork, factors: Factors) -> tuple[float | None, ...]:
-    """Return predicted over measured seconds less 1.
+    """Return the predicted over measured seconds less 1.
 
     Of the run, to its median first token, of its median decode step.
     """

@@ -121,7 +121,7 @@ def _kinds(description: dict[str, Any]) -> Iterator[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Return the character -> byte, as in GPT-2: printable bytes are themselves, the others follow from U+0100 on."""
+    """Return character -> byte, as in GPT-2: printable bytes are themselves, the others follow from U+0100 on."""
     printable = [
         *range(ord("!"), ord("~") + 1),
         *range(ord("¡"), ord("¬") + 1),

@@ -108,7 +108,7 @@ class _Plan:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Return work, show, and return the exit code."""
+    """Work, show, and return the exit code."""
     plan = _Plan.of(namespace)
     from winnow.bench.kv_memory import kv_memory_for
     from winnow.report.provenance import Machine, report_head

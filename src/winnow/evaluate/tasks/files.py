@@ -61,7 +61,7 @@ class Record:
 
 
 def shipped(task: str) -> Path:
-    """Return directory of the sample that ships with Winnow for a task."""
+    """Return the directory of the sample that ships with Winnow for a task."""
     return _SHIPPED / task
 
 

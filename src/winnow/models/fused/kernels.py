@@ -124,7 +124,7 @@ class LayerKernels:
         return -(-out_features // panel), -(-in_features // BLOCK), panel
 
     def _by_panel(self, scale: Tensor) -> Tensor:
-        """Return scale [out_features, blocks] -> [panels, blocks, features of a panel], as it is read."""
+        """Map scale [out_features, blocks] -> [panels, blocks, features of a panel], as it is read."""
         out_features, blocks = scale.shape
         panels, _, panel = self.block_scale_shape(blocks * BLOCK, out_features)
         padded = scale.new_zeros(panels * panel, blocks)
@@ -140,7 +140,7 @@ class LayerKernels:
         return out
 
     def unpack_rows(self, weight: PackedWeight, features: Tensor) -> Tensor:
-        """Return rows of the dense weight: features, int64 [...] -> [..., in_features].
+        """Map rows of the dense weight: features, int64 [...] -> [..., in_features].
 
         Raises:
             IndexError: the weight has no such row.

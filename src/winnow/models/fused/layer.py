@@ -95,7 +95,7 @@ class FusedLayer(nn.Module):
         winnow_step: "AttentionStep",
         **__: Any,
     ) -> Tensor:
-        """Return hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is.
+        """Map hidden_states [1, T, hidden_size] -> the same shape; the input is left as it is.
 
         Everything else that transformers passes to a layer changes nothing here: masks follow from positions.
         """
@@ -125,7 +125,7 @@ class FusedLayer(nn.Module):
         return torch.zeros_like(hidden_states).index_copy_(1, logits_indices, out[None])
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: "AttentionStep") -> Tensor:
-        """Return the layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
+        """Map the layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
         query_heads, kv_heads, head_dim = self._shape
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]

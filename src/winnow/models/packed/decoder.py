@@ -41,7 +41,7 @@ class RotaryEmbedding(nn.Module):
         self._table = frequencies[:0], frequencies[:0]
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
+        """Map int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
         angle = positions.to(torch.float32)[..., None] * self.inv_freq
         cos, sin = ((part * self.scale).to(self.dtype) for part in (angle.cos(), angle.sin()))
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
@@ -100,7 +100,7 @@ class PackedDecoder(nn.Module):
         winnow_step: "AttentionStep",
         **_: Any,
     ) -> Decoded:
-        """Return input_ids and position_ids, int [1, T] -> logits of tokens [1, n, V].
+        """Map input_ids and position_ids, int [1, T] -> logits of tokens [1, n, V].
 
         Args:
             logits_to_keep: indices [n] of those tokens; 0: all.

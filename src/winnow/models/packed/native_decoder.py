@@ -38,7 +38,7 @@ class NativeDecoder:
     def __call__(
         self, tokens: Tensor, rotation: tuple[Tensor, Tensor], step: NativeStep, logits_indices: Tensor | None
     ) -> Tensor:
-        """Return tokens, int64 [T] -> logits, [T, V], or [n, V] of those at `logits_indices`.
+        """Map tokens, int64 [T] -> logits, [T, V], or [n, V] of those at `logits_indices`.
 
         Args:
             rotation: cos and sin of the positions from 0 on, [positions, rotary_dim].
