@@ -1,4 +1,4 @@
-"""Which blocks of the pool are free, and how many holders each of the others has: host arithmetic."""
+"""Allocation of the pool's blocks: those that are free, and the others' numbers of holders; host arithmetic."""
 
 from collections.abc import Callable, Sequence
 
@@ -192,13 +192,13 @@ class BlockAllocator:
         self._push(blocks[self.holders[blocks] == 0])
 
     def index(self, blocks: IntArray) -> None:
-        """The index holds `blocks`, int32 [n], in use and not indexed, from now on."""
+        """Let the index hold `blocks`, int32 [n], in use and not indexed, from now on."""
         self.indexed[blocks] = True
         self.holders[blocks] += 1
         self._num_indexed += len(blocks)
 
     def unindex(self, blocks: IntArray) -> None:
-        """The index no longer holds `blocks`."""
+        """Let the index hold `blocks` no longer."""
         self._count_cached(blocks, -1)
         self.indexed[blocks] = False
         self._num_indexed -= len(blocks)
@@ -228,7 +228,7 @@ class BlockAllocator:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _count_cached(self, blocks: IntArray, sign: int) -> None:
-        """Those of `blocks` that only the index holds become cached, or (-1) are no longer."""
+        """Count those of `blocks` that only the index holds as cached, or (-1) no longer."""
         if self._num_indexed:
             count = self.count(blocks[self.indexed[blocks] & (self.holders[blocks] == 1)])
             self._cached = self._cached.plus(count) if sign > 0 else self._cached.minus(count)

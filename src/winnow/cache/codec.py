@@ -1,4 +1,4 @@
-"""How a KV is stored: the fields of a slot, their bytes, and the way from vectors to fields and back.
+"""Codec of a KV: the fields of a slot, their bytes, and the way from vectors to fields and back.
 
 What a codec says of itself is host arithmetic, which the ledger and the planner need: this module imports no torch.
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PlacedField(NamedTuple):
-    """Where a field lies in a block: `block_size` slots of it side by side, from byte `offset` on."""
+    """Place of a field in a block: `block_size` slots of it side by side, from byte `offset` on."""
 
     field: Field
     offset: int
@@ -58,17 +58,17 @@ class BlockFormat:
 
     @classmethod
     def of_sides(cls, keys: "BlockFormat", values: "BlockFormat") -> "BlockFormat":
-        """A block's keys, padded, and its values behind them, each as where they lie apart."""
+        """Return a block's keys, padded, and its values behind them, each as where they lie apart."""
         moved = [PlacedField(field, keys.nbytes + offset) for field, offset in values.fields]
         return cls((*keys.fields, *moved), keys.nbytes + values.nbytes)
 
     def padded(self) -> "BlockFormat":
-        """The same in whole words of 8 bytes, so that any field may follow, and blocks are copied as words."""
+        """Return the same in whole words of 8 bytes, so that any field may follow, and blocks are copied as words."""
         return replace(self, nbytes=round_up(self.nbytes, 8))
 
 
 class KVCodec(ABC):
-    """How the key and the value of a token are stored in a slot.
+    """Codec of a token's key and value in a slot.
 
     Everything needed to decode one KV lies in its slot (scales too), so a KV moves by copying its fields.
     """
@@ -80,24 +80,24 @@ class KVCodec(ABC):
 
     @property
     def movable(self) -> bool:
-        """Whether a KV may move to another slot, which eviction needs."""
+        """Return whether a KV may move to another slot, which eviction needs."""
         return True
 
     @property
     def keys_can_turn(self) -> bool:
-        """Whether stored keys may be rotated to other positions again and again."""
+        """Return whether stored keys may be rotated to other positions again and again."""
         return True
 
     @abstractmethod
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
-        """The fields that store a key of `head_dim` elements, in the order in which a block holds them."""
+        """Return the fields that store a key of `head_dim` elements, in the order in which a block holds them."""
 
     @abstractmethod
     def value_fields(self, head_dim: int) -> tuple[Field, ...]:
-        """The fields that store a value of `head_dim` elements, in order; a block holds them after those of keys."""
+        """Return the fields that store a value of `head_dim` elements, in order, behind those of keys in a block."""
 
     def fields(self, head_dim: int) -> tuple[Field, ...]:
-        """All fields of a slot, in the order in which a block holds them."""
+        """Return all fields of a slot, in the order in which a block holds them."""
         return self.key_fields(head_dim) + self.value_fields(head_dim)
 
     @abstractmethod
@@ -269,7 +269,7 @@ class KiviCodec(KVCodec):
 
 
 def rotation_block(head_dim: int) -> int:
-    """Channels that the Hadamard transform mixes: the largest power of two that divides `head_dim`."""
+    """Return channels that the Hadamard transform mixes: the largest power of two that divides `head_dim`."""
     return head_dim & -head_dim
 
 
@@ -280,7 +280,7 @@ CODECS: Mapping[str, KVCodec] = {name: PlainCodec(name) for name in PLAIN_FORMAT
 def make_codec(
     kind: KVDtype, group: int | None = None, rotate: str = "auto", block_size: int = 16
 ) -> KVCodec:
-    """The codec of two formats, neither of them `auto`.
+    """Return the codec of two formats, neither of them `auto`.
 
     Args:
         group: channels that share a scale; None: a head at 8 bits, else the most up to 32 that divide it.
@@ -301,7 +301,7 @@ def make_codec(
 
 
 def plain_format(codec: KVCodec, reader: str) -> str:
-    """The name of the format of plain vectors, for code that reads the fields `k` and `v` itself.
+    """Return the name of the format of plain vectors, for code that reads the fields `k` and `v` itself.
 
     Raises:
         ConfigError: the codec stores something else; names the `reader`.
@@ -312,7 +312,7 @@ def plain_format(codec: KVCodec, reader: str) -> str:
 
 
 def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:
-    """The codec of that name, as `kv_cache_dtype` has it; a torch dtype stands for vectors stored in it.
+    """Return the codec of that name, as `kv_cache_dtype` has it; a torch dtype stands for vectors stored in it.
 
     Raises:
         ConfigError: no codec has that name.

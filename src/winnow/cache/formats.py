@@ -1,4 +1,4 @@
-"""How one side of a KV, a key or a value, is stored in the bytes of its slot.
+"""Formats of one side of a KV, a key or a value, in the bytes of its slot.
 
 A vector of d channels is cut into groups of g (`_Grouped.channels`; a multiple of 8 at 4 bits and below). The fields of
 a side, with NAME the side, `k` or `v`; a pool's field of that name is [num_blocks, block_size, length]:
@@ -69,10 +69,10 @@ class Field(NamedTuple):
 
 
 class VectorFormat(ABC):
-    """How a vector of `head_dim` channels is stored."""
+    """Format of a vector of `head_dim` channels."""
 
     suffixes: ClassVar[tuple[str, ...]] = ("",)
-    """What follows the side's name in those of the fields, in their order."""
+    """Suffixes of the side's name in those of the fields, in their order."""
 
     @property
     @abstractmethod
@@ -81,7 +81,7 @@ class VectorFormat(ABC):
 
     @abstractmethod
     def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:
-        """The fields of the side of that name.
+        """Return the fields of the side of that name.
 
         Raises:
             ConfigError: vectors of `head_dim` channels cannot be stored so.
@@ -124,7 +124,7 @@ class _Grouped(VectorFormat):
     """Channels of a group; None: `default_group`."""
 
     def channels(self, head_dim: int) -> int:
-        """Channels of a group.
+        """Return channels of a group.
 
         Raises:
             ConfigError: groups do not divide the head.
@@ -137,7 +137,7 @@ class _Grouped(VectorFormat):
         return group
 
     def default_group(self, head_dim: int) -> int:
-        """Channels of a group where none are asked for: the whole head."""
+        """Return channels of a group where none are asked for: the whole head."""
         return head_dim
 
     def _scales(self, side: str, head_dim: int) -> Field:
@@ -201,7 +201,7 @@ class AffineFormat(_Grouped):
         return super().channels(head_dim)
 
     def default_group(self, head_dim: int) -> int:
-        """The most channels up to 32, in whole bytes of codes."""
+        """Return the most channels up to 32, in whole bytes of codes."""
         return next(n for n in (32, 24, 16, 8) if head_dim % n == 0)
 
     def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:
@@ -231,7 +231,7 @@ class AffineFormat(_Grouped):
         return pack(code, self.bits, group), scale, least
 
     def codes(self, x: "Tensor", group: int) -> "tuple[Tensor, Tensor, Tensor]":
-        """The codes of x, float32 [..., d], uint8 [..., d], and scale and min of each group, float16 [..., groups]."""
+        """Return the codes of x, float32 [..., d], uint8 [..., d], and groups' scale and min, float16 [..., groups]."""
         return self._codes(x, x, x, group)
 
     def _codes(
@@ -263,7 +263,7 @@ class OutlierFormat(AffineFormat):
         return f"int{self.bits}-outlier"
 
     def count(self, head_dim: int) -> int:
-        """Channels of a vector that are kept."""
+        """Return channels of a vector that are kept."""
         return max(1, round(self.share * head_dim))
 
     def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:
@@ -302,7 +302,7 @@ class OutlierFormat(AffineFormat):
 
 
 def make_format(name: str, group: int | None = None) -> VectorFormat:
-    """The format of that name, one of `KV_FORMATS` but `auto`; `group` is ignored by those without groups."""
+    """Return the format of that name, one of `KV_FORMATS` but `auto`; `group` is ignored by those without groups."""
     if name in PLAIN_FORMATS:
         return PlainFormat(name)
     if name not in NARROW_BITS:
@@ -312,5 +312,5 @@ def make_format(name: str, group: int | None = None) -> VectorFormat:
 
 
 def _divided(x: "Tensor", scale: "Tensor") -> "Tensor":
-    """x / scale, and 0 where that is no number: where the scale is 0 or not finite."""
+    """Return x / scale, and 0 where that is no number: where the scale is 0 or not finite."""
     return (x / scale).nan_to_num(0.0, 0.0, 0.0).masked_fill(scale == 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""What the device knows of blocks whose keys lie on a tier: the least and the largest of each channel, or the mean.
+"""Summaries on the device of blocks whose keys lie on a tier: the least and the largest of each channel, or the mean.
 
 A summary grows with its block as KVs are stored. Where KVs were moved or came from elsewhere it is stale, and made anew
 from the keys before it is read.
@@ -30,7 +30,7 @@ class KeySummaries:
         return self.low.nbytes * (1 if self.means else 2) + self.stale.nbytes
 
     def add(self, block: Tensor, offset: Tensor, k: Tensor) -> None:
-        """Keys, [n, d], were stored in slots of blocks, int64 [n] each; the first of a block starts it anew."""
+        """Add keys, [n, d], stored in slots of blocks, int64 [n] each; the first of a block starts it anew."""
         fresh = block[offset == 0]
         self.stale[fresh] = False
         self.low[fresh] = 0.0 if self.means else torch.inf

@@ -333,7 +333,7 @@ class CacheLayout:
             yield layers[wide.layers :], wide.sinks, wide.recent
 
     def wide_bytes(self, max_positions: int) -> int:
-        """Bytes of a sequence's wide KVs and their positions."""
+        """Return bytes of a sequence's wide KVs and their positions."""
         return sum(
             len(layers) * (sinks + recent) * self._wide_place_bytes
             for layers, sinks, recent in self.wide_windows(max_positions)

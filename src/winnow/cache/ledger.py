@@ -90,12 +90,12 @@ class Ledger:
         return self._rows.peak_bytes + self.table_bytes
 
     def bytes_of(self, num_blocks: int) -> int:
-        """Bytes of the device that blocks take, of each kind in the proportion of the cache."""
+        """Return bytes of the device that blocks take, of each kind in the proportion of the cache."""
         return num_blocks * self.layout.device_bytes(self.size.by_kind) // self.size.num_blocks
 
     @property
     def nbytes(self) -> int:
-        """Of the arrays of the ledger itself, all on the host; what the index remembers of prefixes is not counted."""
+        """Bytes of the arrays of the ledger itself, all on the host; the index's memory of prefixes is not counted."""
         return self.allocator.nbytes + self._rows.nbytes
 
     @property
@@ -104,14 +104,16 @@ class Ledger:
         return self.layout.block_size * (self.size.num_blocks // self.layout.rows_per_seq)
 
     def demand(self, slots: Sequence[int], counts: Sequence[int]) -> Demand:
-        """What `append` would take; a tail that is shared now counts as copied."""
+        """Return what `append` would take; a tail that is shared now counts as copied."""
         return self._demand(self._growth(slots, counts), slots) if slots else Demand()
 
     def has_room_for(self, demand: Demand) -> bool:
         return self._rows.has_room_for(demand)
 
     def can_open(self, num_kvs: int) -> bool:
-        """Whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row; blocks are not asked.
+        """Return whether there are a slot and table pages for a new sequence of `num_kvs` KVs a row.
+
+        Blocks are not asked.
 
         Sequences that share blocks have tables of their own, so pages can be short where blocks are not. One sequence
         alone never lacks pages (`CacheSize.of_blocks`), so an expected row beyond all of them asks for all.
@@ -120,16 +122,16 @@ class Ledger:
         return bool(self._free_slots) and pages <= self.pages.num_free
 
     def blocks_held(self, slot: int) -> int:
-        """Blocks in the tables of a sequence, shared and reserved ones included."""
+        """Return blocks in the tables of a sequence, shared and reserved ones included."""
         return int(self._rows.num_blocks(slot).sum())
 
     def num_freed_by(self, slot: int) -> int:
-        """Blocks that would come free if a sequence were closed: those that no other holds, but for the index."""
+        """Return blocks that closing a sequence would free: those that no other holds, but for the index."""
         blocks = self.blocks_of(slot)
         return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
 
     def blocks_of(self, slot: int) -> IntArray:
-        """The ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
+        """Return the ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
         return self._rows.blocks_of(slot)
 
     @property
@@ -141,11 +143,11 @@ class Ledger:
         return self.layout.device_bytes(count.tolist()) // self.layout.block_size
 
     def num_filled_slots(self) -> int:
-        """Slots of the pool that hold KVs of sequences; those of shared blocks count once."""
+        """Return slots of the pool that hold KVs of sequences; those of shared blocks count once."""
         return int(self._filled_slots().sum())
 
     def _filled_slots(self) -> IntArray:
-        """Of each block."""
+        """Return the filled slots of each block."""
         slots = np.flatnonzero(self.lengths.any(axis=(1, 2)))
         num_blocks = self.layout.row_blocks(self.lengths[slots])
         counts = num_blocks.ravel()
@@ -203,7 +205,7 @@ class Ledger:
         return bool(self._free_slots) and len(self.pages.of(slot)) <= self.pages.num_free
 
     def fork(self, slot: int) -> int:
-        """A new sequence that holds the same blocks. The first to write into a shared block gets a copy."""
+        """Return a new sequence that holds the same blocks. The first to write into a shared block gets a copy."""
         child = self.open()
         self.share(slot, child)
         return child
@@ -218,15 +220,15 @@ class Ledger:
 
     @property
     def any_shared(self) -> bool:
-        """Whether any sequence may hold a block that has another holder: a sequence or the index."""
+        """Return whether any sequence may hold a block that has another holder: a sequence or the index."""
         return bool(self._shared.slots)
 
     def is_shared(self, slot: int) -> bool:
-        """Whether another sequence, or the index, holds a block of this one."""
+        """Return whether another sequence, or the index, holds a block of this one."""
         return self._shared.is_shared(slot)
 
     def can_own(self, slot: int) -> bool:
-        """Whether `own` would find blocks for its copies."""
+        """Return whether `own` would find blocks for its copies."""
         return self._shared.can_own(slot)
 
     def own(self, slot: int) -> None:
@@ -251,7 +253,7 @@ class Ledger:
         return True
 
     def is_shared_with_sequences(self, slot: int) -> bool:
-        """Whether another sequence, not the index alone, holds a block of this one."""
+        """Return whether another sequence, not the index alone, holds a block of this one."""
         if not self.is_shared(slot):
             return False
         blocks = self.blocks_of(slot)
@@ -359,7 +361,7 @@ class Ledger:
     # -- what others must follow ---------------------------------------------------------------------------------
 
     def take_update(self) -> CacheUpdate:
-        """All that changed since the last call."""
+        """Return all that changed since the last call."""
         return self._changes.take(self.pages)
 
     def repeat_update(self) -> None:
@@ -404,7 +406,7 @@ class Ledger:
         return self._rows.changes
 
     def _growth(self, slots: Sequence[int], counts: Sequence[int]) -> Growth:
-        """What appending would do to tables."""
+        """Return what appending would do to tables."""
         slot_array = np.asarray(slots, dtype=np.int64)
         more = np.asarray(counts, dtype=np.int32)[:, None, None]
         lengths = self.lengths[slot_array] + (more if self._is_even else more * self.layout.has_row)

@@ -1,4 +1,4 @@
-"""Check that memory is available, and allocate memory for scattered reads."""
+"""Memory: checks that it is available, and allocation for scattered reads."""
 
 import contextlib
 import math

@@ -21,7 +21,7 @@ from torch import Tensor
 
 
 def packed_bytes(channels: int, bits: int) -> int:
-    """Bytes of the codes of `channels` channels."""
+    """Return bytes of the codes of `channels` channels."""
     return channels * bits // 8
 
 
@@ -35,7 +35,7 @@ def pack(code: Tensor, bits: int, group: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, group: int) -> Tensor:
-    """The codes, uint8 [..., d], that `pack` packed."""
+    """Return the codes, uint8 [..., d], that `pack` packed."""
     grouped = packed.unflatten(-1, (-1, packed_bytes(group, bits)))
     if bits == 3:
         low, high = grouped.split([group // 4, group // 8], dim=-1)
@@ -44,7 +44,7 @@ def unpack(packed: Tensor, bits: int, group: int) -> Tensor:
 
 
 def _interleave(code: Tensor, bits: int) -> Tensor:
-    """Codes [..., g] as bytes [..., g * bits / 8]: channel i * n + j lies in byte j of the n, from bit i * bits up."""
+    """Return codes [..., g] as bytes [..., g * bits / 8]: channel i * n + j in byte j of the n, from bit i * bits."""
     parts = code.chunk(8 // bits, dim=-1)
     packed = parts[0].clone()
     for i, part in enumerate(parts[1:], start=1):
@@ -53,13 +53,13 @@ def _interleave(code: Tensor, bits: int) -> Tensor:
 
 
 def _spread(packed: Tensor, bits: int) -> Tensor:
-    """The codes [..., g] in bytes [..., g * bits / 8]."""
+    """Return the codes [..., g] in bytes [..., g * bits / 8]."""
     mask = 2**bits - 1
     return torch.cat([(packed >> (i * bits)) & mask for i in range(8 // bits)], dim=-1)
 
 
 def hadamard(x: Tensor, block: int) -> Tensor:
-    """The orthonormal Walsh-Hadamard transform of each `block` channels, a power of two; it is its own inverse.
+    """Return the orthonormal Walsh-Hadamard transform of each `block` channels, a power of two; it is its own inverse.
 
     In float32, in the natural (Sylvester) order: for h = 1, 2, 4, ... below `block`, each pair of channels i and i + h
     with i & h == 0 becomes (a + b, a - b); then all are multiplied by block ** -0.5, rounded to float32.

@@ -21,7 +21,7 @@ from winnow.errors import describe_error
 
 @dataclass(frozen=True)
 class PagedCache:
-    """What an attention backend reads and writes."""
+    """Cache that an attention backend reads and writes."""
 
     pool: KVPool
     tables: BlockTables
@@ -52,7 +52,7 @@ class PagedCache:
         return () if self.wide is None else self.wide.windows
 
     def window(self, layer: int) -> WideWindow | None:
-        """What is kept wide of a layer's KVs."""
+        """Return what is kept wide of a layer's KVs."""
         return None if self.wide is None else self.wide.of_layer(layer)
 
     def apply(self, update: CacheUpdate) -> None:

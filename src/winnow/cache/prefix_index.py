@@ -1,4 +1,5 @@
-"""Which blocks hold the KVs of which prefix, so that a later request with the same prefix need not compute them.
+"""Index of the blocks that hold the KVs of prefixes, so that a later request with the same prefix need not compute
+them.
 
 A prefix is a chain of blocks of tokens. Each has a key: SHA-256 over the key before it and the block's token ids. The
 first key comes from a salt, so requests share nothing unless they share a salt. For each block of tokens the index
@@ -40,12 +41,12 @@ class PrefixChain:
             self._seed = sha256(self._seed + scored_by.encode()).digest()
         self._last = self._seed
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
-        """Of each block, its key and its tokens."""
+        """Key and tokens of each block."""
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
-        """By number of tokens, those with most first: key and rule of a snapshot that may be there."""
+        """Keys and rules of snapshots that may be there, by number of tokens, most first."""
 
     def fork(self) -> "PrefixChain":
-        """A chain of its own for a sequence that begins with the same tokens."""
+        """Return a chain of its own for a sequence that begins with the same tokens."""
         child = PrefixChain(self.salt, self._block_size, self.scored_by)
         child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
         return child
@@ -59,11 +60,11 @@ class PrefixChain:
             self.links.append((self._last, tokens))
 
     def document_key(self, token_ids: Sequence[int]) -> PrefixKey:
-        """The key of `token_ids`, which the chain begins with, under any rule."""
+        """Return the key of `token_ids`, which the chain begins with, under any rule."""
         return self.snapshot_key(token_ids, b"")
 
     def snapshot_key(self, token_ids: Sequence[int], rule: bytes) -> PrefixKey:
-        """The key of the state after `token_ids`, which the chain begins with, under a rule of this digest."""
+        """Return the key of the state after `token_ids`, which the chain begins with, under a rule of this digest."""
         whole = len(token_ids) // self._block_size
         last = self.links[whole - 1][0] if whole else self._seed
         rest = token_ids[whole * self._block_size :]
@@ -78,7 +79,9 @@ def _digest(before: PrefixKey, tokens: Sequence[int]) -> PrefixKey:
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The KVs of a sequence right after a round. Nobody changes them: who begins with them copies what it changes.
+    """The KVs of a sequence right after a round.
+
+    Nothing changes them: a sequence that begins with them copies what it changes.
 
     The blocks count as KV memory. The arrays beside them, on the host, count nowhere: 8 bytes a token, 4 a row and 4 a
     block. A snapshot has at least a block in some row, so memory bounds their number.
@@ -112,7 +115,7 @@ class Snapshot:
         num_rounds: int = 1,
         position_offset: int = 0,
     ) -> "Snapshot":
-        """A snapshot with arrays of its own."""
+        """Return a snapshot with arrays of its own."""
         return cls(
             key,
             np.array(token_ids, dtype=np.int64),
@@ -164,7 +167,7 @@ class PrefixIndex:
         self.num_asked_tokens = self.num_hit_tokens = 0
 
     def __len__(self) -> int:
-        """Blocks of tokens that are known, and snapshots."""
+        """Return blocks of tokens that are known, and snapshots."""
         return len(self._entries)
 
     @property
@@ -174,13 +177,13 @@ class PrefixIndex:
 
     @property
     def nbytes(self) -> int:
-        """Of the blocks that the index holds, alone or with sequences; keys, tokens and lengths are not counted."""
+        """Bytes of the blocks that the index holds, alone or with sequences, without keys, tokens and lengths."""
         return sum(
             self._layout.device_bytes(self._allocator.count(entry.blocks)) for entry in self._entries.values()
         )
 
     def match(self, chain: PrefixChain, limit: int) -> list[PrefixKey]:
-        """The keys of the longest known prefix of at most `limit` tokens.
+        """Return the keys of the longest known prefix of at most `limit` tokens.
 
         Tokens are compared: a hash that two prefixes share gives no wrong answer.
         """
@@ -219,11 +222,11 @@ class PrefixIndex:
         return True
 
     def knows(self, key: PrefixKey) -> bool:
-        """Whether there is a block of tokens or a snapshot of that key."""
+        """Return whether there is a block of tokens or a snapshot of that key."""
         return key in self._entries
 
     def snapshot(self, key: PrefixKey, token_ids: Sequence[int], rule: Hashable) -> Snapshot | None:
-        """The snapshot of that key, if it is of these tokens and this rule: both are compared."""
+        """Return the snapshot of that key, if it is of these tokens and this rule: both are compared."""
         found = self._snapshots.get(key)
         if found is None or found.rule != rule or not np.array_equal(found.token_ids, token_ids):
             return None
@@ -248,16 +251,16 @@ class PrefixIndex:
         self._forget(snapshot.key)
 
     def num_held(self, blocks: IntArray) -> int:
-        """How many of `blocks`, all of which the index holds, sequences hold too."""
+        """Return how many of `blocks`, all of which the index holds, sequences hold too."""
         return int((self._allocator.holders[blocks] > 1).sum())
 
     def blocks_of(self, keys: Sequence[PrefixKey]) -> IntArray:
-        """Of a matched prefix, int32 [n]."""
+        """Return the blocks of a matched prefix, int32 [n]."""
         blocks = [self._entries[key].blocks for key in keys]
         return np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int32)
 
     def touch(self, keys: Sequence[PrefixKey]) -> None:
-        """The prefix was used."""
+        """Mark the prefix as used."""
         for key in reversed(keys):
             if key in self._entries:
                 self._entries.move_to_end(key)
@@ -265,7 +268,7 @@ class PrefixIndex:
     def reclaim(self, enough: Callable[[], bool]) -> None:
         """Forget prefixes that only the index holds, until `enough` blocks are free again.
 
-        Only then those that somebody uses: of a snapshot, or where a window has passed, some blocks may be the index's
+        Only then those in use: of a snapshot, or where a window has passed, some blocks may be the index's
         alone.
         """
         for in_use in (False, True):

@@ -11,7 +11,7 @@ from winnow.cache.update import BlockCopies, StateDiscarded, StateRestored, Stat
 
 
 class PrefixRows:
-    """Moves blocks between the rows of sequences and the index, by sharing them."""
+    """Mover of blocks between the rows of sequences and the index, by sharing them."""
 
     def __init__(self, rows: RowTables, shared: SharedBlocks, index: PrefixIndex) -> None:
         self._rows = rows
@@ -62,7 +62,7 @@ class PrefixRows:
             rows.changes.copies.append(StateRestored(slot, (snapshot.key,)))
 
     def has_pages_for(self, snapshot: Snapshot) -> bool:
-        """Whether a new sequence finds table pages for the rows of a snapshot."""
+        """Return whether a new sequence finds table pages for the rows of a snapshot."""
         return self._rows.layout.pages_for(int(snapshot.lengths.max())) <= self._rows.pages.num_free
 
     # -- out of rows ---------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class PrefixRows:
     ) -> None:
         """Let the index hold the rows of a sequence as they are, which hold all that stays of `token_ids`.
 
-        The index gets copies of partly filled blocks, since the sequence goes on to fill them. No effect if memory
+        The index gets copies of partly filled blocks, since the sequence continues to fill them. No effect if memory
         lacks for these, or if a snapshot of that key is known.
         """
         rows, allocator = self._rows, self._rows.allocator
@@ -130,7 +130,7 @@ class PrefixRows:
     # -- from elsewhere ------------------------------------------------------------------------------------------
 
     def take_blocks_for(self, lengths: IntArray) -> IntArray | None:
-        """Blocks for rows of `lengths` KVs, [layers, heads], that come from elsewhere.
+        """Return blocks for rows of `lengths` KVs, [layers, heads], that come from elsewhere.
 
         They go to `keep_snapshot`, or back to the allocator.
 

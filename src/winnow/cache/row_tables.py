@@ -75,12 +75,12 @@ class RowTables:
         return num_blocks
 
     def blocks_of(self, slot: int) -> IntArray:
-        """The ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
+        """Return the ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
         num_blocks = self.layout.row_blocks(self.lengths[slot])
         return self.blocks([slot], np.zeros_like(num_blocks)[None], num_blocks[None])
 
     def blocks(self, slots: Iterable[int], first: IntArray, last: IntArray) -> IntArray:
-        """What stands in the entries first <= j < last of each row, int32 [n]."""
+        """Return what stands in the entries first <= j < last of each row, int32 [n]."""
         index = self.pages.index(np.fromiter(slots, dtype=np.int64), first, last)
         found: IntArray = self.pages.entries.reshape(-1)[index]
         return found
@@ -98,7 +98,7 @@ class RowTables:
         self.changes.lengths.append(RowLengths(slots, lengths))
 
     def count_peak(self) -> None:
-        """Blocks were taken."""
+        """Update the peak after blocks were taken."""
         held = self.allocator.held
         self.peak_blocks = max(self.peak_blocks, held.total)
         self.peak_bytes = max(self.peak_bytes, self.layout.device_bytes(held))

@@ -21,27 +21,27 @@ class SharedBlocks:
         self._shared_tail: set[int] = set()
 
     def add(self, slot: int) -> None:
-        """A sequence holds full blocks with others."""
+        """Add a sequence that holds full blocks with others."""
         self.slots.add(slot)
 
     def add_with_tail(self, slot: int) -> None:
-        """A sequence holds blocks with others, the partly filled ones included."""
+        """Add a sequence that holds blocks with others, the partly filled ones included."""
         self.slots.add(slot)
         self._shared_tail.add(slot)
 
     def discard(self, slot: int) -> None:
-        """A sequence shares nothing from now on."""
+        """Discard a sequence: it shares nothing from now on."""
         self.slots.discard(slot)
         self._shared_tail.discard(slot)
 
     def is_shared(self, slot: int) -> bool:
-        """Whether a block of a sequence has another holder."""
+        """Return whether a block of a sequence has another holder."""
         if slot in self.slots and not len(self._shared_blocks(slot)):
             self.discard(slot)
         return slot in self.slots
 
     def can_own(self, slot: int) -> bool:
-        """Whether `own` would find blocks for its copies."""
+        """Return whether `own` would find blocks for its copies."""
         allocator = self._rows.allocator
         return slot not in self.slots or allocator.has(allocator.count(self._shared_blocks(slot)))
 
@@ -92,7 +92,7 @@ class SharedBlocks:
         return shared
 
     def _tail_range(self, slot: int) -> tuple[IntArray, IntArray]:
-        """The entry of the partly filled last block of each row, half-open; empty where it is full."""
+        """Return the entry of the partly filled last block of each row, half-open; empty where it is full."""
         lengths, layout = self._rows.lengths[slot], self._rows.layout
         return lengths // layout.block_size, layout.row_blocks(lengths)
 

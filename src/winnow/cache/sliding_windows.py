@@ -1,4 +1,4 @@
-"""Which blocks sliding windows have passed."""
+"""Blocks that sliding windows have passed."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ class SlidingWindows:
         self._windows = np.array([window or 1 for window in windows], dtype=np.int64)
 
     def num_passed(self, lengths: IntArray) -> IntArray:
-        """Blocks at the front of rows that no later token sees, int64 [B, layers].
+        """Return blocks at the front of rows that no later token sees, int64 [B, layers].
 
         Args:
             lengths: [B, layers], the last KVs of a sequence in order; heads of a layer are alike.

@@ -33,7 +33,7 @@ class TablePages:
         return len(self._free_pages)
 
     def missing(self, slots: IntArray, num_blocks: IntArray) -> IntArray:
-        """Pages each sequence lacks to hold `num_blocks` blocks in its longest row; both [B]."""
+        """Return pages each sequence lacks to hold `num_blocks` blocks in its longest row; both [B]."""
         return np.maximum(-(-num_blocks // PAGE_ENTRIES) - self._num_pages[slots], 0)
 
     def grow(self, slots: IntArray, missing: IntArray) -> list[int]:
@@ -56,11 +56,11 @@ class TablePages:
         self._num_pages[slot] = min(needed, int(self._num_pages[slot]))
 
     def of(self, slot: int) -> IntArray:
-        """The pages of a sequence, in order."""
+        """Return the pages of a sequence, in order."""
         return self.page_table[slot, : self._num_pages[slot]]
 
     def index(self, slots: IntArray, first: IntArray, last: IntArray) -> IntArray:
-        """Where the entries first <= j < last of each row lie in the flattened `entries`, int64 [n], row by row.
+        """Return where the entries first <= j < last of each row lie in the flattened `entries`, int64 [n], row by row.
 
         Args:
             slots: int64 [B].

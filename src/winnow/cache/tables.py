@@ -1,4 +1,4 @@
-"""Which blocks a row holds, in order: the two-level block tables that attention reads.
+"""Tables of the blocks that a row holds, in order: the two-level block tables that attention reads.
 
 A flat table [max_seqs, layers, heads, max_blocks] would cost 2 MiB per sequence at 32k tokens, 32 layers and 8 heads,
 held by short sequences too. So entries live in pages: one page holds PAGE_ENTRIES entries of every row of one
@@ -59,12 +59,12 @@ class BlockTables:
             self.lengths[torch.from_numpy(slots)] = self._to_device(lengths)
 
     def longest(self, slots: list[int]) -> NDArray[np.int64]:
-        """KVs in the longest row of each sequence, int64 [B]."""
+        """Return KVs in the longest row of each sequence, int64 [B]."""
         longest: NDArray[np.int64] = self.host_lengths[slots].max(axis=(1, 2)).astype(np.int64)
         return longest
 
     def lookup(self, slots: Tensor, layer: int, num_blocks: int) -> Tensor:
-        """The first `num_blocks` entries of the rows of one layer.
+        """Return the first `num_blocks` entries of the rows of one layer.
 
         Args:
             slots: int64 [B], on the device of the tables.
@@ -76,7 +76,7 @@ class BlockTables:
         return self.pages[:, layer][pages].transpose(1, 2).flatten(2)[:, :, :num_blocks]
 
     def lookup_layers(self, slots: Tensor, num_blocks: int) -> Tensor:
-        """As `lookup`, of all layers: int32 [layers, B, heads, num_blocks]."""
+        """Look up as `lookup` does, all layers: int32 [layers, B, heads, num_blocks]."""
         pages = self.page_table[slots, : ceil_div(num_blocks, PAGE_ENTRIES)]
         return self.pages[pages].permute(2, 0, 3, 1, 4).flatten(3)[..., :num_blocks]
 

@@ -1,11 +1,11 @@
-"""What went to and from values that lie apart from their keys."""
+"""Traffic to and from values that lie apart from their keys."""
 
 from dataclasses import dataclass, fields
 
 
 @dataclass
 class TierTraffic:
-    """What went to and from a value tier.
+    """Traffic to and from a value tier.
 
     Attributes:
         head_queries: pairs of a decoded token and a query head that chose which values to read; rows_selected: values

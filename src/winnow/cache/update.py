@@ -34,7 +34,7 @@ class RowLengths:
 
 @dataclass(frozen=True, eq=False)
 class RowsSaved:
-    """All rows of the sequence in `slot` are copied to host memory, with what else is kept of the sequence.
+    """Copy of all rows of the sequence in `slot` to host memory, with what else is kept of the sequence.
 
     Attributes:
         blocks: those of its tables, row by row, int32 [n].
@@ -101,7 +101,7 @@ def _none(dtype: type[np.signedinteger]) -> IntArray:
 
 @dataclass(frozen=True, eq=False)
 class CacheUpdate:
-    """All changes of a ledger since its last update. Applied in the order of the fields."""
+    """Changes of a ledger since its last update, applied in the order of the fields."""
 
     closed: tuple[int, ...] = ()
     """Slots whose sequences have ended or lost their KVs; some may be in use again."""
@@ -110,7 +110,7 @@ class CacheUpdate:
     entries: IntArray = field(default_factory=lambda: _none(np.int64))
     """Indices of block table entries in the flattened pages, int64 [n]."""
     blocks: IntArray = field(default_factory=lambda: _none(np.int32))
-    """What stands there now, int32 [n]."""
+    """Blocks that stand there now, int32 [n]."""
     pages: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Slots whose table pages changed, each with all of its pages in order."""
     lengths: tuple[RowLengths, ...] = ()
@@ -118,7 +118,7 @@ class CacheUpdate:
 
 
 class PendingUpdate:
-    """Gathers the next update while a ledger changes; the fields are those of `CacheUpdate`.
+    """Builder of the next update while a ledger changes; the fields are those of `CacheUpdate`.
 
     Attributes:
         paged: slots whose table pages changed.
@@ -133,7 +133,7 @@ class PendingUpdate:
         self._last = CacheUpdate()
 
     def restores(self, slot: int) -> bool:
-        """Whether a copy in host memory is to be restored to a slot."""
+        """Return whether a copy in host memory is to be restored to a slot."""
         return any(isinstance(each, RowsRestored) and each.slot == slot for each in self.copies)
 
     def close(self, slot: int) -> None:
@@ -143,7 +143,7 @@ class PendingUpdate:
         self.closed.append(slot)
 
     def take(self, pages: TablePages) -> CacheUpdate:
-        """All that changed since the last call; `pages` are as they are now."""
+        """Return all that changed since the last call; `pages` are as they are now."""
         entries = np.concatenate(self.entries) if self.entries else np.empty(0, dtype=np.int64)
         update = CacheUpdate(
             closed=tuple(self.closed),

@@ -89,7 +89,7 @@ class ValueStore:
             )
 
     def _map(self, directory: Path, nbytes: int) -> Tensor:
-        """A file of holes that has no name, so that it goes with the process."""
+        """Return a file of holes that has no name, so that it goes with the process."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._file, name = tempfile.mkstemp(prefix="winnow-values-", dir=directory)

@@ -25,7 +25,7 @@ _DTYPES = {"place": torch.int64, "k": torch.uint8, "v": torch.uint8, "position":
 
 @dataclass(frozen=True)
 class SavedWindow:
-    """What one sequence has in n places of a window, on the host.
+    """KVs that one sequence has in n places of a window, on the host.
 
     Attributes:
         place: int64 [n].
@@ -99,7 +99,7 @@ class WideWindow:
         v[group, head, n] = self.v[where].float()
 
     def keys(self, slot: int, layer: int, first: int, end: int) -> Tensor:
-        """The keys of the positions from `first` to `end`, all of them here: [H, n, d]."""
+        """Return the keys of the positions from `first` to `end`, all of them here: [H, n, d]."""
         position = torch.arange(first, end, device=self.k.device)
         index, place = layer - self.layers.start, self._place(position)
         assert bool((self.position[slot, index, place] == position).all()), "a key that is needed is gone"
@@ -110,7 +110,7 @@ class WideWindow:
         self.position[slot] = _EMPTY
 
     def saved_bytes(self, slot: int) -> int:
-        """Bytes of what `save` returns."""
+        """Return bytes of what `save` returns."""
         return int(self._used(slot).sum()) * (self.nbytes // self.position[:, 0].numel() + _INT64)
 
     def save(self, slot: int, positions: tuple[int, int] | None = None) -> "SavedWindow":
@@ -137,11 +137,11 @@ class WideWindow:
             part[to] = part[slot]
 
     def _used(self, slot: int) -> Tensor:
-        """Which places hold anything of a sequence in some layer, bool [places]."""
+        """Return which places hold anything of a sequence in some layer, bool [places]."""
         return (self.position[slot] != _EMPTY).any(dim=0)
 
     def _place(self, position: Tensor) -> Tensor:
-        """The place of each position, which another may hold; the last one for those without."""
+        """Return the place of each position, which another may hold; the last one for those without."""
         if not self.recent:
             return position.clamp_max(self.sinks - 1)
         return torch.where(position < self.sinks, position, self.sinks + position % self.recent)
@@ -169,7 +169,7 @@ class WideWindows(SlotState):
         return sum(window.nbytes for window in self.windows)
 
     def of_layer(self, layer: int) -> WideWindow | None:
-        """What is kept wide of a layer's KVs."""
+        """Return what is kept wide of a layer's KVs."""
         return next((window for window in self.windows if layer in window.layers), None)
 
     def nbytes(self, slot: int) -> int:
