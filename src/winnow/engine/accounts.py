@@ -18,7 +18,7 @@ class TenantAccounts:
     """Shares of the blocks, lent and given back, and the books of every tenant.
 
     A tenant gets what is free, up to its limit. What a tenant holds above its guarantee is borrowed, from the part
-    that is guaranteed to nobody and from guarantees that others do not use; the scheduler takes it back when one of
+    that is not guaranteed and from guarantees that others do not use; the scheduler takes it back when one of
     them needs it.
 
     Attributes:
@@ -36,23 +36,23 @@ class TenantAccounts:
         self._output_tokens: Counter[TenantName] = Counter()
 
     def of(self, tenant: TenantName) -> Tenant:
-        """The settings of a tenant; who is not named has those of "*"."""
+        """Return the settings of a tenant; who is not named has those of "*"."""
         return self._tenants.get(tenant or OTHERS, self._others)
 
     def guarantee(self, tenant: TenantName) -> int:
-        """Blocks that a tenant can have back at any time."""
+        """Return blocks that a tenant can have back at any time."""
         return int(self.of(tenant).guarantee * self._ledger.size.num_blocks)
 
     def limit(self, tenant: TenantName) -> int:
-        """Blocks that a tenant never exceeds."""
+        """Return blocks that a tenant never exceeds."""
         return int(self.of(tenant).limit * self._ledger.size.num_blocks)
 
     def host_limit(self, tenant: TenantName, capacity: int) -> int:
-        """Bytes that a tenant may hold of a host tier of `capacity` bytes."""
+        """Return bytes that a tenant may hold of a host tier of `capacity` bytes."""
         return int(self.of(tenant).host_limit * capacity)
 
     def held(self, running: Iterable[Sequence]) -> int:
-        """Distinct blocks in the tables of running sequences."""
+        """Return distinct blocks in the tables of running sequences."""
         slots = [sequence.kv.running_slot for sequence in running]
         if not slots:
             return 0
@@ -64,11 +64,11 @@ class TenantAccounts:
         return int(np.count_nonzero(mask))
 
     def borrowed(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
-        """Blocks that a tenant holds above its guarantee."""
+        """Return blocks that a tenant holds above its guarantee."""
         return max(self.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)
 
     def borrowers(self, running: SequenceType[Sequence]) -> SequenceType[Sequence]:
-        """Those of tenants that hold more than their guarantee, who give way before others; all, if none does."""
+        """Return tenants that hold more than their guarantee, which are preempted before others; all, if none does."""
         if not self.has_quotas:
             return running
         tenants = {sequence.request.tenant for sequence in running}
@@ -81,7 +81,7 @@ class TenantAccounts:
         self._output_tokens[tenant] += output_tokens
 
     def stats(self, running: SequenceType[Sequence], waiting: WaitingQueue) -> dict[str, TenantStats]:
-        """Every tenant's, by name."""
+        """Return every tenant's, by name."""
         names: list[TenantName] = list(self._tenants)
         names += [each for each in (*self._prompt_tokens, *waiting.tenants) if each not in self._tenants]
         stats: dict[str, TenantStats] = {}
@@ -106,5 +106,5 @@ class TenantAccounts:
 
 
 def of_tenant(tenant: TenantName, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-    """The sequences on a tenant's account."""
+    """Return the sequences on a tenant's account."""
     return (sequence for sequence in sequences if sequence.request.tenant == tenant)

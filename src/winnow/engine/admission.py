@@ -1,4 +1,4 @@
-"""What is checked before a request may enter: nothing that passes here can fail for lack of room later."""
+"""Admission of requests: nothing that passes these checks can fail for lack of room later."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ from winnow.units import format_bytes
 
 @dataclass(frozen=True)
 class Admitted:
-    """What a request was granted."""
+    """Terms on which a request was admitted."""
 
     max_tokens: int
     """Most tokens of each answer."""
@@ -61,7 +61,7 @@ def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) 
 
 
 def answer_limit(prompt_len: int, params: SamplingParams, context: int) -> int:
-    """Most tokens of an answer: what is asked for, or what the context leaves.
+    """Return the most tokens of an answer: what is asked for, or what the context leaves.
 
     Raises:
         ContextLengthError: the context leaves no room for an answer, or not for the tokens that it must begin with.
@@ -250,7 +250,7 @@ class Admission:
     def _saved_document(
         self, token_ids: list[int], params: SamplingParams, tenant: TenantName, total: int, context: int
     ) -> int | None:
-        """Tokens of the longest saved document that the request can start from; None: of none.
+        """Return tokens of the longest saved document that the request can start from; None: of none.
 
         A request that names `context_tokens` starts from a document of that many, or from none.
         """
@@ -277,7 +277,7 @@ class Admission:
         return None
 
     def _largest(self, evictions: list[SequenceEviction | None], total: int) -> SequenceEviction | None:
-        """The one that takes most blocks for `total` tokens."""
+        """Return the one that takes most blocks for `total` tokens."""
         return max(evictions, key=lambda each: self._blocks(each, total))
 
     def _with_replay(
@@ -354,7 +354,7 @@ class Admission:
         return memory if limit >= 1 else f"tenant {tenant}'s limit {limit:g} of {memory}"
 
     def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int, there: int) -> int:
-        """Most tokens of an answer for which `there` blocks suffice; 0: none."""
+        """Return the most tokens of an answer for which `there` blocks suffice; 0: none."""
 
         def exceeds(num_tokens: int) -> bool:
             return self._blocks(eviction, num_tokens) > there
@@ -363,7 +363,7 @@ class Admission:
         return bisect_left(totals, True, key=exceeds)
 
     def _blocks(self, eviction: SequenceEviction | None, num_tokens: int) -> int:
-        """Most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
+        """Return the most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
         layout = self._ledger.layout
         most = (
             eviction.peak_blocks(layout, num_tokens)
@@ -378,7 +378,7 @@ class Admission:
 def requested_eviction(
     config: EvictionConfig, params: SamplingParams, traits: ModelTraits = UNKNOWN_MODEL
 ) -> list[ResolvedPolicy]:
-    """The engine's choice with what the request puts in its place: one for all samples, or one each.
+    """Return the engine's choice with what the request puts in its place: one for all samples, or one each.
 
     Raises:
         ConfigError: there is no such policy, or an amount is out of range or given for a policy that takes none.

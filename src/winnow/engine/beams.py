@@ -81,12 +81,12 @@ class BeamSearch:
         self._candidates[beam] = candidates
 
     def forget_candidates(self) -> None:
-        """The beams will be computed again."""
+        """Forget the candidates: the beams will be computed again."""
         self._candidates.clear()
 
     @property
     def is_complete(self) -> bool:
-        """Whether all beams have their candidates."""
+        """Return whether all beams have their candidates."""
         return self._candidates.keys() == self.logprobs.keys()
 
     def select(self, answers: Mapping[int, Sequence[int]]) -> list[Continuation]:
@@ -119,7 +119,7 @@ class BeamSearch:
         return going_on
 
     def _is_over(self, best_logprob: float) -> bool:
-        """Whether no beam may still become better than what has finished."""
+        """Return whether no beam may still become better than what has finished."""
         if len(self.finished) < self.width:
             return False
         if self.early_stopping is True:
@@ -130,5 +130,5 @@ class BeamSearch:
         return not self._may_improve
 
     def go_on(self, logprobs: dict[int, float]) -> None:
-        """The beams that were chosen are these sequences."""
+        """Continue with these sequences as the beams that were chosen."""
         self.logprobs = logprobs

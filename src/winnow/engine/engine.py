@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Engine(RequestLoop):
-    """Serves requests from a paged KV cache that may be compressed; see `RequestLoop`."""
+    """Engine that serves requests from a paged KV cache that may be compressed; see `RequestLoop`."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Engine(RequestLoop):
         return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
+        """Return bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
         layout = self._executor.layout
         return layout.device_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(num_kvs))))
 
@@ -313,7 +313,7 @@ class Engine(RequestLoop):
 
 
 def _count_prompt_tokens(step: ScheduledStep) -> int:
-    """Prompt tokens that a step computes; recomputed ones count again."""
+    """Return the prompt tokens that a step computes; recomputed ones count again."""
     computed = 0
     for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
         prompt_len = sequence.prompt_len

@@ -14,7 +14,7 @@ from winnow.engine.room import Room
 from winnow.engine.sequence_forks import group
 
 _LOOKAHEAD = 64
-"""How many waiting sequences are searched for one that may pass another which does not fit."""
+"""Number of waiting sequences that are searched for one that may pass another which does not fit."""
 
 
 @dataclass
@@ -26,7 +26,7 @@ class _Shortage:
 
 
 class EntryRules:
-    """Says which waiting sequences may start, in what order, and which running ones give way to them."""
+    """Rules of which waiting sequences may start, in what order, and which running ones are preempted for them."""
 
     def __init__(
         self, waiting: WaitingQueue, accounts: TenantAccounts, ledger: Ledger, room: Room, max_passes: int
@@ -40,11 +40,11 @@ class EntryRules:
     # -- in what order -----------------------------------------------------------------------------------------------
 
     def candidates(self, running: SequenceType[Sequence]) -> list[Sequence]:
-        """Waiting sequences to try in turn; the first that fits is started.
+        """Return waiting sequences to try in turn; the first that fits is started.
 
-        Nobody is served before the first, however little it needs, unless `max_passes` allows it: room comes free until
-        that fits. Those of tenants within their guarantee come first, and those of tenants at their limit do not come
-        at all: they hold up nobody but their own tenant.
+        No sequence is served before the first, however little it needs, unless `max_passes` allows it: room comes
+        free until that fits. Those of tenants within their guarantee come first, and those of tenants at their
+        limit do not come at all: they hold up their own tenant alone.
         """
         found = self._guaranteed(running)[:1]
         if not found:
@@ -56,7 +56,7 @@ class EntryRules:
         return found
 
     def _guaranteed(self, running: SequenceType[Sequence]) -> list[Sequence]:
-        """Waiting sequences whose tenants stay within their guarantee with them, and those before them."""
+        """Return waiting sequences whose tenants stay within their guarantee with them, and those before them."""
         found: list[Sequence] = []
         if not self._accounts.has_quotas:
             return found
@@ -73,7 +73,7 @@ class EntryRules:
         return found
 
     def _is_within_limit(self, newcomer: Sequence, running: SequenceType[Sequence]) -> bool:
-        """Whether a sequence may start without its tenant exceeding its limit."""
+        """Return whether a sequence may start without its tenant exceeding its limit."""
         tenant = newcomer.request.tenant
         if self._accounts.of(tenant).limit >= 1:
             return True
@@ -135,7 +135,7 @@ class EntryRules:
                 own = list(of_tenant(tenant, running))  # without the beams beside it, either
 
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
-        """Whether what a tenant's running sequences hold and take in the next step exceeds its limit."""
+        """Return whether what a tenant's running sequences hold and take in the next step exceeds its limit."""
         if self._accounts.of(tenant).limit >= 1:
             return False
         decoding = [s.kv.running_slot for s in own if s.is_decoding]
@@ -144,7 +144,7 @@ class EntryRules:
         return self._accounts.held(own) + coming > self._accounts.limit(tenant)
 
     def _outranking(self, running: SequenceType[Sequence]) -> list[Sequence]:
-        """Waiting sequences that may park running ones by the order, first to last."""
+        """Return waiting sequences that may park running ones by the order, first to last."""
         found: list[Sequence] = []
         may_park = self._waiting.order.may_park
         for sequence in islice(self._waiting, len(running)):
@@ -162,9 +162,9 @@ class EntryRules:
         shortage: _Shortage,
         lacks: Callable[[int], int],
     ) -> list[Sequence] | None:
-        """The running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
+        """Return the running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
 
-        Those that would be served last go first. What a tenant holds within its guarantee gives way to nobody but the
+        Those that would be served last go first. What a tenant holds within its guarantee gives way only to the
         tenant itself.
 
         Args:
@@ -200,6 +200,6 @@ class EntryRules:
         return chosen if enough else None
 
     def _use(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
-        """Blocks that a tenant's running sequences hold or will take soon."""
+        """Return blocks that a tenant's running sequences hold or will take soon."""
         own = list(of_tenant(tenant, running))
         return self._accounts.held(own) + sum(map(self._room.growth, own))

@@ -1,4 +1,4 @@
-"""What eviction did to a sequence, once it is over."""
+"""Report of what eviction did to a sequence, once it is over."""
 
 from winnow.cache import CacheLayout
 from winnow.engine.request import Sequence
@@ -6,7 +6,7 @@ from winnow.outputs import EvictionReport
 
 
 def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport | None:
-    """None while the sequence runs, if it never got a slot, or if no policy was asked for."""
+    """Return None while the sequence runs, if it never got a slot, or if no policy was asked for."""
     if sequence.kept is None or sequence.request.policy_name is None:
         return None
     held = layout.by_kind(layout.row_blocks(sequence.kept))

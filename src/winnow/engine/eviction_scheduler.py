@@ -12,10 +12,10 @@ from winnow.eviction import SequenceEviction
 
 
 class EvictionScheduler:
-    """Decides who takes part in a round, and keeps the books of each sequence.
+    """Scheduler of rounds: it chooses the sequences of a round, and keeps the books of each.
 
     A round ranks at most `max_kvs` KVs, over all layers and heads. Who has waited longest since its last round goes
-    first, and at least one goes, however large: nobody starves.
+    first, and at least one goes, however large: none starves.
 
     Attributes:
         total: what all rounds so far came to.
@@ -30,8 +30,9 @@ class EvictionScheduler:
         own: Callable[[Sequence], bool],
         remember: Callable[[Sequence], None],
     ) -> None:
-        """`own` lets a sequence have its blocks for itself, for which others may be preempted, or preempts it and
-        returns False; `remember` learns who has had a round."""
+        """Take `own`, which gives a sequence blocks of its own, for which others may be preempted, or preempts it and
+        returns False; `remember` learns who has had a round.
+        """
         self._executor = executor
         self._ledger = ledger
         self._clock = clock
@@ -70,7 +71,7 @@ class EvictionScheduler:
         return bool(self._shrink(self._shrinkable(able), running))
 
     def making_room(self, running: SequenceType[Sequence]) -> list[Sequence]:
-        """Sequences whose policy lets them shrink so that a waiting request is admitted, and that would."""
+        """Return sequences whose policy lets them shrink so that a waiting request is admitted, and that would."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.make_room]
         return self._shrinkable(able)
 
@@ -79,13 +80,13 @@ class EvictionScheduler:
         self._shrink(sequences, running)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ended or lost its slot."""
+        """Forget a sequence that ended or lost its slot."""
         self._served.pop(sequence, None)
 
     # -- who -----------------------------------------------------------------------------------------------------
 
     def _states(self, sequences: SequenceType[Sequence]) -> Iterator[tuple[Sequence, tuple[int, int, float]]]:
-        """Each sequence with what its policy must know: tokens computed, those at its last round, KVs per row."""
+        """Yield each sequence with what its policy must know: tokens computed, those at its last round, KVs per row."""
         if not sequences:
             return
         # At once: one by one, this would take longer than all else that is decided in a step.
@@ -99,16 +100,16 @@ class EvictionScheduler:
             yield sequence, (sequence.kv.num_computed, sequence.kv.last_round, mean)
 
     def _shrinkable(self, sequences: SequenceType[Sequence]) -> list[Sequence]:
-        """Those for which a round that the engine asks for would bring anything."""
+        """Return those for which a round that the engine asks for would bring anything."""
         return [s for s, state in self._states(sequences) if _eviction(s).may_shrink(*state)]
 
     def mean_kvs(self, sequence: Sequence) -> float:
-        """KVs per row on average."""
+        """Return KVs per row on average."""
         [(_, (_, _, mean))] = self._states([sequence])
         return mean
 
     def _due_at_intervals(self, able: SequenceType[Sequence]) -> set[Sequence]:
-        """Sequences whose policies have rounds by steps of the engine, or by what all have gathered."""
+        """Return sequences whose policies have rounds by steps of the engine, or by what all have gathered."""
         whens = [(s, _eviction(s).policy.when) for s in able if s.is_decoding]
         stepped = [s for s, when in whens if when.every_steps and self._num_steps % when.every_steps == 0]
         due = set(self._shrinkable(stepped))
@@ -120,7 +121,7 @@ class EvictionScheduler:
         return due
 
     def _joining(self, due: SequenceType[Sequence], able: SequenceType[Sequence]) -> list[Sequence]:
-        """Decoding sequences that take part in the round after a prompt that one of `due` has just finished."""
+        """Return decoding sequences that take part in the round after a prompt that one of `due` has just finished."""
         finished = [_eviction(s) for s in due if s.kv.num_computed == _eviction(s).context_len]
         policies = [eviction.policy for eviction in finished if eviction.policy.when.join_prefill]
         if not policies:
@@ -166,7 +167,8 @@ class EvictionScheduler:
         return {sequence for leader in leaders for sequence in (leader, *same[leader])}
 
     def _most_copies(self, sequence: Sequence) -> int:
-        """Most blocks that copies of what a round leaves of a sequence take, where other sequences hold some of it.
+        """Return the most blocks that copies of what a round leaves of a sequence take, where other sequences hold some
+        of it.
 
         What the index alone holds beside it is copied only where there is room.
         """

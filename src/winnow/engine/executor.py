@@ -1,4 +1,4 @@
-"""Who computes a step. The scheduler sees only this."""
+"""Interface of what computes a step. The scheduler sees only this."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from winnow.sampling import SamplingParams
 
 
 class Executor(Protocol):
-    """Computes plans over memory of its own. What lies where, a ledger decides, and updates tell."""
+    """Executor of plans over memory of its own. The ledger decides placement; updates follow it."""
 
     @property
     def attention(self) -> str:
@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     @property
     def size(self) -> CacheSize:
-        """How many blocks, pages and slots its memory has."""
+        """Numbers of blocks, pages and slots of its memory."""
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         """Decide what the parameters leave open, such as the seed: once, when a request arrives."""
@@ -47,7 +47,7 @@ class Executor(Protocol):
         """
 
     def state_bytes(self, slot: int) -> int:
-        """Bytes that are kept of a running sequence beside its KVs, and travel with it to the host tier."""
+        """Return bytes that are kept of a running sequence beside its KVs, and travel with it to the host tier."""
 
     def fork(self, slot: int, child: NewSequence) -> None:
         """Let the sequence in a slot go on as `child` too, between steps. The ledger's update has been applied."""
@@ -87,7 +87,7 @@ class Executor(Protocol):
         """
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        """Token positions whose KVs a slot holds, ascending, by layer and head. Reads them back from the device."""
+        """Return token positions whose KVs a slot holds, by layer and head, ascending; reads them from the device."""
 
     def check_integrity(self, ledger: Ledger) -> None:
         """Assert that memory follows the ledger, all of whose updates have been applied. Slow."""

@@ -1,4 +1,4 @@
-"""A request that goes on from where another one is: what it may change, and what it inherits."""
+"""A request that continues from where another one is: what it may change, and what it inherits."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ _POLICY = EVICTION_FIELDS
 
 
 def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingParams:
-    """The parameters of a fork: `params` with what `parent`'s KVs depend on, or `parent`'s own.
+    """Return the parameters of a fork: `params` with what `parent`'s KVs depend on, or `parent`'s own.
 
     Raises:
         InvalidRequestError: `params` ask for something that cannot change; names field, value and limit.
@@ -80,13 +80,13 @@ def inherit(child: Request, parent: Sequence) -> None:
 
 
 def source_of(parent: Sequence) -> Sequence:
-    """Who holds a sample's KVs: before the prompt is computed, all samples share the first one's."""
+    """Return who holds a sample's KVs: before the prompt is computed, all samples share the first one's."""
     first = parent.request.sequences[0]
     return first if parent in first.forks else parent
 
 
 def _own_params(request: Request, index: int) -> SamplingParams:
-    """The parameters of one sample, as if it had been asked for alone."""
+    """Return the parameters of one sample, as if it had been asked for alone."""
     params = request.params
     own: dict[str, Any] = {"forced_tokens": params.forced_for(index)}
     for field in ("compression", "kv_budget"):

@@ -15,7 +15,7 @@ _QUESTION = "\x1dthe question\x1d"
 
 
 class Instructor:
-    """Makes the `Instruction` that asks a model to repeat its context."""
+    """Maker of the `Instruction` that asks a model to repeat its context."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer

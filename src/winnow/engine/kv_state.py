@@ -1,11 +1,13 @@
-"""What a sequence has in the cache."""
+"""State of a sequence in the cache."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass
 class KVState:
-    """All of it. Forking, preempting and ending a sequence act on this object; nothing of it is kept elsewhere.
+    """State of a sequence in the cache, all of it. Forking, preempting and ending a sequence act on this object.
+
+    Nothing of it is kept elsewhere.
 
     Attributes:
         slot: in the ledger; None: nothing is in the cache.
@@ -35,5 +37,5 @@ class KVState:
         return self.slot
 
     def fork(self, slot: int) -> "KVState":
-        """The same KVs, held by another slot."""
+        """Return the same KVs, held by another slot."""
         return replace(self, slot=slot)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a step computed.
+    """Tokens that a step computed.
 
     Attributes:
         sequences: those that sampled; the three that follow are theirs, in the same order.
@@ -75,7 +75,7 @@ class RequestLoop(ABC):
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a step has anything to compute."""
+        """Return whether a step has anything to compute."""
         return len(self._requests) > 0
 
     def add(self, new: NewRequest) -> None:
@@ -95,7 +95,7 @@ class RequestLoop(ABC):
     def fork(
         self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
     ) -> None:
-        """Queue a request that goes on from where a sample of an unfinished request is; see `LLM.fork`.
+        """Queue a request that continues from where a sample of an unfinished request is; see `LLM.fork`.
 
         Raises:
             InvalidRequestError (or a subclass): there is nothing to fork, or it cannot go on in this way.
@@ -139,19 +139,19 @@ class RequestLoop(ABC):
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """Counters and sizes as they are now."""
+        """Return counters and sizes as they are now."""
 
     def implementation(self) -> dict[str, str]:
-        """What computes attention, and how KVs are stored, by what each is called; empty where neither is chosen."""
+        """Return the names of what computes attention and of how KVs are stored; empty where neither is chosen."""
         return {}
 
     def occupancy(self) -> Occupancy:
-        """Who holds the KV memory now; empty where rows are not distinguished."""
+        """Return who holds the KV memory now; empty where rows are not distinguished."""
         return Occupancy({}, [])
 
     @abstractmethod
     def kv_bytes(self, num_kvs: int) -> int:
-        """Bytes of a sequence that keeps `num_kvs` KVs in every row."""
+        """Return bytes of a sequence that keeps `num_kvs` KVs in every row."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to say
         """Warn of what the engine's owner should know when no request comes any more."""
@@ -165,7 +165,7 @@ class RequestLoop(ABC):
     @property
     @abstractmethod
     def _waiting(self) -> WaitingQueue:
-        """What waits for its turn."""
+        """Queue of what waits for its turn."""
 
     @abstractmethod
     def _admit(self, new: NewRequest) -> Request:

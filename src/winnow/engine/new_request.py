@@ -1,4 +1,4 @@
-"""What the caller hands to an engine."""
+"""Request as the caller hands it to an engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +13,21 @@ KeptPositions = Sequence[Sequence[Sequence[int]]]
 
 
 class RequestObserver(Protocol):
-    """Watches which KVs the first sample of a request keeps. Hooks run between two steps, so they should be short.
+    """Observer of the KVs that the first sample of a request keeps.
+
+    Hooks run between two steps, so they should be short.
 
     An exception in a hook fails the request; other requests are unaffected.
     """
 
     def first_token(self, kept: KeptPositions) -> None:
-        """Called once the first output token has been computed, after the prompt's last eviction round.
+        """Handle the first output token, once it has been computed, after the prompt's last eviction round.
 
         Not called if the answer ends with its first token, which is never computed.
         """
 
     def finished(self, kept: KeptPositions) -> None:
-        """Called when the answer ends by its own, before its KVs are freed; not after an abort."""
+        """Handle the end of the answer by its own, before its KVs are freed; not after an abort."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class NewRequest:
         token_ids: the prompt, at least one token.
         params: how to answer; checked by the engine's admission.
         priority: greater is served first; ties go to the earlier request; see `orders`.
-        tenant: on whose account the request runs; None: nobody's in particular.
+        tenant: on whose account the request runs; None: no tenant.
         observer: see `RequestObserver`; paged engine only.
         final_only: return one output, when the request is finished, instead of one per step.
         deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long

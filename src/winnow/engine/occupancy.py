@@ -1,4 +1,4 @@
-"""Who holds the KV memory at a moment, and how much of each layer and head stays."""
+"""Occupancy of the KV memory at a moment: its holders, and how much of each layer and head stays."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -30,21 +30,21 @@ class Order:
         return 0.0
 
     def level(self, sequence: Sequence) -> float:
-        """Who is preempted before others when memory runs out: the smaller."""
+        """Return who is preempted before others when memory runs out: the smaller."""
         return 0.0
 
     def may_park(self, newcomer: Sequence, running: Sequence) -> bool:
-        """Whether a running sequence gives way to one that waits and does not fit beside it."""
+        """Return whether a running sequence gives way to one that waits and does not fit beside it."""
         return False
 
     def tenant_arrived(self, tenant: TenantName, waiting: Collection[TenantName]) -> None:
-        """A request came of a tenant that had none waiting; `waiting` are the others that have."""
+        """Handle a request of a tenant that had none waiting; `waiting` are the others that have."""
 
     def tenant_left(self, tenant: TenantName) -> None:
-        """The last waiting sequence of a tenant left the queue."""
+        """Handle that the last waiting sequence of a tenant left the queue."""
 
     def charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
-        """Tokens were, or are about to be, computed on a tenant's account."""
+        """Charge a tenant's account with tokens that were, or are about to be, computed."""
 
 
 class ByPriority(Order):
@@ -83,11 +83,11 @@ class ShortestRemaining(Order):
 class Fair(Order):
     """The tenant that got the least service for its weight first: virtual token counters.
 
-    A counter grows by the prices of the tokens that its tenant gets, divided by its weight: those of a prompt when its
-    request is started, those of an answer one by one. A tenant that comes back is lifted to the least counter of those
-    that wait, so that nobody saves up service. Counters of tenants that wait all the time stay within twice the price
-    of the largest prompt or of all answers that run at once, whatever arrives. Within a tenant the greater priority is
-    served first, and may park the tenant's own lower ones.
+    A counter grows by the prices of the tokens that its tenant gets, divided by its weight: those of a prompt when
+    its request is started, those of an answer one by one. A tenant that comes back is lifted to the least counter
+    of those that wait, so that no tenant saves up service. Counters of tenants that wait all the time stay within
+    twice the price of the largest prompt or of all answers that run at once, whatever arrives. Within a tenant the
+    greater priority is served first, and may park the tenant's own lower ones.
 
     Sheng et al., Fairness in Serving Large Language Models (2024), algorithms 2 and 4.
 
@@ -148,5 +148,5 @@ def build_order(config: SchedulerConfig) -> Order:
 
 
 def _aged(level: float, sequence: Sequence, aging: float | None) -> float:
-    """A level, of which the smaller is served first, with what all will have waited by any one time."""
+    """Return a level, of which the smaller is served first, with what all will have waited by any one time."""
     return level if aging is None else level + sequence.request.metrics.arrival_time / aging

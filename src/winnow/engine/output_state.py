@@ -14,7 +14,7 @@ FinishReason = tuple[str, int | str | None]
 
 
 class OutputState:
-    """Turns the sampled or forced tokens of one sequence into its output.
+    """State of one sequence's output, from its sampled or forced tokens.
 
     Args:
         tokens: texts of the tokenizer's tokens; None: the output has no text.
@@ -55,7 +55,7 @@ class OutputState:
         return "length", None
 
     def append_token(self, token: int, logprobs: LogprobDict | None) -> FinishReason | None:
-        """Append a token. Returns why the output ends with it; None: it goes on.
+        """Append a token. Returns why the output ends with it; None: it continues.
 
         If decoding raises, tokens and logprobs are unchanged.
         """

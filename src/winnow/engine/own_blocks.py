@@ -9,7 +9,7 @@ from winnow.engine.request import Sequence
 
 
 class OwnBlocks:
-    """Gives running sequences copies of blocks that others hold too.
+    """Copies for running sequences of blocks that others hold too.
 
     Args:
         running: the scheduler's own.
@@ -35,7 +35,7 @@ class OwnBlocks:
         """Let a running sequence have its blocks for itself.
 
         While memory lacks, since others hold shared blocks, sequences give way, as where decoding finds no room: who is
-        served first goes on. False: the sequence itself gave way.
+        served first continues. False: the sequence itself gave way.
         """
         slot = sequence.kv.running_slot
         while self._ledger.is_shared(slot) and not self._ledger.own_or_forget(slot):

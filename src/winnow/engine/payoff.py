@@ -20,7 +20,7 @@ _USUAL_ANSWER = 256
 
 
 class DecodeTimes:
-    """Learns how long decoding steps take: a + b n seconds for n sequences, fitted by least squares, not negative.
+    """Durations of decoding steps, learnt: a + b n seconds for n sequences, fitted by least squares, not negative.
 
     KVs are no term of their own: where memory binds, it is full of them whether many sequences hold few or few hold
     many.
@@ -56,7 +56,7 @@ class DecodeTimes:
 
 
 class CompressionDecisions:
-    """Decides, as sequences start, whether a policy holds that is for short memory alone.
+    """Decisions, as sequences start, whether a policy holds that is for short memory alone.
 
     Attributes:
         num_starts: sequences under a policy that began to be computed.
@@ -65,7 +65,7 @@ class CompressionDecisions:
     """
 
     def __init__(self, ledger: Ledger, room: Room, costs: PreemptionCosts, rounds: RoundTally) -> None:
-        """`rounds` counts those of the scheduler."""
+        """Take `rounds`, the tally of the scheduler."""
         self.num_starts = self.num_short_starts = 0
         self.outlook: CompressionOutlook | None = None
         self._ledger = ledger

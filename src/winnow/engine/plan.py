@@ -1,4 +1,4 @@
-"""What one step computes, decided before any tensor is touched: values that can cross to another process."""
+"""Plan of one step, decided before any tensor is touched: values that can cross to another process."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,7 +12,7 @@ from winnow.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class NewSequence:
-    """What the executor must know of a sequence that gets a slot; sent once, and kept until the slot closes.
+    """Facts of a sequence that gets a slot, for the executor; sent once, and kept until the slot closes.
 
     Attributes:
         token_ids: prompt and answer so far, also of a sequence that computes them again.
@@ -65,9 +65,9 @@ class StepPlan:
 
     entries: tuple[PlannedSequence, ...]
     update: CacheUpdate = field(default_factory=CacheUpdate)
-    """What happened to the cache since the executor last heard of it, the room for this step's tokens included."""
+    """Changes of the cache since the executor last heard of it, the room for this step's tokens included."""
     new_sequences: tuple[NewSequence, ...] = ()
-    """Those that got a slot since, forks included."""
+    """Sequences that got a slot since, forks included."""
 
     @cached_property
     def num_tokens(self) -> int:
@@ -95,13 +95,13 @@ class PlannedEviction:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step brought: one token for each of `StepPlan.samplers`, in order."""
+    """Result of a step: one token for each of `StepPlan.samplers`, in order."""
 
     token_ids: list[int]
     logprobs: list[LogprobDict | None]
     prompt_logprobs: dict[int, list[LogprobDict]]
-    """By index of the plan's entry: logprobs of the prompt tokens that follow those computed."""
+    """Logprobs, by index of the plan's entry, of the prompt tokens that follow those computed."""
     errors: dict[int, str] = field(default_factory=dict)
-    """By index of the sampler: why it gave no token. Its request fails alone."""
+    """Reasons, by index of the sampler, for which it gave no token. Its request fails alone."""
     traffic: TierTraffic | None = None
-    """What went to and from values that lie apart, since the last step; None: none do."""
+    """Traffic to and from values that lie apart, since the last step; None: none do."""

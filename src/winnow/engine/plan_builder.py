@@ -25,7 +25,7 @@ class ScheduledStep:
 
 
 class PlanBuilder:
-    """Turns the sequences of a step, which have room for their tokens, into a plan.
+    """Builder of a plan from the sequences of a step, which have room for their tokens.
 
     Args:
         running, waiting: the scheduler's own; samples that fork off a prompt join one of them.
@@ -38,11 +38,11 @@ class PlanBuilder:
         self._started: dict[Sequence, None] = {}
 
     def announce(self, sequence: Sequence) -> None:
-        """A sequence has got a slot: the next plan tells the executor, if it still has one then."""
+        """Announce a sequence that has got a slot: the next plan tells the executor, if it still has one then."""
         self._started[sequence] = None
 
     def build(self, planned: SequenceType[tuple[Sequence, int]]) -> ScheduledStep:
-        """The plan of a step that computes the given number of tokens of each sequence."""
+        """Return the plan of a step that computes the given number of tokens of each sequence."""
         # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
         samplers: list[Sequence] = []
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
@@ -94,7 +94,7 @@ class PlanBuilder:
 
 
 def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:
-    """Which of a sequence's next tokens predict prompt tokens whose logprobs are asked for and not yet known."""
+    """Return which of a sequence's next tokens predict prompt tokens whose logprobs are asked for and not yet known."""
     request = sequence.request
     if not request.wants_prompt_logprobs or sequence is not request.sequences[0]:
         return None

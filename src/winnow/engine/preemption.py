@@ -1,4 +1,4 @@
-"""Who gives way when blocks run out, and how."""
+"""Preemption when blocks run out: of which sequence, and how."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
@@ -24,7 +24,7 @@ _SECONDS_PER_TOKEN = 1e-3
 
 @dataclass
 class PreemptionTally:
-    """What preemptions came to; see `RequestMetrics`, which has the same fields of one request."""
+    """Tally of preemptions; see `RequestMetrics`, which has the same fields of one request."""
 
     num_swaps: int = 0
     swap_bytes_out: int = 0
@@ -36,19 +36,19 @@ class PreemptionTally:
 
 class VictimPolicy(Protocol):
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        """The sequence to preempt, out of at least one, in the order in which they were admitted."""
+        """Return the sequence to preempt, out of at least one, in the order in which they were admitted."""
 
 
 class LeastLoss:
-    """Chooses the sequence of the lowest priority, where the order minds priorities.
+    """Choice of the sequence of the lowest priority, where the order minds priorities.
 
     Ties go, in this order, to those that have advanced since they were last preempted, to the least time lost per byte
     that comes free, and to the one served last.
 
-    Who is served first among them gives way to nobody but itself. Where no tenant has a quota they are all that run, so
-    that one goes on to its end: whatever the others do, requests end. Else the scheduler offers the sequences of
-    tenants that borrow blocks, if there are any (`TenantAccounts.borrowers`), before all others and whatever their
-    priority.
+    The sequence first in the serving order is never preempted for another. Where no tenant has a quota they are all
+    that run, so that one continues to its end: whatever the others do, requests end. Else the scheduler offers the
+    sequences of tenants that borrow blocks, if there are any (`TenantAccounts.borrowers`), before all others and
+    whatever their priority.
 
     Args:
         loss: seconds that preempting a sequence costs per byte.
@@ -80,7 +80,7 @@ class LeastLoss:
 
 
 class Preemption:
-    """Lets running sequences wait, and swapped ones go on.
+    """Preemption of running sequences, and resumption of swapped ones.
 
     A swapped sequence has a private copy of all its rows in the host tier, also of blocks that others hold, and comes
     back into blocks of its own. One without a copy computes its tokens again. The cheaper way is taken, by what copies
@@ -111,7 +111,7 @@ class Preemption:
     # -- who -----------------------------------------------------------------------------------------------------
 
     def loss(self, sequence: Sequence) -> float:
-        """Seconds that preempting a running sequence costs per byte that this frees."""
+        """Return seconds that preempting a running sequence costs per byte that this frees."""
         slot = sequence.kv.running_slot
         freed = self._ledger.num_freed_by(slot) * self._ledger.layout.block_bytes
         if not freed:
@@ -124,7 +124,7 @@ class Preemption:
         return seconds / freed
 
     def has_progressed(self, sequence: Sequence) -> bool:
-        """Whether a sequence has got a block of tokens since it was last preempted; else it would go to and fro."""
+        """Return whether a sequence got a block of tokens since its last preemption; else it would go to and fro."""
         before = sequence.num_tokens_preempted
         return before is None or sequence.num_tokens - before >= self._ledger.layout.block_size
 
@@ -152,7 +152,7 @@ class Preemption:
     # -- swapped sequences ---------------------------------------------------------------------------------------
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether there are a slot, blocks and pages for a swapped sequence and its next token."""
+        """Return whether there are a slot, blocks and pages for a swapped sequence and its next token."""
         demand = self._ledger.demand_of(_host_id(sequence), 1)
         return self._ledger.num_free_slots > 0 and self._ledger.has_room_for(demand)
 
@@ -207,7 +207,7 @@ class Preemption:
         self._ledger.discard(host_id)
 
     def _copy_bytes(self, sequence: Sequence) -> int | None:
-        """Bytes of a copy of a running sequence in the host tier; None: it may not have one, or there is no room."""
+        """Return bytes of a running sequence's copy in the host tier; None: it may not have one, or has no room."""
         request, host = sequence.request, self._ledger.host
         # Beams share what they have in common, and a copy comes back without what was reserved.
         if not host.limit or request.beams is not None or request.reserved_tokens is not None:
@@ -256,7 +256,7 @@ class Preemption:
 
 
 def kept_on_host(sequence: Sequence, ledger: Ledger) -> Any:
-    """KVs of the rows of a swapped sequence, int32 [layers, heads], less those of a replay."""
+    """Return KVs of the rows of a swapped sequence, int32 [layers, heads], less those of a replay."""
     lengths = ledger.host.copies[_host_id(sequence)].lengths
     return np.minimum(lengths, sequence.kv.num_computed).astype(lengths.dtype)
 
@@ -267,6 +267,6 @@ def _host_id(sequence: Sequence) -> int:
 
 
 def _is_compressed(sequence: Sequence) -> bool:
-    """Whether a round or a part of a replay would have to be repeated."""
+    """Return whether a round or a part of a replay would have to be repeated."""
     kv = sequence.kv
     return bool(kv.last_round or kv.passes_done or kv.replayed)

@@ -14,20 +14,20 @@ class PreemptionCosts(Protocol):
     """Expected seconds. None: nothing is known yet."""
 
     def swap_seconds(self, nbytes: int) -> float | None:
-        """Of copying `nbytes` to the host and, later, back."""
+        """Return the seconds of copying `nbytes` to the host and, later, back."""
 
     def recompute_seconds(self, num_tokens: int) -> float | None:
-        """Of computing the first `num_tokens` tokens of a sequence again."""
+        """Return the seconds of computing the first `num_tokens` tokens of a sequence again."""
 
     def record_copy(self, nbytes: int, seconds: float, *, back: bool) -> None:
-        """A copy to the host, or `back` from it, was made."""
+        """Record a copy to the host, or `back` from it."""
 
     def record_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step was computed."""
+        """Record a computed step."""
 
 
 class MeasuredCosts:
-    """Learns from every copy and every step of prompts; recent ones weigh more.
+    """Costs learnt from every copy and every step of prompts; recent ones weigh more.
 
     Copies go at a rate of bytes a second in each direction. A step of n prompt tokens, whose queries read m KVs in each
     row, takes a n + b m seconds, where a and b are fitted by least squares and not negative: attention over a long
@@ -73,7 +73,7 @@ class MeasuredCosts:
         self._nn, self._nm, self._mm, self._nt, self._mt = (old * _MEMORY + new for old, new in sums)
 
     def _fitted(self) -> tuple[float, float]:
-        """Seconds per token, and per KV read."""
+        """Return seconds per token, and per KV read."""
         determinant = self._nn * self._mm - self._nm * self._nm
         if determinant > 1e-6 * self._nn * self._mm:  # else all steps were alike, and say nothing of m
             per_token = (self._nt * self._mm - self._mt * self._nm) / determinant
@@ -109,5 +109,5 @@ def _per_byte(nbytes: float, seconds: float) -> float | None:
 
 
 def _kvs_read(start: int, end: int) -> float:
-    """KVs that the queries of tokens start..end - 1 read in a row that holds all before them."""
+    """Return KVs that the queries of tokens start..end - 1 read in a row that holds all before them."""
     return (end - start) * (start + end + 1) / 2

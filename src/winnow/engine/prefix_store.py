@@ -46,7 +46,7 @@ class SavedPrefix:
 
 @dataclass(frozen=True)
 class SavedDocument:
-    """What a file of a store says of itself; nothing of it is checked yet.
+    """Description of a store's file by itself; nothing of it is checked yet.
 
     Attributes:
         made_for: format, model and cache; another engine's file is of no use.
@@ -63,7 +63,7 @@ class SavedDocument:
 
 
 class _UnusableError(Exception):
-    """Why a file is not used."""
+    """Reason for which a file is not used."""
 
 
 class PrefixStore:
@@ -94,14 +94,14 @@ class PrefixStore:
         self._listed_at: int | None = None
 
     def path(self, key: PrefixKey) -> Path:
-        """Where the snapshot of that key lies, if it was saved."""
+        """Return where the snapshot of that key lies, if it was saved."""
         name = sha256(self._made_for.encode() + key).hexdigest()
         return self._directory / f"{name}.safetensors"
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def documents(self) -> list[SavedDocument]:
-        """What the files were saved for, this engine's or another's, the longest first.
+        """Return what the files were saved for, this engine's or another's, the longest first.
 
         The directory is read again when it has changed.
         """
@@ -120,11 +120,11 @@ class PrefixStore:
         return sorted(found, key=lambda each: -each.num_tokens)
 
     def own_documents(self) -> list[SavedDocument]:
-        """Of these, those of this engine's model and cache."""
+        """Return, of these, those of this engine's model and cache."""
         return [each for each in self.documents() if each.made_for == self._made_for]
 
     def why_foreign(self) -> str:
-        """Why not even one file is this engine's."""
+        """Return why not even one file is this engine's."""
         if not self._documents:
             return "it holds no prefix"
         found = self.documents()
@@ -136,7 +136,7 @@ class PrefixStore:
         return "its prefixes were saved for another cache (kv_cache_dtype, kv_group, kv_wide, block_size)"
 
     def load(self, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int) -> SavedPrefix | None:
-        """The snapshot of a key, if it is of these tokens; None: there is none that can be used.
+        """Return the snapshot of a key, if it is of these tokens; None: there is none that can be used.
 
         Args:
             num_accumulators: how many its policy uses; what the cache has beyond them is 0.
@@ -317,7 +317,7 @@ class PrefixStore:
 
 
 def _read_document(path: Path) -> SavedDocument | None:
-    """The header of a file; None: it cannot be read, or an earlier version wrote it, which named no document."""
+    """Return the header of a file; None: it cannot be read, or an earlier version wrote it, which named no document."""
     try:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
@@ -344,7 +344,7 @@ def _is(tensor: NDArray[Any] | None, dtype: Any, shape: tuple[int, ...]) -> bool
 
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 over all that a file holds, but for the digest itself."""
+    """Return SHA-256 over all that a file holds, but for the digest itself."""
     digest = sha256(
         dump_json({name: metadata[name] for name in sorted(metadata) if name != "sha256"}).encode()
     )

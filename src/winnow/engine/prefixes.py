@@ -33,7 +33,7 @@ class FoundPrefix:
 
 
 class PrefixSharing:
-    """Which sequences take part in the ledger's prefix index, and with how many tokens.
+    """Sharing of prefixes: the sequences that take part in the ledger's index, and with how many tokens.
 
     KVs are shared as they were computed, or as a round left them that every prompt that begins alike has there too
     (`SequenceEviction.snapshots`). A policy's sequence has copies of its own before its first round, and before the
@@ -51,7 +51,7 @@ class PrefixSharing:
         self._saved = saved
 
     def find(self, sequence: Sequence) -> FoundPrefix:
-        """What a waiting sequence may begin with."""
+        """Return what a waiting sequence may begin with."""
         if not self._enabled or not _takes_part(sequence):
             return FoundPrefix()
         if sequence.prefix is None:
@@ -76,8 +76,9 @@ class PrefixSharing:
     def is_worth_waiting(
         self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
     ) -> bool:
-        """Whether running sequences compute, of what a waiting one could begin with, at least half as much as the
-        `count` tokens that it would compute next itself."""
+        """Return whether running sequences compute, of what a waiting one could begin with, at least half as much as
+        the `count` tokens that it would compute next itself.
+        """
         if sequence.prefix is None or sequence.request.wants_prompt_logprobs:
             return False
         return any(2 * self._to_be_found(sequence, found, other) >= count for other in running)
@@ -101,7 +102,7 @@ class PrefixSharing:
             assert owns, "there is room for all of its blocks"
 
     def num_held(self, sequence: Sequence, found: FoundPrefix) -> int:
-        """Blocks of what was found that running sequences hold, and that the sequence will not change."""
+        """Return blocks of what was found that running sequences hold, and that the sequence will not change."""
         index = self._ledger.prefixes
         if sequence.eviction is None:
             return index.num_held(index.blocks_of(found.keys))
@@ -141,7 +142,7 @@ class PrefixSharing:
         )
 
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
-        """Whether a replay or queries of the next tokens, at most `most`, may add to accumulators of shared blocks."""
+        """Return whether a replay or queries of the next `most` tokens may add to accumulators of shared blocks."""
         eviction = sequence.eviction
         if not sequence.may_share_outside or eviction is None:
             return False
@@ -191,7 +192,7 @@ class PrefixSharing:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _chain(self, sequence: Sequence) -> PrefixChain:
-        """The keys of a sequence's prefixes, those of its snapshots included."""
+        """Return the keys of a sequence's prefixes, those of its snapshots included."""
         return chain_of(
             sequence.token_ids, sequence.request.tenant, self._ledger.layout.block_size, sequence.eviction
         )
@@ -207,7 +208,7 @@ class PrefixSharing:
                 return
 
     def _to_be_found(self, sequence: Sequence, found: FoundPrefix, other: Sequence) -> int:
-        """Tokens beyond those found that a waiting sequence will find when a running one has computed them."""
+        """Return tokens beyond those found that a waiting sequence will find when a running one has computed them."""
         mine, theirs, known = sequence.prefix, other.prefix, found.state.num_computed
         if mine is None or theirs is None or other.is_decoding:
             return 0
@@ -227,7 +228,7 @@ class PrefixSharing:
         return end * size - known if end > first else 0
 
     def _snapshot(self, sequence: Sequence) -> Snapshot | None:
-        """The known snapshot of most tokens of a waiting sequence."""
+        """Return the known snapshot of most tokens of a waiting sequence."""
         assert sequence.prefix is not None, "who looks for a prefix has a chain"
         for computed, (key, rule) in sequence.prefix.snapshots.items():
             found = self._ledger.prefixes.snapshot(key, sequence.token_ids[:computed], rule)
@@ -237,7 +238,7 @@ class PrefixSharing:
 
 
 def _takes_part(sequence: Sequence) -> bool:
-    """Whether a sequence's blocks may be found by others, and it may find theirs."""
+    """Return whether a sequence's blocks may be found by others, and it may find theirs."""
     request, eviction = sequence.request, sequence.eviction
     if eviction is None or len(request.sequences) == 1:
         return True
@@ -246,10 +247,10 @@ def _takes_part(sequence: Sequence) -> bool:
 
 
 def _num_shareable(sequence: Sequence, num_tokens: int) -> int:
-    """How many of a sequence's first `num_tokens` tokens may be shared as they were computed."""
+    """Return how many of a sequence's first `num_tokens` tokens may be shared as they were computed."""
     return num_tokens if sequence.eviction is None else min(num_tokens, sequence.eviction.num_shareable)
 
 
 def _observes(sequence: Sequence, start: int, count: int) -> bool:
-    """Whether the queries of `count` tokens, from token `start` on, add to accumulators."""
+    """Return whether the queries of `count` tokens, from token `start` on, add to accumulators."""
     return sequence.eviction is not None and sequence.eviction.observe(start, start + count)[0] is not None

@@ -68,12 +68,12 @@ class WaitingQueue:
         return next(iter(self.heads()), None)
 
     def heads(self) -> list[Sequence]:
-        """The first sequence of each tenant, in the order in which they are served."""
+        """Return the first sequence of each tenant, in the order in which they are served."""
         heads = [(self.order.tenant_rank(tenant), *entries[0]) for tenant, entries in self._tenants.items()]
         return [sequence for _, _, sequence in sorted(heads, key=itemgetter(0, 1))]
 
     def of_tenant(self, tenant: TenantName) -> Iterator[Sequence]:
-        """The sequences of one tenant, in order. The queue must not change meanwhile."""
+        """Return the sequences of one tenant, in order. The queue must not change meanwhile."""
         return (sequence for _, sequence in self._tenants.get(tenant, ()))
 
     def num_of_tenant(self, tenant: TenantName) -> int:
@@ -81,7 +81,7 @@ class WaitingQueue:
 
     @property
     def tenants(self) -> list[TenantName]:
-        """Those who wait."""
+        """Tenants that wait."""
         return list(self._tenants)
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class WaitingQueue:
         return sequence in self._places
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All, in order. The queue must not change meanwhile."""
+        """Return all, in order. The queue must not change meanwhile."""
         ranked = [self._ranked(tenant) for tenant in self._tenants]
         return (sequence for _, _, sequence in merge(*ranked, key=itemgetter(0, 1)))
 

@@ -1,4 +1,4 @@
-"""WHEN contexts are repeated: whose replay goes on, and when what it wrote is dropped."""
+"""WHEN contexts are repeated: whose replay continues, and when what it wrote is dropped."""
 
 from collections.abc import Sequence as SequenceType
 
@@ -26,7 +26,7 @@ def drop(ledger: Ledger, sequence: Sequence) -> None:
 
 
 def replaying(ledger: Ledger, running: SequenceType[Sequence]) -> tuple[set[Sequence], dict[Sequence, int]]:
-    """Sequences that may not go on before the round that follows their replay.
+    """Return sequences that may not go on before the round that follows their replay.
 
     Samples of one prompt that hold the same KVs have one replay among them, and then share what its round leaves.
 
@@ -48,7 +48,7 @@ def replaying(ledger: Ledger, running: SequenceType[Sequence]) -> tuple[set[Sequ
 
 
 def siblings(ledger: Ledger, leader: Sequence, running: SequenceType[Sequence]) -> list[Sequence]:
-    """Samples of the same prompt that still hold the very same blocks."""
+    """Return samples of the same prompt that still hold the very same blocks."""
     if not ledger.is_shared(leader.kv.running_slot):
         return []
     return [

@@ -30,12 +30,12 @@ class Request:
     evictions: tuple[SequenceEviction | None, ...] = (None,)
     """One for all samples, or one each; None: nothing will ever be evicted."""
     policy_name: str | None = None
-    """Of the policy that was asked for, also where the budget leaves it nothing to do."""
+    """Name of the policy that was asked for, also where the budget leaves it nothing to do."""
     observer: RequestObserver | None = None
     priority: int = 0
     """Greater is served first."""
     tenant: str | None = None
-    """On whose account it runs; None: nobody's in particular."""
+    """Tenant on whose account it runs; None: no tenant."""
     arrival: int = 0
     """Number of requests that came before it; set by the queue."""
     final_only: bool = False
@@ -43,12 +43,12 @@ class Request:
     deltas: bool = False
     """Each output holds what is new since the one before it."""
     num_cached_tokens: int = 0
-    """Of the prompt, those whose KVs were there when its first sample got a slot."""
+    """Tokens of the prompt whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     forked: bool = False
-    """Whether sequences with other tokens may hold blocks of its own: forks of it, what it was forked from, beams."""
+    """True if sequences with other tokens may hold blocks of its own: forks of it, what it was forked from, beams."""
     error: str | None = None
-    """What is wrong with the prompt's logits or their texts; ends each answer with its first token."""
+    """Fault of the prompt's logits or their texts; ends each answer with its first token."""
     reserved_tokens: int | None = None
     """Each sequence holds blocks for this number of tokens from its start; None: for those that it has."""
     beams: BeamSearch | None = None
@@ -127,12 +127,12 @@ class Request:
 
     @property
     def has_output(self) -> bool:
-        """Whether a step that computed tokens of it returns an output."""
+        """Return whether a step that computed tokens of it returns an output."""
         return not self.final_only or self.finished
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether prompt logprobs are asked for and not yet complete."""
+        """Return whether prompt logprobs are asked for and not yet complete."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(
             self.prompt_token_ids
         )
@@ -140,7 +140,7 @@ class Request:
 
 @dataclass
 class RoundTally:
-    """What rounds of eviction came to."""
+    """Tally of rounds of eviction."""
 
     rounds: int = 0
     sequences: int = 0
@@ -158,7 +158,7 @@ class RoundTally:
 
 @dataclass
 class ReplayTally:
-    """What replays came to."""
+    """Tally of replays."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -182,14 +182,14 @@ class Sequence:
     token_ids: list[int] = field(init=False)
     prompt_len: int = field(init=False)
     eviction: SequenceEviction | None = field(init=False)
-    """What holds since it started last; None: nothing will be evicted."""
+    """Eviction that holds since it started last; None: nothing will be evicted."""
     kv: KVState = field(default_factory=KVState)
     prefix: PrefixChain | None = None
     """The keys under which its blocks are shared; None: they are not."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """What went wrong, where `finish_reason` is "error"."""
+    """Error, where `finish_reason` is "error"."""
     num_passed: int = 0
     """Later ones that were started before it because they fit and it did not."""
     lonely_at: int | None = None
@@ -214,7 +214,7 @@ class Sequence:
 
     @property
     def asked_eviction(self) -> SequenceEviction | None:
-        """What was asked for; None: nothing will ever be evicted."""
+        """Policy that was asked for; None: nothing will ever be evicted."""
         evictions = self.request.evictions
         return evictions[self.index if len(evictions) > 1 else 0]
 
@@ -242,9 +242,9 @@ class Sequence:
 
     @property
     def owns_blocks(self) -> bool:
-        """Whether it must not share KVs with siblings.
+        """Return whether it must not share KVs with siblings.
 
-        Its policy goes on after the prompt, or budgets differ, or it holds all its blocks from its start.
+        Its policy acts after the prompt, or budgets differ, or it holds all its blocks from its start.
         """
         if len(self.request.evictions) > 1 or self.request.reserved_tokens is not None:
             return True
@@ -252,7 +252,7 @@ class Sequence:
 
     @property
     def may_share_outside(self) -> bool:
-        """Whether its blocks may be held by sequences other than samples that are as far as it is."""
+        """Return whether its blocks may be held by sequences other than samples that are as far as it is."""
         return self.prefix is not None or self.request.forked
 
     @property
@@ -261,13 +261,13 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all that is left to compute is the token sampled last."""
+        """Return whether all that is left to compute is the token sampled last."""
         num_tokens = len(self.token_ids)
         return num_tokens - self.kv.num_computed == 1 and num_tokens > self.prompt_len
 
     @property
     def before_replay_round(self) -> bool:
-        """Whether the context is computed, and a round with a replay before it is still to come."""
+        """Return whether the context is computed, and a round with a replay before it is still to come."""
         eviction = self.eviction
         if eviction is None or not eviction.passes:
             return False
@@ -295,7 +295,7 @@ class Sequence:
         return self.finish_reason is not None
 
     def slides(self, layout: CacheLayout) -> bool:
-        """Whether its rows may give back what sliding windows have passed.
+        """Return whether its rows may give back what sliding windows have passed.
 
         A replay goes, and what comes after it sees what the replay's own tokens no longer do.
         """
@@ -304,7 +304,7 @@ class Sequence:
         return not self.kv.replayed and len(self.eviction.policy.evicts_from(layout)) < layout.num_layers
 
     def longest_row(self, layout: CacheLayout) -> int:
-        """KVs of its longest row, about, until all its tokens are computed."""
+        """Return KVs of its longest row, about, until all its tokens are computed."""
         if self.request.reserved_tokens is not None:
             return max(self.request.reserved_tokens, self.num_tokens)
         if self.eviction is None:
@@ -312,10 +312,10 @@ class Sequence:
         return self.eviction.longest_row(layout, self.num_tokens)
 
     def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
-        """Most blocks that it holds until all its tokens and `ahead` further ones are computed.
+        """Return the most blocks that it holds until all its tokens and `ahead` further ones are computed.
 
         Args:
-            state: from which it goes on; None: its own.
+            state: from which it continues; None: its own.
         """
         num_tokens, state = self.num_tokens + ahead, state or self.kv
         reserved, eviction = self.request.reserved_tokens, self.eviction

@@ -21,7 +21,7 @@ _log = logging.getLogger("winnow")
 
 
 class RequestTable:
-    """Holds requests by id, each with its output state and times. When they are computed is the engine's business.
+    """Table of requests by id, each with its output state and times. When they are computed is the engine's business.
 
     An exception raised over one request, such as in a tokenizer's own code, fails that request alone.
 
@@ -64,7 +64,7 @@ class RequestTable:
         return [s for request in self._requests.values() for s in request.sequences if not s.finished]
 
     def unfinished_sample(self, request_id: str, index: int) -> Sequence:
-        """A sample of an unfinished request.
+        """Return a sample of an unfinished request.
 
         Raises:
             InvalidRequestError: there is no such request, or no such sample, or it is finished.
@@ -101,13 +101,13 @@ class RequestTable:
         self._states |= states
 
     def holds(self, request: Request) -> bool:
-        """Whether this very request is in the table: unfinished, or its last output not yet taken."""
+        """Return whether this very request is in the table: unfinished, or its last output not yet taken."""
         return self._requests.get(request.request_id) is request
 
     def append_token(
         self, sequence: Sequence, token: int, logprobs: LogprobDict | None, now: float
     ) -> FinishReason | None:
-        """Append a token sampled at `now`. Returns why the output ends with it; None: it goes on."""
+        """Append a token sampled at `now`. Returns why the output ends with it; None: it continues."""
         request = sequence.request
         if request.metrics.first_token_time is None:
             request.update_metrics(first_token_time=now)

@@ -15,7 +15,7 @@ class Room:
     """Blocks that sequences hold, will take and would free. What each needs follows from its policy.
 
     Requests join others only up to the high watermark. After one was held back, none joins until use has fallen to the
-    low one. Nobody is held back while nothing runs.
+    low one. None is held back while nothing runs.
     """
 
     def __init__(self, config: SchedulerConfig, ledger: Ledger, prefixes: PrefixSharing) -> None:
@@ -36,13 +36,13 @@ class Room:
         return not self._closed
 
     def hold_back(self) -> None:
-        """A newcomer did not fit below the high watermark."""
+        """Hold newcomers back, since one did not fit below the high watermark."""
         self._closed = True
 
     # -- what all of them lack ---------------------------------------------------------------------------------------
 
     def is_short(self, waiting: Iterable[Sequence], running: SequenceType[Sequence]) -> bool:
-        """Whether not all that wait, as far as there are slots for them, fit whole beside what runs."""
+        """Return whether not all that wait, as far as there are slots for them, fit whole beside what runs."""
         layout, left = self._ledger.layout, self._ledger.allocator.num_free
         for sequence in running:
             growth = self.growth(sequence)
@@ -65,7 +65,7 @@ class Room:
         without: int = 0,
         prefix: FoundPrefix | None = None,
     ) -> int:
-        """Blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
+        """Return blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
         in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
@@ -80,7 +80,7 @@ class Room:
         return self.need(newcomer, prefix) + promised + reserve - self._ledger.allocator.num_free
 
     def need(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:
-        """Blocks that a waiting sequence takes until all its tokens are computed."""
+        """Return blocks that a waiting sequence takes until all its tokens are computed."""
         if newcomer.kv.host_id is not None:
             blocks = self._ledger.host.copies[newcomer.kv.host_id].num_blocks
             return blocks + self._growth_from(newcomer, blocks)
@@ -104,22 +104,22 @@ class Room:
         )
 
     def growth(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence takes until its known tokens and another block of them are computed."""
+        """Return blocks that a running sequence takes until its known tokens and another block of them are computed."""
         return self._growth_from(sequence, self._ledger.blocks_held(sequence.kv.running_slot))
 
     def freed(self, sequence: Sequence) -> int:
-        """Blocks that become free without a running sequence: no other sequence holds them."""
+        """Return blocks that become free without a running sequence: no other sequence holds them."""
         return self._ledger.num_freed_by(sequence.kv.running_slot)
 
     def yields(self, sequence: Sequence) -> int:
-        """Blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
+        """Return blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
         assert sequence.eviction is not None, "only policies make room"
         held = self._ledger.blocks_held(sequence.kv.running_slot)
         left = min(sequence.eviction.blocks_after(self._ledger.layout, sequence.num_tokens), held)
         return held - left + self._growth_from(sequence, held) - self._growth_from(sequence, left)
 
     def _growth_from(self, sequence: Sequence, held: int) -> int:
-        """`growth` of a sequence if it holds `held` blocks."""
+        """Return `growth` of a sequence if it holds `held` blocks."""
         layout = self._ledger.layout
         if not sequence.is_decoding or sequence.before_replay_round:
             return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
@@ -132,7 +132,7 @@ class Room:
 
 
 def _explain_kinds(ledger: Ledger) -> str:
-    """What else may lack where values of some layers lie on a tier."""
+    """Return what else may lack where values of some layers lie on a tier."""
     tier, allocator = ledger.layout.value_tier, ledger.allocator
     if tier is None:
         return ""

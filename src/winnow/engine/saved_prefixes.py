@@ -19,7 +19,7 @@ _MOST_REASONS = 4
 
 
 class SavedPrefixes:
-    """Moves snapshots between the index and a store, and knows which prompts begin with one.
+    """Mover of snapshots between the index and a store, which knows the prompts that begin with one.
 
     Args:
         store: where prompts look for prefixes; None: nowhere.
@@ -33,7 +33,7 @@ class SavedPrefixes:
         self._reasons: dict[str, None] = {}
 
     def documents(self, token_ids: SequenceType[int], tenant: TenantName) -> list[SavedDocument]:
-        """Those of the store that a prompt begins with and is longer than, the longest first."""
+        """Return those of the store that a prompt begins with and is longer than, the longest first."""
         if self._store is None:
             return []
         self._num_prompts += 1
@@ -57,7 +57,7 @@ class SavedPrefixes:
         tenant: TenantName,
         eviction: SequenceEviction | None,
     ) -> bool:
-        """Whether the store has what `eviction` leaves of a document that a prompt begins with; notes why not."""
+        """Return whether the store has what `eviction` leaves of a document at a prompt's beginning; notes why not."""
         if eviction is None:
             self.note_reason("the request keeps all KVs")
             return False
@@ -84,7 +84,7 @@ class SavedPrefixes:
             self._reasons[reason] = None
 
     def why_unused(self) -> str | None:
-        """Why no prompt so far could start from the store; None: one could, there was none, or there is no store."""
+        """Return why no prompt so far could start from the store; None: one could, or there was none, or no store."""
         if self._store is None or self._is_used or not self._num_prompts:
             return None
         if not (documents := self._store.own_documents()):
@@ -131,7 +131,7 @@ class SavedPrefixes:
 def chain_of(
     token_ids: SequenceType[int], tenant: TenantName, block_size: int, eviction: SequenceEviction | None
 ) -> PrefixChain:
-    """The keys of a prompt's prefixes, those of the snapshots that its policy leaves included."""
+    """Return the keys of a prompt's prefixes, those of the snapshots that its policy leaves included."""
     predictor = None if eviction is None else eviction.policy.score.needs.predictor
     scored_by = None if predictor is None else predictor.path or ""
     chain = PrefixChain(tenant or "", block_size, scored_by)
@@ -148,13 +148,15 @@ def chain_of(
 
 
 def is_portable(policy: EvictionPolicy) -> bool:
-    """Whether what a policy keeps follows from its description in every process: all of it is Winnow's own, and none of
-    it comes from another file."""
+    """Return whether what a policy keeps follows from its description in every process.
+
+    All of it is Winnow's own, and none of it comes from another file.
+    """
     return _is_own(policy) and policy.score.needs.predictor is None
 
 
 def _is_own(value: Any) -> bool:
-    """Whether a value and all that it consists of are Winnow's or plain Python."""
+    """Return whether a value and all that it consists of are Winnow's or plain Python."""
     if isinstance(value, tuple | list | frozenset):
         return all(map(_is_own, value))
     if not is_dataclass(value):

@@ -35,7 +35,7 @@ from winnow.engine.tier_grants import TierGrants
 
 
 class Scheduler:
-    """Serves sequences as they are queued, on a token budget.
+    """Scheduler of sequences as they are queued, on a token budget.
 
     Attributes:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
@@ -92,12 +92,12 @@ class Scheduler:
 
     @property
     def rounds(self) -> RoundTally:
-        """What all rounds of eviction so far came to."""
+        """Tally of all rounds of eviction so far."""
         return self._rounds.total
 
     @property
     def preemptions(self) -> PreemptionTally:
-        """What all preemptions so far came to."""
+        """Tally of all preemptions so far."""
         return self._preemption.total
 
     @property
@@ -108,7 +108,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def fork(self, parent: Sequence, request: Request) -> None:
-        """Start a request of one sequence that goes on from what `parent` has computed so far.
+        """Start a request of one sequence that continues from what `parent` has computed so far.
 
         It computes its tokens itself, later, where `parent` has no slot or there is none for it.
         """
@@ -147,7 +147,7 @@ class Scheduler:
             self._executor.apply(self.ledger.take_update())
 
     def take_failed(self) -> list[Sequence]:
-        """Sequences that planning ended since the last call, since they fit nowhere; they say why."""
+        """Return sequences that planning ended since the last call, since they fit nowhere; they say why."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -254,7 +254,7 @@ class Scheduler:
             self.ledger.append([s.kv.running_slot for s, _ in planned], [count for _, count in planned])
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
+        """Return tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
         most, wanted = max(budget, 0), sequence.num_to_compute  # a whole prompt may have overdrawn the budget
         if self._config.prefill_chunk is None:
             # Whole prompts: one that is larger than any budget goes alone.
@@ -279,7 +279,7 @@ class Scheduler:
         return self._entry_rules.make_way(self.running, self._lacking_for_urgent, self._park)
 
     def _lacking_for_urgent(self, sequence: Sequence, leaving: int) -> int:
-        """Blocks that a waiting sequence lacks once `leaving` running ones are parked; endless if it cannot start."""
+        """Return blocks that a waiting sequence lacks once `leaving` ones are parked; endless if it cannot start."""
         whole = self._config.prefill_chunk is None
         if whole and sequence.num_tokens + len(self.running) > self._config.max_num_batched_tokens:
             return sys.maxsize  # the step would have no tokens for it
@@ -376,10 +376,10 @@ class Scheduler:
         return True
 
     def _preempt(self, victim: Sequence | None = None) -> None:
-        """Let a sequence give way: `victim`, or who the policy names.
+        """Preempt a sequence: `victim`, or the one that the policy names.
 
         Admission has found that each request fits alone. Should one not, it fails, and those behind it go on: who
-        waits while nothing runs, and who for the second time gives way to nobody but itself without progress.
+        waits while nothing runs, and who for the second time is preempted for itself alone without progress.
         """
         if not self.running:
             first = self.waiting.first
@@ -407,7 +407,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _put_back(self, sequence: Sequence) -> None:
-        """A running sequence has lost its slot. Beams beside it, which cannot go on without it, lose theirs."""
+        """Put back a running sequence that has lost its slot. Beams beside it, which need it, lose theirs."""
         for each in group(sequence):
             if each.kv.slot is not None:
                 self._preemption.drop(each)

@@ -10,7 +10,7 @@ from winnow.engine.request import Request, Sequence
 
 
 class SequenceForks:
-    """Forks the scheduler's sequences in its ledger, and tells the executor.
+    """Forks of the scheduler's sequences in its ledger, of which the executor is told.
 
     Args:
         running, waiting: the scheduler's own.
@@ -40,7 +40,7 @@ class SequenceForks:
     def continue_beams(self, request: Request, chosen: list[Continuation]) -> dict[int, float]:
         """Let the beams of the next step take the place of those before. Returns the logprob of each.
 
-        The first child of a beam goes on in its slot, further ones in slots of beams that end. Where there is none, a
+        The first child of a beam continues in its slot, further ones in slots of beams that end. Where there is none, a
         beam waits, and computes its tokens itself.
         """
         sequences, logprobs = request.sequences, {}
@@ -84,7 +84,7 @@ def fork_slot(ledger: Ledger, slot: int, child: Sequence) -> int | None:
 
 
 def group(sequence: Sequence) -> list[Sequence]:
-    """The sequences that lose their KVs together: a beam and those beside it, or one alone."""
+    """Return the sequences that lose their KVs together: a beam and those beside it, or one alone."""
     request = sequence.request
     if request.beams is None:
         return [sequence]
@@ -109,7 +109,7 @@ def share_prefix(sequence: Sequence) -> Sequence:
 
 
 def new_sequence(sequence: Sequence) -> NewSequence:
-    """What an executor must know of a sequence that has just got a slot."""
+    """Return what an executor must know of a sequence that has just got a slot."""
     return NewSequence(
         sequence.kv.running_slot,
         list(sequence.token_ids),

@@ -26,7 +26,7 @@ _RECHECK = 1.0
 
 @dataclass(eq=False)
 class Mailbox:
-    """Receives the outputs of one caller's requests."""
+    """Mailbox of the outputs of one caller's requests."""
 
     arrived: Condition
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Mailbox:
 
 
 class SharedEngine:
-    """Guards an engine so that any thread may call any method at any time.
+    """Guard of an engine, so that any thread may call any method at any time.
 
     Args:
         release_thread: called by a thread that has stepped and is not expected to step again soon, to free resources
@@ -89,7 +89,7 @@ class SharedEngine:
             return action(engine)
 
     def change(self, action: Callable[[RequestLoop], T]) -> T:
-        """As `call`, for an action that Ctrl-C must not interrupt."""
+        """Do as `call` does, for an action that Ctrl-C must not interrupt."""
 
         def whole(engine: RequestLoop) -> T:
             with DeferredInterrupt():
@@ -302,7 +302,7 @@ class SharedEngine:
 
 
 class OutputStream(Iterator[RequestOutput]):
-    """Iterates over the outputs of a mailbox's one request. When closed or garbage-collected early, ends the request.
+    """Iterator over the outputs of a mailbox's one request. Closed or garbage-collected early, it ends the request.
 
     Several threads may read from it; each output is returned once.
     """
