@@ -1,4 +1,4 @@
-"""What the attention layers of one forward pass share."""
+"""State that the attention layers of one forward pass share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,21 +34,21 @@ class PagedAttentionStep:
     spans: Spans
     signals: EngineSignals
     watched: Tensor | None
-    """Which tokens count for the similarity of hidden states, [T]."""
+    """Tokens that count for the similarity of hidden states, [T]."""
     logits_indices: Tensor | None
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     native: NativeStep | None
     """The same for the kernels, where they may compute whole layers."""
     queries: tuple[WatchedQueries, ...] = ()
-    """Whose queries are looked at."""
+    """Sequences whose queries are looked at."""
     replays: tuple[ReplaySpan, ...] = ()
-    """Which of the tokens repeat a context."""
+    """Tokens that repeat a context."""
     predicted: tuple[PredictedSpan, ...] = ()
-    """Which of the tokens' KVs are scored as they are computed."""
+    """Tokens whose KVs are scored as they are computed."""
     hidden: list[Tensor] = field(default_factory=list)
-    """What the layer in progress received."""
+    """Input of the layer in progress."""
     inputs: list[Tensor] = field(default_factory=list)
-    """What its attention is computed from, [T, hidden_size]."""
+    """Input of its attention, [T, hidden_size]."""
 
     @property
     def watching(self) -> bool:
@@ -85,7 +85,7 @@ class PagedAttentionStep:
 
     @property
     def _only_scores(self) -> bool:
-        """Whether no token's logits are wanted, and no token but those of replays is computed."""
+        """Return whether no token's logits are wanted, and no token but those of replays is computed."""
         replayed = sum(span.tokens.stop - span.tokens.start for span in self.replays)
         return replayed == len(self.spans.position)
 
@@ -139,7 +139,7 @@ def predicted_spans(plan: StepPlan, occupants: Occupants) -> tuple[PredictedSpan
 
 @dataclass(frozen=True)
 class LogitsRows:
-    """Which tokens of the packed batch need logits, and what for.
+    """Tokens of the packed batch that need logits, and what for.
 
     Attributes:
         tokens: indices into the packed batch; the others index the logits of these.

@@ -1,4 +1,4 @@
-"""From a configuration to a paged engine ready to run."""
+"""Construction of a paged engine from a configuration."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -80,7 +80,7 @@ def build_engine(
 
 
 def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
-    """What identifies a model whose KVs are the same: its files, and the format in which it computes."""
+    """Return what identifies a model whose KVs are the same: its files, and the format in which it computes."""
     weights = config.model.load_format, config.model.seed if config.model.load_format == "dummy" else None
     int8 = [] if loaded.int8 is None else [asdict(loaded.int8)]  # nothing: prefixes of before stay valid
     return dump_json([model_digest(locate_model(config.model)), str(loaded.dtype), weights, *int8])

@@ -32,7 +32,7 @@ Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
 class CudaCapture:
-    """Captures CUDA graphs, which share one pool of memory: they never run at the same time."""
+    """Capture of CUDA graphs, which share one pool of memory: they never run at the same time."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -69,7 +69,7 @@ class _StaticSpans(Spans):
 
 @dataclass(frozen=True)
 class _Key:
-    """What one graph is made for."""
+    """Shape for which one graph is made."""
 
     batch: int
     longest: int
@@ -84,7 +84,7 @@ class _Graph:
 
 
 class DecodeGraphs:
-    """Runs decoding steps as CUDA graphs, where it can.
+    """Runner of decoding steps as CUDA graphs, where it can.
 
     Args:
         forward: computes the model; must launch the same work for the same spans, and wait for nothing.
@@ -110,7 +110,7 @@ class DecodeGraphs:
         self._gave_up = False
 
     def run(self, tokens: Sequence[int], spans: Spans) -> Tensor | None:
-        """The logits of a step.
+        """Return the logits of a step.
 
         Args:
             tokens: one of each sequence.
@@ -133,7 +133,7 @@ class DecodeGraphs:
         return graph.replay()[: len(tokens)]
 
     def _key(self, spans: Spans) -> _Key | None:
-        """Which graph computes this step, or None."""
+        """Return which graph computes this step, or None."""
         batch = len(spans.counts)
         if spans.num_decodes < batch or batch > self._max_num_seqs:
             return None
@@ -147,7 +147,7 @@ class DecodeGraphs:
         )
 
     def _make(self, key: _Key) -> _Graph | None:
-        """Capture over a batch of nobody: what runs meanwhile writes no KV and adds to no score."""
+        """Capture over an empty batch: what runs meanwhile writes no KV and adds to no score."""
         inputs = torch.from_numpy(_empty_inputs(key.batch)).to(self._device)
         token, slot, position = inputs
         ones = np.ones(key.batch, dtype=np.int64)
@@ -175,7 +175,7 @@ class DecodeGraphs:
 
 
 def _empty_inputs(batch: int) -> np.ndarray:
-    """Tokens, slots and positions of nobody, int64 [3, batch]."""
+    """Return tokens, slots and positions of no sequence, int64 [3, batch]."""
     return np.repeat(np.array([[0], [_NOBODY], [0]], dtype=np.int64), batch, axis=1)
 
 

@@ -1,4 +1,4 @@
-"""What is learnt of a context's queries while it is computed, for scores that ask."""
+"""Signals of a context's queries, learnt while it is computed, for scores that ask."""
 
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
@@ -20,15 +20,15 @@ class WatchedQueries:
     slot: int
     needs: Needs
     first: int
-    """Of them in the batch."""
+    """First of them in the batch."""
     count: int
     position: int
-    """Of the first one."""
+    """Position of the first one."""
 
 
 @dataclass
 class _Moments:
-    """Of the queries of one layer so far, float32.
+    """Moments of the queries of one layer so far, float32.
 
     Attributes:
         mean: [Hq, d].
@@ -40,7 +40,7 @@ class _Moments:
     spread: Tensor = field(default_factory=lambda: torch.zeros(0, device="cpu"))
 
     def add(self, q: Tensor) -> None:
-        """Queries, float32 [n, Hq, d]. Merging means keeps what one large sum of squares would lose to rounding."""
+        """Add queries, float32 [n, Hq, d]. Merging means keeps what one large sum of squares would lose to rounding."""
         here, mean = len(q), q.mean(dim=0)
         heads = (q - mean).transpose(0, 1)
         spread = heads.mT @ heads
@@ -86,7 +86,7 @@ class _Chunks:
             q, k = q[room:], k[room:]
 
     def received(self) -> list[Tensor]:
-        """The chunk in progress counts as if it were finished."""
+        """Return the chunk in progress counts as if it were finished."""
         return [*self.done, self._current()] if self.queries else self.done
 
     def copy(self) -> "_Chunks":
@@ -112,7 +112,7 @@ class _Chunks:
 
 @dataclass
 class SequenceQueries:
-    """What is known of one sequence's queries, by layer."""
+    """Queries of one sequence, by layer."""
 
     needs: Needs
     moments: dict[int, _Moments] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class QuerySignals(SlotState):
         self._sequences.pop(slot, None)
 
     def moments(self, layer: int, slots: SequenceType[int], shape: tuple[int, int]) -> QueryMoments:
-        """Zeros, of `shape` (Hq, d), where no query has been seen yet."""
+        """Return zeros, of `shape` (Hq, d), where no query has been seen yet."""
         heads, dim = shape
         means, covariances = [], []
         for slot in slots:
@@ -232,6 +232,6 @@ class QuerySignals(SlotState):
 
 
 def _part(each: WatchedQueries, start: int) -> tuple[slice, int]:
-    """The tokens of the batch whose positions are not below `start`, and the position of the first of them."""
+    """Return the tokens of the batch whose positions are not below `start`, and the position of the first of them."""
     skipped = min(max(start - each.position, 0), each.count)
     return slice(each.first + skipped, each.first + each.count), each.position + skipped

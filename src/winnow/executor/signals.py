@@ -1,4 +1,4 @@
-"""What some budgets and scores must know of tokens, layers and queries: kept only for sequences whose policy asks."""
+"""Signals of tokens, layers and queries for some budgets and scores, kept for sequences whose policy asks."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
@@ -142,7 +142,7 @@ class EngineSignals(SlotState):
         return weights.unflatten(0, (geometry.num_query_heads, geometry.head_dim))
 
     def output_products(self, layer: int) -> Tensor:
-        """W W^T of each query head's output weights W, float32 [Hq, d, d], so that |v W|^2 = v (W W^T) v^T.
+        """Return W W^T of each query head's output weights W, float32 [Hq, d, d], so that |v W|^2 = v (W W^T) v^T.
 
         They are kept, since each step of a replay asks.
         """
@@ -152,7 +152,7 @@ class EngineSignals(SlotState):
         return self._products[layer]
 
     def predictor(self, source: PredictorSource) -> TokenScorer:
-        """One that `prepare` opened."""
+        """Return one that `prepare` opened."""
         return self._predictors[source]
 
     @property

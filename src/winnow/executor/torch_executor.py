@@ -1,4 +1,4 @@
-"""Computes a step: packs the planned tokens, runs the model over the paged cache, samples."""
+"""Executor of a step in torch: packs the planned tokens, runs the model over the paged cache, samples."""
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceType
@@ -44,7 +44,7 @@ from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 
 
 class TorchExecutor:
-    """Owns the model, the memory of KVs and the sampler."""
+    """Executor that owns the model, the memory of KVs and the sampler."""
 
     def __init__(
         self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, layout: CacheLayout
@@ -207,7 +207,7 @@ class TorchExecutor:
         self.cache.states.write(key, states)
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        """Positions of the KVs in the rows of a slot, ascending, by layer and head. Reads them from the device."""
+        """Return positions of the KVs in a slot's rows, by layer and head, ascending; reads them from the device."""
         tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
         most = ceil_div(int(lengths.max()), self.layout.block_size)
         blocks = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0].long()
@@ -280,7 +280,7 @@ class TorchExecutor:
         return eviction
 
     def _spans(self, plan: StepPlan) -> Spans:
-        """Where the plan's tokens stand, and what their queries add to accumulators."""
+        """Return where the plan's tokens stand, and what their queries add to accumulators."""
         slots = [entry.slot for entry in plan.entries]
         observed = [self._observed(entry) for entry in plan.entries]
         return Spans.build(
@@ -296,7 +296,7 @@ class TorchExecutor:
         )
 
     def _select_from(self, plan: StepPlan) -> list[int] | None:
-        """The first position of each sequence whose query chooses among values on a tier: that of its answer.
+        """Return the first position of each sequence whose query chooses among values on a tier: that of its answer.
 
         A token that is computed again, in a chunk, chooses as it did. Replays read all values.
         """
@@ -318,7 +318,7 @@ class TorchExecutor:
         return observe, first - entry.position_offset
 
     def _to_device(self, numbers: list[int]) -> Tensor:
-        """As int64 [n]; by way of numpy, which reads a list in a third of the time."""
+        """Return int64 [n] on the device; by way of numpy, which reads a list in a third of the time."""
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self._model.device)
 
     def _forward(self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, wanted: Tensor) -> Tensor:
@@ -343,7 +343,7 @@ class TorchExecutor:
         return logits
 
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
-        """The logits, [B, V], of sequences that bring one token each, int64 [1, B]; their rows have room for it."""
+        """Return logits, [B, V], of sequences that bring a token each, int64 [1, B]; their rows have room."""
         step = PagedAttentionStep(self._backend, self.cache, spans, self._signals, None, None, None)
         output = self._model.forward_model(
             input_ids=tokens,
@@ -372,7 +372,7 @@ class TorchExecutor:
 
 
 def _by_policy(targets: SequenceType[EvictionTarget]) -> dict[EvictionPolicy, list[int]]:
-    """The indices of the targets under each policy."""
+    """Return the indices of the targets under each policy."""
     groups: dict[EvictionPolicy, list[int]] = {}
     for index, target in enumerate(targets):
         groups.setdefault(target.eviction.policy, []).append(index)
