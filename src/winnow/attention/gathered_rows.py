@@ -30,14 +30,14 @@ class SequenceGroup:
     index: list[int]
     """Indices of the sequences in the spans."""
     tokens: slice | Tensor
-    """Their queries in the packed batch, G * n of them."""
+    """Queries of them in the packed batch, G * n of them."""
     longest: int
     observe: AttentionObserver | None
     select_from: int
     """The first of the n queries of each that reads only the values it weighs most (`Spans.select_from`)."""
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """What x, [T, ...], has for the group's queries: [G, n, ...]."""
+        """Return what x, [T, ...], has for the group's queries: [G, n, ...]."""
         return x[self.tokens].unflatten(0, (len(self.index), -1))
 
 
@@ -119,7 +119,7 @@ class Weights(NamedTuple):
 
 
 def see(position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """Which KVs queries at `position`, int32 [G, n], see, bool [G, H, n, N], and how far back each is."""
+    """Return which KVs queries at `position`, int32 [G, n], see, bool [G, H, n, N], and how far back each is."""
     age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
     visible = rows.valid[:, :, None, :] & (age >= 0)
     if spec.window is not None:
@@ -130,7 +130,7 @@ def see(position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> tuple[Tens
 def softmax_over(
     q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec, chosen: Tensor | None = None
 ) -> Weights:
-    """The weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows.
+    """Return the weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows.
 
     Args:
         chosen: bool [G, H, g, n, N], the softmax goes over these KVs alone; None: over all.
@@ -153,7 +153,7 @@ def softmax_over(
 
 
 def weighted_sum(p: Tensor, v: Tensor) -> Tensor:
-    """p, [G, H, g, n, N], times v, [G, H, N, d]: float32 [G, H, g, n, d]."""
+    """Return p, [G, H, g, n, N], times v, [G, H, N, d]: float32 [G, H, g, n, d]."""
     return (p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4])
 
 
@@ -166,7 +166,7 @@ class BlockOutput(NamedTuple):
 
 
 class AttendBlock(Protocol):
-    """Computes the attention of a block of queries."""
+    """Function that computes the attention of a block of queries."""
 
     def __call__(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
         """Attend from q, [G, n, Hq, d], at `position`, int32 [G, n]: queries `first` and up of each sequence."""

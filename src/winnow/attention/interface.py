@@ -30,7 +30,7 @@ class JudgedKVs:
 
 
 class AttentionBackend(ABC):
-    """How KVs are stored, read and moved.
+    """Interface by which KVs are stored, read and moved.
 
     The KVs' format is the layout's codec and independent of the dtype of q, k and v (activations).
 
@@ -46,7 +46,7 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        """Attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype.
+        """Return attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype.
 
         In the same pass the accumulators of the KVs change as `spans.observe` asks for each sequence.
         """
@@ -96,11 +96,12 @@ class AttentionBackend(ABC):
         """
 
     def step(self, cache: PagedCache, spans: Spans) -> "NativeStep | None":
-        """The step for layers that compute attention within a native call of their own; None: they cannot."""
+        """Return the step for layers that compute attention within a native call of their own; None: they cannot."""
         return None
 
     def capturable(self, spans: Spans, query_heads: int) -> bool:
-        """Whether a step over `spans` launches the same work whatever the device holds, so that a CUDA graph fits.
+        """Return whether a step over `spans` launches the same work whatever the device holds, so that a CUDA graph
+        fits.
 
         Slots may be -1 then: such a sequence only fills the batch, its rows are empty.
         """

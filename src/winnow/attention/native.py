@@ -344,18 +344,18 @@ def _check_reads(codec: KVCodec) -> None:
 
 
 def _native_field(field: Tensor, first: int) -> native.Field:
-    """A field of the blocks from `first` on, [num_blocks, block_size, length], as bytes."""
+    """Return a field of the blocks from `first` on, [num_blocks, block_size, length], as bytes."""
     size = field.itemsize
     return native.Field(_address(field, first), field.stride(1) * size, field.stride(0) * size)
 
 
 def _address(field: Tensor, first: int) -> int:
-    """Where block 0 would lie, from which the kernels count, of a field of the blocks from `first` on."""
+    """Return where block 0 would lie, from which the kernels count, of a field of the blocks from `first` on."""
     return field.data_ptr() - first * field.stride(0) * field.itemsize
 
 
 def _native_window(window: WideWindow) -> native.WideWindow:
-    """What is kept wide of some layers; it points at the window's tensors."""
+    """Return what is kept wide of some layers; it points at the window's tensors."""
     _, num_layers, num_heads, _, head_dim = window.k.shape
     return native.WideWindow(
         first_layer=window.layers.start,
@@ -391,5 +391,5 @@ def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool)
 
 
 def _dense(x: Tensor) -> Tensor:
-    """x, [T, heads, d], with the elements of a head side by side."""
+    """Return x, [T, heads, d], with the elements of a head side by side."""
     return x if x.stride(2) == 1 else x.contiguous()

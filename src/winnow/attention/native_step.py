@@ -32,9 +32,9 @@ class NativeStep:
     far: "native.FarLayers | None" = None
     """Layers whose values lie on a tier; None: there are none."""
     selection: "native.Selection | None" = None
-    """What queries read of these."""
+    """KVs that queries read of these."""
     values: ValueStore | None = None
-    """Where they lie."""
+    """Place of them."""
 
     def count_reads(self) -> None:
         """Add what layers read of the tier since the last call to its traffic."""

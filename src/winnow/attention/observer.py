@@ -1,11 +1,11 @@
-"""What attention adds to the accumulators of the KVs that it reads, for policies that watch queries."""
+"""Terms that attention adds to the accumulators of the KVs that it reads, for policies that watch queries."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 
 class Term(Enum):
-    """What one query adds to an accumulator of KV j. p is the softmax over the row, h a query head of the group."""
+    """Term of one query in an accumulator of KV j. p is the softmax over the row, h a query head of the group."""
 
     ATTENTION = "attention"
     """p_h, aggregated over the group (H2O, SnapKV, Batch-Max)."""
@@ -20,7 +20,7 @@ class Term(Enum):
 
 
 class Group(Enum):
-    """How the query heads of a group are aggregated to one number per KV."""
+    """Aggregation of the query heads of a group to one number per KV."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -54,7 +54,7 @@ class Smoothing:
 
 @dataclass(frozen=True)
 class AttentionObserver:
-    """How attention updates the accumulators of a sequence, in the pass that computes the output.
+    """Rule by which attention updates the accumulators of a sequence, in the pass that computes the output.
 
     Accumulator n of KV j receives `terms[n]`, summed over the queries i that count: those at positions from
     `Spans.observe_from` on, and for key j only if i - j >= exclude_first.
@@ -65,7 +65,7 @@ class AttentionObserver:
     group: Group = Group.SUM
     """MAX is taken per query where accumulators are added to, and of the sums over queries where they are replaced."""
     exclude_first: int = 0
-    """How many queries right after a key do not count for it (v in KV-Compress eq. 19)."""
+    """Number of queries right after a key that do not count for it (v in KV-Compress eq. 19)."""
     replace: bool = False
     """Overwrite the accumulators of the row instead of adding to them; all queries that count are in this pass."""
     smoothing: Smoothing | None = None

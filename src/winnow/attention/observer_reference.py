@@ -12,7 +12,7 @@ _LEAST_REST = 1e-4
 
 
 class Observation:
-    """Accumulate attention probabilities of the same rows over blocks of queries.
+    """Accumulation of attention probabilities of the same rows over blocks of queries.
 
     Shapes: G sequences, H KV heads, g query heads each, n queries, N slots of a row, d = head_dim.
     """
@@ -145,7 +145,7 @@ def smooth(x: Tensor, position: Tensor, pooled: Tensor, smoothing: Smoothing) ->
 
 
 def _squared_distance(v: Tensor, out: Tensor) -> Tensor:
-    """|v_j - o_i|^2 for v [G, H, N, d] and out [G, H, g, n, d]: [G, H, g, n, N].
+    """Return |v_j - o_i|^2 for v [G, H, N, d] and out [G, H, g, n, d]: [G, H, g, n, N].
 
     Computed from products in float64: where one KV takes nearly all attention, o is nearly v and float32 would cancel.
     """

@@ -1,4 +1,5 @@
-"""Which KVs to read by summaries of blocks of keys, where keys themselves are not read (Quest, arXiv 2406.10774).
+"""Choice of the KVs to read by summaries of blocks of keys, where keys themselves are not read (Quest, arXiv
+2406.10774).
 
 A page is a block of a row. Its summary is the least and the largest of each channel of its keys, which bounds the
 product of a query with any of them: `sum_c max(q_c low_c, q_c high_c)`; or their mean. Pages with the largest bounds
@@ -10,7 +11,7 @@ from torch import Tensor
 
 
 def page_bounds(q: Tensor, k: Tensor, valid: Tensor, size: int, *, means: bool = False) -> Tensor:
-    """What the keys of each page may give at most; with `means` what they give on average.
+    """Return what the keys of each page may give at most; with `means` what they give on average.
 
     Args:
         q: float32 [G, H, g, n, d]; k: float32 [G, H, N, d], N in whole pages of `size`; valid: bool [G, H, N].
@@ -29,7 +30,7 @@ def page_bounds(q: Tensor, k: Tensor, valid: Tensor, size: int, *, means: bool =
 
 
 def summary_bounds(q: Tensor, low: Tensor, high: Tensor, count: Tensor, *, means: bool) -> Tensor:
-    """`page_bounds` from summaries, float32 [G, H, pages, d], of pages of `count` KVs, int64 [G, H, pages].
+    """Return `page_bounds` from summaries, float32 [G, H, pages, d], of pages of `count` KVs, int64 [G, H, pages].
 
     With means both summaries are the sum of the keys.
     """
@@ -43,7 +44,7 @@ def summary_bounds(q: Tensor, low: Tensor, high: Tensor, count: Tensor, *, means
 
 
 def choose_pages(bounds: Tensor, visible: Tensor, size: int, most: int) -> Tensor:
-    """The KVs that a query reads: of the page of the last one it sees, and of those with the largest bounds.
+    """Return the KVs that a query reads: of the page of the last one it sees, and of those with the largest bounds.
 
     Args:
         bounds: float32 [G, H, g, n, pages]; visible: bool [G, H, n, N].

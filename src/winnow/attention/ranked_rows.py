@@ -30,7 +30,7 @@ class RankedRows:
     must_stay: Tensor
 
     def where(self, mask: Tensor) -> "RankedRows":
-        """Some of the rows, by a mask of them."""
+        """Return some of the rows, by a mask of them."""
         return RankedRows(
             *(each[mask] for each in (self.block, self.length, self.position, self.score, self.must_stay))
         )
@@ -67,7 +67,7 @@ class RankedRows:
 
 
 def sort_key(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> Tensor:
-    """One integer per KV that orders like (score, position); protected KVs come last, then what is not valid.
+    """Return one integer per KV that orders like (score, position); protected KVs come last, then what is not valid.
 
     All arguments and the result are [..., N]; the result is int64, and distinct for the valid KVs of a row.
     """
@@ -79,13 +79,14 @@ def sort_key(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor) 
 
 
 def score_of(key: Tensor) -> Tensor:
-    """The score in sort keys, float32; +inf for protected KVs and where not valid."""
+    """Return the score in sort keys, float32; +inf for protected KVs and where not valid."""
     score = _ordered((key >> 32).int()).view(torch.float32)
     return score.masked_fill_(key == _LAST, torch.inf)
 
 
 def moves(stays: Tensor, kept: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-    """Where KVs move so that each row's survivors fill its first slots (KV-Compress Algorithm 1, all rows at once).
+    """Return where KVs move so that each row's survivors fill its first slots (KV-Compress Algorithm 1, all rows at
+    once).
 
     A row that keeps m KVs has as many holes below m as survivors at or above it: the i-th survivor fills the i-th hole.
 
@@ -107,5 +108,5 @@ def _slots_where(mask: Tensor, block: Tensor) -> Tensor:
 
 
 def _ordered(bits: Tensor) -> Tensor:
-    """The bits of float32 as integers in the same order, and back."""
+    """Return the bits of float32 as integers in the same order, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)

@@ -52,7 +52,9 @@ def replay_rows(
 def judged_slots(
     cache: PagedCache, layer: int, slot: int, judged: JudgedKVs, end: int
 ) -> tuple[Tensor, Tensor]:
-    """The KVs in the softmax of a replay: their slots, int64 [H, J], and their positions, ascending below `end`, [J].
+    """Return the KVs in the softmax of a replay.
+
+    Their slots, int64 [H, J], and their positions, ascending below `end`, [J].
 
     The first `judged.count` of them are judged; the rest lie behind the context.
     """
@@ -75,7 +77,8 @@ def _log_probabilities(
     spec: AttentionSpec,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Logarithms of what queries [g, n, d] at n positions pay the first `num_judged` of the keys: [g, n, judged].
+    """Return logarithms of what queries [g, n, d] at n positions pay the first `num_judged` of the keys: [g, n,
+    judged].
 
     Args:
         keys: [J, d].

@@ -18,7 +18,9 @@ NEVER = 2**62
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """How a layer attends: softmax(q k^T) v over KVs whose position is not above the query's, with these changes."""
+    """Specification of a layer's attention: softmax(q k^T) v over KVs whose position is not above the query's, with
+    these changes.
+    """
 
     scale: float
     """Factor of the logits."""
@@ -128,7 +130,7 @@ class Spans:
 
     @cached_property
     def token_temporary(self) -> Tensor:
-        """Whether the KVs of each token are dropped again, bool [T]."""
+        """Return whether the KVs of each token are dropped again, bool [T]."""
         return torch.from_numpy(np.repeat(self.temporary, self.counts)).to(self.device)
 
     @cached_property

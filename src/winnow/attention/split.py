@@ -35,7 +35,7 @@ from winnow.cache.value_store import ValueStore
 
 
 def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-    """`AttentionBackend.attend` of a layer whose values lie on a tier; counts what is read in `KVPool.traffic`.
+    """Return `AttentionBackend.attend` of a layer whose values lie on a tier; counts what is read in `KVPool.traffic`.
 
     Accumulators see all weights, whichever values were read; where keys lie there too, only those of prompts.
     `Term.VALUE_AWARE` reads all values.
@@ -118,7 +118,7 @@ class _TierRows:
         return self._rows
 
     def _gather_pages(self, chosen: Tensor) -> tuple[GatheredRows, Tensor]:
-        """The pages that any query chose of each row, and which of their KVs each query chose."""
+        """Return the pages that any query chose of each row, and which of their KVs each query chose."""
         rows, size = self._rows, self._size
         wanted = chosen.unflatten(-1, (-1, size)).any(dim=-1).flatten(2, 3).any(dim=2)  # [G, H, pages]
         most = max(int(wanted.sum(dim=-1).max()), 1)
@@ -152,7 +152,7 @@ class _TierRows:
             self._count(TierTraffic(keys_read=int(valid[stale].sum())), start)
 
     def _grouped(self, q: Tensor) -> Tensor:
-        """q, [G, n, Hq, d], scaled, as float32 [G, H, g, n, d]."""
+        """Return q, [G, n, Hq, d], scaled, as float32 [G, H, g, n, d]."""
         heads = self._rows.block.shape[1]
         return (q.float() * self._spec.scale).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
 
@@ -164,7 +164,7 @@ class _TierRows:
         return self._all
 
     def _selected(self, p: Tensor, top_n: int) -> Tensor:
-        """The sum over the `top_n` largest of p, [G, H, g, n, N], of each query head: [G, H, g, n, d]."""
+        """Return the sum over the `top_n` largest of p, [G, H, g, n, N], of each query head: [G, H, g, n, d]."""
         weight, kv = p.topk(min(top_n, p.shape[-1]), dim=-1)
         # Of weight 0 are KVs that the query does not see, and what pads rows: nothing is read for them.
         chosen = weight > 0.0

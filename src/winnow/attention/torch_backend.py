@@ -65,7 +65,7 @@ def summarise_keys(cache: PagedCache, spans: Spans, layer: int, k: Tensor) -> No
 
 
 def written_slots(cache: PagedCache, spans: Spans) -> Tensor:
-    """The flat slots of the batch's KVs in all layers, int64 [L, T, H]."""
+    """Return the flat slots of the batch's KVs in all layers, int64 [L, T, H]."""
     tables, size = cache.tables, cache.pool.layout.block_size
     # As in `_places`; one call for all layers costs as much as one for each.
     index = tables.lengths[spans.token_slots].transpose(0, 1).long() - 1 - spans.tokens_after[:, None]

@@ -132,5 +132,5 @@ class TritonBackend(TorchBackend):
 
 
 def turned(x: Tensor) -> Tensor:
-    """The transform of rotated keys and values, of x, [..., d]: float32."""
+    """Return the transform of rotated keys and values, of x, [..., d]: float32."""
     return hadamard(x, rotation_block(x.shape[-1]))

@@ -61,7 +61,7 @@ class Batch:
 
     @property
     def uploads_nothing(self) -> bool:
-        """Whether the launches need no indices of sequences on the device."""
+        """Return whether the launches need no indices of sequences on the device."""
         return self.chunks is None and all(part.index is None for part in self.decodes)
 
     @classmethod
@@ -94,7 +94,7 @@ class Batch:
 
 
 def _observers(spans: Spans) -> Sequence[AttentionObserver | None]:
-    """The observer of each sequence; None where none of its queries in this batch counts."""
+    """Return the observer of each sequence; None where none of its queries in this batch counts."""
     if not any(spans.observe):
         return spans.observe
     counting = spans.first_position + spans.counts > spans.observe_from

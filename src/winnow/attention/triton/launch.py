@@ -18,7 +18,7 @@ _LEAST_TILE = 16
 
 
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, slowly: TRITON_INTERPRET=1 was set when they were imported."""
+    """Return whether kernels run in Triton's interpreter, slowly: TRITON_INTERPRET=1 when they were imported."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -33,7 +33,7 @@ def device_refusal(device: torch.device) -> str | None:
 
 
 def cache_layout(cache: PagedCache) -> dict[str, Any]:
-    """The compile-time constants of kernels that describe the cache."""
+    """Return the compile-time constants of kernels that describe the cache."""
     layout = cache.pool.layout
     return {
         "LAYERS": layout.num_layers,
@@ -57,7 +57,7 @@ def product_dtype(q: Tensor, codec: PairCodec) -> torch.dtype:
 
 
 def dot_format(dtype: torch.dtype) -> Any:
-    """Triton's name for the dtype of products. The interpreter has no bfloat16 arithmetic."""
+    """Return Triton's name for the dtype of products. The interpreter has no bfloat16 arithmetic."""
     return tl.float32 if interpreted() else _FORMATS[dtype]
 
 

@@ -1,4 +1,4 @@
-"""How kernels find and decode a side of the KVs, keys or values: a constant with which they are compiled."""
+"""Format by which kernels find and decode a side of the KVs, a constant with which they are compiled."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class SideFormat:
-    """Where the fields of a side lie in a block, in bytes from its start, and what they mean.
+    """Places of the fields of a side in a block, in bytes from its start, and their meaning.
 
     Attributes:
         kind: "plain", "int8", "fp8_e4m3", or "affine": codes of `bits` bits with scale and minimum.

@@ -50,7 +50,7 @@ _FULL = {
 
 
 def tuning_for(head_dim: int, dtype: torch.dtype) -> Tuning:
-    """The parameters for `head_dim` and the dtype of products; beyond the table, those of its widest entry."""
+    """Return the parameters for `head_dim` and the dtype of products; beyond the table, those of its widest entry."""
     table = _FULL if dtype is torch.float32 else _HALF
     row_bytes = head_dim * dtype.itemsize
     return next((tuning for most, tuning in table.items() if row_bytes <= most), list(table.values())[-1])

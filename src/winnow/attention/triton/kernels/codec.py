@@ -1,4 +1,6 @@
-"""Read and write keys or values in any format: decoded in registers, encoded as `winnow.cache.formats` has it.
+"""Codecs in kernels, which read and write keys or values in any format.
+
+Decoded in registers, encoded as `winnow.cache.formats` has it.
 
 SIDE is a `SideFormat`, which says where in a block the fields of a side lie. `storage` is the pool's, as bytes.
 """
@@ -21,7 +23,7 @@ def field_at(
     BLOCK_BYTES: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Pointers to the first of LENGTH elements that slots hold of a field, which lies in blocks from byte OFFSET on."""
+    """Return pointers to the first of LENGTH elements that slots hold of a field, in blocks from byte OFFSET on."""
     first = (storage + OFFSET).to(tl.pointer_type(DTYPE))
     return first + flat // BLOCK_SIZE * (BLOCK_BYTES // ITEM_BYTES) + flat % BLOCK_SIZE * LENGTH
 
@@ -33,7 +35,7 @@ def field_at(
 def load_halves(
     storage, flat, index, inside, OFFSET: tl.constexpr, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):
-    """Scales or minima, float32, of the groups `index`."""
+    """Return scales or minima, float32, of the groups `index`."""
     groups: tl.constexpr = SIDE.head_dim // SIDE.group
     at = field_at(storage, flat, OFFSET, groups, tl.float16, 2, SIDE.block_bytes, BLOCK_SIZE)
     return tl.load(at + index, mask=inside, other=0.0).to(tl.float32)
@@ -50,7 +52,7 @@ def load_group_halves(
     BLOCK_SIZE: tl.constexpr,
     AXIS: tl.constexpr,
 ):
-    """Scales or minima of the groups of all channels, each loaded once, along the dimension AXIS of a tile."""
+    """Return scales or minima of the groups of all channels, each loaded once, along the dimension AXIS of a tile."""
     group: tl.constexpr = SIDE.group
     count: tl.constexpr = channel.shape[AXIS] // group
     size: tl.constexpr = slot_inside.shape[1 - AXIS]
@@ -66,7 +68,7 @@ def load_group_halves(
 
 @triton.jit
 def load_codes(at, channel, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
-    """The codes of channels below 8 bits, from pointers to the first byte of their vectors."""
+    """Return the codes of channels below 8 bits, from pointers to the first byte of their vectors."""
     # The compiler sees bytes side by side in `channel % size`, and not in `rest % size`, which is the same.
     group, rest = channel // GROUP * (GROUP * BITS // 8), channel % GROUP
     if BITS == 3:
@@ -86,7 +88,7 @@ def load_codes(at, channel, inside, BITS: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def float_of_e4m3(code):
-    """The floats, float32, that bytes of e4m3fn stand for, on GPUs without that format too; of NaN any."""
+    """Return the floats, float32, that bytes of e4m3fn stand for, on GPUs without that format too; of NaN any."""
     code = code.to(tl.int16)
     # As exponent and mantissa of a float16, whose exponent counts from 8 lower.
     bits = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
@@ -104,7 +106,7 @@ def load_vectors(
     BLOCK_SIZE: tl.constexpr,
     AXIS: tl.constexpr,
 ):
-    """Channels of the vectors in the slots `flat`, which broadcast against each other; 0 where a mask is unset.
+    """Return channels of the vectors in the slots `flat`, which broadcast against each other; 0 where a mask is unset.
 
     Plain vectors come as they are stored, others decoded to float32. AXIS: the dimension of the result along which all
     channels lie in order; None: there is one channel.
@@ -159,7 +161,7 @@ def rounded(y):
 
 @triton.jit
 def divided(x, scale):
-    """x / scale, and 0 where that is no number: where the scale is 0 or not finite."""
+    """Return x / scale, and 0 where that is no number: where the scale is 0 or not finite."""
     y = tl.math.div_rn(x, scale)
     return tl.where((tl.abs(y) < float("inf")) & (scale != 0.0), y, 0.0)
 
@@ -171,13 +173,13 @@ def nan_where(x, broken):
 
 @triton.jit
 def any_nan(x):
-    """Whether a row of x, [H, N], holds one: reductions may skip them."""
+    """Return whether a row of x, [H, N], holds one: reductions may skip them."""
     return tl.max((x != x).to(tl.int32), axis=1) > 0
 
 
 @triton.jit
 def e4m3_of_float(y):
-    """The bytes of e4m3fn, as int32, nearest to floats from -448 to 448, ties to even."""
+    """Return the bytes of e4m3fn, as int32, nearest to floats from -448 to 448, ties to even."""
     bits = y.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     # The exponent counts from 120 lower, and 20 bits of the mantissa are rounded off.
@@ -190,7 +192,7 @@ def e4m3_of_float(y):
 
 @triton.jit
 def affine_codes(x, least, scale, BITS: tl.constexpr):
-    """Codes, int32, of x by the minima and scales of their groups, float32."""
+    """Return codes, int32, of x by the minima and scales of their groups, float32."""
     y = divided(x - least, scale)
     return rounded(tl.minimum(tl.maximum(y, 0.0), 2.0**BITS - 1.0)).to(tl.int32)
 
@@ -221,7 +223,7 @@ def store_plane(
 
 @triton.jit
 def find_outliers(x_at, inside, COUNT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The channels with the greatest |x|, ties to the first, NaN before all: int32 [H, COUNT or more], or -1."""
+    """Return the channels with the greatest |x|, ties to the first, NaN before all: int32 [H, COUNT or more], or -1."""
     d = tl.arange(0, BLOCK_D)
     shown = inside[:, None] & (d < HEAD_DIM)[None, :]
     x = tl.load(x_at[:, None] + d[None, :], mask=shown, other=0.0).to(tl.float32)

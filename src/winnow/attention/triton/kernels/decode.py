@@ -18,13 +18,13 @@ from winnow.attention.triton.kernels.rows import (
 
 @triton.jit
 def sequence_of(row, index):
-    """Index of the program's sequence in the batch; without `index` the leading ones, in order."""
+    """Return the index of the program's sequence in the batch; without `index` the leading ones, in order."""
     return row if index is None else tl.load(index + row)
 
 
 @triton.jit
 def split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """KVs in each split of a row: a multiple of MIN_SPLIT that gives at most MAX_SPLITS splits."""
+    """Return KVs in each split of a row: a multiple of MIN_SPLIT that gives at most MAX_SPLITS splits."""
     return MIN_SPLIT * tl.maximum(1, tl.cdiv(length, MIN_SPLIT * MAX_SPLITS))
 
 

@@ -1,4 +1,4 @@
-"""Write new KVs into the slots of their rows, and move KVs between slots."""
+"""Kernels that write new KVs into the slots of their rows, and move KVs between slots."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""Update accumulators. A program owns a block of KVs of a row and sums over the queries that count."""
+"""Kernels that update accumulators. A program owns a block of KVs of a row and sums over the queries that count."""
 
 import triton
 import triton.language as tl
@@ -122,7 +122,7 @@ def squared_distance(
     BLOCK_Q: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """|v_j - o_i|^2 of outputs [BLOCK_Q] and of the values in slots `flat`, [BLOCK_N], from differences.
+    """Return |v_j - o_i|^2 of outputs [BLOCK_Q] and of the values in slots `flat`, [BLOCK_N], from differences.
 
     Products would be faster but cancel: where one KV takes nearly all attention, o is nearly v.
     """

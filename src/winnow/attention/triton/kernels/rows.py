@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr):
-    """KVs in the rows of `slot`, `layer` and `head`.
+    """Return KVs in the rows of `slot`, `layer` and `head`.
 
     0 where `slot` is negative, which pads a batch, or `head` is beyond the last, which pads a tile.
     """
@@ -29,7 +29,7 @@ def find_slots(
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
 ):
-    """Flat slot numbers, int64, of the n-th KVs of a row; 0 .. BLOCK_SIZE - 1 where not `inside`."""
+    """Return flat slot numbers, int64, of the n-th KVs of a row; 0 .. BLOCK_SIZE - 1 where not `inside`."""
     block = n // BLOCK_SIZE
     page = tl.load(page_table + slot * PAGES_PER_SEQ + block // PAGE_ENTRIES, mask=inside, other=0)
     row = (page.to(tl.int64) * LAYERS + layer) * KV_HEADS + head
@@ -39,7 +39,7 @@ def find_slots(
 
 @triton.jit
 def sees(age, inside, WINDOW: tl.constexpr):
-    """Whether a query sees a KV `age` positions back."""
+    """Return whether a query sees a KV `age` positions back."""
     visible = inside & (age >= 0)
     if WINDOW is not None:
         visible = visible & (age < WINDOW)
@@ -48,7 +48,7 @@ def sees(age, inside, WINDOW: tl.constexpr):
 
 @triton.jit
 def logits_of(queries, keys, scale, SOFTCAP: tl.constexpr):
-    """Scaled products of queries [M, D] and keys [D, N], with the soft-cap applied: float32 [M, N]."""
+    """Return scaled products of queries [M, D] and keys [D, N], with the soft-cap applied: float32 [M, N]."""
     # "ieee": multiply float32 in full precision, not in TF32.
     logits = tl.dot(queries, keys, input_precision="ieee") * scale
     if SOFTCAP is not None:
