@@ -158,7 +158,7 @@ def write_results(output: Path, name: str, arguments: argparse.Namespace, found:
 
 
 def _windows(text: str) -> tuple[tuple[int, int], ...]:
-    """ "2048:20,8192:4" as tokens and counts."""
+    """Read "2048:20,8192:4" as tokens and counts."""
     pairs = [part.partition(":") for part in filter(None, text.split(","))]
     return tuple((int(tokens), int(count)) for tokens, _, count in pairs)
 

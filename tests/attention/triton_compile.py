@@ -1,4 +1,4 @@
-"""Compiles every kernel for a GPU that need not be there: python triton_compile.py 90 bfloat16 128 [float32]
+"""Compile every kernel for a GPU that need not be there: `python triton_compile.py 90 bfloat16 128 [float32]`.
 
 Arguments: compute capability, the dtype of activations, head_dim, and the format of KVs where it is another. The
 interpreter takes programs that the compiler refuses. Prints a line for each kernel, with its shared memory.

@@ -41,7 +41,7 @@ def test_who_gives_up_how_many_blocks(excess: int, freed: list[int], kept: list[
 
 
 def test_kvs_evicted_and_empty_slots_fill_whole_blocks() -> None:
-    """ "the sum count of evicted KVs and empty cache slots is evenly divisible by the block size" """
+    """The paper: "the sum count of evicted KVs and empty cache slots is evenly divisible by the block size"."""
     for excess in range(5):
         freed, kept = schedule(excess)
         for before, blocks, after in zip(HELD, freed, kept, strict=True):

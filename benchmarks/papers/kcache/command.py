@@ -109,11 +109,11 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _cells(text: str) -> tuple[tuple[int, int], ...]:
-    """ "1024:8,4096:4" as input lengths and batches."""
+    """Read "1024:8,4096:4" as input lengths and batches."""
     pairs = [part.partition(":") for part in filter(None, text.split(","))]
     return tuple((int(tokens), int(batch)) for tokens, _, batch in pairs)
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """ "0,1,2" as numbers."""
+    """Read "0,1,2" as numbers."""
     return tuple(int(part) for part in text.split(","))

@@ -33,7 +33,6 @@ _FILES = "/v1/files"
 
 def create_app(service: Service) -> FastAPI:
     """Return the app that serves `service`; its engine starts and ends with the app."""
-
     store = None if service.config.files_dir is None else Store(Path(service.config.files_dir))
     batches = None if store is None else Batches(service, store)
 

@@ -91,7 +91,7 @@ def read_text(path: Path) -> str:
 
     Raises DatasetError where it cannot be read as UTF-8.
 
-    Of a file from another system, the mark at its front is left out, and its lines end in "\\n" alone.
+    Of a file from another system, the mark at its front is left out, and its lines end in a line feed alone.
     """
     try:
         data = path.read_bytes()
