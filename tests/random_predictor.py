@@ -1,4 +1,4 @@
-"""Predictors that nobody trained, the same ones for each shape: for tests that run every preset on any model."""
+"""Untrained predictors, the same ones for each shape: for tests that run every preset on any model."""
 
 from dataclasses import replace
 from pathlib import Path

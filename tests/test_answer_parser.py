@@ -176,7 +176,7 @@ def test_calls_without_tools_are_text() -> None:
         ("a</think><think> is a tag", "no turn is known here: <think>\n", ("a", "<think> is a tag")),
         # Another's mark in the conversation begins nothing.
         ("a</think>", "user: <think> is a tag\nassistant:", (None, "a</think>")),
-        # The message goes on: it has begun, and what the prompt holds of it is no answer.
+        # The message continues: it has begun, and what the prompt holds of it is no answer.
         ("<think>", "<|im_start|>assistant\nThe mark is ", (None, "<think>")),
     ],
 )

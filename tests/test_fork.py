@@ -1,4 +1,4 @@
-"""`LLM.fork`: a request that goes on from where another one is."""
+"""`LLM.fork`: a request that continues from where another one is."""
 
 import random
 from collections.abc import Iterator

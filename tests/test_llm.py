@@ -294,12 +294,12 @@ class TestStepByStep:
                     if output is not None:
                         last[index] = output
                         counts[index] += 1
-        assert counts == [12, 12, 12], "one output for each token, whoever made the engine step"
+        assert counts == [12, 12, 12], "one output for each token, whichever thread made the engine step"
         assert [last[i].outputs[0].token_ids for i in range(3)] == ids(
             llm.generate([prompt(n) for n in (5, 60, 300)], GREEDY)
         )
 
-    def test_a_stream_that_nobody_reads_on_frees_its_blocks(self, llm: LLM) -> None:
+    def test_an_abandoned_stream_frees_its_blocks(self, llm: LLM) -> None:
         stream = llm.stream(prompt(100), GREEDY)
         next(stream)
         assert llm.has_unfinished
@@ -342,7 +342,7 @@ class TestBadInput:
             ([5], SamplingParams(stop_token_ids=[97]), InvalidRequestError, "stop_token_ids.*97"),
         ],
     )
-    def test_is_named_and_disturbs_nobody(
+    def test_is_named_and_disturbs_no_other(
         self, llm: LLM, bad: list[int], params: SamplingParams, error: type[Exception], message: str
     ) -> None:
         running = llm.submit(prompt(20), GREEDY)

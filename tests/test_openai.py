@@ -27,7 +27,7 @@ def output(*texts: str) -> RequestOutput:
 def test_bodies_are_read_over_the_defaults() -> None:
     chat = read_body(Endpoint.CHAT, {"messages": MESSAGES, "model": "m", "top_p": 0.5}, {"temperature": 0.0})
     assert (chat.messages, chat.prompt, chat.model) == (MESSAGES, None, "m")
-    # A chat goes on until it is done, a completion for OpenAI's 16 tokens.
+    # A chat continues until it is done, a completion for OpenAI's 16 tokens.
     assert (chat.params.max_tokens, chat.params.top_p, chat.params.temperature) == (None, 0.5, 0.0)
     completion = read_body(Endpoint.COMPLETION, {"prompt": [[1, 2]]}, {})
     assert (completion.prompt, completion.messages, completion.params.max_tokens) == ([1, 2], None, 16)

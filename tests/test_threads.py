@@ -406,7 +406,7 @@ class TestFork:
             busy.result()
         assert len(errors) == 3
         assert all(f"belongs to process {os.getpid()}" in error and "spawn" in error for error in errors)
-        assert tokens(llm.generate(prompt(1), GREEDY)), "the parent goes on"
+        assert tokens(llm.generate(prompt(1), GREEDY)), "the parent continues"
 
     @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
     def test_a_child_opens_its_own(self, method: str, directory: Path) -> None:
@@ -419,6 +419,6 @@ class TestFork:
                 prompts = [prompt(seed, 400) for seed in range(4)]
                 expected = tokens(llm.generate(prompts, GREEDY))
                 assert _in_child(method, _use_own, directory) == expected
-                assert tokens(llm.generate(prompts, GREEDY)) == expected, "the parent goes on"
+                assert tokens(llm.generate(prompts, GREEDY)) == expected, "the parent continues"
         finally:
             torch.set_num_threads(num_threads)

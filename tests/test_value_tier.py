@@ -271,7 +271,7 @@ def test_one_kind_of_blocks_runs_short(directory: Path) -> None:
 def test_a_full_disk_fails_the_request_that_needs_more(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Others go on, and when there is room again so does the same request."""
+    """Others continue, and when there is room again so does the same request."""
     allocate, room = os.posix_fallocate, [17_000]
 
     def bounded(file: int, start: int, nbytes: int) -> None:

@@ -121,7 +121,7 @@ def test_prefixes_are_found_whole(case: tuple[Path, Any]) -> None:
 
 
 def test_what_only_the_index_holds_can_always_be_had(case: tuple[Path, Any]) -> None:
-    """The index also holds blocks that a running sequence has given back, of prefixes that it goes on using."""
+    """The index also holds blocks that a running sequence has given back, of prefixes that it keeps using."""
     path, model = case
     with open_llm(path) as llm:
         layout = ledger_of(llm).layout

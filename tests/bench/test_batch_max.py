@@ -123,7 +123,7 @@ def test_a_cell_ends_early_only_if_the_bar_is_out_of_reach(right: list[bool], ba
     else:
         assert mean <= accuracy.best_possible < bar
         before = right[: len(accuracy.scores) - WAVE]
-        assert (sum(before) + len(right) - len(before)) / len(right) >= bar, "it went on after that"
+        assert (sum(before) + len(right) - len(before)) / len(right) >= bar, "it continued after that"
 
 
 def test_errors_are_those_of_differences() -> None:

@@ -249,7 +249,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("baton") / "model", seed=0)
 
 
-def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
+def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = tmp_path / "report.json"
@@ -285,7 +285,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_for_nobody(
         assert run["trace"]["seconds"] == sorted(run["trace"]["seconds"])
         assert 0 < max(run["trace"]["kv_bytes"]) <= run["kv_bytes_peak"]
     capsys.readouterr()
-    # The journal has all of it, and the other set goes on from there.
+    # The journal has all of it, and the other set resumes there.
     assert main([*typed, "--group-padding", "0.1", "-o", str(tmp_path), "--modes", "static,embedding"]) == 0
     again = json.loads(report.read_text())
     assert again["runs"][:6] == printed["runs"] and len(again["runs"]) == 8

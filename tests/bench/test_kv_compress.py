@@ -1,4 +1,4 @@
-"""The KV-Compress bench: its cells, its arithmetic, going on after an interruption, and what it measures."""
+"""The KV-Compress bench: its cells, its arithmetic, resuming after an interruption, and what it measures."""
 
 import json
 from dataclasses import asdict, replace
@@ -176,7 +176,7 @@ def test_figures_are_drawn_with_and_without_scores(tmp_path: Path) -> None:
     assert "Accuracy" not in (tmp_path / "kv_compress_figure1.svg").read_text()
 
 
-# -- going on --------------------------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------------------------
 
 
 def test_a_study_goes_on_where_it_stopped() -> None:

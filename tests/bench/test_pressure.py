@@ -1,4 +1,4 @@
-"""`winnow bench pressure`: a trace replayed under one setting after the other."""
+"""`winnow bench pressure`: a trace played under one setting after the other."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from winnow.bench.pressure import Replay, percentile, pressure_panels, pressure_table
+from winnow.bench.pressure import PlayedTrace, percentile, pressure_panels, pressure_table
 from winnow.bench.pressure_config import PressureConfig
 from winnow.cli.main import main
 from winnow.errors import ConfigError
@@ -36,13 +36,13 @@ def test_watermarks_side_by_side(trace: Path, capsys: pytest.CaptureFixture[str]
     shown = capsys.readouterr().out
     assert "trace.csv by watermark" in shown and "preemptions/min" in shown
     assert "6 requests" in shown and "less those longer than the model's context" in shown
-    replays = report["replays"]
-    assert isinstance(replays, list)
-    assert [each["name"] for each in replays] == ["50%", "100%"]
-    for each in replays:
+    played = report["replays"]
+    assert isinstance(played, list)
+    assert [each["name"] for each in played] == ["50%", "100%"]
+    for each in played:
         assert each["counted"]["generated_tokens"] == sum(8 + i for i in range(6))
         assert len(each["latencies"]) == 6 - each["refused"]
-    assert replays[0]["most_running"] <= replays[1]["most_running"]
+    assert played[0]["most_running"] <= played[1]["most_running"]
 
 
 def test_other_sweeps(trace: Path) -> None:
@@ -51,9 +51,9 @@ def test_other_sweeps(trace: Path) -> None:
         ("prefix-cache", ["prefix cache off", "prefix cache on"]),
         ("reservation", ["max", "prompt", "on-demand", "on-demand + prefix cache"]),
     ):
-        replays = measure(trace, "--sweep", sweep, "--requests", "2", "--max-model-len", "300")["replays"]
-        assert isinstance(replays, list)
-        assert [each["name"] for each in replays] == names
+        played = measure(trace, "--sweep", sweep, "--requests", "2", "--max-model-len", "300")["replays"]
+        assert isinstance(played, list)
+        assert [each["name"] for each in played] == names
 
 
 def test_the_sweep_of_preemption_ends_with_the_break_even(
@@ -99,10 +99,10 @@ def test_percentiles_are_of_what_was_measured() -> None:
 
 def test_the_table_and_the_charts_have_a_line_per_setting() -> None:
     counted = {"generated_tokens": 120, "num_preemptions": 3, "prompt_tokens": 700}
-    replays = [Replay(name, 30.0, 1, (1, 3), (2.0, 4.0), (1.0,), counted) for name in ("70%", "98%")]
-    table = pressure_table(replays, "t", "watermark", ())
+    played = [PlayedTrace(name, 30.0, 1, (1, 3), (2.0, 4.0), (1.0,), counted) for name in ("70%", "98%")]
+    table = pressure_table(played, "t", "watermark", ())
     assert table.rows[0] == ("70%", ("2.0", "3", "4.0", "6.0", "700", "1.00", "1.00", "2.00", "4.00", "1"))
-    assert [len(line.x) for panel in pressure_panels(replays) for line in panel.lines] == [2, 2, 2, 2]
+    assert [len(line.x) for panel in pressure_panels(played) for line in panel.lines] == [2, 2, 2, 2]
 
 
 def test_the_sweep_is_known() -> None:

@@ -1,4 +1,4 @@
-"""`kill -9` in the middle of `winnow eval`, and the same command again: the table of a run that nobody disturbed."""
+"""`kill -9` in the middle of `winnow eval`, and the same command again: the table of an undisturbed run."""
 
 import json
 import os

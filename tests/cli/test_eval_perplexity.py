@@ -1,4 +1,4 @@
-"""`winnow eval perplexity` on the demo model: table, files, and going on after a stop."""
+"""`winnow eval perplexity` on the demo model: table, files, and resuming after a stop."""
 
 import json
 from pathlib import Path

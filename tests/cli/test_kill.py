@@ -94,7 +94,7 @@ def test_five_kills_and_a_restart(model: Path, tmp_path: Path) -> None:
 
 
 def uninterrupted(prompts: Path, model: Path, tmp_path: Path) -> list[list[int]]:
-    """The answers when nobody kills anything."""
+    """The answers of a run that is not killed."""
     from winnow.cli.main import main
 
     output = tmp_path / "whole.jsonl"

@@ -208,7 +208,7 @@ def test_generate_streams_the_answer(llms: list[FakeLLM], capsys: pytest.Capture
         ((), {"temperature": 0.6}, None),
     ],
 )
-def test_how_tokens_are_sampled_is_said_where_nobody_chose(
+def test_how_tokens_are_sampled_is_said_where_it_was_not_chosen(
     typed: tuple[str, ...],
     recommended: dict[str, float],
     said: str | None,

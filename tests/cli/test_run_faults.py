@@ -278,7 +278,7 @@ def test_a_disk_that_fills_says_how_to_resume(
         ("| true", 0, ""),
     ],
 )
-def test_a_table_that_nobody_takes(
+def test_a_table_that_is_not_taken(
     redirect: str, code: int, message: str, here: Path, write_prompts: Write
 ) -> None:
     write_prompts([{"prompt": "ab", "max_tokens": 1}])

@@ -1,4 +1,4 @@
-"""What `winnow run` may go on with, and what it must not."""
+"""What `winnow run` may resume, and what it must not."""
 
 import json
 from collections.abc import Callable, Iterable

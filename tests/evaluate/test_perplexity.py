@@ -1,4 +1,4 @@
-"""Perplexity by forced decoding: the windows, the numbers, and what goes on from an earlier call."""
+"""Perplexity by forced decoding: the windows, the numbers, and what continues an earlier call."""
 
 import gzip
 import math

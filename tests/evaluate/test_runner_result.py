@@ -185,7 +185,7 @@ def test_maps_of_category_and_length(tmp_path: Path) -> None:
 
 
 def test_journals_of_older_versions_are_read() -> None:
-    """An evaluation of days goes on: journals keep the name that the achieved compression had in them."""
+    """An evaluation of days resumes: journals keep the name that the achieved compression had in them."""
     outcome = Outcome("full cache", "a/1", 0, "a", None, 1.0, "text", 90, 3, 2.5, 2048)
     assert outcome.to_json()["reached"] == outcome.achieved_compression == 2.5
     assert Outcome.from_json(outcome.to_json()) == outcome

@@ -55,7 +55,7 @@ class DenseSequence(DenseBudgets):
                 row.at_question_end = row.tokens
 
     def _take_stored(self, row: Row, kv: Kv) -> None:
-        """Go on with what a codec that rounds coarsely has left of a KV, if `stored` says it."""
+        """Continue with what a codec that rounds coarsely has left of a KV, if `stored` says it."""
         if self.stored is not None:
             k, v = self.stored(row, kv.position, row.rotated[kv.token], row.value[kv.token])
             row.rotated[kv.token], row.value[kv.token] = k, v

@@ -188,7 +188,7 @@ COMPOSED = {
     "last query over layer groups": EvictionPolicy(
         LastQuery(), EqualHeads(LayerGroups(share=0.5)), Keep(sinks=1), ALWAYS
     ),
-    "lazy layers go on": EvictionPolicy(
+    "lazy layers continue": EvictionPolicy(
         LastQuery(), LazyLayers(0.4), Keep(sinks=1, recent=0.75), When(after_prefill=True, decode_every=8)
     ),
     "deviation, group max": EvictionPolicy(
@@ -206,7 +206,7 @@ COMPOSED = {
     "rows compete, the newest are worth nothing": EvictionPolicy(
         Cumulative(exclude_first=9), AdaptiveRows(), Keep(sinks=1), ALWAYS
     ),
-    "recipes go on": EvictionPolicy(
+    "recipes continue": EvictionPolicy(
         Cumulative(2),
         Recipes(recovery=0.8, heavy=0.2, local=0.15),
         Keep(sinks=1),

@@ -143,9 +143,7 @@ class TestBadRequests:
             ),
         ],
     )
-    def test_is_refused_and_nobody_else_notices(
-        self, llm: LLM, options: dict[str, object], message: str
-    ) -> None:
+    def test_is_refused_alone(self, llm: LLM, options: dict[str, object], message: str) -> None:
         with pytest.raises((InvalidRequestError, ConfigError), match=message):
             llm.submit(prompt(100), greedy(**options))
         assert not llm.has_unfinished

@@ -149,7 +149,7 @@ def test_a_step_is_one_call(llama: tuple[Path, Path], monkeypatch: pytest.Monkey
     with LLM(llama[0], kv_memory="4MiB", max_num_seqs=4, max_num_batched_tokens=4) as llm:
         monkeypatch.setattr(LayerKernels, "decode", count)
         llm.generate([5, 6, 7, 8, 9], SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True))
-    # Nobody wants a token of the prompt's first chunk, and of its second only the last one.
+    # No request wants a token of the prompt's first chunk, and of its second only the last one.
     assert asked == [[], [0], [0], [0]]
 
 

@@ -1,4 +1,4 @@
-"""Prefill in the background: the batch goes on, and nobody's tokens, memory or errors become anybody else's."""
+"""Prefill in the background: the batch continues, and no query's tokens, memory or errors become another's."""
 
 import threading
 from collections import Counter
@@ -31,7 +31,7 @@ def greedy(max_tokens: int, **options: Any) -> SamplingParams:
 
 
 class Turnstile:
-    """Holds each prefill in the background back until somebody waits for it, or so many steps have been taken."""
+    """Holds each prefill in the background back until it is waited for, or so many steps have been taken."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.holds: Iterator[int] = iter([])
@@ -147,7 +147,7 @@ def test_an_empty_batch_waits_instead_of_turning(turnstile: Turnstile) -> None:
     assert finish(engine) == {"0": alone(prompt(4), 8)}
 
 
-def test_who_needs_memory_waits_and_nobody_is_parked_for_it(turnstile: Turnstile) -> None:
+def test_who_needs_memory_waits_and_none_is_parked_for_it(turnstile: Turnstile) -> None:
     """Three queries would outgrow the memory beside the group that is under way."""
     column_bytes = llama().open("static")._executor._budget.column_bytes
     engine = llama().open(

@@ -124,7 +124,7 @@ class TestColumns:
         while "joins" not in (done := {o.request_id for o in engine.step() if o.finished}):
             pass
         engine.check_integrity()
-        assert engine.stats().columns_held >= before + 31, "the gap is the row's that goes on"
+        assert engine.stats().columns_held >= before + 31, "the gap is the row's that continues"
         assert not done & {"runs"}
         mixed = mixed_stats("shaping-gaps")
         assert mixed.column_share > 1.2
@@ -139,7 +139,7 @@ class TestColumns:
             found.append(finish(engine))
         assert found[0] == found[1]
 
-    def test_run_to_completion_holds_what_nobody_needs(self) -> None:
+    def test_run_to_completion_holds_what_is_not_needed(self) -> None:
         assert mixed_stats("static").column_share > 1.2
 
 
@@ -148,7 +148,7 @@ class TestMemory:
     @pytest.mark.parametrize("park_columns", [None, 70, 0])
     def test_adversarial_lengths_stay_within_the_memory(self, mode: str, park_columns: int | None) -> None:
         """Short queries that grow long all at once, then one that needs nearly all of the memory; host memory for as
-        much again, for a part of the parked, or for nobody."""
+        much again, for a part of the parked, or for none."""
         queries = [(prompt(3, seed), 50) for seed in range(5)] + [(prompt(120), 20), (prompt(1), 1)]
         park_memory = None if park_columns is None else park_columns * column_bytes() or 1
         engine = llama().open(mode, max_num_seqs=8, kv_memory=150 * column_bytes(), park_memory=park_memory)

@@ -59,7 +59,7 @@ def test_switching_engines_changes_no_output(paged: LLM, padded: LLM, params: Sa
     padded.check_integrity()
 
 
-def test_seeds_that_nobody_gave_are_drawn_alike(directory: Path) -> None:
+def test_seeds_that_were_not_given_are_drawn_alike(directory: Path) -> None:
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True)
     outputs = []
     for engine in ("paged", "padded"):

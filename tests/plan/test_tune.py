@@ -1,4 +1,4 @@
-"""The search: what it tries, that it keeps its promise on prompts held back, and that it goes on where it stood."""
+"""The search: what it tries, that it keeps its promise on prompts held back, and that it resumes where it stopped."""
 
 import json
 from collections.abc import Mapping

@@ -161,7 +161,7 @@ def test_a_row_with_nothing_possible_is_a_fault(
     "filters", [{}, {"top_k": 2, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 0.01}]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_infinite_and_undefined_logits_harm_nobody(
+def test_infinite_and_undefined_logits_harm_no_other(
     temperature: float, filters: dict[str, Any], dtype: torch.dtype
 ) -> None:
     """Among rows of all kinds, sound ones get their tokens, of which one may be ruled out."""

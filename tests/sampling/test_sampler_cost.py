@@ -1,4 +1,4 @@
-"""What a sampling step may cost: memory, transfers, and work for features that nobody uses."""
+"""What a sampling step may cost: memory, transfers, and work for unused features."""
 
 from collections.abc import Callable
 from typing import Any

@@ -62,7 +62,7 @@ def test_greedy_and_mixed_batches(llm: LLM) -> None:
 
 
 def test_preemption_keeps_the_form() -> None:
-    """A sequence that comes back goes on where its form was."""
+    """A sequence that comes back continues where its form was."""
     form = StructuredOutputs(regex="([a-z]{4} ){30}end")
     with LLM(kv_memory="3MiB", max_num_seqs=8, max_model_len=512) as small:
         params = SamplingParams(seed=1, max_tokens=300, structured_outputs=form)
@@ -131,8 +131,8 @@ def test_what_cannot_be_compiled_is_refused_before_the_engine(llm: LLM, form: An
     ],
 )  # fmt: skip
 @pytest.mark.timeout(60)
-def test_bombs_harm_nobody_else(llm: LLM, form: Any) -> None:
-    """Compiled or refused, answered or failed: soon, and the engine goes on."""
+def test_bombs_harm_no_other(llm: LLM, form: Any) -> None:
+    """Compiled or refused, answered or failed: soon, and the engine continues."""
     params = SamplingParams(max_tokens=20, structured_outputs=form)
     try:
         [output] = llm.generate(["a"], params)

@@ -19,7 +19,7 @@ class Page:
     """One page of a browser.
 
     Attributes:
-        faults: what the page wrote to the console as an error, and exceptions that nobody caught.
+        faults: what the page wrote to the console as an error, and uncaught exceptions.
     """
 
     def __init__(self, read: int, write: int) -> None:

@@ -216,13 +216,13 @@ def test_a_client_that_leaves_frees_its_blocks(server: Running, llm: LLM) -> Non
         for _, _line in zip(range(10), response.iter_lines(), strict=False):
             pass
         assert llm.stats().num_running > 0
-    eventually(lambda: llm.stats().num_running == 0, "the request goes on without its client")
+    eventually(lambda: llm.stats().num_running == 0, "the request continues without its client")
     assert llm.stats().kv_bytes_used <= before + 2**20
     llm.check_integrity()
     # Also one that waits for the whole answer.
     with pytest.raises(Exception, match="timed out"):
         server.post("/v1/completions", body | {"stream": False}, timeout=0.5)
-    eventually(lambda: llm.stats().num_running == 0, "the request goes on without its client")
+    eventually(lambda: llm.stats().num_running == 0, "the request continues without its client")
     eventually(lambda: server.client.get("/load").json()["server_load"] == 0, "a request is still counted")
 
 

@@ -86,7 +86,7 @@ def test_an_engine_that_fails_ends_the_server(faulty: Faulty) -> None:
         refused = server.post(TEXT, {"prompt": "a"})
         assert refused.status_code == 503 and "retry-after" in refused.headers
         server.thread.join(30)
-        assert not server.thread.is_alive(), "the server goes on without an engine"
+        assert not server.thread.is_alive(), "the server continues without an engine"
         assert server.service.engine.failure is not None
         server_ended.set()
     faulty.broken = lambda: False

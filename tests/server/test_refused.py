@@ -1,4 +1,4 @@
-"""What must not get in: each case is refused with OpenAI's envelope, and the server goes on."""
+"""What must not get in: each case is refused with OpenAI's envelope, and the server continues."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -20,7 +20,7 @@ _WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Replay:
+class PlayedTrace:
     """Outcome of a load under one setting.
 
     Attributes:
@@ -72,14 +72,14 @@ _COUNTERS = (
 )
 
 
-def replay(
+def play(
     llm: LLM,
     name: str,
     load: Sequence[TraceRequest],
     vocab_size: int,
     seed: int = 0,
     on_step: Callable[[int, EngineStats], None] = lambda done, stats: None,
-) -> Replay:
+) -> PlayedTrace:
     """Submit requests when they arrive, and step until all are done. Their answers have the trace's length.
 
     Args:
@@ -113,7 +113,7 @@ def replay(
         running.append(stats.num_running + len(outputs))
         on_step(len(finished) + refused, stats)
     seconds, after = time.perf_counter() - start, llm.stats()
-    return Replay(
+    return PlayedTrace(
         name,
         seconds,
         refused,
@@ -130,7 +130,9 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)] if ordered else math.nan
 
 
-def pressure_table(replays: Sequence[Replay], title: str, corner: str, notes: tuple[str, ...]) -> TextTable:
+def pressure_table(
+    played: Sequence[PlayedTrace], title: str, corner: str, notes: tuple[str, ...]
+) -> TextTable:
     """Return a line per setting: batch, throughput, preemptions, latencies."""
     columns = (
         "batch, mean",
@@ -158,18 +160,18 @@ def pressure_table(replays: Sequence[Replay], title: str, corner: str, notes: tu
                 f"{each.refused}",
             ),
         )
-        for each in replays
+        for each in played
     )
     return TextTable(title, corner, columns, rows, notes)
 
 
-def pressure_panels(replays: Sequence[Replay]) -> list[Panel]:
+def pressure_panels(played: Sequence[PlayedTrace]) -> list[Panel]:
     """Return the throughput, preemptions and latencies by line of the table, for `line_chart`."""
-    places = list(range(len(replays)))
-    x = Axis(" | ".join(each.name for each in replays))
+    places = list(range(len(played)))
+    x = Axis(" | ".join(each.name for each in played))
 
-    def line(label: str, read: Callable[[Replay], float]) -> Line:
-        return Line(label, places, [read(each) for each in replays])
+    def line(label: str, read: Callable[[PlayedTrace], float]) -> Line:
+        return Line(label, places, [read(each) for each in played])
 
     return [
         Panel("throughput", x, Axis("output tokens/s", low=0), [line("tokens/s", lambda r: r.output_rate)]),

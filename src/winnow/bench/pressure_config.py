@@ -1,4 +1,4 @@
-"""Configuration of `winnow bench pressure`: a trace, and settings to replay it under."""
+"""Configuration of `winnow bench pressure`: a trace, and settings to play it under."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ SWEEPS = ("watermark", "preemption", "prefix-cache", "reservation")
 
 @dataclass(frozen=True)
 class PressureConfig:
-    """Trace that is replayed, and settings to replay it under."""
+    """Trace that is played, and settings to play it under."""
 
     sweep: str = option(
         "watermark",
-        "what changes from one replay to the next: the high watermark; preempted requests computed again or swapped "
+        "what changes from one run to the next: the high watermark; preempted requests computed again or swapped "
         "to the host, with the break-even by length; the prefix cache; or what a request holds from its start",
         choices=SWEEPS,
     )
@@ -53,7 +53,7 @@ class PressureConfig:
             check_number(name, getattr(self, name), 1e-6, 1e6)
 
     def settings(self, options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """Return the engine's options that each replay changes, by the name of its line; `options` are those of all."""
+        """Return the engine's options that each run changes, by the name of its line; `options` are those of all."""
         memory = EngineConfig.from_options(options).cache.kv_memory
         if self.sweep == "watermark":
             return {f"{watermark:.0%}": {"watermark_high": watermark} for watermark in self.watermarks}

@@ -26,11 +26,11 @@ from winnow.units import format_bytes
 
 if TYPE_CHECKING:
     from winnow.bench.preemption import Point
-    from winnow.bench.pressure import Replay
+    from winnow.bench.pressure import PlayedTrace
 
 SUMMARY = "a recorded load on too little memory, under one setting after the other"
 DESCRIPTION = """\
-Replay a trace (Azure's .csv, Mooncake's .jsonl) on an engine whose --kv-memory is too small for it, once
+Play a trace (Azure's .csv, Mooncake's .jsonl) on an engine whose --kv-memory is too small for it, once
 for each setting of --sweep, and tell batch, throughput, preemptions and latencies side by side.
 
 Requests come at the trace's times, --rate times as dense, with --token-scale times its lengths; their
@@ -42,7 +42,7 @@ examples:
   winnow bench pressure conversation_trace.jsonl --token-scale 0.02 --rate 4 --sweep prefix-cache
   winnow bench pressure TRACE --watermarks 0.7,0.9,0.98 --json sweep.json --plot sweep
   winnow bench pressure TRACE --sweep preemption --lengths 256,1024,4096
-Settings are replayed one after the other: compare within one run, on a machine that does nothing else.
+Settings are played one after the other: compare within one run, on a machine that does nothing else.
 """
 _REPEAT = 3
 """Preemptions of each length and way."""
@@ -78,13 +78,13 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.report.provenance import Machine, report_head
 
     silence_transformers()
-    replays, notes = _measure(namespace, config, options, settings)
+    played, notes = _measure(namespace, config, options, settings)
     points = _preempt(config, options) if config.sweep == "preemption" else []
     head = report_head(typed_command(), machine := Machine.here(options.get("device", "auto")))
     out = console()
     out.print(f"{machine}; commit {head['commit']}", highlight=False, soft_wrap=True)
-    table = pressure_table(replays, f"{namespace.trace.name} by {config.sweep}", config.sweep, notes)
-    panels = pressure_panels(replays)
+    table = pressure_table(played, f"{namespace.trace.name} by {config.sweep}", config.sweep, notes)
+    panels = pressure_panels(played)
     for each_table in (table, preemption_table(points)) if points else (table,):
         out.print(each_table.title, highlight=False, soft_wrap=True)
         out.print(each_table.upright().rich())
@@ -92,7 +92,7 @@ def execute(namespace: argparse.Namespace) -> int:
             out.print(note, highlight=False, soft_wrap=True)
     shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
     report: dict[str, Any] = {"trace": namespace.trace.name, "notes": notes}
-    report["replays"] = [each.to_json() for each in replays]
+    report["replays"] = [each.to_json() for each in played]
     if points:
         panels.append(preemption_panel(points))
         report |= {"preemptions": [asdict(point) for point in points], "break_even": break_even(points)}
@@ -121,11 +121,11 @@ def _measure(
     config: PressureConfig,
     options: dict[str, Any],
     settings: dict[str, dict[str, Any]],
-) -> tuple[list["Replay"], tuple[str, ...]]:
-    """Replay the load under each of `settings`. Returns what came of them, and what the table's notes say."""
-    from winnow.bench.pressure import replay
+) -> tuple[list["PlayedTrace"], tuple[str, ...]]:
+    """Play the load under each of `settings`. Returns what came of them, and what the table's notes say."""
+    from winnow.bench.pressure import play
 
-    replays, load, budget = [], [], 0
+    played, load, budget = [], [], 0
     with open_progress(namespace.progress, sys.stderr) as progress:
         for name, changed in settings.items():
             with open_llm(options | changed) as llm:
@@ -136,10 +136,10 @@ def _measure(
                         f"--token-scale {config.token_scale:g}"
                     )
                 show = show_steps(progress, Meter(), len(load))
-                replays.append(replay(llm, name, load, llm.vocab_size, config.prompt_seed, show))
+                played.append(play(llm, name, load, llm.vocab_size, config.prompt_seed, show))
                 budget = llm.stats().kv_bytes_budget
     tokens = sum(each.prompt_tokens for each in load), sum(each.output_tokens for each in load)
-    return replays, (
+    return played, (
         f"{len(load)} requests, over {load[-1].arrival:.1f} s: the first {config.requests} of the trace, less those "
         f"longer than the model's context; lengths x {config.token_scale:g}, arrivals {config.rate:g} times as dense.",
         f"{tokens[0]:,} prompt and {tokens[1]:,} output tokens; KV memory {format_bytes(budget)}.",
