@@ -7,7 +7,7 @@ Layers whose values lie beside their keys and layers whose values lie apart are 
 processor's caches, and measured in turn. Keys and queries are random, so that query heads of a group choose apart: the
 most values are read. The model (winnow.plan.value_tier, equation 3 of KCache with what finding the largest weights
 costs) is fitted to four numbers: all values at the longest length, N=1 at the shortest and the longest, and the largest
-N at the longest; the rest is predicted.
+N at the longest; the other rows show how it fits.
 """
 
 import argparse
@@ -180,7 +180,7 @@ def tables(
         seen = crossing([(length, by_key[length, n].ratio) for length in lengths])
         said = _predicted(by_key[lengths[-1], n], speeds, model, batch).pays_from
         crossings.append({"top_n": n, "measured_from": seen, "predicted_from": said})
-    columns = ("all values, us", *(f"N={n}, us (ratio; predicted)" for n in top_n))
+    columns = ("all values, us", *(f"N={n}, us (ratio; fitted)" for n in top_n))
     cross_rows = tuple(
         (
             f"N={each['top_n']}",
@@ -192,7 +192,7 @@ def tables(
     )
     return [
         TextTable("Decode attention of a layer", "tokens", columns, tuple(rows)),
-        TextTable("Faster from (tokens)", "", ("measured", "predicted"), cross_rows),
+        TextTable("Faster from (tokens)", "", ("measured", "fitted"), cross_rows),
     ], crossings
 
 
@@ -204,7 +204,7 @@ def _predicted(each: Measured, speeds: TierSpeeds, model: TierModel, batch: int)
 
 
 def main() -> None:
-    """Measure, predict, show and write."""
+    """Measure, fit, show and write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

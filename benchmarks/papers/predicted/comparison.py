@@ -1,4 +1,4 @@
-"""Printed numbers beside predicted ones."""
+"""Printed numbers beside those of a planner that is fitted to some of them."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """Predicted over printed, less 1."""
+        """Fitted over printed, less 1."""
         return self.predicted / self.printed - 1
 
 
@@ -27,7 +27,7 @@ def comparison_table(title: str, unit: str, rows: Sequence[Comparison], notes: t
     return TextTable(
         title,
         unit,
-        ("printed", "predicted", "error"),
+        ("printed", "fitted", "error"),
         tuple(
             (row.label, (f"{row.printed:.4g}", f"{row.predicted:.4g}", f"{row.error:+.0%}")) for row in rows
         ),
