@@ -15,11 +15,11 @@ Concatenate Continue Convert Copy Count Create Cut Decide Declare Decode Delete 
 Draw Drop Dump Embed Empty Encode End Ensure Enter Evaluate Evict Exclude Expect Extend Fill Find Fit Follow
 Forget Fork Free Gather Get Give Group Hand Handle Help Hold Hook Insert Inspect Install Interpolate Keep Learn
 Leave Lengthen Let List Load Log Look Lower Make Map Mark Measure Merge Minimize Move Norm Observe Offer Open Pack
-Pad Park Parse Pass Plan Pool Predict Preempt Prefill Prepare Print Protect Put Quantize Queue Raise Rank Read
-Reallocate Recompute Record Recover Redraw Reduce Refuse Release Remember Remove Replace Replay Reserve Restore
-Resume Return Rotate Round Run Sample Save Say Score Search See Send Serve Set Settle Share Shift Show Shrink
-Simulate Sort Split Stack Standardize Start Stop Store Submit Sum Summarise Take Talk Time Tokenise Turn Unshare
-Update Wait Warm Warn Work Write Yield Zero
+Pad Park Parse Pass Plan Play Pool Predict Preempt Prefill Prepare Print Protect Put Quantize Queue Raise Rank
+Read Reallocate Recompute Record Recover Redraw Reduce Refuse Release Remember Remove Replace Replay Reserve
+Restore Resume Return Rotate Round Run Sample Save Say Score Search See Send Serve Set Settle Share Shift Show
+Shrink Simulate Sort Split Stack Standardize Start Stop Store Submit Sum Summarise Take Talk Time Tokenise Turn
+Unshare Update Wait Warm Warn Work Write Yield Zero
 """
 # Words that begin no noun phrase: a docstring that begins so says of the thing without naming it.
 NO_NOUN = """

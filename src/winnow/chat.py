@@ -194,10 +194,7 @@ def _text_behind(
     prompt: str,
     options: TemplateOptions,
 ) -> str:
-    """Return what the template writes behind the last message.
-
-    Empty where that is the assistant's own, or is unknown.
-    """
+    """Return what the template writes behind the last message; empty where that is the assistant's, or unknown."""
     last = conversation[-1]
     if last["role"] == "assistant":
         return ""
@@ -224,10 +221,7 @@ def _render(
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message whose tool calls have their arguments as objects.
-
-    OpenAI writes them as JSON, templates walk them.
-    """
+    """Return a message with its tool calls' arguments as objects: OpenAI writes them as JSON, templates walk them."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message

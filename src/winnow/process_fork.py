@@ -24,10 +24,7 @@ _IMPORTED_BY = os.getpid()
 
 
 def _find_pause() -> Callable[[int], int] | None:
-    """Return OpenMP's `omp_pause_resource_all`, of the runtime that torch uses.
-
-    None: this one has none (GCC before 9).
-    """
+    """Return `omp_pause_resource_all` of the OpenMP that torch uses; None: this one has none (GCC before 9)."""
     try:
         pause: Callable[[int], int] = ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
     except (AttributeError, OSError):

@@ -218,10 +218,7 @@ class Driver:
         self._finish(job.index, (record, line))
 
     def _failure(self, line: Job | BadLine, error: ApiError) -> tuple[Record, bytes]:
-        """Return the record of a line that failed, and its bytes.
-
-        Without what the line brought, where that is the fault.
-        """
+        """Return the record of a line that failed, and its bytes; without what it brought, if that is at fault."""
         try:
             record = error_record(line, error)
             return record, encode(record)
@@ -235,8 +232,5 @@ class Driver:
 
 
 def line_seed(seed: int, index: int) -> int:
-    """Return the seed of a line that brings none.
-
-    Its own, and the same however often the run was interrupted before it.
-    """
+    """Return the seed of a line that brings none: its own, and the same however often the run was interrupted."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:7])

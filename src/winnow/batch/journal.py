@@ -149,10 +149,7 @@ def _read_entries(file: BinaryIO, start: int) -> tuple[dict[int, bytes], int]:
 
 
 def _read_output(output: Path, visit: Callable[[dict[str, Any]], None]) -> tuple[int, int]:
-    """Return how many lines of the output are whole, and their bytes.
-
-    After the first broken line nothing is trusted.
-    """
+    """Return how many lines of the output are whole, and their bytes; all after the first broken line is ignored."""
     finished = end = 0
     if not output.exists():
         return finished, end

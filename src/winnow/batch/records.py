@@ -107,10 +107,7 @@ def _carried(line: Job | BadLine) -> Record:
 
 
 def _scored(job: Job, output: RequestOutput) -> Record:
-    """Return the score of the first answer against the line's `reference`, 0..1.
-
-    Nothing where there is no reference.
-    """
+    """Return the score of the first answer against the line's `reference`, 0..1; empty without a reference."""
     if "reference" not in job.carried:
         return {}
     metric = job.carried.get("metric", DEFAULT_METRIC)

@@ -91,10 +91,7 @@ class Measurement:
 
     @property
     def bandwidth_share(self) -> float | None:
-        """Share of the bandwidth of copying where the operation writes KVs, else of reading.
-
-        The median over repeats.
-        """
+        """Share of the bandwidth of copying where the operation writes KVs, else of reading: median of repeats."""
         if self.reading is None:
             return None if self.bandwidth is None else self.bandwidth / self.limits.copy
         shares = (self.bytes_read / s / most for s, most in zip(self.seconds, self.reading, strict=True))

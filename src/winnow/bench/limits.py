@@ -28,10 +28,7 @@ class Reading:
 
     @classmethod
     def fastest(cls, device: torch.device) -> "Reading":
-        """Return the fastest of several reductions over a buffer, which it keeps.
-
-        The best differs from machine to machine.
-        """
+        """Return the fastest of several reductions over a buffer, which it keeps: machines differ in which is best."""
         buffer = _buffer(device)
         calls: list[Call] = [buffer.sum, buffer.amax, buffer.view(torch.int64).sum]
         return max((cls(call, buffer.nbytes) for call in calls), key=lambda each: each.rate(device))

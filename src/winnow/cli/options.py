@@ -175,10 +175,7 @@ def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _documented(config: type) -> dict[str, str]:
-    """Return field -> help, from the "Attributes" part of the class's docstring.
-
-    An entry may run over several lines.
-    """
+    """Return field -> help, from the "Attributes" part of the class's docstring; an entry may take several lines."""
     _, _, attributes = inspect.cleandoc(config.__doc__ or "").partition("\nAttributes:\n")
     texts: dict[str, str] = {}
     name = ""

@@ -192,10 +192,7 @@ def _beside_full(found: "list[Deployment]") -> "list[Deployment]":
 
 
 def _eviction(name: str, amounts: dict[str, Any]) -> EvictionConfig:
-    """Return a policy with the amounts that were typed.
-
-    The full cache, which takes none, stands beside others without.
-    """
+    """Return a policy with the amounts that were typed; the full cache takes none, and stands beside the others."""
     from winnow.eviction import resolve_policy
 
     if not name:

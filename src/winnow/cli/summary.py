@@ -181,10 +181,7 @@ def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
 
 
 def _payoff(stats: EngineStats, seconds: float) -> str | None:
-    """Return whether compressing paid, or may pay.
-
-    It saves waits where memory is short, and costs replays and rounds.
-    """
+    """Return whether compressing paid, or may pay: it saves waits for memory, and costs replays and rounds."""
     if not stats.num_starts and stats.kv_bytes_peak >= _FULL_MEMORY * stats.kv_bytes_budget > 0:
         return (
             "KV memory was full: --compression auto lets more requests run beside each other where that pays"

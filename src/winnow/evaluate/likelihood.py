@@ -22,10 +22,7 @@ FULL_CACHE = EvictionPolicy()
 
 @dataclass(frozen=True)
 class Keeping:
-    """Choice of the KVs of a context that stay: a policy, and its amount as in `SamplingParams`.
-
-    Both None: the policy's own.
-    """
+    """Choice of the KVs of a context that stay: a policy, and its amount; both None: the policy's own."""
 
     policy: EvictionPolicy = FULL_CACHE
     compression: float | None = None

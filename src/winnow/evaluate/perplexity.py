@@ -64,10 +64,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Losses of all windows under one way of keeping KVs, in order.
-
-    None where the engine refused it, for the reason given.
-    """
+    """Losses of all windows under one way of keeping KVs, in order; None where the engine refused it, and why."""
 
     name: str
     scores: tuple[WindowScore, ...]

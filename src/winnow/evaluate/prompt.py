@@ -80,10 +80,7 @@ class PromptMaker:
         return ids
 
     def _render(self, sample: Sample, question: Question) -> tuple[str, str, str]:
-        """Return the context and question as one message of the user.
-
-        What stands before the question, it, and what follows it.
-        """
+        """Return context and question as a user's message: what stands before the question, it, and what follows."""
         if not self._tokenizer.chat_template:
             raise EvaluationError(
                 f"sample {sample.name!r} is a chat message, and the model has no chat template: "

@@ -11,10 +11,7 @@ from winnow.evaluate.uninformative import uninformative_categories
 
 @dataclass(frozen=True)
 class Refusal:
-    """Refusal of a cell by the engine, its reason, and for how many prompts.
-
-    The cell is not run for the others either.
-    """
+    """Refusal of a cell by the engine, its reason, and for how many prompts; the others are not run either."""
 
     reason: str
     prompts: int

@@ -43,9 +43,7 @@ class ReplayWeights:
     inputs: Tensor
 
     def logs(self, cache: PagedCache, span: ReplaySpan, layer: int, queries: slice) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of |h| of some of the span's tokens, float32 [n], and of |W v|, float32 [Hq, judged
-        KVs].
-        """
+        """Return logarithms of |h| of some of a span's tokens, float32 [n], and of |W v|, float32 [Hq, judged KVs]."""
         slot, _ = judged_slots(cache, layer, span.slot, _judged(span.replay), span.replay.context_len)
         values = cache.pool.of_layer(layer).values(slot)  # [H, judged, d]
         by_head = values.repeat_interleave(len(self.products) // len(values), dim=0)

@@ -151,10 +151,7 @@ def resolve_policy(
 
 
 def _concrete(name: str, traits: ModelTraits, asked_later: bool) -> str:
-    """Return the preset that `winnow` stands for: a window where the question is seen.
-
-    Else what predicts a replay, or it.
-    """
+    """Return the preset for `winnow`: a window where the question is seen; else what predicts a replay, or it."""
     if name != COMPRESSING:
         return name
     if not asked_later:

@@ -192,7 +192,7 @@ class LayerRows:
     def mean_rotation(self, count: int) -> Tensor:
         """Return the mean of the rotations to the next `count` positions, float32 [B, d, d].
 
-        Rotated = rotation @ vector.
+        rotated = rotation @ vector.
 
         Requires `Needs(rotation=True)`.
         """

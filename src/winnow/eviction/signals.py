@@ -53,10 +53,7 @@ class Signals(Protocol):
     """Information about tokens, layers and queries for budgets and scorers."""
 
     def similarity(self, slots: Sequence[int]) -> Tensor:
-        """Return the cosine of the hidden state before and after attention, mean over the tokens so far.
-
-        Float32 [B, L].
-        """
+        """Return the mean cosine of tokens' hidden states before and after attention, so far: float32 [B, L]."""
 
     def kinds(self, slots: Sequence[int]) -> Tensor:
         """Return the kind of each token, 0, SPECIAL or PUNCTUATION: uint8 [B, longest]."""

@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 def load_checkpoint(
     path: Path, config: ModelConfig, *, beyond_trained_len: bool, native: bool = False
 ) -> tuple[LoadedModel, ContextLimit]:
-    """Load as `winnow.models.loader.load_model` does, from config.json and weights as they were published.
-
-    And what limits it.
-    """
+    """Load as `winnow.models.loader.load_model` does, from config.json and weights as published; with its limits."""
     published = open_published(path)
     model_config = _read_config(path, published)
     model_class = causal_class(model_config)

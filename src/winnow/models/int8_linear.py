@@ -39,10 +39,7 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Int8Weights:
-    """Choice of the linear layers that have int8 weights.
-
-    All of decoder layers and the head, less those that stay wide.
-    """
+    """Choice of the linear layers that have int8 weights: decoder layers and head, less those that stay wide."""
 
     wide_head: bool = False
     wide_ends: bool = False

@@ -49,9 +49,7 @@ def _has_own_pages(start: int, end: int) -> bool:
 
 
 def is_file_backed(tensor: Tensor) -> bool:
-    """Return whether a tensor is a view of a mapped file, as weights are that were read in the format they are stored
-    in.
-    """
+    """Return whether a tensor is a view of a mapped file, as weights are that are stored in their format."""
     try:
         with open("/proc/self/maps", encoding="utf-8") as maps:
             for line in maps:

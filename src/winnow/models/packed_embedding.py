@@ -47,9 +47,6 @@ class ScaledEmbedding(nn.Module):
 
 
 def embedding_scale(embedding: nn.Module) -> float | None:
-    """Return the factor by which a scaled embedding of transformers multiplies its rows (Gemma).
-
-    None: it names none.
-    """
+    """Return the factor by which a scaled embedding of transformers multiplies its rows (Gemma); None: no factor."""
     scale = getattr(embedding, "embed_scale", None)
     return float(scale) if isinstance(scale, Tensor | float | int) else None

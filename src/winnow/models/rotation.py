@@ -97,9 +97,7 @@ def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None
 
 
 def probe_keys(model: "CausalModel", num_layers: int) -> Tensor:
-    """Return what a model is known again by: keys of one token, float32 [L, H, d] on the CPU. Attention adds nothing to
-    it.
-    """
+    """Return keys of one token, float32 [L, H, d] on the CPU, by which a model is known again; no attention."""
     keys = _keys_at(model, _PROBED)
     return torch.stack([keys[layer][0] for layer in range(num_layers)]).cpu()
 

@@ -39,10 +39,7 @@ class CallForm:
 
     @classmethod
     def of(cls, template: Mapping[str, Any] | None) -> "CallForm | None":
-        """Return the form of a response template's calls.
-
-        None: there is none, or it is not JSON between fixed texts.
-        """
+        """Return the form of a response template's calls; None: it has none, or it is not JSON between fixed texts."""
         field = {} if template is None else template["fields"].get("tool_calls", {})
         texts = mark_text(field, "open", "x"), mark_text(field, "close", "x")
         if field.get("content") != "json" or field.get("content_args") or None in texts:

@@ -15,10 +15,7 @@ _LOWEST = -9999.0
 
 
 def chat_logprobs(answer: CompletionOutput, most: int | None = None) -> Record | None:
-    """Return `choices[].logprobs` of a chat completion.
-
-    `most` alternatives for each token, None: all that are known.
-    """
+    """Return `choices[].logprobs` of a chat completion: `most` alternatives for each token, None: all known ones."""
     if answer.logprobs is None:
         return None
     content = [
@@ -92,20 +89,14 @@ def echo_logprobs(
 
 
 def cumulative_logprob(answer: CompletionOutput) -> float | None:
-    """Return the sum of the tokens' logprobs, finite also where a token was ruled out.
-
-    Each counts as it is reported.
-    """
+    """Return the sum of the tokens' logprobs as each is reported: finite also where a token was ruled out."""
     if answer.cumulative_logprob is None or math.isfinite(answer.cumulative_logprob):
         return answer.cumulative_logprob
     return sum(finite_logprob(candidates[token]) for token, candidates in _predicted(answer))
 
 
 def _top_by_name(token: int, candidates: LogprobDict) -> dict[str, float]:
-    """Return logprobs by the candidates' names.
-
-    Of several with one name the first keeps it, the answer's own before all.
-    """
+    """Return logprobs by the candidates' names; of several with one name the answer's own, then the first."""
     names = {_name(candidates[token], "bytes:"): token}
     for other, entry in ranked(candidates):
         name = _name(entry, "bytes:")

@@ -89,10 +89,7 @@ class ChunkStream:
         return plain if plain is not None else "".join(map(event, self.push(place, output)))
 
     def _plain_event(self, place: int, output: RequestOutput) -> str | None:
-        """Return the event of a delta that is text alone, as most are, without the chunk.
-
-        None: it is more, or the first.
-        """
+        """Return the event of a delta that is text alone, without the chunk; None: it is more, or the first."""
         if len(output.outputs) != 1 or self._continuous:
             return None
         [answer] = output.outputs

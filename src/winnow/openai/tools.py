@@ -1,7 +1,4 @@
-"""Parts of a chat body that go to the model's template: tools, and how the prompt ends.
-
-And which tools it must call.
-"""
+"""Parts of a chat body that go to the model's template: tools, the prompt's end, and the tools it must call."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -106,10 +106,7 @@ def calibrate(paths: Sequence[Path], hardware: Hardware) -> Calibration:
 
 
 def run_errors(run: Measured, computed: RunWork, factors: Factors) -> tuple[float | None, ...]:
-    """Return the predicted over measured seconds less 1.
-
-    Of the run, to its median first token, of its median decode step.
-    """
+    """Return predicted over measured seconds less 1: of the run, to its median first token, of a median decode step."""
     times = run.deployment.times.with_factors(factors)
     return tuple(
         None if work is None or value is None else times.seconds(work) / value - 1

@@ -184,10 +184,7 @@ class Deployment:
     # -- inverses ------------------------------------------------------------------------------------------------
 
     def largest_batch(self, request: Request, kv_memory: int | None = None) -> int:
-        """Return the most such requests at the same time; 0: not even one.
-
-        `kv_memory` None: all the room that there is.
-        """
+        """Return the most such requests at a time; 0: not even one. `kv_memory` None: all the room that there is."""
         room = self.kv_room if kv_memory is None else kv_memory
         if room <= 0:
             return 0
@@ -202,10 +199,7 @@ class Deployment:
         return low
 
     def longest_context(self, batch: int, new_tokens: int) -> int:
-        """Return the most tokens of prompt and answer with which `batch` requests fit; 0: none.
-
-        Beyond the model's limit too.
-        """
+        """Return the most tokens of prompt and answer of which `batch` requests fit, beyond the model's limit too."""
 
         def fits(total: int) -> bool:
             return self.fits(Request(total - new_tokens, new_tokens), batch)
@@ -237,10 +231,7 @@ class Deployment:
         return -(-needed // each)
 
     def needed_compression(self, request: Request, batch: int) -> float | None:
-        """Return tokens of the context per KV kept, at which `batch` requests fit while they decode.
-
-        None: at no rate.
-        """
+        """Return tokens of the context per KV kept, at which `batch` decoding requests fit; None: at no rate."""
         full = replace(self, eviction=EvictionConfig())
         blocks = batch * full.layout.blocks_for(request.computed)
         needed = cache_bytes(full.layout, blocks, batch, request.computed)
@@ -317,10 +308,7 @@ class Deployment:
         return work
 
     def prompt_work(self, request: Request) -> StepWork:
-        """Return the work of a prompt alone, up to the first token.
-
-        Its chunks, a replay behind them, rounds of eviction.
-        """
+        """Return a prompt's work alone, up to the first token: its chunks, a replay behind them, rounds of eviction."""
         eviction, scheduler = self.bound(request), self.scheduler
         most = min(scheduler.prefill_chunk or request.prompt_tokens, scheduler.max_num_batched_tokens)
         work, held, start, last_round = StepWork(), 0.0, 0, 0
@@ -381,10 +369,7 @@ class Performance:
 
 
 def _is_allowed(fits: Any, total: int) -> bool:
-    """Return whether a length fits.
-
-    A policy may refuse it: what it protects exceeds its budget, or its replay the context.
-    """
+    """Return whether a policy allows a length: what it protects and replays must fit its budget and the context."""
     try:
         return bool(fits(total))
     except (ConfigError, InvalidRequestError):

@@ -146,9 +146,7 @@ def _memory_rates(num_bytes: int) -> tuple[float, float]:
 
 
 def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
-    """Return operations per second of a linear layer that the engine would make on this processor, at a chunk of a
-    prompt.
-    """
+    """Return operations per second of the engine's linear layers on this processor, at a chunk of a prompt."""
     import torch
 
     from winnow.models.int8_linear import Int8Weights

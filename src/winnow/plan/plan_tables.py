@@ -135,9 +135,7 @@ def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan
 
 
 def binds(plan: Plan) -> str:
-    """Return what limits throughput: memory or `max_num_seqs`, where a larger batch would pay, else what a step waits
-    for.
-    """
+    """Return what limits throughput: memory or `max_num_seqs`, if a larger batch would pay, else a step's bound."""
     if not plan.largest_batch:
         return "memory"
     assert plan.performance is not None, "a batch fits"

@@ -184,10 +184,7 @@ def occupancy_figure(simulation: Simulation, title: str) -> "Figure":
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:
-    """Return the run as trace events: requests as spans of waiting, prompt and answer.
-
-    Sequences and KVs as counters.
-    """
+    """Return the run as trace events: requests as spans of waiting, prompt and answer; counters of sequences, KVs."""
     return {"traceEvents": [*_spans(simulation.served), *_counters(simulation)], "displayTimeUnit": "ms"}
 
 

@@ -94,10 +94,7 @@ class TierTraffic:
     read: int = 0
 
     def decode(self, sequences: float, kvs: float) -> StepWork:
-        """Return a token each of some sequences with `kvs` KVs a row.
-
-        It leaves its values and fetches those it reads.
-        """
+        """Return the work of a token each of sequences with `kvs` KVs a row, which leaves values and fetches some."""
         fetched = self.rows * min(self.read, kvs) * self.value_bytes
         return StepWork(link_bytes=sequences * (self.token_bytes + fetched))
 
@@ -254,10 +251,7 @@ class StepTimes:
         return replace(self, factors=factors)
 
     def ideal_weights(self, work: StepWork) -> float:
-        """Return seconds to read the weights in each step.
-
-        Of a mixture, those of the experts that its tokens are sent to.
-        """
+        """Return seconds to read the weights in a step; of a mixture, those of experts that tokens are sent to."""
         if not work.steps:
             return 0.0
         model = self.model

@@ -42,10 +42,7 @@ def mark_faults(tokens: Tensor, logits: Tensor) -> Tensor:
 
 
 def marked_tokens(tokens: Tensor, logits: Tensor) -> list[int]:
-    """Do as `mark_faults` does, on the host.
-
-    A step of one sequence spends less time in it than in two operators of torch.
-    """
+    """Do as `mark_faults` does, on the host: a step of one sequence spends less in it than in two operators."""
     if logits.device.type != "cpu":
         return mark_faults(tokens, logits).tolist()
     largest = logits.amax(1).tolist()

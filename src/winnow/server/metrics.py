@@ -193,10 +193,7 @@ class Metrics:
     # -- what is read ----------------------------------------------------------------------------------------------
 
     def latencies(self) -> dict[str, list[float]]:
-        """Return seconds of the last requests, by what passed in them: 50th, 90th and 99th percentile.
-
-        None yet: left out.
-        """
+        """Return the 50th, 90th and 99th percentile of the last requests' seconds, by what passed, if any."""
         return {
             shown: [float(each) for each in np.quantile(self._recent[name], _QUANTILES)]
             for name, shown in _SHOWN.items()

@@ -1,6 +1,4 @@
-"""Check of the site whose page asks: browsers send what a page of any site wants to a server that only this machine
-reaches.
-"""
+"""Check of the site whose page asks: browsers send what any site's page wants to a server of this machine alone."""
 
 import ipaddress
 from urllib.parse import urlsplit

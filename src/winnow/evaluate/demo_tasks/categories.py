@@ -168,8 +168,5 @@ def make_sample(
     tokens: int,
     planted: int | None = None,
 ) -> DemoSample:
-    """Return one prompt with one question; prompt and answer take about `tokens` tokens.
-
-    Errors as in `make_document`.
-    """
+    """Return a prompt of about `tokens` tokens, answer included, with one question. Errors as in `make_document`."""
     return make_document(category, rng, haystack, count_tokens, tokens, planted).sample()

@@ -48,10 +48,7 @@ def scatter(rng: random.Random, planted: Sequence[str], around: Sequence[str]) -
 
 
 def insert(planted: Sequence[str], around: Sequence[str], places: Sequence[int]) -> list[str]:
-    """Return both lists merged: each planted item stands before the item of `around` that its place names.
-
-    Places rise.
-    """
+    """Return both lists merged: each planted item before the item of `around` that its place names; places rise."""
     merged: list[str] = []
     start = 0
     for place, line in zip(places, planted, strict=True):

@@ -135,10 +135,7 @@ class WinnowLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return the logprob of each continuation, and whether it is greedy.
-
-        Where both are too long, the context's front goes.
-        """
+        """Return each continuation's logprob, and whether it is greedy; a context that is too long loses its front."""
         pairs = [self._fit(context, continuation) for _, context, continuation in requests]
         results = [(each.total, each.is_greedy) for each in self._score(pairs)]
         for (texts, _, _), result in zip(requests, results, strict=True):
@@ -155,10 +152,7 @@ class WinnowLM(TemplateLM):
         return results
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
-        """Return each answer's text, up to the first of the task's stop strings.
-
-        Of a prompt too long the front goes.
-        """
+        """Return answers' text, up to the first of the task's stop strings; a prompt too long loses its front."""
         waiting: dict[str, int] = {}
         texts: dict[int, str] = {}
         try:

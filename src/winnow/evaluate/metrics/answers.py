@@ -24,10 +24,7 @@ def without_punctuation(text: str) -> str:
 
 
 def words_of_answer(text: str) -> list[str]:
-    """Return words by which answers to questions are compared.
-
-    Lower case, without ASCII punctuation and articles (SQuAD).
-    """
+    """Return an answer's words in lower case, without ASCII punctuation and articles, as SQuAD compares them."""
     return _ARTICLES.sub(" ", without_punctuation(text.lower())).split()
 
 
@@ -76,9 +73,7 @@ def bbh_match(prediction: str, reference: str) -> float:
 
 
 def match_all(prediction: str, references: Sequence[str], _classes: Sequence[str]) -> float:
-    """Return the share of the references that the prediction contains, upper or lower case (RULER's
-    `string_match_all`).
-    """
+    """Return the share of the references that the prediction contains, in either case (RULER's `string_match_all`)."""
     said = prediction.lower()
     return sum(reference.lower() in said for reference in references) / len(references)
 

@@ -11,10 +11,7 @@ H = TypeVar("H", bound=Hashable)
 
 
 def shuffled(rng: random.Random, count: int) -> Iterator[int]:
-    """Yield the numbers below `count` in random order, drawn one by one.
-
-    The first are the same however many are taken.
-    """
+    """Yield the numbers below `count` in random order: the first are the same however many are taken."""
     moved: dict[int, int] = {}
     for last in range(count - 1, -1, -1):
         place = rng.randrange(last + 1)

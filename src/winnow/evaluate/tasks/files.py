@@ -155,8 +155,5 @@ def _kind(value: Any) -> str:
 
 
 def shipped_sentences() -> tuple[str, ...]:
-    """Return sentences of two books that the demo model was never trained on, in their order.
-
-    Data/SOURCES.md names them.
-    """
+    """Return sentences, in order, of two books that the demo model was never trained on (data/SOURCES.md)."""
     return tuple((_SHIPPED / "prose.txt").read_text(encoding="utf-8").splitlines())

@@ -188,18 +188,13 @@ def block_costs(score: Tensor, length: Tensor, block_size: int) -> Tensor:
 
 
 def above_floor(cost: Tensor, length: Tensor, least: Tensor, block_size: int) -> Tensor:
-    """Return `block_costs` with +inf for blocks whose eviction would leave a row less than `least` KVs, int64 [B, L,
-    H].
-    """
+    """Return `block_costs`, +inf for blocks whose eviction would leave a row less than `least` KVs, int64 [B, L, H]."""
     last = _last_evicted(length, cost.shape[-1], block_size)
     return cost.masked_fill(last >= (length - least)[..., None], torch.inf)
 
 
 def _last_evicted(length: Tensor, blocks: int, block_size: int) -> Tensor:
-    """Return the index, in ascending order of scores, of the last KV evicted for each block.
-
-    Int64 [B, L, H, blocks].
-    """
+    """Return the index, by ascending scores, of the last KV evicted for each block: int64 [B, L, H, blocks]."""
     first = (length - 1) % block_size
     return first[..., None] + torch.arange(blocks, device=length.device) * block_size
 

@@ -35,9 +35,9 @@ class EqualLayers(LayerSplit):
 
 @dataclass(frozen=True)
 class Pyramid(LayerSplit):
-    """Pyramid of budgets: from large shares for the first layers to small ones for the last, in equal steps (PyramidKV.
+    """Pyramid of budgets: from large shares for the first layers to small ones for the last, in equal steps.
 
-    No profiling).
+    PyramidKV, without profiling.
 
     The share above the recent window, on average `base`, falls from 2 base - base // beta to base // beta. The first
     layer gets at most what exists, and prompts shorter than 2 base are split equally.

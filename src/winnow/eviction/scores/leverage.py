@@ -56,10 +56,7 @@ class Leverage(Scorer):
         return smooth(score[:, :, None], rows.position, rows.valid, self.pool)[:, :, 0]
 
     def of(self, rows: LayerRows, counted: Tensor) -> Tensor:
-        """Return the leverage of the KVs in `counted`, bool [B, H, N], among themselves; not smoothed.
-
-        Zeros elsewhere.
-        """
+        """Return leverages of the KVs in `counted`, bool [B, H, N], among themselves, not smoothed; zeros elsewhere."""
         keys = rows.unrotated_keys() if self.unrotated else rows.keys()
         return ridge_leverage(keys, counted, self.ridge)
 

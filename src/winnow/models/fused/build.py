@@ -14,10 +14,7 @@ from winnow.models.packed_linear import MakeLinear
 
 
 class _SideBySide(nn.Module):
-    """Products that one fused product replaces, from the layers as they are.
-
-    For probing without a copy of their weights.
-    """
+    """Products that one fused product replaces, as the layers are: to probe without a copy of their weights."""
 
     def __init__(self, linears: tuple[nn.Linear, ...]) -> None:
         super().__init__()

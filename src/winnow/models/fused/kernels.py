@@ -116,10 +116,7 @@ class LayerKernels:
         return self._pack(codes.contiguous(), dtype, scale if scale.ndim == 1 else self._by_panel(scale))
 
     def block_scale_shape(self, in_features: int, out_features: int) -> tuple[int, int, int]:
-        """Return the shape of the scales of a packed weight in blocks.
-
-        Panels, blocks of a feature, features of a panel.
-        """
+        """Return the shape of a packed weight's scales in blocks: panels, blocks of a feature, features of a panel."""
         panel, _ = self.int8_panel_shape
         return -(-out_features // panel), -(-in_features // BLOCK), panel
 

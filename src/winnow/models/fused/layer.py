@@ -140,10 +140,7 @@ class FusedLayer(nn.Module):
         return step.attend(self.layer_idx, q, k, v, self.spec).flatten(1)
 
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
-        """Return the output projection and feed-forward part.
-
-        Both arguments [n, ...] -> the layer's output, [n, hidden_size].
-        """
+        """Return the output projection and feed-forward part: both arguments [n, ...] -> output, [n, hidden_size]."""
         if self._native is not None and watcher is None:
             return self.kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)
@@ -170,10 +167,7 @@ def native_layer(
     products: dict[str, nn.Module],
     shape: tuple[int, int, int],
 ) -> DecoderLayer | None:
-    """Return the layer as the kernels take it, or None where a product is not theirs.
-
-    It points into norms and products.
-    """
+    """Return the layer as the kernels take it, pointing into norms and products; None: a product is not theirs."""
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
     if len(packed) < len(products):
         return None

@@ -215,10 +215,7 @@ def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
 
 
 def _same_addition(hidden: Tensor, a: Tensor, b: Tensor, tolerance: float | None) -> bool:
-    """Return the same of what layers add to hidden states.
-
-    Little beside a large residual stream, and rounded with it.
-    """
+    """Return whether two additions to hidden states are the same; both are rounded with a large residual stream."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     magnitude = torch.maximum(hidden.double().abs(), b.double().abs())

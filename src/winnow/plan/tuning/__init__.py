@@ -1,3 +1,1 @@
-"""Search for the policy, compression and batch that keep a stated agreement with the full cache on a user's own
-prompts.
-"""
+"""Search for policy, compression and batch that keep a stated agreement with the full cache on one's own prompts."""

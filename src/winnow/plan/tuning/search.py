@@ -191,10 +191,7 @@ class Tuned:
         return sorted(latest.values(), key=lambda t: (-len(t.agreement), *self.search.order(t)))
 
     def pareto(self) -> list[Trial]:
-        """Return those of `last` with most prompts that no other beats in both agreement and objective.
-
-        By agreement.
-        """
+        """Return those of `last` with most prompts that none beats in both agreement and objective, by agreement."""
         trials = [t for t in self.last if t.error is None]
         most = max((len(t.agreement) for t in trials), default=0)
         trials = [t for t in trials if len(t.agreement) == most]

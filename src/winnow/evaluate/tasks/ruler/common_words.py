@@ -18,10 +18,7 @@ _PREFIX = " Answer: The top 10 words that appear most often in the list are:"
 
 @dataclass(frozen=True)
 class _Counts:
-    """Numbers of times that common words stand in the list, and how often all others.
-
-    `others` words of the latter kind.
-    """
+    """Numbers of times that common words stand in the list, and all others; and the number of these `others`."""
 
     common: int
     rare: int

@@ -24,7 +24,7 @@ def find_hotpot(directory: Path | None) -> Path:
 
 
 def read_hotpot(path: Path) -> DocumentSet:
-    """Return a document is a title with its paragraph.
+    """Return the documents, each a title with its paragraph, and the questions.
 
     A question needs all its paragraphs, as in RULER: those that support the answer and those that distract from it.
 

@@ -52,9 +52,7 @@ class DocumentQA:
 
 
 def _asked(draw: Draw, questions: Sequence[DocumentQuestion]) -> list[DocumentQuestion]:
-    """Return the sample's questions: the next ones of an order that all samples share, so that they differ between
-    samples.
-    """
+    """Return the sample's questions: the next ones of an order that all samples share, so that they differ."""
     order = list(shuffled(random.Random(f"{draw.seed}/{draw.recipe}"), len(questions)))
     first = draw.number * draw.questions
     places = [order[(first + more) % len(order)] for more in range(min(draw.questions, len(order)))]

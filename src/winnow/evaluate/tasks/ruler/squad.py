@@ -23,7 +23,7 @@ def find_squad(directory: Path) -> Path:
 
 
 def read_squad(path: Path) -> DocumentSet:
-    """Return every paragraph is a document; paragraphs of the same article are near.
+    """Return every paragraph as a document; paragraphs of the same article are near.
 
     Questions without an answer are left out.
 
