@@ -1,7 +1,8 @@
-"""Docstrings begin with a verb (functions, methods) or a head noun (modules, classes, properties)."""
+"""Docstrings begin with a verb (functions, methods) or a head noun (modules, classes, properties, attributes)."""
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,13 @@ As By From How In Is Lets Of On Over Per Their Those Too What When Where Whether
 
 
 def described(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """Yield each module, class and function that has a docstring, with the docstring's first word."""
+    """Yield each module, class, function and attribute that has a docstring, with the docstring's first word."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            for before, after in pairwise(node.body):
+                match before, after:
+                    case ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(text))):
+                        yield before, text.split()[0].rstrip(".,:;")
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             words = (ast.get_docstring(node) or "").split()
             if words:
@@ -44,8 +50,8 @@ def is_property(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def fault(node: ast.AST, word: str) -> str | None:
     """Return what is wrong with a docstring's first word; None: nothing."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_property(node):
-        return None if word in VERBS.split() else f"{node.name}: {word!r} is no verb"
-    return f"{getattr(node, 'name', 'module')}: {word!r} begins no noun" if word in NO_NOUN.split() else None
+        return None if word in VERBS.split() else f"{word!r} is no verb"
+    return f"{word!r} begins no noun" if word in NO_NOUN.split() else None
 
 
 @pytest.mark.parametrize("part", sorted({path.relative_to(SOURCE).parts[0] for path in SOURCE.rglob("*.py")}))
@@ -69,6 +75,8 @@ def test_first_words(part: str) -> None:
         ("class A:\n    '''What it holds.'''", True),
         ("class A:\n    '''Number.'''\n    @property\n    def b(self):\n        '''Of both.'''", True),
         ("class A:\n    @property\n    def b(self):\n        '''Bytes of both.'''", False),
+        ("class A:\n    b = 1\n    '''Of both.'''", True),
+        ("class A:\n    b: int\n    '''Bytes of both.'''", False),
         ("'''How it works.'''", True),
     ],
 )

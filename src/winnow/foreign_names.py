@@ -10,7 +10,7 @@ from winnow.checks import ErrorClass, show
 from winnow.errors import known_names
 
 ANY = ("any value",)
-"""In place of harmless values: all of them are."""
+"""Marker in place of harmless values: all of them are."""
 
 Called = TypeVar("Called", bound=Callable[..., Any])
 Class = TypeVar("Class")

@@ -14,7 +14,7 @@ KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
 BY_BLOCK = {"kivi4": 4, "kivi2": 2}
 """KIVI's formats of keys and values together, for comparison: KVs cannot move."""
 ALIASES = {"fp8": "fp8_e4m3"}
-"""As vLLM says it."""
+"""Names of vLLM."""
 ROTATIONS = (AUTO, "none", "k", "kv")
 
 
@@ -62,9 +62,9 @@ class WideParts:
     layers: int = 0
     """The first layers, whole."""
     sinks: int = 0
-    """In the other layers the first tokens of a sequence."""
+    """First tokens, in the other layers, of a sequence."""
     recent: int = 0
-    """In the other layers its last tokens."""
+    """Last tokens, in the other layers."""
     dtype: str = "bfloat16"
     """One of `PLAIN_FORMATS`."""
 

@@ -19,9 +19,9 @@ class RequestMetrics:
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
-    """How often its sequences had to wait for others once they ran."""
+    """Number of times that its sequences had to wait for others once they ran."""
     num_swaps: int = 0
-    """How many of these copied the KVs to host memory; after the others they are computed again."""
+    """Number of these that copied the KVs to host memory; after the others they are computed again."""
     swap_bytes_out: int = 0
     """Bytes copied to host memory."""
     swap_bytes_in: int = 0
@@ -31,7 +31,7 @@ class RequestMetrics:
     recomputed_tokens: int = 0
     """Tokens computed again, after a preemption without a copy or after a failed step."""
     recompute_seconds: float = 0.0
-    """Their share of the time of their steps."""
+    """Share of the time of their steps."""
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -60,13 +60,13 @@ class EvictionReport:
     bytes_freed: int
     """Bytes freed by all rounds together."""
     rounds: int
-    """Those of a compressed prefix that it began with included; their bytes and seconds are not."""
+    """Rounds, those of a compressed prefix that it began with included; their bytes and seconds are not."""
     seconds: float
     """Time of scoring, planning and compacting."""
     replay_tokens: int = 0
     """Tokens computed in replays of the context, if the policy's score needs one."""
     replay_seconds: float = 0.0
-    """Their share of the time of their steps."""
+    """Share of the time of their steps."""
 
     def to_json(self, *, kept: bool = True) -> dict[str, Any]:
         """Return the fields by name, `kept` only if asked for, with `mean_kept` and `compression`."""
@@ -101,7 +101,7 @@ class CompletionOutput:
     eviction: EvictionReport | None = None
     """None while the answer runs, or if no eviction was asked for."""
     error: str | None = None
-    """Why it failed, with `finish_reason` "error". Text and tokens are those computed before."""
+    """Reason for which it failed, with `finish_reason` "error". Text and tokens are those computed before."""
 
 
 @dataclass
@@ -142,7 +142,7 @@ class BeamSearchSequence:
     tokens: list[int]
     """Prompt and answer, the token that ended it included."""
     text: str
-    """Of the answer."""
+    """Text of the answer."""
     cum_logprob: float
     """Logprob of the answer."""
     score: float
@@ -193,7 +193,7 @@ class TenantStats:
     borrowed_blocks: int = 0
     """Above the guarantee: given back when the tenants that they are guaranteed to ask for them."""
     host_bytes: int = 0
-    """Of its swapped requests."""
+    """Bytes of its swapped requests."""
     prompt_tokens: int = 0
     """Computed for it when its requests were first scheduled, without those found in the prefix cache."""
     output_tokens: int = 0
@@ -206,12 +206,12 @@ class ValueTierStats:
     """Bytes on a value tier, and those that went to and from it since the engine's start."""
 
     bytes_used: int = 0
-    """Of the values of blocks that sequences hold."""
+    """Bytes of the values of blocks that sequences hold."""
     bytes_budget: int = 0
     """That values may take there."""
     total: TierTraffic = field(default_factory=TierTraffic)
     last_step: TierTraffic = field(default_factory=TierTraffic)
-    """In the last step, and rounds of eviction before it."""
+    """Traffic in the last step, and rounds of eviction before it."""
 
 
 @dataclass(frozen=True)
@@ -257,18 +257,18 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
-    """Of requests that wait."""
+    """Tokens of requests that wait."""
     kv_bytes_used: int = 0
     kv_bytes_peak: int = 0
     kv_bytes_budget: int = 0
     kv_bytes_held: int = 0
-    """Of the blocks that sequences hold."""
+    """Bytes of the blocks that sequences hold."""
     prompt_tokens: int = 0
     """Prompt tokens computed; recomputed ones count again."""
     cached_tokens: int = 0
     """Prompt tokens found in the prefix cache when their requests were first scheduled."""
     cached_bytes: int = 0
-    """Of blocks that only the prefix cache holds: they count as free."""
+    """Bytes of blocks that only the prefix cache holds: they count as free."""
     generated_tokens: int = 0
     num_preemptions: int = 0
     num_swaps: int = 0
@@ -280,7 +280,7 @@ class EngineStats:
     recomputed_tokens: int = 0
     """Tokens computed again, after a preemption without a copy or after a failed step."""
     recompute_seconds: float = 0.0
-    """Their share of `elapsed["execute"]`."""
+    """Share of `elapsed["execute"]`."""
     host_bytes_used: int = 0
     """Bytes in host memory."""
     host_bytes_peak: int = 0
@@ -293,7 +293,7 @@ class EngineStats:
     replay_tokens: int = 0
     """Tokens computed in replays of contexts, if a policy's score needs them."""
     replay_seconds: float = 0.0
-    """Their share of `elapsed["execute"]`."""
+    """Share of `elapsed["execute"]`."""
     kv_bytes_freed: int = 0
     """Bytes freed by those rounds, those on a value tier included."""
     kv_bytes_kept: int = 0
@@ -303,9 +303,9 @@ class EngineStats:
     num_starts: int = 0
     """Requests under a policy that began to be computed, those after a preemption included."""
     num_short_starts: int = 0
-    """Those that began while not all that waited would have fitted into the KV memory whole."""
+    """Requests that began while not all that waited would have fitted into the KV memory whole."""
     outlook: CompressionOutlook | None = None
-    """What compressing let expect when memory was last found short; None: it never was."""
+    """Expectation of compressing when memory was last found short; None: it never was."""
     num_replays_replaced: int = 0
     """Requests whose policy replays the context, for which a replay did not fit: a cheaper score took its place."""
     elapsed: dict[str, float] = field(default_factory=dict)
@@ -315,4 +315,7 @@ class EngineStats:
     decode_seconds: float = 0.0
     """Share of decoding."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
-    """By name, those configured and those that had requests; under "" those without a name. Paged engine only."""
+    """Tenants by name, those configured and those that had requests; under "" those without a name.
+
+    Paged engine only.
+    """

@@ -36,7 +36,7 @@ class ValueTier:
     renormalize: bool = False
     """Scale the weights of the values read to the sum that all weights have; False: they are as softmaxed."""
     select: str = "weights"
-    """What chooses values: the weights of all keys, or summaries of the keys of blocks (`SELECTIONS`)."""
+    """Chooser of values: the weights of all keys, or summaries of the keys of blocks (`SELECTIONS`)."""
     size: int | None = None
     """Bytes that values may take there; None: as many as the device's keys have values."""
     keys: bool = False

@@ -21,11 +21,11 @@ from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
 
 MAX_EARLY = 4096
-"""How many results may wait in memory for an earlier line before no more lines are read."""
+"""Number of results that may wait in memory for an earlier line before no more lines are read."""
 
 
 _ENDS_THE_RUN = (OSError, MemoryError)
-"""What is no line's fault: the machine's."""
+"""Errors that are no line's fault but the machine's."""
 
 
 class Engine(Protocol):

@@ -32,10 +32,10 @@ DECODE_OBSERVED = {
     "squared": AttentionObserver((Term.SQUARED,), exclude_first=10),
     "value aware": AttentionObserver((Term.VALUE_AWARE,)),
 }
-"""What decoding queries tell the scores: H2O, KV-Compress (eq. 19), DropKV."""
+"""Observers of decoding queries: H2O, KV-Compress (eq. 19), DropKV."""
 WINDOW = 8
 WINDOW_OBSERVED = AttentionObserver((Term.SQUARED,), Group.SUM, replace=True, smoothing=Smoothing(7))
-"""What a prompt's last queries tell the scores in KV-Compress."""
+"""Observer of a prompt's last queries in KV-Compress."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,15 @@ class Operation:
 
     name: str
     run: Callable[[AttentionBackend, int], object]
-    """By a backend, over a layer."""
+    """Function that a backend runs over a layer."""
     bytes_read: float = 0
-    """Of keys and values, in a layer; queries, outputs, positions and scores come on top and are not counted."""
+    """Bytes of keys and values, in a layer; queries, outputs, positions and scores come on top and are not counted."""
     bytes_written: float = 0
     flops: int = 0
-    """Of the two products of attention, over the pairs of query and KV that are not masked. 0: memory is the limit."""
+    """Operations of the two products of attention, over the pairs of query and KV that are not masked.
+
+    0: memory is the limit.
+    """
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Measurement:
     operation: str
     backend: str
     kv_format: str
-    """How KVs are stored."""
+    """Format of stored KVs."""
     seconds: tuple[float, ...]
     """For one layer, by repeat."""
     bytes_read: float
@@ -67,9 +70,9 @@ class Measurement:
     flops: int
     limits: Limits
     reading: tuple[float, ...] | None = None
-    """Where KVs are only read: bytes per second that memory is read at, at best, measured in turn, by repeat."""
+    """Bytes per second that memory is read at, at best, where KVs are only read, measured in turn, by repeat."""
     unobserved: tuple[float, ...] | None = None
-    """Where scores are observed: seconds of the same without that, measured in turn."""
+    """Seconds of the same without scores, where they are observed, measured in turn."""
 
     @property
     def median(self) -> float:
@@ -132,7 +135,7 @@ class KernelReport:
     config: KernelConfig
     machine: Machine
     caches: "tuple[CacheFacts, ...]"
-    """By format."""
+    """Caches by format."""
     limits: Limits
     measurements: tuple[Measurement, ...]
 

@@ -43,7 +43,7 @@ class Limits:
     """Measured with all of torch's threads; bytes and operations per second."""
 
     read: float
-    """Of the fastest of several reductions over a buffer."""
+    """Rate of the fastest of several reductions over a buffer."""
     copy: float
     """Bytes read and bytes written together."""
     matmul: float

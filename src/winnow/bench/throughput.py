@@ -23,7 +23,7 @@ class Pass:
     workload: Workload
     seconds: float
     first_token_seconds: float
-    """From submission to the first token, the median of all requests."""
+    """Seconds from submission to the first token, the median of all requests."""
     running: tuple[int, ...]
     """Sequences that held KVs, by step."""
     steps: int
@@ -35,9 +35,9 @@ class Pass:
     parts: dict[str, float]
     """Seconds by part of the step: schedule, evict, execute, output."""
     kv_bytes_peak: int
-    """Of the engine since its start."""
+    """Peak of the engine since its start."""
     tokens_sha256: str
-    """Of all answers' token ids: equal work, equal answers."""
+    """Digest of all answers' token ids: equal work, equal answers."""
     decode_step_seconds: float | None = None
     """Median of the steps that computed no token of a prompt; None: there were none."""
 
@@ -78,7 +78,7 @@ class ThroughputReport:
     passes: tuple[Pass, ...]
     kv_bytes_budget: int
     peak_resident_bytes: int
-    """Of the whole process, weights and libraries included."""
+    """Peak of the whole process, weights and libraries included."""
 
     def median(self, read: Callable[[Pass], float]) -> float:
         """Return the median over the passes."""

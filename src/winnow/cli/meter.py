@@ -22,7 +22,7 @@ class Snapshot:
     decode_rate: float
     stats: EngineStats
     at: str = ""
-    """What is being worked on, where there is more than one kind of work."""
+    """Work in progress, where there is more than one kind of work."""
     seconds_left: float | None = None
     """Until all is done, at the pace up to now; None before anything is."""
 

@@ -109,7 +109,7 @@ class _Reader:
     parse: Callable[[str], Any]
     metavar: str
     expects: str = ""
-    """What is expected, for readers whose own message does not say."""
+    """Expected form, for readers whose own message does not say."""
 
     def __call__(self, text: str) -> Any:
         try:

@@ -114,7 +114,7 @@ class _Plan:
     """Sampling parameters of lines that do not say, as typed."""
     identity: Fingerprint
     checkpoint: Checkpoint | None
-    """What is done already; None starts afresh."""
+    """State of what is done already; None starts afresh."""
     progress: str
 
     @property

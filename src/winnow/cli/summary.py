@@ -46,7 +46,7 @@ class Summary:
     swaps: int
     """Preemptions that copied KVs to host memory."""
     cached_tokens: int
-    """Of prompts, found in the prefix cache."""
+    """Tokens of prompts that were found in the prefix cache."""
     recomputed_tokens: int
     """Computed again after the others."""
     eviction_rounds: int
@@ -62,7 +62,7 @@ class Summary:
     kv_bytes_whole: int
     """Bytes of the same answers with the full cache."""
     payoff: str | None
-    """Whether compressing paid, in a sentence; None: nothing was compressed."""
+    """Sentence on whether compressing paid; None: nothing was compressed."""
     accuracy: tuple[Accuracy, ...]
 
     @classmethod

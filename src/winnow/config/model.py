@@ -9,14 +9,14 @@ from winnow.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-"""As vLLM says it."""
+"""Names of vLLM."""
 WEIGHT_DTYPES = ("auto", "int8", "q8_0")
 WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
 ENGINES = ("paged", "padded")
 PREDICTOR = "kv_scores.safetensors"
-"""What `winnow fit` adds to a model's directory."""
+"""File that `winnow fit` adds to a model's directory."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ class Effect(Enum):
 
     ALWAYS = "always"
     BATCHES = "batches"
-    """Which requests share a batch: changes sampled answers, and what eviction under memory pressure takes."""
+    """Effect on which requests share a batch: changes sampled answers, and what eviction under memory pressure takes.
+    """
     MEMORY = "memory"
-    """How much room there is: changes what eviction under memory pressure takes."""
+    """Effect on how much room there is: changes what eviction under memory pressure takes."""
     NEVER = "never"
 
 

@@ -11,7 +11,7 @@ from winnow.evaluate.sample import Question, Sample
 from winnow.sampling import SamplingParams
 
 Missing = Callable[[Cell, Sample, int], bool]
-"""Whether a question, by its place in the sample, is still to be answered in a cell."""
+"""Predicate: a question, by its place in the sample, is still to be answered in a cell."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class ModelTraits:
 
 UNKNOWN_MODEL = ModelTraits()
 AUTO_COMPRESSION = 8.0
-"""What `compression=auto` compresses to where memory is short (docs/results/payoff.md has what answers cost)."""
+"""Compression of `compression=auto` where memory is short (docs/results/payoff.md has what answers cost)."""
 _DEFAULT_COMPRESSION = 4.0
 
 

@@ -24,8 +24,10 @@ class Needs:
     output: bool = False
     """The output projection of attention."""
     predictor: PredictorSource | None = None
-    """What sets accumulator 0 of each KV while its token is computed: of the context's, and of all where rounds come
-    while decoding."""
+    """Scorer that sets accumulator 0 of each KV while its token is computed.
+
+    Of the context's, and of all where rounds come while decoding.
+    """
 
     inputs: bool = False
     """The inputs of attention at the tokens of a replay."""

@@ -15,19 +15,19 @@ class When:
     """Within the prompt, before each further `prefill_every` tokens (Batch-Max Algorithm 1), so that it never has to
     fit whole."""
     decode_every: int | None = None
-    """While decoding, every `decode_every` tokens."""
+    """Tokens between rounds while decoding."""
     every_steps: int | None = None
-    """While decoding, every `every_steps` engine steps, all sequences at once (KV-Compress 4.2.3, approach 1)."""
+    """Engine steps between rounds while decoding, all sequences at once (KV-Compress 4.2.3, approach 1)."""
     uncompressed_tokens: int | None = None
-    """While decoding, once the running sequences together gained this many tokens since their last rounds
+    """Rounds while decoding, once the running sequences together gained this many tokens since their last rounds
     (approach 2)."""
     pressure: bool = False
-    """While decoding, when a sequence would otherwise be preempted (approach 4)."""
+    """Rounds while decoding, when a sequence would otherwise be preempted (approach 4)."""
     join_prefill: bool = False
-    """While decoding, in the round after a prompt that another sequence under the same policy has just finished
+    """Rounds while decoding, in the round after a prompt that another sequence under the same policy has just finished
     (approach 3). The round includes all of them, those with the oldest last round first."""
     make_room: bool = False
-    """While decoding, when that would admit a waiting request."""
+    """Rounds while decoding, when that would admit a waiting request."""
     if_short: bool = False
     """Only for sequences that start while more requests wait than fit into the KV memory whole; others keep every
     KV."""

@@ -14,7 +14,7 @@ from winnow.sampling import SamplingParams, TextStream
 from winnow.units import format_bytes
 
 Rows = tuple[tuple[tuple[int, ...], ...], ...]
-"""By layer and head: token indices, ascending."""
+"""Token indices, ascending, by layer and head."""
 
 
 @dataclass(frozen=True)

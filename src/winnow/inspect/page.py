@@ -50,7 +50,7 @@ class Page:
     title: str
     facts: Mapping[str, str]
     texts: tuple[str, ...]
-    """Of each token."""
+    """Text of each token."""
     num_prompt_tokens: int
     moments: tuple[Moment, ...]
     """The first one is shown until another is chosen."""

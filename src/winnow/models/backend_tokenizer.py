@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BACKEND = "backend_tokenizer.json"
-"""What transformers' tokenizer hands its texts to, as it stands once it is loaded."""
+"""File of the backend to which transformers' tokenizer hands its texts to, as it stands once it is loaded."""
 # Methods of transformers' tokenizers that are done here in their place; a class with its own stays what it is.
 _TAKEN_OVER = (
     *("encode", "_encode_plus", "decode", "_decode", "convert_ids_to_tokens", "convert_tokens_to_ids"),

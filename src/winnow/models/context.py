@@ -24,7 +24,7 @@ class ContextLimit:
     tokens: int | None
     """None: its configuration does not say."""
     reason: str
-    """What sets the limit, or why there is none."""
+    """Reason for the limit, or for none."""
 
     def take(self, wanted: int | None) -> int:
         """Return the longest sequence served, where `wanted` is what the user asks for.

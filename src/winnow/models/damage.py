@@ -19,7 +19,7 @@ _COUNTS = (
     "num_key_value_heads",
     "head_dim",
 )
-"""Of a configuration; those that it names must be whole numbers above 0."""
+"""Counts of a configuration; those that it names must be whole numbers above 0."""
 
 
 @contextmanager

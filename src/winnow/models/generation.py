@@ -10,7 +10,7 @@ from winnow.sampling import SamplingParams
 
 GENERATION = "generation_config.json"
 OWN = "winnow"
-"""In place of a directory: no recommendation is taken."""
+"""Value in place of a directory: no recommendation is taken."""
 # By transformers' name: ours. These are the ones that vLLM takes.
 _TAKEN = {
     "temperature": "temperature",

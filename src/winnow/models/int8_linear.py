@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from winnow.config import ModelConfig
 
 LARGEST = 127
-"""Of a code."""
+"""Largest value of a code."""
 SMALLEST_ROW = 1e-30
 """Rows whose largest number is below this count as zeros: 127 over it would be infinite."""
 GROUP = 128
@@ -43,7 +43,7 @@ class Int8Weights:
 
     wide_head: bool = False
     wide_ends: bool = False
-    """Those of the first and the last decoder layer."""
+    """True: those of the first and the last decoder layer."""
     blocks: bool = False
     """Scales are of blocks of inputs, as in GGUF's Q8_0, not of output features."""
 

@@ -29,7 +29,7 @@ class Verified:
     """Distance of Winnow's logits from those of the model's own code."""
 
     difference: float
-    """As a part of the norm of the model's own logits; NaN where those are not finite."""
+    """Difference as a part of the norm of the model's own logits; NaN where those are not finite."""
     tolerance: float
     num_tokens: int
     past: int
@@ -72,11 +72,11 @@ class LoadedModel(PlainModel):
     decoder: "PackedDecoder | None" = None
     """The parts of `model` without transformers' code between them, where they compute the same."""
     unfused: Mapping[int, str] = field(default_factory=dict)
-    """Why layers, by their number, are computed by transformers' code though others might be faster."""
+    """Reasons for which layers, by their number, are computed by transformers' code though others might be faster."""
     int8: Int8Weights | None = None
-    """Which of its weights are quantized to 8 bits; None: none."""
+    """Choice of its weights that are quantized to 8 bits; None: none."""
     verified: Verified | None = None
-    """How far what answers is from the model's own code; None: it was not compared at load."""
+    """Distance of what answers from the model's own code; None: it was not compared at load."""
 
     def kv_layout(self, config: CacheConfig, num_accumulators: int, chunk: int | None = None) -> CacheLayout:
         """Return the shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.

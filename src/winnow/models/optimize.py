@@ -33,7 +33,7 @@ class Optimized:
     """The model without transformers' code between its parts, where that gives the same logits: a step of few tokens is
     as long as its Python."""
     unfused: dict[int, str] = field(default_factory=dict)
-    """Why layers, by their number, are still transformers' own."""
+    """Reasons for which layers, by their number, are still transformers' own."""
 
 
 def optimize_model(

@@ -11,7 +11,7 @@ from winnow.sampling import Logprob
 Record = dict[str, Any]
 
 _LOWEST = -9999.0
-"""What JSON gets for the logprob of a token that was ruled out: it has no spelling for minus infinity."""
+"""Value in JSON for the logprob of a token that was ruled out: it has no spelling for minus infinity."""
 
 
 def chat_logprobs(answer: CompletionOutput, most: int | None = None) -> Record | None:

@@ -9,7 +9,7 @@ from typing import Any
 import regex
 
 THINKING = ("reasoning_content", "thinking", "reasoning")
-"""What response templates call the model's reasoning."""
+"""Name of the model's reasoning in response templates."""
 
 # A named group up to its end: character classes and escapes hold parentheses that end nothing.
 _GROUP = r"\(\?P<{}>(?:\[[^\]]*\]|\\.|[^()\\])*\)"

@@ -155,7 +155,7 @@ class ResponseWriter:
     _number: int = 0
     _reason: str | None = None
     _logprobs: list[Record] = field(default_factory=list)
-    """Of tokens of the message whose text is yet to come."""
+    """Logprobs of tokens of the message whose text is yet to come."""
 
     def begin(self) -> Iterator[Record]:
         """Yield the first events."""

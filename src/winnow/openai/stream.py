@@ -33,7 +33,7 @@ class _Choice:
     offset: int = 0
     """Characters of the tokens so far."""
     frame: tuple[str, str] | None = None
-    """What stands before and behind the text in an event that brings nothing else."""
+    """Parts before and behind the text in an event that brings nothing else."""
     decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )

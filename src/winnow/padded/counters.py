@@ -14,7 +14,7 @@ class Counters:
     positions: int = 0
     """Positions computed in all forward passes, rows times columns."""
     idle: int = 0
-    """Of these, padding and rows without an unfinished query."""
+    """Padding and rows of these without an unfinished query."""
     columns_held: int = 0
     """Columns of the batch, summed over its forward passes."""
     columns_needed: int = 0
@@ -28,11 +28,11 @@ class Counters:
     released: int = 0
     """Leading columns cut because they were padding in every row."""
     prefill_seconds: float = 0.0
-    """Of prefills, and waiting for them, while the batch did not run."""
+    """Seconds of prefills, and of waiting for them, while the batch did not run."""
     decode_seconds: float = 0.0
-    """Of passes of the batch."""
+    """Seconds of passes of the batch."""
     overlapped_seconds: float = 0.0
-    """Of prefills in the background while the batch ran."""
+    """Seconds of prefills in the background while the batch ran."""
 
     def count(self, rows: int, width: int, tokens: int) -> None:
         """Count a forward pass in which `tokens` positions were those of unfinished queries."""

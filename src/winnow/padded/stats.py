@@ -23,7 +23,7 @@ class PaddedStats(EngineStats):
     columns_needed: int = 0
     """Length of the longest unfinished query in it: the minimum that could be held."""
     counters: Counters = field(default_factory=Counters)
-    """Of forward passes, joins and parks since the engine was built."""
+    """Counters of forward passes, joins and parks since the engine was built."""
 
     @property
     def tally(self) -> Counters:

@@ -21,7 +21,7 @@ _MOST_GPUS = 4096
 _ACTIVATIONS = 12
 """Tensors of the hidden size that live at once while a layer is computed, about: its input, MLP and output."""
 _LINEAR_BYTES = {"int8": 1.0, "q8_0": 1.0 + 2.0 / 32}
-"""Of a weight; of q8_0 with its share of a float16 scale for 32 of them."""
+"""Bytes of a weight; of q8_0 with its share of a float16 scale for 32 of them."""
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ _ROWS = (
     Hardware("xeon-8480", 256 * GIB, 307.2 * GB, 7.2 * TB, 150 * GB, "cpu"),
 )
 HARDWARE: Mapping[str, Hardware] = {each.name: each for each in _ROWS}
-"""By name. KCache-64GB is the card of that paper, which it does not name: 64 GB, 1 TB/s, 180 TFLOPS."""
+"""Hardware by name. KCache-64GB is the card of that paper, which it does not name: 64 GB, 1 TB/s, 180 TFLOPS."""
 THIS = "this"
 
 

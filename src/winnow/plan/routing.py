@@ -74,7 +74,7 @@ ROUTERS: Mapping[str, type[RoundRobin | LeastLoaded | PrefixAware]] = {
     "least-loaded": LeastLoaded,
     "prefix": PrefixAware,
 }
-"""By name."""
+"""Routers by name."""
 
 
 def make_router(name: str) -> Router:

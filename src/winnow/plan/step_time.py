@@ -126,7 +126,7 @@ class Factors:
     ranked: float = 4.0
     """Times of reading the KVs that a round of eviction ranks."""
     prompt: float = 0.0
-    """What products of prompts' tokens take beside `compute`: on a CPU those of few tokens hide behind the weights."""
+    """Factor of products of prompts' tokens beside `compute`: on a CPU those of few tokens hide behind the weights."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -163,9 +163,11 @@ CPU_FACTORS = Factors(
     ranked=4.2,
     prompt=0.2,
 )
-"""What Winnow's kernels take on a CPU whose `Hardware` was measured: the fit of docs/results/calibration.json, in units
-of what `this_machine` measures there. Products of prompts are as fast as linear layers alone; those of few tokens hide
-behind the weights in part."""
+"""Factors of Winnow's kernels on a CPU whose `Hardware` was measured.
+
+The fit of docs/results/calibration.json, in units of what `this_machine` measures there. Products of prompts are as
+fast as linear layers alone; those of few tokens hide behind the weights in part.
+"""
 
 
 def usual_factors(hardware: Hardware) -> Factors:
@@ -174,7 +176,7 @@ def usual_factors(hardware: Hardware) -> Factors:
 
 
 IDEAL = Factors(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-"""What the data sheet says: a bound from below."""
+"""Factors of the data sheet: a bound from below."""
 PARTS = tuple(each.name for each in fields(Factors))
 
 

@@ -54,9 +54,9 @@ class Differences:
     """Differences between two runs, in words."""
 
     refused: tuple[str, ...]
-    """Those that forbid a resume."""
+    """Differences that forbid a resume."""
     noted: tuple[str, ...]
-    """Those that change no answer."""
+    """Differences that change no answer."""
 
     @property
     def every(self) -> list[str]:

@@ -40,7 +40,7 @@ log = logging.getLogger("winnow.server")
 
 MAX_LINES = 50_000
 MAX_TRIES = 3
-"""How often a line is tried whose step failed, which may be another request's fault."""
+"""Number of times that a line is tried whose step failed, which may be another request's fault."""
 _DAY = 86_400
 
 

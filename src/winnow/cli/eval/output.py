@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from winnow.report.tables import TextTable
 
 RESULTS = ("results.json", "results.md")
-"""What every evaluation writes."""
+"""File that every evaluation writes."""
 
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:

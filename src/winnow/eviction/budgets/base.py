@@ -19,7 +19,7 @@ class Budget(Floors, ABC):
     """Split of a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers."""
 
     needs_kinds: ClassVar[bool] = False
-    """Whether it uses the kinds of tokens."""
+    """True if it uses the kinds of tokens."""
 
     @property
     def equal_rows(self) -> bool:

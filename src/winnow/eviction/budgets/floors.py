@@ -20,7 +20,7 @@ class Floors:
     """
 
     bounded: ClassVar[bool] = True
-    """Whether at most the budget (rounded to blocks) remains after a round, so that prompts of any length fit."""
+    """True if at most the budget (rounded to blocks) remains after a round, so that prompts of any length fit."""
     row_floor: int | float = field(default=0, kw_only=True)
     """Minimum of every row; shorter rows keep all KVs."""
     layer_floor: int | float = field(default=0, kw_only=True)

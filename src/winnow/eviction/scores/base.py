@@ -25,7 +25,7 @@ class Scorer(ABC):
     """Average the score over the heads of a layer, so that all keep the same tokens (TOVA)."""
 
     factors: ClassVar[bool] = True
-    """Whether the score is at least 0 and may be multiplied, such as by the norm of the value."""
+    """True if the score is at least 0 and may be multiplied, such as by the norm of the value."""
 
     @property
     def needs(self) -> Needs:

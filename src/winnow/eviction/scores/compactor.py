@@ -32,7 +32,7 @@ class Compactor(Scorer):
     blending: float | None = None
     """Weight of the leverage; None: the share of KVs that the round evicts."""
     ridge: float = 0.01
-    """Of the mean eigenvalue; see `Leverage`."""
+    """Share of the mean eigenvalue; see `Leverage`."""
     pool: int = 3
     """Number of neighbours over which attention is averaged."""
 

@@ -24,7 +24,7 @@ class NormWeight:
 
 
 NO_NORM = native.RmsNorm(0, 0.0, False)
-"""What stands where a layer has no such norm."""
+"""Value where a layer has no such norm."""
 
 
 class PackedWeight:

@@ -18,14 +18,14 @@ class LayerNorms:
 
     input: NormWeight
     query: NormWeight | None
-    """Of each head; None: heads have no norm."""
+    """Norm of each head; None: heads have no norm."""
     key: NormWeight | None
     post: NormWeight
     """Before the feed-forward part."""
     output: NormWeight | None = None
-    """Of what attention adds to the layer's input (Gemma 2); None: it is added as it is."""
+    """Norm of what attention adds to the layer's input (Gemma 2); None: it is added as it is."""
     down: NormWeight | None = None
-    """Of what the feed-forward part adds."""
+    """Norm of what the feed-forward part adds."""
 
 
 @dataclass(frozen=True)

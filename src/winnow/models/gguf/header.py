@@ -29,7 +29,7 @@ class GgufTensor:
     """Slowest dimension first, as torch has it; the file lists the fastest first."""
     kind: GGMLQuantizationType
     offset: int
-    """From the file's beginning, in bytes."""
+    """Distance from the file's beginning, in bytes."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -35,9 +35,9 @@ log = logging.getLogger("winnow.models")
 SWITCH = "WINNOW_MODEL_CACHE"
 """An environment variable: 0 switches the cache off."""
 MAX_BYTES = 16 * 2**30
-"""Of all entries; those that were used longest ago go first."""
+"""Bytes of all entries; those that were used longest ago go first."""
 _FREE_TIMES = 2
-"""As many times an entry's size must be free on the disk before it is written."""
+"""Multiple of an entry's size that must be free on the disk before it is written."""
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _SEAL = "seal.json"
 """Sizes and times of an entry's files, written last: files that another hand has touched are not those."""

@@ -21,7 +21,7 @@ FORMAT = 2
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = ("silu", "gelu_tanh")
 NORMS = ("input", "query", "key", "post", "output", "down")
-"""Of a layer; `winnow.models.fused.parts.LayerNorms` tells where they stand."""
+"""Names of a layer's norms; `winnow.models.fused.parts.LayerNorms` tells where they stand."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LayerNumbers:
     output_norm: NormNumbers | None = None
     down_norm: NormNumbers | None = None
     rotary: int = 0
-    """Which of the model's rotations it takes."""
+    """Index of the model's rotation that it takes."""
 
     @property
     def norms(self) -> list[NormNumbers]:
@@ -90,17 +90,17 @@ class Description:
     tied: bool
     """The embedding's rows are the head's."""
     last_layer_only_wanted: bool
-    """Of the last layer only tokens whose logits are wanted are computed."""
+    """True if the last layer computes only tokens whose logits are wanted."""
     norm: NormNumbers
     layers: tuple[LayerNumbers, ...]
     int8: Int8Weights | None = None
-    """Which weights are quantized to 8 bits; None: none."""
+    """Choice of the weights that are quantized to 8 bits; None: none."""
     int8_panel: tuple[int, int] | None = None
-    """As `panel`, of these."""
+    """Panel of these, as `panel`."""
     embedding_scale: float | None = None
     """Factor of the embedding's rows; None: they stay as they are."""
     tokenizer: TokenizerNumbers | None = None
-    """Of the tokenizer's backend, where that does for texts; None: only the tokenizer's own files are there."""
+    """Numbers of the tokenizer's backend, where that does for texts; None: only the tokenizer's own files are there."""
 
     def __post_init__(self) -> None:
         # The kernels trust these numbers; sizes are also checked against the tensors.

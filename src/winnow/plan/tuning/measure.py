@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from winnow.llm import LLM
 
 CONFIDENCE_Z = 1.645
-"""Of the standard normal distribution: 95 % on one side."""
+"""Quantile of the standard normal distribution: 95 % on one side."""
 _ERROR = 0.05
 EXACT, TOKENS = "exact", "tokens"
 
