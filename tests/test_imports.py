@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 # each other. A part that is listed need not be there yet.
 LAYERS = [
     ["errors", "_native", "lazy", "progress_bar", "resources", "extras", "digest", "progress"],
-    ["native", "units", "checks", "json_values", "fork"],
+    ["native", "units", "checks", "json_values", "process_fork"],
     ["tenants", "kv_dtype", "value_tier", "foreign_names", "eviction_request"],
     ["vllm_names"],
     ["threads", "config", "chat"],

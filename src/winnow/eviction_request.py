@@ -1,4 +1,4 @@
-"""What a request asks of eviction."""
+"""Request that eviction gets with a prompt."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionRequest:
-    """Which KVs of a request stay, and what may be known of its prompt.
+    """Choice of the KVs of a request that stay, and what is known of its prompt.
 
     Attributes:
         eviction: what decides which KVs of this request stay: a preset's name or an `EvictionPolicy`; None: what the

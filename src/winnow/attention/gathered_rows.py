@@ -105,7 +105,7 @@ class GatheredRows:
         )
 
     def values(self) -> Tensor:
-        """All values, float32 [G, H, N, d]."""
+        """Return all values, float32 [G, H, N, d]."""
         # Padding is uninitialised memory, and 0 x NaN is NaN: clear values past the length.
         return self.pool.values_of(self.block).masked_fill_(~self.valid[..., None], 0.0)
 

@@ -146,7 +146,7 @@ class NativeBackend(AttentionBackend):
         )
 
     def step(self, cache: PagedCache, spans: Spans) -> NativeStep | None:
-        """The step for layers that attend within their own native call."""
+        """Return the step for layers that attend within their own native call."""
         batch, kinds = self._native_batch(spans), cache.pool.kinds
         if len(kinds) == 1 and kinds[0].tier is None and len(set(cache.pool.layout.heads)) == 1:
             return NativeStep(self._native_cache(cache, 0), batch, self._work)
@@ -206,11 +206,11 @@ class NativeBackend(AttentionBackend):
         return known[1]
 
     def _native_cache(self, cache: PagedCache, layer: int) -> native.Cache:
-        """The cache as the rows of a layer see it."""
+        """Return the cache as the rows of a layer see it."""
         return self._native_view(cache, cache.pool.of_layer(layer), cache.pool.layout.heads[layer])
 
     def _native_view(self, cache: PagedCache, pool: KindPool, heads: int) -> native.Cache:
-        """The cache with the blocks of one kind, in layers of a number of heads."""
+        """Return the cache with the blocks of one kind, in layers of a number of heads."""
         known = self._caches.get((pool.first, heads))
         if known is None or known[0] is not cache:
             layout, tables = cache.pool.layout, cache.tables
@@ -264,7 +264,7 @@ class NativeBackend(AttentionBackend):
 
 
 def reads(*codecs: KVCodec) -> bool:
-    """Whether the kernels read KVs that the codecs store."""
+    """Return whether the kernels read KVs that the codecs store."""
     return all(
         isinstance(codec, PairCodec)
         and all(
@@ -275,19 +275,19 @@ def reads(*codecs: KVCodec) -> bool:
 
 
 def _selects_pages(tier: ValueTier) -> bool:
-    """Whether values are chosen by summaries of keys, which is computed in plain torch."""
+    """Return whether values are chosen by summaries of keys, which is computed in plain torch."""
     return tier.select != "weights"
 
 
 def _native_selection(tier: ValueTier, spans: Spans) -> native.Selection:
-    """Which queries select values, and how many, where these lie on a tier."""
+    """Return which queries select values, and how many, where these lie on a tier."""
     return native.Selection(
         most=tier.top_n, renormalize=tier.renormalize, select_from=spans.select_from.tolist()
     )
 
 
 def native_pool(pool: KindPool) -> native.Pool:
-    """The pool as the kernels see it; it points at its tensors.
+    """Return the pool as the kernels see it; it points at its tensors.
 
     Where the kernels do not read its codec they still move its KVs, which takes the fields alone.
     """
@@ -316,7 +316,7 @@ def native_pool(pool: KindPool) -> native.Pool:
 
 
 def key_rows(pool: KindPool, slot: Tensor, length: Tensor) -> native.KeyRows:
-    """The keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
+    """Return the keys of rows for the kernels, where they lie in the pool. It points at all three arguments.
 
     Args:
         slot: int64 [..., N], dense, the slots of each row; length: int32 [...], dense, how many of them count.
@@ -372,7 +372,7 @@ def _native_window(window: WideWindow) -> native.WideWindow:
 
 
 def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:
-    """How the kernels read one side of the KVs; `side` is "k" or "v"."""
+    """Return how the kernels read one side of the KVs; `side` is "k" or "v"."""
     nowhere = native.Field(0, 0, 0)
     found = {suffix: _native_field(pool.fields[f"{side}{suffix}"], pool.first) for suffix in form.suffixes}
     head_dim = pool.kind.key_size if side == "k" else pool.kind.value_size

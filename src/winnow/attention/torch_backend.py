@@ -48,7 +48,7 @@ class TorchBackend(AttentionBackend):
 
 
 def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> Tensor:
-    """`AttentionBackend.write`. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
+    """Return `AttentionBackend.write`. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
     pool = cache.pool.of_layer(layer)
     blocks, block, offset = _places(cache, spans, layer)
     position = spans.position[:, None].expand_as(block)
@@ -82,8 +82,8 @@ def _summarise(cache: PagedCache, layer: int, block: Tensor, offset: Tensor, k: 
 
 
 def _places(cache: PagedCache, spans: Spans, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The blocks of the rows, int64 [B, H, blocks of the longest], and where the batch's KVs lie: block and offset,
-    int64 [T, H]."""
+    """Find the rows' blocks, int64 [B, H, blocks of the longest], and where the batch's KVs lie: block and offset,
+    int64 [T, H] each."""
     tables, size, heads = cache.tables, cache.pool.layout.block_size, cache.pool.layout.heads[layer]
     # Count a token's slot from the end of its row: rows may differ in length, but all end with this batch.
     index = (

@@ -188,7 +188,7 @@ def torch_device(config: KernelConfig) -> torch.device:
 
 
 def kernel_layout(config: KernelConfig, codec: KVCodec, layers: int = 1) -> CacheLayout:
-    """The layout of a cache that holds KVs so."""
+    """Return the layout of a cache that holds KVs so."""
     return CacheLayout.even(
         layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1
     )

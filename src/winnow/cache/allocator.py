@@ -75,13 +75,13 @@ class BlockAllocator:
         stack.withheld, stack.count = stack.total, 0
 
     def wanted(self, kind: int, ahead: int) -> range:
-        """Withheld blocks to be granted so that `ahead` can be had, counted from the first of the kind."""
+        """Return the withheld blocks to be granted so that `ahead` can be had, counted from the first of the kind."""
         stack = self._stacks[kind]
         lacking = min(max(ahead - stack.count - self._cached[kind], 0), stack.withheld)
         return range(stack.withheld - lacking, stack.withheld)
 
     def supply(self, kind: int, first: int) -> None:
-        """Memory of the withheld blocks from `first` on, counted from the first of the kind, was granted."""
+        """Hand out the withheld blocks from `first` on, counted from the first of the kind: memory was granted."""
         stack = self._stacks[kind]
         stack.push(np.arange(stack.first + first, stack.first + stack.withheld, dtype=np.int32))
         stack.withheld = first
@@ -130,17 +130,17 @@ class BlockAllocator:
         return stacks + self.holders.nbytes + self.indexed.nbytes
 
     def has(self, count: BlockCount) -> bool:
-        """Whether the asked number of each kind can be had."""
+        """Return whether the asked number of each kind can be had."""
         return count.fits(self.free)
 
     def count(self, blocks: IntArray) -> BlockCount:
-        """How many of `blocks`, int32 [n], are of each kind."""
+        """Return how many of `blocks`, int32 [n], are of each kind."""
         if len(self._stacks) == 1:
             return BlockCount((len(blocks),))
         return BlockCount(np.bincount(self.kind_of(blocks), minlength=len(self._stacks)).tolist())
 
     def kind_of(self, blocks: IntArray) -> IntArray:
-        """The kind of each of `blocks`, int32 [n]: int64 [n]."""
+        """Return the kind of each of `blocks`, int32 [n]: int64 [n]."""
         return np.searchsorted(self._firsts, blocks, side="right")
 
     # -- taking and returning ------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Storage(NamedTuple):
         return self.data.view(widest_word(self.form))
 
     def view(self, field: Field, offset: int, block_size: int, dtype: torch.dtype) -> Tensor:
-        """The bytes of a field as [num_blocks, block_size, elements of `dtype`]."""
+        """Return the bytes of a field as [num_blocks, block_size, elements of `dtype`]."""
         nbytes = block_size * field.slot_bytes
         return self.data.narrow(1, offset, nbytes).view(dtype).unflatten(1, (block_size, -1))
 
@@ -42,7 +42,7 @@ class BlockPart:
 
     @classmethod
     def of(cls, storages: tuple[Storage, ...]) -> "BlockPart":
-        """The KVs of blocks, as words."""
+        """Return the KVs of blocks, as words."""
         if len(storages) == 1:
             return cls((storages[0].words,))
         return cls(tuple(storage.data.view(torch.int64) for storage in storages))
@@ -77,6 +77,6 @@ class BlockPart:
 
 
 def widest_word(form: BlockFormat) -> torch.dtype:
-    """The widest integers that divide every field of a block."""
+    """Return the widest integers that divide every field of a block."""
     sizes = [size for field, offset in form.fields for size in (offset, field.slot_bytes)]
     return next(word for word in _WORDS if all(n % word.itemsize == 0 for n in (form.nbytes, *sizes)))

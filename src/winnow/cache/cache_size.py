@@ -1,4 +1,4 @@
-"""How many blocks, pages and sequences fit into a budget of bytes. Imports no torch."""
+"""Numbers of blocks, pages and sequences that fit into a budget of bytes. Imports no torch."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +24,7 @@ class CacheSize:
     max_num_seqs: int
     pages_per_seq: int
     other_kinds: tuple[int, ...] = ()
-    """How many of the blocks, the last ones, are of the second kind and those after it."""
+    """Numbers of the last blocks, which are of the second kind and those after it."""
 
     @property
     def by_kind(self) -> BlockCount:
@@ -32,7 +32,7 @@ class CacheSize:
 
     @classmethod
     def fit(cls, layout: CacheLayout, kv_memory: int, max_num_seqs: int, max_model_len: int) -> "CacheSize":
-        """The size of the largest cache within `kv_memory` bytes, tables and counters included.
+        """Return the size of the largest cache within `kv_memory` bytes, tables and counters included.
 
         Values on a tier take none of these, and at most `ValueTier.size` there.
 
@@ -73,7 +73,7 @@ class CacheSize:
     def of_blocks(
         cls, layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int
     ) -> "CacheSize":
-        """The size of a cache of `num_blocks` blocks with the table pages that they need.
+        """Return the size of a cache of `num_blocks` blocks with the table pages that they need.
 
         A sequence of b blocks per row takes at most b / PAGE_ENTRIES + 1 pages, so with equal rows blocks run out
         first. Rows that differ in length, or share blocks, may run out of pages earlier; the ledger counts both. Any
@@ -91,18 +91,18 @@ class CacheSize:
         return cls(num_blocks, num_pages, max_num_seqs, pages_per_seq, others)
 
     def max_positions(self, layout: CacheLayout) -> int:
-        """Positions that a sequence may have: its longest row, in whole table pages."""
+        """Return positions that a sequence may have: its longest row, in whole table pages."""
         return self.pages_per_seq * PAGE_ENTRIES * layout.block_size
 
     def prefix_state_bytes(self, layout: CacheLayout) -> int:
-        """Bytes that are set apart for states of prefixes: of all tokens that the blocks hold, or of all sequences."""
+        """Return the bytes for states of prefixes: of all tokens that the blocks hold, or of all sequences."""
         tokens = self.num_blocks // layout.rows_per_seq * layout.block_size
         positions = min(self.max_positions(layout), ceil_div(tokens, self.max_num_seqs))
         return self.max_num_seqs * layout.prefix_state_bytes(positions)
 
     def nbytes(self, layout: CacheLayout) -> int:
-        """All bytes of the cache but those of a value tier: blocks, free stacks, counts of holders, table pages, page
-        table, lengths, states."""
+        """Add up the bytes of the cache but those of a value tier: blocks, free stacks, counts of holders, table pages,
+        page table, lengths, states."""
         rows = layout.num_layers * layout.num_kv_heads
         return (
             layout.device_bytes(self.by_kind)

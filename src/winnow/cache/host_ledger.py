@@ -55,7 +55,7 @@ class HostLedger:
         self._next_id = 0
 
     def nbytes(self, lengths: IntArray, state_bytes: int = 0) -> int:
-        """Bytes of a copy of rows of `lengths` KVs, [layers, heads], and of what else is kept of the sequence."""
+        """Return the bytes of a copy of rows of `lengths` KVs, [layers, heads], with those of states."""
         return self._layout.host_bytes(self._layout.by_kind(self._layout.row_blocks(lengths))) + state_bytes
 
     def has_room_for(self, nbytes: int) -> bool:

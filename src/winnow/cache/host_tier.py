@@ -79,7 +79,7 @@ class HostTier:
         self.write(blocks, self._copies[host_id])
 
     def read(self, blocks: IntArray) -> Tensor:
-        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`], in host memory of the caller's.
+        """Return all that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`], in host memory of the caller's.
 
         Raises:
             MemoryError, RuntimeError: memory lacks.
@@ -130,7 +130,7 @@ class HostTier:
         return self._pool.layout.host_bytes(count)
 
     def _pieces(self, copy: Tensor, blocks: IntArray) -> Iterator[tuple[BlockPart, Tensor, Tensor]]:
-        """Parts of the pool; where `copy` has some of their blocks, [m, n]; and at which index, int64 [m].
+        """Return parts of the pool; where `copy` has some of their blocks, [m, n]; and at which index, int64 [m].
 
         What aligns a part in `copy` is set to 0, so that equal blocks give equal bytes.
         """

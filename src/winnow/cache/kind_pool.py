@@ -60,7 +60,7 @@ class KindPool:
 
     @property
     def device(self) -> torch.device:
-        """Where keys are computed with, and most of this lies."""
+        """Device that computes with keys, where most of this lies."""
         return self.numbers.device
 
     @property
@@ -107,11 +107,11 @@ class KindPool:
         return BlockPart.of(self.storages), *own
 
     def covers(self, block: Tensor) -> Tensor:
-        """Which blocks, int64 of any shape, are of this kind: bool of the same shape."""
+        """Return which blocks, int64 of any shape, are of this kind: bool of the same shape."""
         return (block >= self.first) & (block < self.first + self.num_blocks)
 
     def local(self, block: Tensor) -> Tensor:
-        """Where blocks lie in tensors of this kind: their numbers, counted from the first."""
+        """Return where blocks lie in tensors of this kind: their numbers, counted from the first."""
         if self._alone:
             return block
         return (block - self.first).clamp_(0, self.num_blocks - 1)
@@ -130,11 +130,11 @@ class KindPool:
         self.numbers.accumulators[:, *place] = 0.0
 
     def keys(self, slot: Tensor) -> Tensor:
-        """The keys in slots, int64 [...], rotated at their positions: float32 [..., d]."""
+        """Return the keys in slots, int64 [...], rotated at their positions: float32 [..., d]."""
         return self.kind.codec.keys(self._read(self.kind.key_fields, self.numbers.place(slot)))
 
     def values(self, slot: Tensor) -> Tensor:
-        """The values in slots, int64 [...]: float32 [..., d]."""
+        """Return the values in slots, int64 [...]: float32 [..., d]."""
         return self.kind.codec.values(self._read(self.kind.value_fields, self.numbers.place(slot)))
 
     def set_keys(self, slot: Tensor, k: Tensor) -> None:
@@ -146,18 +146,18 @@ class KindPool:
         self._store((block,), self.kind.codec.encode_keys(k))
 
     def keys_of(self, block: Tensor) -> Tensor:
-        """The keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]; faster than by slots."""
+        """Return the keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
         return self.kind.codec.keys(self._read(self.kind.key_fields, (block,))).flatten(-3, -2)
 
     def values_of(self, block: Tensor) -> Tensor:
-        """The values in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
+        """Return the values in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
         return self.kind.codec.values(self._read(self.kind.value_fields, (block,))).flatten(-3, -2)
 
     # -- tiers ---------------------------------------------------------------------------------------------------
 
     @property
     def traffic(self) -> TierTraffic:
-        """What goes to and from the tier."""
+        """Traffic to and from the tier."""
         assert self.tier is not None, "there is a tier"
         return self.tier.traffic
 
@@ -168,7 +168,7 @@ class KindPool:
             self.traffic.add(TierTraffic(rows_scored=num_rows, bytes_read=nbytes))
 
     def moved(self, block: Tensor) -> None:
-        """Note that KVs were moved to blocks, int64 [n]: summaries of their keys no longer hold."""
+        """Remember that KVs were moved to blocks, int64 [n]: summaries of their keys no longer hold."""
         if self.summaries is not None:
             self.summaries.stale[self.local(block[self.covers(block)])] = True
 
@@ -193,7 +193,7 @@ class KindPool:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _read(self, fields: Sequence[Field], index: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        """What fields hold at an index into [num_blocks, block_size] or [num_blocks], by block ids of the pool.
+        """Return what fields hold at an index into [num_blocks, block_size] or [num_blocks], by block ids of the pool.
 
         Rows that lie elsewhere are packed there, and cross in one piece.
         """

@@ -46,7 +46,7 @@ class CacheLayout:
     chunk: int | None = None
     """Most tokens that a step computes of one sequence; None: any number."""
     wide: WideParts = field(default_factory=WideParts)
-    """Which KVs are kept in 16 bits beside those in blocks (`winnow.cache.wide`)."""
+    """KVs that are kept in 16 bits beside those in blocks (`winnow.cache.wide`)."""
     state_bytes: int = 0
     """Bytes of each sequence, and of each snapshot of a prefix, that further states take (`SlotState`)."""
 
@@ -68,7 +68,7 @@ class CacheLayout:
         wide: WideParts | None = None,
         value_tier: ValueTier | None = None,
     ) -> "CacheLayout":
-        """The layout of layers that have the same heads.
+        """Return the layout of layers that have the same heads.
 
         Args:
             kv_format: how KVs are stored, independent of the activations' dtype: a codec, its name, or the torch dtype
@@ -123,7 +123,7 @@ class CacheLayout:
 
     @cached_property
     def has_row(self) -> NDArray[np.bool_]:
-        """Which rows exist, bool [layers, heads]."""
+        """Rows that exist, bool [layers, heads]."""
         return np.arange(self.num_kv_heads) < np.array(self.heads)[:, None]
 
     @cached_property
@@ -132,7 +132,7 @@ class CacheLayout:
         return sum(self.heads)
 
     def even_rows(self, num_kvs: int) -> IntArray:
-        """Lengths of rows that hold `num_kvs` KVs each, int32 [layers, heads]."""
+        """Return lengths of rows that hold `num_kvs` KVs each, int32 [layers, heads]."""
         return self.has_row.astype(np.int32) * np.int32(num_kvs)
 
     @property
@@ -149,7 +149,7 @@ class CacheLayout:
 
     @cached_property
     def codecs(self) -> tuple[KVCodec, ...]:
-        """How KVs are stored, each way once."""
+        """Codecs by which KVs are stored, each once."""
         return tuple(dict.fromkeys(group.codec for group in self.groups))
 
     @property
@@ -159,24 +159,24 @@ class CacheLayout:
 
     @property
     def movable(self) -> bool:
-        """Whether every KV may move to another slot, which eviction needs."""
+        """True if every KV may move to another slot, which eviction needs."""
         return all(codec.movable for codec in self.codecs)
 
     @property
     def keys_can_turn(self) -> bool:
-        """Whether stored keys may be rotated to other positions again and again."""
+        """True if stored keys may be rotated to other positions again and again."""
         return all(codec.keys_can_turn for codec in self.codecs)
 
     @cached_property
     def value_tier(self) -> ValueTier | None:
-        """Where the values of some layers lie; None: on the device, as all others."""
+        """Tier on which the values of some layers lie; None: all lie on the device."""
         return next((group.tier for group in self.groups if group.tier is not None), None)
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
     @cached_property
     def kinds(self) -> tuple[BlockKind, ...]:
-        """What blocks hold, each kind once. Groups whose blocks are alike share one."""
+        """Kinds of blocks, each once. Groups whose blocks are alike share one."""
         return tuple(dict.fromkeys(group.kind(self.block_size) for group in self.groups))
 
     @cached_property
@@ -185,21 +185,21 @@ class CacheLayout:
         return np.array([self.kinds.index(group.kind(self.block_size)) for group in self.by_layer])
 
     def by_kind(self, num_blocks: IntArray) -> BlockCount:
-        """Blocks of each kind, of rows that have `num_blocks`, [..., layers, heads]."""
+        """Return blocks of each kind, of rows that have `num_blocks`, [..., layers, heads]."""
         if len(self.kinds) == 1:
             return BlockCount((int(num_blocks.sum()),))
         each = num_blocks.reshape(-1, self.num_layers, self.num_kv_heads).sum(axis=(0, 2))
         return BlockCount(int(each[self.kind_of == kind].sum()) for kind in range(len(self.kinds)))
 
     def kinds_of(self, num_blocks: IntArray) -> IntArray | None:
-        """The kind of each of `num_blocks`, [B, layers, heads], blocks, row by row: int64 [n]; None: all are alike."""
+        """Return the kind of each block of rows of `num_blocks`, [B, layers, heads], row by row, int64 [n]; None: one."""
         if len(self.kinds) == 1:
             return None
         kinds = np.broadcast_to(self.kind_of[:, None], num_blocks.shape)
         return np.repeat(kinds.ravel(), num_blocks.ravel())
 
     def device_bytes(self, count: Sequence[int]) -> int:
-        """Bytes of the device that numbers of blocks of each kind take, positions and accumulators included."""
+        """Return bytes of the device that numbers of blocks of each kind take, positions and accumulators included."""
         each = (kind.device_bytes(self.num_accumulators) for kind in self.kinds)
         return sum(n * size for n, size in zip(count, each, strict=False))
 
@@ -209,11 +209,11 @@ class CacheLayout:
         return self.device_bytes(self.by_kind(self.even_rows(1))) // self.rows_per_seq
 
     def tier_bytes(self, count: Sequence[int]) -> int:
-        """Bytes of a tier that numbers of blocks of each kind take."""
+        """Return bytes of a tier that numbers of blocks of each kind take."""
         return sum(n * kind.tier_bytes for n, kind in zip(count, self.kinds, strict=False))
 
     def host_bytes(self, count: Sequence[int]) -> int:
-        """Bytes of blocks copied to host memory: kind by kind, each part of them aligned to 8 bytes."""
+        """Return bytes of blocks copied to host memory: kind by kind, each part of them aligned to 8 bytes."""
         return sum(
             round_up(n * size, 8)
             for n, kind in zip(count, self.kinds, strict=False)
@@ -226,21 +226,21 @@ class CacheLayout:
         return self.num_layers * self.num_kv_heads * PAGE_ENTRIES * _INT32
 
     def blocks_for(self, num_kvs: int) -> int:
-        """Blocks that a sequence with `num_kvs` KVs in every row needs."""
+        """Return blocks that a sequence with `num_kvs` KVs in every row needs."""
         return self.rows_per_seq * ceil_div(num_kvs, self.block_size)
 
     def row_blocks(self, lengths: IntArray) -> IntArray:
-        """Blocks of rows of `lengths` KVs, of any shape."""
+        """Return blocks of rows of `lengths` KVs, of any shape."""
         return -(-lengths // self.block_size)
 
     def partly_filled(self, lengths: IntArray) -> IntArray:
-        """Which blocks of rows of `lengths` KVs are partly filled: int64 [n], counted row by row."""
+        """Return which blocks of rows of `lengths` KVs are partly filled: int64 [n], counted row by row."""
         ends = self.row_blocks(lengths).ravel().cumsum() - 1
         tails: IntArray = ends[lengths.ravel() % self.block_size > 0]
         return tails
 
     def pages_for(self, num_kvs: int) -> int:
-        """Table pages that a sequence with `num_kvs` KVs in its longest row needs."""
+        """Return table pages that a sequence with `num_kvs` KVs in its longest row needs."""
         return ceil_div(num_kvs, self.block_size * PAGE_ENTRIES)
 
     # -- sliding windows -----------------------------------------------------------------------------------------
@@ -252,7 +252,7 @@ class CacheLayout:
 
     @property
     def has_windows(self) -> bool:
-        """Whether the rows of some layers need not keep all KVs."""
+        """True if the rows of some layers need not keep all KVs."""
         return any(window is not None for window in self.windows)
 
     @cached_property
@@ -275,11 +275,11 @@ class CacheLayout:
         return replace(self, groups=tuple(groups))
 
     def seen(self, num_tokens: int) -> list[int]:
-        """Most KVs that the rows of each layer hold while the first `num_tokens` tokens of a sequence are computed."""
+        """Return the most KVs that rows of each layer hold while `num_tokens` tokens of a sequence are computed."""
         return [num_tokens if window is None else self._slid(window, num_tokens) for window in self.windows]
 
     def _slid(self, window: int, num_tokens: int, replay: int = 0) -> int:
-        """The same of a layer with a window.
+        """Return the same of a layer with a window.
 
         Whole blocks that no later token sees are given back before a step: a row holds the window, a chunk, and what
         else its first block has. A replay is computed behind the tokens, and none goes before its end.
@@ -288,7 +288,7 @@ class CacheLayout:
         return min(num_tokens + replay, window - 1 + max(chunk, replay) + self.block_size - 1)
 
     def windowed_blocks(self, num_tokens: int, replay: int) -> int:
-        """Most blocks of the layers that policies do not evict from, while a number of tokens is computed.
+        """Return most blocks of the layers that policies do not evict from, while a number of tokens is computed.
 
         Args:
             replay: most tokens that are computed behind them at a time, and dropped.
@@ -300,13 +300,13 @@ class CacheLayout:
         )
 
     def blocks_seen(self, num_tokens: int) -> int:
-        """Most blocks that a sequence under no policy holds while its first `num_tokens` tokens are computed."""
+        """Return most blocks that a sequence under no policy holds while its first `num_tokens` tokens are computed."""
         if not self.has_windows:
             return self.blocks_for(num_tokens)
         return int(self.seen_blocks(num_tokens).sum())
 
     def seen_blocks(self, num_tokens: int) -> IntArray:
-        """Of these, the blocks of each row, int64 [layers, heads]."""
+        """Return of these, the blocks of each row, int64 [layers, heads]."""
         each = np.array([ceil_div(kvs, self.block_size) for kvs in self.seen(num_tokens)])
         return self.has_row * each[:, None]
 
@@ -314,15 +314,15 @@ class CacheLayout:
 
     @property
     def has_prefix_state(self) -> bool:
-        """Whether a prefix has something beside its blocks."""
+        """True if a prefix has something beside its blocks."""
         return self.wide.any or self.state_bytes > 0
 
     def prefix_state_bytes(self, num_tokens: int) -> int:
-        """Bytes of what a prefix of `num_tokens` tokens, or a sequence, has beside its blocks."""
+        """Return bytes of what a prefix of `num_tokens` tokens, or a sequence, has beside its blocks."""
         return self.wide_bytes(num_tokens) + self.state_bytes
 
     def wide_windows(self, max_positions: int) -> Iterator[tuple[range, int, int]]:
-        """Layers, places of first tokens and places of recent ones of each `WideWindow`.
+        """Return layers, places of first tokens and places of recent ones of each `WideWindow`.
 
         A layer that is wide as a whole has a place for every position.
         """
@@ -340,7 +340,7 @@ class CacheLayout:
         )
 
     def wide_bytes_of(self, first: int, end: int) -> int:
-        """Bytes of what is wide, whatever follows, of the tokens from `first` to `end` of a sequence."""
+        """Return bytes of what is wide, whatever follows, of the tokens from `first` to `end` of a sequence."""
         if not self.wide.any:
             return 0
         sinks = max(min(end, self.wide.sinks) - first, 0)

@@ -339,7 +339,7 @@ class Ledger:
         return host_id
 
     def demand_of(self, host_id: int, count: int) -> Demand:
-        """What restoring a copy and then appending `count` KVs to each of its rows would take."""
+        """Return what restoring a copy and then appending `count` KVs to each of its rows would take."""
         want = self.layout.row_blocks(self.host.copies[host_id].lengths + self.layout.even_rows(count))
         pages = self.layout.pages_for(int(want.max()) * self.layout.block_size)
         return Demand(self.layout.by_kind(want), pages)
@@ -413,5 +413,5 @@ class Ledger:
         return self._rows.growth(slot_array, lengths)
 
     def _demand(self, growth: Growth, slots: Sequence[int]) -> Demand:
-        """What appending takes, with the copies of shared tails."""
+        """Return what appending takes, with the copies of shared tails."""
         return growth.demand.plus(Demand(self._shared.tails(slots)))

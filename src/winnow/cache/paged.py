@@ -28,7 +28,7 @@ class PagedCache:
     host: HostTier | None = None
     """None: no update saves anything."""
     wide: WideWindows | None = None
-    """What is kept in 16 bits beside narrow KVs; None: nothing."""
+    """Windows that are kept in 16 bits beside narrow KVs; None: there are none."""
     states: SlotStates = field(default_factory=SlotStates)
     """Everything of sequences that is no block."""
 
@@ -84,7 +84,7 @@ class PagedCache:
             raise HostTierError(failed, next(iter(failed.values())))
 
     def _cut_tails(self, update: CacheUpdate) -> NDArray[np.int64]:
-        """Blocks of which KVs were cut off, whose keys are summarised: slot, layer, head, entry, int64 [n, 4]."""
+        """Find blocks of which KVs were cut off, whose keys are summarised: slot, layer, head, entry, int64 [n, 4]."""
         if not self.pool.has_summaries:
             return np.empty((0, 4), dtype=np.int64)
         size, lengths, found = self.pool.layout.block_size, self.tables.host_lengths.copy(), []

@@ -39,7 +39,7 @@ class KVPool:
         self._by_layer = tuple(self.kinds[kind] for kind in layout.kind_of.tolist())
 
     def of_layer(self, layer: int) -> KindPool:
-        """The blocks that the rows of a layer hold."""
+        """Return the blocks that the rows of a layer hold."""
         return self._by_layer[layer]
 
     @property
@@ -63,11 +63,11 @@ class KVPool:
 
     @property
     def has_summaries(self) -> bool:
-        """Whether keys of some layers lie on a tier."""
+        """True if keys of some layers lie on a tier."""
         return any(kind.summaries is not None for kind in self.kinds)
 
     def moved(self, block: Tensor) -> None:
-        """Note that KVs were moved to blocks, int64 [n]."""
+        """Remember that KVs were moved to blocks, int64 [n]."""
         for kind in self.kinds:
             kind.moved(block)
 
@@ -91,7 +91,7 @@ class KVPool:
         self.numbers.move(source_place, target_place)
 
     def split(self, block: Tensor) -> Iterator[tuple[KindPool, Tensor | slice]]:
-        """The kinds that hold some of `block`, int64 [n], and which."""
+        """Return the kinds that hold some of `block`, int64 [n], and which."""
         if len(self.kinds) == 1:
             yield self.kinds[0], slice(None)
             return

@@ -1,4 +1,4 @@
-"""Which layers have rows that are alike, and what a block of such rows holds. Imports no torch."""
+"""Groups of layers whose rows are alike, and kinds of their blocks. Imports no torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,13 +29,13 @@ class BlockCount(tuple[int, ...]):
         return BlockCount(a - b for a, b in zip_longest(self, other, fillvalue=0))
 
     def fits(self, room: "Iterable[int]") -> bool:
-        """Whether there is room for these blocks, kind by kind."""
+        """Return whether there is room for these blocks, kind by kind."""
         return all(a <= b for a, b in zip_longest(self, room, fillvalue=0))
 
 
 @dataclass(frozen=True)
 class BlockKind:
-    """What a block holds. Blocks of one kind come from one stack, and any row of that kind may take them.
+    """Content of a block. Blocks of one kind come from one stack, and any row of that kind may take them.
 
     Attributes:
         size: slots.
@@ -101,11 +101,11 @@ class BlockKind:
         return self.key_size * _FLOAT32 * (1 if self.tier.select == "means" else 2) + 1
 
     def part_bytes(self, num_accumulators: int) -> tuple[int, ...]:
-        """Bytes of one block's KVs, of its positions, and of each of its accumulators."""
+        """Return bytes of one block's KVs, of its positions, and of each of its accumulators."""
         return self.form.nbytes, self.size * _INT32, *[self.size * _FLOAT32] * num_accumulators
 
     def device_bytes(self, num_accumulators: int) -> int:
-        """Bytes of the device that a block takes."""
+        """Return bytes of the device that a block takes."""
         return sum(self.part_bytes(num_accumulators)) - self.tier_bytes + self.summary_bytes
 
 
@@ -131,5 +131,5 @@ class RowGroup:
     tier: ValueTier | None = None
 
     def kind(self, block_size: int) -> BlockKind:
-        """What its blocks of `block_size` slots hold."""
+        """Return what its blocks of `block_size` slots hold."""
         return BlockKind(block_size, self.key_size, self.value_size, self.codec, self.tier)

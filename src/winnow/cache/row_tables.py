@@ -14,14 +14,14 @@ from winnow.cache.update import PendingUpdate, RowLengths
 
 
 class Demand(NamedTuple):
-    """What appending would take, at most."""
+    """Blocks and pages that appending would take, at most."""
 
     by_kind: BlockCount = BlockCount()
     pages: int = 0
 
     @property
     def blocks(self) -> int:
-        """Of all kinds."""
+        """Blocks of all kinds."""
         return self.by_kind.total
 
     def plus(self, other: "Demand") -> "Demand":
@@ -29,7 +29,7 @@ class Demand(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """What it takes until rows of some sequences are longer."""
+    """Blocks and pages until rows of some sequences are longer."""
 
     slots: IntArray  # int64 [B]
     lengths: IntArray  # of each row afterwards, int32 [B, layers, heads]
@@ -66,11 +66,11 @@ class RowTables:
     # -- what rows hold ------------------------------------------------------------------------------------------
 
     def num_blocks(self, slot: int) -> IntArray:
-        """Of each row of a sequence, reserved ones included, [layers, heads]."""
+        """Return of each row of a sequence, reserved ones included, [layers, heads]."""
         return self.num_blocks_of(np.array([slot]), self.lengths[[slot]])[0]
 
     def num_blocks_of(self, slots: IntArray, lengths: IntArray) -> IntArray:
-        """Of each row of sequences, [B, layers, heads], if it has `lengths` KVs, reserved ones included."""
+        """Return of each row of sequences, [B, layers, heads], if it has `lengths` KVs, reserved ones included."""
         num_blocks: IntArray = np.maximum(self.layout.row_blocks(lengths), self._reserved_blocks(slots))
         return num_blocks
 
@@ -107,7 +107,7 @@ class RowTables:
         return self.allocator.has(demand.by_kind) and demand.pages <= self.pages.num_free
 
     def growth(self, slots: IntArray, lengths: IntArray, at_least: int = 0) -> Growth:
-        """What it takes until rows have `lengths` KVs, none below what they have, and `at_least` blocks each."""
+        """Return what it takes until rows have `lengths` KVs, none below what they have, and `at_least` blocks each."""
         reserved = self._reserved_blocks(slots)
         have = np.maximum(self.layout.row_blocks(self.lengths[slots]), reserved)
         want = np.maximum(self.layout.row_blocks(lengths), reserved)
@@ -129,7 +129,7 @@ class RowTables:
         self.count_peak()
 
     def has_pages_for(self, slot: int, lengths: IntArray) -> bool:
-        """Whether a sequence finds table pages for rows of `lengths` KVs, [layers, heads]."""
+        """Return whether a sequence finds table pages for rows of `lengths` KVs, [layers, heads]."""
         return self.growth(np.array([slot]), lengths[None]).demand.pages <= self.pages.num_free
 
     def hold(self, slot: int, lengths: IntArray, blocks: IntArray) -> None:
@@ -169,6 +169,6 @@ class RowTables:
         self.set_lengths(emptied, np.zeros_like(self.lengths[emptied]))
 
     def _reserved_blocks(self, slots: IntArray) -> IntArray:
-        """Blocks that each row has at least, int32 [B, layers, heads], or what broadcasts to it."""
+        """Return blocks that each row has at least, int32 [B, layers, heads], or what broadcasts to it."""
         reserved: IntArray = self.reserved[slots, None, None]
         return reserved * self.layout.has_row if reserved.any() else reserved

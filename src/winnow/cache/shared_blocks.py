@@ -72,7 +72,7 @@ class SharedBlocks:
         return True
 
     def tails(self, slots: Iterable[int]) -> BlockCount:
-        """What copies of the partly filled last blocks of some sequences take that have other holders."""
+        """Return what copies of the partly filled last blocks of some sequences take that have other holders."""
         count = BlockCount()
         for slot in self._shared_tail.intersection(slots):
             count = count.plus(self._rows.allocator.count(self._shared_tails(slot)))

@@ -35,16 +35,16 @@ class SlotNumbers:
         return slot // self._block_size, slot % self._block_size
 
     def slots_of(self, block: Tensor) -> Tensor:
-        """The flat numbers of all slots of blocks, int64 [..., n]: int64 [..., n * block_size]."""
+        """Return the flat numbers of all slots of blocks, int64 [..., n]: int64 [..., n * block_size]."""
         offset = torch.arange(self._block_size, device=block.device)
         return (block[..., None] * self._block_size + offset).flatten(-2)
 
     def positions_of(self, block: Tensor) -> Tensor:
-        """The positions in all slots of blocks, int64 [..., n]: int32 [..., n * block_size]."""
+        """Return the positions in all slots of blocks, int64 [..., n]: int32 [..., n * block_size]."""
         return _of_blocks(self.position, block)
 
     def accumulated(self, block: Tensor) -> Tensor:
-        """The accumulators of all slots of blocks, int64 [..., n]: float32 [num_accumulators, ..., n * block_size]."""
+        """Return the accumulators of blocks, int64 [..., n]: float32 [num_accumulators, ..., n * block_size]."""
         return _of_blocks(self.accumulators, block)
 
     def set_accumulator(self, slot: Tensor, score: Tensor) -> None:
@@ -67,7 +67,7 @@ class SlotNumbers:
 
 
 def _of_blocks(each: Tensor, block: Tensor) -> Tensor:
-    """What tensors of [..., num_blocks, size] hold for blocks, int64 [*, n]: [..., *, n * size]."""
+    """Return what tensors of [..., num_blocks, size] hold for blocks, int64 [*, n]: [..., *, n * size]."""
     # Copies whole blocks, where indexing would look up each number.
     found = each.index_select(-2, block.flatten())
     return found.view(*each.shape[:-2], *block.shape[:-1], -1)

@@ -30,14 +30,14 @@ class SlotState:
     of_prefix: ClassVar[bool] = False
 
     def nbytes(self, slot: int) -> int:
-        """Bytes of what `save` returns."""
+        """Return bytes of what `save` returns."""
         return 0
 
     def fork(self, slot: int, to: int) -> None:
         """Let the sequence in slot `to` have what that in `slot` has."""
 
     def save(self, slot: int, positions: tuple[int, int] | None = None) -> Any:
-        """What a sequence has, on the host; only of these first positions, half-open, if they are given."""
+        """Return what a sequence has, on the host; only of these first positions, half-open, if they are given."""
 
     def load(self, slot: int, saved: Any) -> None:
         """Let a sequence have what was saved, too; `saved` may be loaded again."""
@@ -46,11 +46,11 @@ class SlotState:
         """Forget a sequence."""
 
     def to_arrays(self, saved: Any) -> dict[str, NDArray[Any]]:
-        """What was saved of a prefix, for a file."""
+        """Return what was saved of a prefix, for a file."""
         return {}
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
-        """What `to_arrays` returned, as it was saved."""
+        """Return what `to_arrays` returned, as it was saved."""
 
 
 class SlotStates:
@@ -61,7 +61,7 @@ class SlotStates:
         self._saved: dict[int | bytes, list[Any]] = {}
 
     def add(self, *states: SlotState) -> None:
-        """Walk further states, after the others."""
+        """Return walk further states, after the others."""
         self._states += states
 
     @property
@@ -75,7 +75,7 @@ class SlotStates:
         return {name for name in self._saved if isinstance(name, bytes)}
 
     def nbytes(self, slot: int) -> int:
-        """Bytes that travel with a sequence to host memory."""
+        """Return bytes that travel with a sequence to host memory."""
         return sum(state.nbytes(slot) for state in self._states)
 
     def fork(self, slot: int, to: int) -> None:
@@ -121,7 +121,7 @@ class SlotStates:
         return failed
 
     def read(self, key: bytes) -> dict[str, NDArray[Any]]:
-        """What is kept under the key of a prefix, for a file."""
+        """Return what is kept under the key of a prefix, for a file."""
         return {
             f"{state.name}.{name}": array
             for state, saved in zip(self._states, self._saved.get(key, ()), strict=False)

@@ -87,7 +87,7 @@ class StateRestored:
 
 @dataclass(frozen=True, eq=False)
 class StateDiscarded:
-    """What was kept under a key is not asked for again."""
+    """States that were kept under a key are not asked for again."""
 
     key: bytes
 
@@ -137,7 +137,7 @@ class PendingUpdate:
         return any(isinstance(each, RowsRestored) and each.slot == slot for each in self.copies)
 
     def close(self, slot: int) -> None:
-        """A sequence has ended: what was to be restored to its slot is not."""
+        """Return A sequence has ended: what was to be restored to its slot is not."""
         restored = RowsRestored, StateRestored
         self.copies = [c for c in self.copies if not (isinstance(c, restored) and c.slot == slot)]
         self.closed.append(slot)

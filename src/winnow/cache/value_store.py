@@ -56,7 +56,7 @@ class ValueStore:
         return self.data.nbytes
 
     def take_traffic(self) -> TierTraffic:
-        """What went to and from it since the last call."""
+        """Return what went to and from it since the last call."""
         taken, self.traffic = self.traffic, TierTraffic()
         return taken
 

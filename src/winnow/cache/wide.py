@@ -191,7 +191,7 @@ class WideWindows(SlotState):
             window.clear(slot)
 
     def to_arrays(self, saved: tuple[SavedWindow, ...]) -> dict[str, NDArray[Any]]:
-        """What was saved: "N.FIELD" of the N-th window, vectors as bytes."""
+        """Return what was saved: "N.FIELD" of the N-th window, vectors as bytes."""
         return {
             f"{number}.{name}": getattr(part, name).contiguous().view(dtype).numpy()
             for number, part in enumerate(saved)

@@ -66,7 +66,7 @@ def execute(namespace: argparse.Namespace) -> int:
     with bound_sockets(config) as sockets, open_llm(options, announce=True) as llm:
         print("winnow: starting the server", file=sys.stderr, flush=True)
         with importing():
-            from winnow.server.run import serve
+            from winnow.server.server import serve
             from winnow.server.service import Service, load_reader, model_names
 
         service = Service(

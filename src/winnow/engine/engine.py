@@ -120,7 +120,7 @@ class Engine(RequestLoop):
         )
 
     def implementation(self) -> dict[str, str]:
-        """The attention backend, and how KVs are stored."""
+        """Return the attention backend, and how KVs are stored."""
         return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
 
     def occupancy(self) -> Occupancy:

@@ -68,13 +68,13 @@ class Executor(Protocol):
         """
 
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
-        """All that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`]."""
+        """Return all that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`]."""
 
     def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
         """Fill blocks, which no sequence holds, with what `read_blocks` returned for as many."""
 
     def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
-        """What is kept beside blocks of the snapshot of that key, by name; empty where nothing is."""
+        """Return what is kept beside blocks of the snapshot of that key, by name; empty where nothing is."""
 
     def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
         """Keep what `read_states` returned."""

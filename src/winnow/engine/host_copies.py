@@ -22,7 +22,7 @@ class HostCopies:
         self._costs = costs
 
     def nbytes(self, slot: int) -> int:
-        """Bytes that a copy of a sequence takes."""
+        """Return bytes that a copy of a sequence takes."""
         return self._ledger.host.nbytes(self._ledger.lengths[slot], self._executor.state_bytes(slot))
 
     def save(self, slot: int) -> int | None:

@@ -213,7 +213,7 @@ class PrefixStore:
                 raise _UnusableError("something wide has no place")
 
     def _joined(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
-        """Tensors as `CacheLayout.host_bytes` lays them out."""
+        """Return tensors as `CacheLayout.host_bytes` lays them out."""
         layout = self._layout
         count = layout.by_kind(layout.row_blocks(tensors["lengths"]))
         data = np.zeros(layout.host_bytes(count), dtype=np.uint8)
@@ -228,7 +228,7 @@ class PrefixStore:
         return data
 
     def _places(self, count: Sequence[int]) -> list[list[slice]]:
-        """Where KVs, positions and each of the accumulators of each kind lie in the bytes of numbers of blocks."""
+        """Return where KVs, positions and accumulators of each kind lie in the bytes of numbers of blocks."""
         found, start = [], 0
         for blocks, kind in zip(count, self._layout.kinds, strict=True):
             places = []
@@ -282,7 +282,7 @@ class PrefixStore:
     def _split(
         self, snapshot: Snapshot, data: NDArray[np.uint8], num_accumulators: int
     ) -> dict[str, NDArray[Any]]:
-        """The tensors of a file. What lies behind the ends of rows is nobody's, or another's, and is not written."""
+        """Return the tensors of a file. What lies behind the ends of rows, which may be another's, is not written."""
         layout, lengths, size = self._layout, snapshot.lengths, self._layout.block_size
         num_blocks = layout.row_blocks(lengths)
         filled = np.full(int(num_blocks.sum()), size)
@@ -335,7 +335,7 @@ def _read_document(path: Path) -> SavedDocument | None:
 
 
 def _is_own(name: str) -> bool:
-    """Whether a tensor of a file is the store's own: tokens, lengths, or a part of blocks."""
+    """Return whether a tensor of a file is the store's own: tokens, lengths, or a part of blocks."""
     return name.partition(".")[0] in ("token_ids", "lengths", "kvs", "positions", "accumulators")
 
 

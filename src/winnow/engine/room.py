@@ -30,7 +30,7 @@ class Room:
     # -- watermarks --------------------------------------------------------------------------------------------------
 
     def is_open(self, running: SequenceType[Sequence]) -> bool:
-        """Whether newcomers are considered."""
+        """Return whether newcomers are considered."""
         if not running or self._ledger.allocator.num_used <= self._low:
             self._closed = False
         return not self._closed

@@ -35,11 +35,11 @@ class RowCosts:
     stats: Tensor | None = None
     cost: Tensor | None = None
     missing: int = 0
-    """How many of the L x H rows do not exist, since their layers have fewer heads."""
+    """Number of the L x H rows that do not exist, since their layers have fewer heads."""
 
     @classmethod
     def of(cls, ranking: Ranking, cost: Tensor | None = None) -> "RowCosts":
-        """The costs of a ranking's rows."""
+        """Return the costs of a ranking's rows."""
         return cls(
             ranking.round,
             ranking.block_size,

@@ -79,7 +79,7 @@ class RoundRows:
 
     @property
     def missing(self) -> int:
-        """How many rows of a sequence do not exist, since their layers have fewer heads than others."""
+        """Number of rows of a sequence that do not exist, since their layers have fewer heads than others."""
         has_row = self.cache.pool.layout.has_row[list(self.layers)]
         return int(has_row.size - has_row.sum())
 
@@ -140,7 +140,7 @@ class LayerRows:
 
     @cached_property
     def accumulators(self) -> Tensor:
-        """What attention accumulated (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
+        """Numbers that attention accumulated (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
         return self.pool.numbers.accumulated(self._block)
 
     @property
@@ -156,7 +156,7 @@ class LayerRows:
         return self._where_valid(self.pool.keys_of(self._block))
 
     def values(self) -> Tensor:
-        """The values, float32 [B, H, N, d]; zeros where not valid."""
+        """Return the values, float32 [B, H, N, d]; zeros where not valid."""
         self.pool.count_scored(int(self.length.sum()))
         return self._where_valid(self.pool.values_of(self._block))
 

@@ -105,7 +105,7 @@ class PagedAttentionStep:
 
 
 def replay_spans(plan: StepPlan, occupants: Occupants) -> tuple[ReplaySpan, ...]:
-    """Where the plan repeats contexts."""
+    """Return where the plan repeats contexts."""
     spans: list[ReplaySpan] = []
     first = 0
     for entry in plan.entries:
@@ -120,7 +120,7 @@ def replay_spans(plan: StepPlan, occupants: Occupants) -> tuple[ReplaySpan, ...]
 
 
 def predicted_spans(plan: StepPlan, occupants: Occupants) -> tuple[PredictedSpan, ...]:
-    """Whose KVs a predictor scores: the context's, and those after it where later rounds read their scores."""
+    """Return whose KVs a predictor scores: the context's, and those after it where later rounds read their scores."""
     spans: list[PredictedSpan] = []
     first = 0
     for entry in plan.entries:

@@ -1,4 +1,4 @@
-"""What the executor knows of the sequences that have slots, as plans describe them."""
+"""Sequences that have slots, as plans describe them to the executor."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,7 +31,7 @@ class Occupant:
         return cls(list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction)
 
     def copy(self) -> "Occupant":
-        """The same sequence, which the sampler does not know."""
+        """Return the same sequence, which the sampler does not know."""
         return replace(self, token_ids=list(self.token_ids), in_sampler=False)
 
 

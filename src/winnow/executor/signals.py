@@ -34,7 +34,7 @@ class EngineSignals(SlotState):
     def __init__(
         self, max_num_seqs: int, model: LoadedModel, locate: Callable[[], Path], occupants: Occupants
     ) -> None:
-        """`locate` finds the directory or file of the model, beside which its predictor lies."""
+        """Return `locate` finds the directory or file of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
         self.queries = QuerySignals(device)
         self._model = model
@@ -83,7 +83,7 @@ class EngineSignals(SlotState):
             self._sums[to], self._counts[to] = self._sums[slot], self._counts[slot]
 
     def save(self, slot: int, positions: tuple[int, int] | None = None) -> tuple[bool, Tensor, Tensor]:
-        """Whether the sequence is watched, and its sums, float32 [layers], and their number, float32 []."""
+        """Return whether the sequence is watched, and its sums, float32 [layers], and their number, float32 []."""
         sums, count = (each[slot].to("cpu", copy=True) for each in (self._sums, self._counts))
         return slot in self._watched, sums, count
 

@@ -156,7 +156,7 @@ class TorchExecutor:
         return StepResult(sampled.token_ids, sampled.logprobs, scored, errors, traffic)
 
     def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
-        """What went to and from the values that lie apart since the last step, the rounds before this one included."""
+        """Return the traffic of tiers since the last step, with that of the rounds before this one."""
         stores = [kind.tier for kind in self.cache.pool.kinds if kind.tier is not None]
         if not stores:
             return None
@@ -310,7 +310,7 @@ class TorchExecutor:
         ]
 
     def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
-        """What the entry's queries add to accumulators, and the first position that counts."""
+        """Return what the entry's queries add to accumulators, and the first position that counts."""
         eviction = self._occupants[entry.slot].eviction
         if eviction is None or entry.replay is not None:
             return None, 0

@@ -73,7 +73,7 @@ def _is_tokenizer(kind: object) -> bool:
 
 
 def token_kinds(tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> Tensor:
-    """The kind of every token id, uint8 [vocab_size]: SPECIAL, PUNCTUATION, or 0; all 0 without a tokenizer."""
+    """Return the kind of every token id, uint8 [vocab_size]: SPECIAL, PUNCTUATION, or 0; all 0 without a tokenizer."""
     kinds = torch.zeros(vocab_size, dtype=torch.uint8, device="cpu")
     if tokenizer is None:
         return kinds

@@ -115,7 +115,7 @@ class Deployment:
 
     @property
     def far_token_bytes(self) -> int:
-        """Of one token, the values that lie on a value tier, or the KVs."""
+        """Bytes of one token's values that lie on a value tier, or of its KVs."""
         return sum(rows * kind.tier_slot_bytes for rows, kind in self._rows_by_kind)
 
     @property
@@ -125,7 +125,7 @@ class Deployment:
         return list(zip(layout.by_kind(layout.even_rows(1)), layout.kinds, strict=True))
 
     def kinds(self, num_blocks: int) -> BlockCount:
-        """Blocks by kind, where all layers hold as much."""
+        """Return blocks by kind, where all layers hold as much."""
         return CacheSize.of_blocks(self.layout, num_blocks, 1, self.layout.block_size).by_kind
 
     @property
@@ -177,7 +177,7 @@ class Deployment:
         return batch * layout.wide_bytes(size.max_positions(layout))
 
     def host_requests(self, request: Request) -> int:
-        """Preempted requests of that kind that the host tier holds."""
+        """Return preempted requests of that kind that the host tier holds."""
         each = self.layout.host_bytes(self.kinds(self.held(request).decoding))
         return (self.cache.kv_offloading_size or 0) // each
 

@@ -79,7 +79,7 @@ _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 @accept_fields(vllm_names.SAMPLING, InvalidRequestError, "sampling parameter")
 @dataclass(frozen=True)
 class SamplingParams(EvictionRequest):
-    """How the tokens of one request are chosen, when it ends, and what is reported about them. Names as in vLLM.
+    """Choice of the tokens of one request, of its end, and of what is reported about them. Names as in vLLM.
 
     What it asks of eviction are the fields of `EvictionRequest`.
 

@@ -23,7 +23,7 @@ def interpreted() -> bool:
 
 
 def device_refusal(device: torch.device) -> str | None:
-    """Why kernels cannot run on `device`; None: it is a GPU, or a CPU with the interpreter."""
+    """Return why kernels cannot run on `device`; None: it is a GPU, or a CPU with the interpreter."""
     if device.type == "cuda" or (device.type == "cpu" and interpreted()):
         return None
     return (
@@ -45,7 +45,7 @@ def cache_layout(cache: PagedCache) -> dict[str, Any]:
 
 
 def product_dtype(q: Tensor, codec: PairCodec) -> torch.dtype:
-    """The dtype in which q, K, p and V are multiplied: one that holds the activations and plain vectors exactly.
+    """Return the dtype in which q, K, p and V are multiplied: one that holds the activations and plain vectors exactly.
 
     Decoded vectors are rounded to it.
     """

@@ -52,7 +52,7 @@ class SideFormat:
 
 
 def reads(*codecs: KVCodec) -> bool:
-    """Whether the kernels read KVs that the codecs store."""
+    """Return whether the kernels read KVs that the codecs store."""
     known = PlainFormat | SymmetricFormat | AffineFormat
     return all(
         isinstance(codec, PairCodec) and all(isinstance(form, known) for form in (codec.key, codec.value))
@@ -61,7 +61,7 @@ def reads(*codecs: KVCodec) -> bool:
 
 
 def pair_codec(codec: KVCodec) -> PairCodec:
-    """The codec of KVs that kernels read.
+    """Return the codec of KVs that kernels read.
 
     Raises:
         ConfigError: it is another; names it.
@@ -74,7 +74,7 @@ def pair_codec(codec: KVCodec) -> PairCodec:
 
 
 def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
-    """The compile-time constants of kernels that describe how KVs are stored.
+    """Return the compile-time constants of kernels that describe how KVs are stored.
 
     Raises:
         ConfigError: the kernels do not read such KVs.

@@ -179,7 +179,7 @@ def trial_logits(model: "CausalModel", max_position: int, vocab_size: int | None
 
 
 def selection_is_harmless(model: "PreTrainedModel", max_position: int) -> bool:
-    """Whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
+    """Return whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
     alone = run_model(model, max_position, _Recorder(torch.tensor([0], device="cpu")), logits_index=0)
     return close(run_model(model, max_position, _Recorder(), logits_index=0), alone)
 
