@@ -18,7 +18,7 @@ def test_every_study_has_help(study: str, capsys: pytest.CaptureFixture[str]) ->
         main([study, "--help", "all"])
     assert stop.value.code == 0
     error = capsys.readouterr().out
-    assert error.startswith(f"usage: python -m benchmarks.papers {study} [options]\n")
+    assert error.startswith(f"usage: python -m benchmarks.papers {study} [options]")
     assert error.count("\n  --threads N") == 1
 
 

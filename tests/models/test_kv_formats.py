@@ -27,10 +27,12 @@ def logits(
 ) -> torch.Tensor:
     """float32 [T, V], of a prompt in one chunk and a token by itself."""
 
-    def layout(layers: int, heads: int, dim: int, block_size: int, _: torch.dtype, rest: int) -> CacheLayout:
-        return CacheLayout.even(layers, heads, dim, block_size, kv_format, rest)
+    even = CacheLayout.even
 
-    monkeypatch.setattr(paged_trial, "CacheLayout", layout)
+    def layout(layers: int, heads: int, dim: int, block_size: int, _: torch.dtype, rest: int) -> CacheLayout:
+        return even(layers, heads, dim, block_size, kv_format, rest)
+
+    monkeypatch.setattr(paged_trial.CacheLayout, "even", layout)
     loaded = load_model(ModelConfig(model=directory, dtype=dtype, device="cpu", verify_model=False))
     tokens = torch.randint(VOCAB, (24,), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():

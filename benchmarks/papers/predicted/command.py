@@ -24,6 +24,7 @@ ALL = "all"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.usage = f"{parser.prog} [options] [TABLE]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     known = (*TABLES, *PAPERS, ALL)
     parser.add_argument("table", nargs="?", choices=known, default=ALL, help="(default: %(default)s)")

@@ -192,7 +192,7 @@ class CacheLayout:
         return BlockCount(int(each[self.kind_of == kind].sum()) for kind in range(len(self.kinds)))
 
     def kinds_of(self, num_blocks: IntArray) -> IntArray | None:
-        """Return the kind of each block of rows of `num_blocks`, [B, layers, heads], row by row, int64 [n]; None: one."""
+        """Return the kind of each block of rows of `num_blocks`, [B, layers, heads], row by row, int64 [n]; None: 0."""
         if len(self.kinds) == 1:
             return None
         kinds = np.broadcast_to(self.kind_of[:, None], num_blocks.shape)
