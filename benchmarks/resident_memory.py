@@ -1,9 +1,9 @@
 """What a process of Winnow keeps in memory, from its imports to its peak, beside its weights and its KV memory.
 
-    python benchmarks/resident_memory.py
-    python benchmarks/resident_memory.py --packed
-    python benchmarks/resident_memory.py --eviction full,batch-max --compression 8 --json runs/memory.json
-    python benchmarks/resident_memory.py --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
+    python -m benchmarks.resident_memory
+    python -m benchmarks.resident_memory --packed
+    python -m benchmarks.resident_memory --eviction full,batch-max --compression 8 --json runs/memory.json
+    python -m benchmarks.resident_memory --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
 
 Every configuration answers the work in a fresh process, which reads its resident set from /proc (Linux): after
 `import torch`, after that of Winnow, with the model loaded, and at its highest while it answers. Pages of
@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks.peers.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.bench.presets import PRESETS, Preset, model_cache
-from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.bench.workload import Workload
 from winnow.config import WEIGHT_DTYPES
 from winnow.errors import ConfigError
@@ -141,10 +141,10 @@ def measure_apart(case: Case, name: str) -> Stages:
     Raises:
         PeerError: it failed; holds the end of what it said.
     """
-    from winnow.bench.environment import call
+    from benchmarks.peers.environment import call
 
-    words = [sys.executable, Path(__file__).resolve(), "--case", json.dumps(asdict(case))]
-    output = call(words, f"the process of {name}", TIMEOUT)
+    words = [sys.executable, "-m", "benchmarks.resident_memory", "--case", json.dumps(asdict(case))]
+    output = call(words, f"the process of {name}", TIMEOUT, cwd=Path(__file__).parents[1])
     return Stages.from_json(json.loads(output.splitlines()[-1]))
 
 
@@ -225,8 +225,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure every configuration, print the table."""
     arguments = parse(argv)
     preset = PRESETS[arguments.work]
-    from winnow.bench.environment import PeerError
-    from winnow.bench.evictions import options_by_eviction
+    from benchmarks.peers.environment import PeerError
+    from benchmarks.peers.work_arguments import options_by_eviction
     from winnow.cli.paths import write_json
     from winnow.report.console import console, print_tables
     from winnow.report.provenance import Machine, report_head

@@ -1,8 +1,8 @@
 """That no speed is bought by skipping work: answers as Winnow comes beside those of plain torch.
 
-    python benchmarks/same_answers.py
-    python benchmarks/same_answers.py --requests 8 --new-tokens 64 --eviction full,leverage-pd --compression 8
-    python benchmarks/same_answers.py --dtype bfloat16 --json runs/same.json
+    python -m benchmarks.same_answers
+    python -m benchmarks.same_answers --requests 8 --new-tokens 64 --eviction full,leverage-pd --compression 8
+    python -m benchmarks.same_answers --dtype bfloat16 --json runs/same.json
 
 The same prompts are answered twice: as everybody gets them, and with `attention_backend="reference", optimize=False`,
 which is transformers' own layers over attention in plain torch. Compared are the tokens, the KVs that are left after
@@ -21,10 +21,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers.work_arguments import (
+    add_eviction_arguments,
+    add_work_arguments,
+    options_by_eviction,
+    take_work,
+)
 from winnow import LLM, SamplingParams
-from winnow.bench.evictions import options_by_eviction
 from winnow.bench.presets import PRESETS, model_cache
-from winnow.bench.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow.cli.paths import check_json_path, write_json
 from winnow.config import WEIGHT_DTYPES
 from winnow.errors import WinnowError

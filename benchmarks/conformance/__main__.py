@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from winnow.bench.environment import Environment
+from benchmarks.peers.environment import Environment
 from winnow.errors import WinnowError
 from winnow.models.hub import DEMO_MODEL
 

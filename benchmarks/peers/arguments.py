@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers import PEERS
-
-from winnow.bench.work_arguments import take_work
+from work_arguments import take_work
 
 FOLDER = Path("runs") / "peers"
 _OF_THE_MACHINE = ("--folder", "--journal", "--json", "--lock", "--out")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from configurations import Load
+from environment import PeerError
 from journal import Entry, Journal
 from peers import Peer
 from preparing import Places
@@ -16,8 +17,6 @@ from protocol import Work
 from rich.console import Console
 from runner import Outcome, Runner
 from works import GivenWork
-
-from winnow.bench.environment import PeerError
 
 
 class Steps:

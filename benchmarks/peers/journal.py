@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from environment import PeerError
 from peers import Configuration, Peer
 
-from winnow.bench.environment import PeerError
 from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
 from winnow.report.provenance import commit
 

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from environment import CONVERT_SECONDS, Environment, PeerError, alone, call
 from peers import Peer
-
-from winnow.bench.environment import CONVERT_SECONDS, Environment, PeerError, alone, call
 
 
 class Places:

@@ -22,12 +22,12 @@ from dataclasses import replace
 
 from arguments import command_line, parse
 from comparison import Comparison, Steps
+from environment import PeerError
 from peers import PEERS
 from report import show
 from rich.console import Console
 from works import make_w1
 
-from winnow.bench.environment import PeerError
 from winnow.report.provenance import Machine, report_head
 
 UNFINISHED = 3

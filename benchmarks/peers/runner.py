@@ -7,12 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from environment import PeerError, alone, call
 from journal import Entry
 from peers import Configuration, Peer
 from protocol import Answers, Work
 from works import Exam
-
-from winnow.bench.environment import PeerError, alone, call
 
 SCRIPTS = Path(__file__).parent
 

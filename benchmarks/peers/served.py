@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from arguments import FOLDER, command_line
+from environment import PeerError, call
 from journal import Journal
 from llama_cpp_peer import server_command
 from loopback import free_port, serving

@@ -9,10 +9,11 @@ from functools import partial
 
 from benchmarks.papers.kvpress.presses import PRESSES
 from benchmarks.papers.kvpress.run import KvpressRun, PressCell
+from benchmarks.peers.environment import Environment
 from benchmarks.real_eval.rows import Row, complete_cells, counts, row_of
 from benchmarks.real_eval.work import GIVEN, LABELS, WINDOW, Work, works
+from benchmarks.tasks import load_task
 from winnow import LLM
-from winnow.bench.environment import Environment
 from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Cell, plan_cells
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping
@@ -22,7 +23,6 @@ from winnow.evaluate.prompt import PromptMaker
 from winnow.evaluate.requests import make_requests
 from winnow.evaluate.runner import EvaluationProgress, evaluate
 from winnow.evaluate.settings import settings_for
-from winnow.evaluate.tasks import load_task
 from winnow.evaluate.wikitext import cut_windows, wikitext
 
 

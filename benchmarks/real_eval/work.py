@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from benchmarks.tasks import load_task
 from winnow.evaluate.cell import AGNOSTIC, QUERIES
-from winnow.evaluate.tasks import load_task
 
 TASK_NAMES = ("ruler", "needle", "kv-retrieval", "documents", "gsm8k", "perplexity")
 KNOWN_TASKS = (*TASK_NAMES, "demo")

@@ -18,8 +18,8 @@ from benchmarks.papers.kvpress import run as run_module
 from benchmarks.papers.kvpress.compare import Comparison, QuestionJudged
 from benchmarks.papers.kvpress.presses import PACKAGE, PRESSES
 from benchmarks.papers.kvpress.run import KvpressRun, PressCell
+from benchmarks.peers.environment import Environment, PeerError
 from winnow import LLM, SamplingParams
-from winnow.bench.environment import Environment, PeerError
 from winnow.evaluate.prompt import PromptMaker
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tasks import load_task

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from winnow.bench.environment import PeerError
 from winnow.chat import apply_template
 from winnow.models import DEMO_MODEL
 
@@ -161,7 +160,9 @@ def test_answers_may_end_before_their_length(load: Load) -> None:
         return json.dumps({"seconds": 1.0, "cpu_seconds": 1.0, "tokens": tokens, "versions": {}})
 
     assert runner.parse_answers(printed([[9], [5, 5]]), asked).tokens == [[], [5, 5]]
-    with pytest.raises(PeerError, match=r"2 answers of at most 2 tokens were asked for, 2 of \[1, 3\] came"):
+    with pytest.raises(
+        runner.PeerError, match=r"2 answers of at most 2 tokens were asked for, 2 of \[1, 3\] came"
+    ):
         runner.parse_answers(printed([[5], [5, 5, 5]]), asked)
 
 

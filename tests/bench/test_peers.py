@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from winnow.bench import environment
-
 PEERS = Path(__file__).parent.parent.parent / "benchmarks" / "peers"
 SMALL = (
     "--requests", "3", "--prompt-tokens", "4", "--new-tokens", "2", "--kv-seqs", "2", "--threads", "1",
@@ -34,6 +32,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of the command, with one peer less to install: none."""
     monkeypatch.syspath_prepend(str(PEERS))
     return importlib.import_module("run")
+
+
+@pytest.fixture
+def environment(bench: Any) -> Any:
+    return sys.modules["environment"]
 
 
 @pytest.fixture
@@ -182,7 +185,11 @@ def test_a_peer_that_fails_later_has_no_median(play: Play, tmp_path: Path) -> No
 
 
 def test_a_peer_that_cannot_be_installed_is_reported(
-    bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Any,
+    environment: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def no_pip(*_: object, **__: object) -> str:
         raise environment.PeerError("No matching distribution found")
@@ -197,9 +204,9 @@ def test_a_peer_that_cannot_be_installed_is_reported(
 
 class TestEnvironment:
     def test_torch_comes_first_and_stays(
-        self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        calls = self.record(monkeypatch, tmp_path, [])
+        calls = self.record(environment, monkeypatch, tmp_path, [])
         made = environment.Environment(tmp_path / "e")
         made.prepare(["engine"])
         torch = f"torch=={importlib.import_module('torch').__version__.partition('+')[0]}"
@@ -223,22 +230,24 @@ class TestEnvironment:
         ]
 
     def test_a_cuda_build_is_refused_before_it_is_fetched(
-        self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        calls = self.record(monkeypatch, tmp_path, ["torch", "nvidia-cublas"])
+        calls = self.record(environment, monkeypatch, tmp_path, ["torch", "nvidia-cublas"])
         with pytest.raises(environment.PeerError, match=r"would fetch a CUDA build \(nvidia-cublas"):
             environment.Environment(tmp_path / "e").prepare(["engine"])
         assert [call for call in calls if "install" in call and "--dry-run" not in call] == []
         assert not (tmp_path / "e" / "installed.json").exists()
 
     def test_a_gpu_monitor_is_no_cuda_build(
-        self, bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, environment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        self.record(monkeypatch, tmp_path, ["torch", "nvidia-ml-py"])
+        self.record(environment, monkeypatch, tmp_path, ["torch", "nvidia-ml-py"])
         environment.Environment(tmp_path / "e").prepare(["aiperf"])
         assert (tmp_path / "e" / "installed.json").exists()
 
-    def record(self, monkeypatch: pytest.MonkeyPatch, folder: Path, named: list[str]) -> list[list[str]]:
+    def record(
+        self, environment: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, named: list[str]
+    ) -> list[list[str]]:
         """Every command that would run; pip would install what is `named`."""
         calls: list[list[str]] = []
 
@@ -358,16 +367,14 @@ with serving([sys.executable, "-c", sys.argv[3], sys.argv[2]], int(sys.argv[2]),
 """
 
 
-def test_a_server_ends_with_a_peer_that_takes_too_long(bench: Any) -> None:
+def test_a_server_ends_with_a_peer_that_takes_too_long(environment: Any) -> None:
     import httpx
-
-    from winnow.bench.environment import PeerError, call
 
     loopback = importlib.import_module("loopback")
     port = loopback.free_port()
     folder = Path(loopback.__file__).parent
-    with pytest.raises(PeerError, match="longer than"):
-        call([sys.executable, "-c", SLOW_PEER, folder, str(port), SERVER], "a peer", 5)
+    with pytest.raises(environment.PeerError, match="longer than"):
+        environment.call([sys.executable, "-c", SLOW_PEER, folder, str(port), SERVER], "a peer", 5)
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/health")
 

@@ -19,9 +19,8 @@ SLACK = 8 * MIB
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent.parent / "benchmarks"))
-    return importlib.import_module("resident_memory")
+def bench() -> Any:
+    return importlib.import_module("benchmarks.resident_memory")
 
 
 def stages(bench: Any, loading_peak: int, answering_peak: int) -> Any:
@@ -62,7 +61,7 @@ def test_a_process_of_its_own_tells_its_stages(bench: Any) -> None:
 
 
 def test_a_process_that_fails_is_told(bench: Any, tmp_path: Path) -> None:
-    from winnow.bench.environment import PeerError
+    from benchmarks.peers.environment import PeerError
 
     case = bench.Case({"model": str(tmp_path / "none")}, Workload(1, 8, 2), 256, 1)
     with pytest.raises(PeerError, match="no such directory"):

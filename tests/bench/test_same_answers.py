@@ -12,9 +12,8 @@ ROWS = (((0, 1, 2), (0, 2)), ((1, 2), (0, 1, 2)))
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent.parent / "benchmarks"))
-    return importlib.import_module("same_answers")
+def bench() -> Any:
+    return importlib.import_module("benchmarks.same_answers")
 
 
 @pytest.fixture

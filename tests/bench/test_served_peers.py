@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from winnow.bench.environment import PeerError
-
 PEERS = Path(__file__).parent.parent.parent / "benchmarks" / "peers"
 
 
@@ -25,7 +23,7 @@ def test_a_server_that_is_not_there_does_not_end_the_others(
     load = served.Load(2, 4, 2, 1, 1, 1)
     row = next(each for each in served.rows(load) if each.peer.name == "llama.cpp")
     places = SimpleNamespace(find=lambda peer, weights: (Path("python"), tmp_path))
-    with pytest.raises(PeerError, match="name it in LLAMA_SERVER"):
+    with pytest.raises(served.PeerError, match="name it in LLAMA_SERVER"):
         served.measure(row, places, load, 100, 10)
 
 

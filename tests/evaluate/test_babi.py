@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from plain_settings import plain_settings
 
+from benchmarks.tasks.babi import BABI
+from benchmarks.tasks.stories import Story, StoryQuestion, read_stories
 from winnow.errors import DatasetError
 from winnow.evaluate.sample import Sample
-from winnow.evaluate.tasks.babi import BABI
-from winnow.evaluate.tasks.babi.stories import Story, StoryQuestion, read_stories
 
 TEST, TRAIN = "qa1_single-supporting-fact_test.txt", "qa1_single-supporting-fact_train.txt"
 STORIES = """1 Mary moved to the hall.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tasks import DATA
+from benchmarks.tasks.bbh import BBH
 from winnow.errors import DatasetError, EvaluationError
 from winnow.evaluate.metrics import score
-from winnow.evaluate.tasks.bbh import BBH
-from winnow.evaluate.tasks.files import shipped
 from winnow.evaluate.tasks.task import TaskSettings
 
 SETTINGS = TaskSettings(lambda text: len(text) // 4, lambda text, most: text, 8192)
@@ -112,6 +112,6 @@ def test_a_bad_prompt_is_named(data: Path, prompt: str) -> None:
 
 
 def test_the_files_that_ship_keep_their_canaries() -> None:
-    files = [path for folder in ("bbh", "cot-prompts") for path in (shipped("bbh") / folder).iterdir()]
+    files = [path for folder in ("bbh", "cot-prompts") for path in (DATA / "bbh" / folder).iterdir()]
     assert len(files) == 54
     assert all("canary GUID" in path.read_text() for path in files)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.tasks.gsm8k import GSM8K, GSM8K_FLEXIBLE
 from winnow.errors import DatasetError, EvaluationError
 from winnow.evaluate.metrics import score
-from winnow.evaluate.tasks.gsm8k import GSM8K, GSM8K_FLEXIBLE
 from winnow.evaluate.tasks.task import TaskSettings
 
 SETTINGS = TaskSettings(lambda text: len(text) // 4, lambda text, most: text, 8192)

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from plain_settings import plain_settings
 
+from benchmarks.tasks.nq_open import NQ_OPEN
 from winnow.errors import DatasetError, EvaluationError
 from winnow.evaluate.metrics import score
 from winnow.evaluate.sample import Sample
-from winnow.evaluate.tasks.nq_open import NQ_OPEN
 
 QUESTIONS, EXAMPLES = "NQ-open.dev.jsonl", "NQ-open.efficientqa.dev.1.1.jsonl"
 

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.papers.kcache.protocol import CATEGORIES, Setting
+from benchmarks.tasks import load_task
 from winnow import LLM, SamplingParams
 from winnow.evaluate.cell import FULL_CELL
 from winnow.evaluate.journal import ResultJournal
@@ -21,7 +22,6 @@ from winnow.evaluate.plan import EvaluationPlan, engine_identity
 from winnow.evaluate.result import CellResult
 from winnow.evaluate.runner import EvaluationProgress, evaluate
 from winnow.evaluate.settings import settings_for
-from winnow.evaluate.tasks import load_task
 from winnow.evaluate.wikitext import cut_windows, wikitext
 
 

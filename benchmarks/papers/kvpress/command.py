@@ -11,7 +11,7 @@ from benchmarks.papers.evaluations import CONTROLS, QUERIES, add_evaluation_flag
 from benchmarks.papers.harness import check_outputs
 from benchmarks.papers.kvpress.compare import Comparison
 from benchmarks.papers.kvpress.presses import PACKAGE, PRESSES, SOURCES
-from winnow.bench.environment import Environment, PeerError
+from benchmarks.peers.environment import Environment, PeerError
 from winnow.bench.presets import model_cache
 from winnow.cli.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.cli.eval import typed

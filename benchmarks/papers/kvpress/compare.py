@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks.papers.evaluations import CONTROLS, TASK
 from benchmarks.papers.kvpress.presses import Press
 from benchmarks.papers.kvpress.run import KvpressRun, PressCell
-from winnow.bench.environment import Environment
+from benchmarks.peers.environment import Environment
 from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.prompt import PromptMaker

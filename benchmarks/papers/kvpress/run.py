@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.papers.kvpress.presses import Press
-from winnow.bench.environment import Environment, PeerError, call
+from benchmarks.peers.environment import Environment, PeerError, call
 from winnow.evaluate.cell import AGNOSTIC, AWARE, Cell
 from winnow.evaluate.metrics import score
 from winnow.evaluate.outcome import Outcome

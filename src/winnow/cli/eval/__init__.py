@@ -1,6 +1,7 @@
 """`winnow eval`: how good the answers are under eviction."""
 
 import argparse
+from collections.abc import Mapping
 
 from winnow.cli.eval import lm_eval, perplexity, task
 from winnow.evaluate.tasks import TASKS, load_task
@@ -22,18 +23,16 @@ docs/evaluation.md says what cells, categories and marks are.
 OTHERS = {"perplexity": perplexity, "lm-eval": lm_eval}
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the tasks and their arguments."""
-    parser.usage = "winnow eval TASK [options]"
+def configure(parser: argparse.ArgumentParser, names: Mapping[str, str] = TASKS) -> None:
+    """Declare the tasks, of those names, and their arguments."""
+    parser.usage = f"{parser.prog} TASK [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    tasks = parser.add_subparsers(
-        title="tasks", metavar="TASK", dest="task", required=True, prog="winnow eval"
-    )
-    for name in TASKS:
-        loaded = load_task(name)
+    tasks = parser.add_subparsers(title="tasks", metavar="TASK", dest="task", required=True, prog=parser.prog)
+    for name in names:
+        loaded = load_task(name, names)
         subparser = tasks.add_parser(name, help=loaded.summary)
-        task.configure(subparser, name, loaded)
-        subparser.set_defaults(parser=subparser)
+        task.configure(subparser, loaded)
+        subparser.set_defaults(parser=subparser, loaded=loaded)
     for name, command in OTHERS.items():
         subparser = tasks.add_parser(name, help=command.SUMMARY)
         command.configure(subparser)

@@ -13,7 +13,7 @@ from winnow.cli.eval.output import add_output_flags, check_output, run_head, sho
 from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
 from winnow.cli.options import add_model_argument
 from winnow.cli.terminal import resume_hint
-from winnow.evaluate.tasks import Task, load_task
+from winnow.evaluate.tasks import Task
 from winnow.extras import install_hint
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ categories:
 _QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("aware", "agnostic")}
 
 
-def configure(parser: argparse.ArgumentParser, name: str, task: Task) -> None:
+def configure(parser: argparse.ArgumentParser, task: Task) -> None:
     """Declare the arguments."""
-    parser.usage = f"winnow eval {name} [MODEL] [options]"
+    parser.usage = f"{parser.prog} [MODEL] [options]"
     summary = f"{task.summary[:1].upper()}{task.summary[1:]}."
     parser.description = DESCRIPTION.format(summary=summary)
     parser.epilog = EPILOG.format(categories=", ".join(task.categories)).replace("%", "%%")
@@ -124,9 +124,7 @@ def _plan(
         shots=namespace.shots,
         categories=namespace.categories,
     )
-    return EvaluationPlan(
-        namespace.task, load_task(namespace.task), settings, cells, controls, namespace.chat
-    )
+    return EvaluationPlan(namespace.task, namespace.loaded, settings, cells, controls, namespace.chat)
 
 
 def _run(namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan") -> "Evaluation":

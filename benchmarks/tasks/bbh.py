@@ -4,11 +4,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from benchmarks.tasks import DATA
+from benchmarks.tasks.shots import grouped, require_room, shots_asked
 from winnow.errors import DatasetError
 from winnow.evaluate.sample import Question, Sample
 from winnow.evaluate.tasks.draws import chosen
-from winnow.evaluate.tasks.files import Record, find_file, read_json, read_text, shipped
-from winnow.evaluate.tasks.shots import grouped, require_room, shots_asked
+from winnow.evaluate.tasks.files import Record, find_file, read_json, read_text
 from winnow.evaluate.tasks.task import TaskSettings
 
 _SHOTS = 3
@@ -65,7 +66,7 @@ class BbhTask:
         ]
 
     def _category(self, category: str, settings: TaskSettings) -> Iterator[Sample]:
-        data = shipped("bbh") if settings.data is None else settings.data
+        data = DATA / "bbh" if settings.data is None else settings.data
         examples = read_json(find_file(data, f"bbh/{category}.json", _PUBLISHED)).records("examples")
         context = _context(find_file(data, f"cot-prompts/{category}.txt", _PUBLISHED), settings)
         wanted = None if settings.samples is None else settings.samples * settings.questions

@@ -4,10 +4,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.tasks import DATA
+from benchmarks.tasks.shots import grouped, require_room, shots_asked
 from winnow.evaluate.sample import Question, Sample
 from winnow.evaluate.tasks.draws import chosen
-from winnow.evaluate.tasks.files import Record, find_file, read_json_lines, shipped
-from winnow.evaluate.tasks.shots import grouped, require_room, shots_asked
+from winnow.evaluate.tasks.files import Record, find_file, read_json_lines
 from winnow.evaluate.tasks.task import TaskSettings
 
 _SHOTS = 5
@@ -31,7 +32,7 @@ class Gsm8kTask:
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """See `Task`. `settings.samples` counts contexts, with `settings.questions` questions each."""
-        data = shipped("gsm8k") if settings.data is None else settings.data
+        data = DATA / "gsm8k" if settings.data is None else settings.data
         test = list(enumerate(read_json_lines(find_file(data, "test.jsonl", _PUBLISHED)), start=1))
         train = list(read_json_lines(find_file(data, "train.jsonl", _PUBLISHED)))
         shots = shots_asked(settings, _SHOTS, len(train))

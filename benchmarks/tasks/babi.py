@@ -4,10 +4,11 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.tasks import DATA
+from benchmarks.tasks.stories import Story, StoryQuestion, read_stories
 from winnow.evaluate.sample import Question, Sample
-from winnow.evaluate.tasks.babi.stories import Story, StoryQuestion, read_stories
 from winnow.evaluate.tasks.draws import chosen, worked_examples
-from winnow.evaluate.tasks.files import find_file, shipped
+from winnow.evaluate.tasks.files import find_file
 from winnow.evaluate.tasks.task import TaskSettings
 
 _NAMES = (
@@ -119,7 +120,7 @@ def _worked(story: Story) -> str:
 def _file(settings: TaskSettings, category: str, split: str) -> Path:
     name = _NAMES[int(category.removeprefix("qa")) - 1]
     return find_file(
-        settings.data or shipped("babi"),
+        settings.data or DATA / "babi",
         f"{category}_{name}_{split}.txt",
         "by the project bAbI (tasks 1-20, version 1.2, directory en)",
     )

@@ -3,9 +3,10 @@
 import random
 from pathlib import Path
 
+from benchmarks.tasks import DATA
 from winnow.evaluate.sample import Question, Sample
 from winnow.evaluate.tasks.draws import chosen, worked_examples
-from winnow.evaluate.tasks.files import find_file, read_json_lines, shipped
+from winnow.evaluate.tasks.files import find_file, read_json_lines
 from winnow.evaluate.tasks.task import TaskSettings
 
 _FILE = "NQ-open.dev.jsonl"
@@ -18,7 +19,7 @@ class NqOpenTask:
     """Questions that people asked a search engine, answered from memory, behind worked examples.
 
     Prompt, stop strings and metric are those of TriviaQA in lm-evaluation-harness, with 5 examples. The questions are
-    the 3,610 of the development set, of which 500 ship with Winnow; examples come from the development set of the
+    the 3,610 of the development set, of which 500 lie in `data`; examples come from the development set of the
     EfficientQA competition, which shares no question with it. The examples are the context.
     """
 
@@ -27,7 +28,7 @@ class NqOpenTask:
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """See `Task`."""
-        directory = settings.data or shipped("nq_open")
+        directory = settings.data or DATA / "nq_open"
         rows = read_questions(_find(directory, _FILE))
         shots = _SHOTS if settings.shots is None else settings.shots
         examples = read_questions(_find(directory, _SHOTS_FILE)) if shots else []
