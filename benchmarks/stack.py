@@ -15,7 +15,7 @@ int8, prefix cache, int4: stored so; the common beginning is computed and held o
 eviction: each prompt is compressed once it is read.
 
 Each row is an engine of its own; rows follow one another, and the whole is repeated --repeat times: medians by rate.
-NAME.md has the table with what the text prints beside it, and the simulated one; NAME.png and .svg show both.
+NAME.md has the table with what the text prints beside it, and the simulated one; NAME.svg shows both.
 """
 
 import argparse
@@ -237,7 +237,7 @@ def write_results(
         results_json(head | numbers, ("rows",)), encoding="utf-8"
     )
     figures = (
-        save_figure(figure(rows), typed.output / typed.name)
+        [save_figure(figure(rows), typed.output / typed.name)]
         if can_draw() and len(rows) == len(LAYERS)
         else []
     )

@@ -1,6 +1,6 @@
 """How a decode step grows with batch and context: its time against the KVs it reads, beside the machine's read limit.
 
-    python benchmarks/step_growth.py [--preset w1] [--scatter] [--threads N] [--json FILE] [--plot FILE.png]
+    python benchmarks/step_growth.py [--preset w1] [--scatter] [--threads N] [--json FILE] [--plot FILE.svg]
 
 Sequences are given rows of the wanted length, filled with random KVs, and one token each goes through the whole
 model: layers, attention and head, without the scheduler. For every batch size a straight line is fitted to time against
@@ -148,7 +148,7 @@ def plot(points: list[Point], lines: list[Line], limits: Limits, file: Path) -> 
     by_batch.set(xlabel="batch size", ylabel="decode step, ms", xscale="log", yscale="log")
     by_batch.set_xticks(BATCHES, [str(batch) for batch in BATCHES], minor=False)
     by_batch.legend(fontsize="small", title="context")
-    figure.savefig(file, dpi=150)
+    figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else {})
 
 
 def main() -> None:

@@ -126,9 +126,5 @@ def write_page(
 
 
 def save_figures(figures: Mapping[str, "Figure"], directory: Path, paper: str) -> list[Path]:
-    """Write each figure as PNG and SVG, and return their paths."""
-    return [
-        path
-        for name, figure in figures.items()
-        for path in save_figure(figure, directory / f"{paper}_{name}")
-    ]
+    """Write each figure, and return their paths."""
+    return [save_figure(figure, directory / f"{paper}_{name}") for name, figure in figures.items()]

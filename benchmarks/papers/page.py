@@ -24,7 +24,7 @@ def page(
         heads: of `report_head`, one for each command and commit that measured something.
         facts: sentences about the work.
         notes: what columns mean; Markdown that ends a line.
-        figures: files beside the page; of those that are there in two formats the PNG is shown.
+        figures: pictures beside the page.
     """
     lines = [f"# {title}", ""]
     for head in heads:
@@ -32,8 +32,7 @@ def page(
     lines += [*facts, "", notes]
     for table in tables:
         lines += table.markdown()
-    shown = [path for path in figures if path.suffix == ".png" or path.with_suffix(".png") not in figures]
-    lines += [text for path in shown for text in (f"![{path.stem.replace('_', ' ')}]({path.name})", "")]
+    lines += [text for path in figures for text in (f"![{path.stem.replace('_', ' ')}]({path.name})", "")]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -13,7 +13,7 @@ nothing and shows what is complete.
 
 Under policies the same compression holds fewer bytes the narrower the codec. --bytes compares mixes at equal bytes:
 each codec compresses by what is left to reach each number of times fewer bytes than the first codec's full cache holds.
-NAME.md has the tables, and NAME.png and .svg the curves.
+NAME.md has the tables, and NAME.svg the curves.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def write_results(output: Path, name: str, arguments: argparse.Namespace, found:
     (output / f"{name}.json").write_text(results_json(values, ("codecs",)), encoding="utf-8")
     figures = []
     if shares and arguments.policies and found[0].rows and can_draw():
-        figures = save_figure(shares_figure(found, least, shares, arguments.policies[0]), output / name)
+        figures = [save_figure(shares_figure(found, least, shares, arguments.policies[0]), output / name)]
     facts = [f"Model {head['model']}, {arguments.dtype}, {arguments.samples} prompts a category."]
     note = (
         "Change: mean over windows ± its standard error, against the first codec on the same windows. Scores: mean "

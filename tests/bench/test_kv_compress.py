@@ -169,7 +169,7 @@ def test_the_papers_gains_stand_beside_the_nearest_context_at_the_same_compressi
 def test_figures_are_drawn_with_and_without_scores(tmp_path: Path) -> None:
     rows = read_rows(a_study())
     paths = draw_all(Grid(), rows, tmp_path)
-    assert {path.suffix for path in paths} == {".png", ".svg"} and len(paths) == 6
+    assert {path.suffix for path in paths} == {".svg"} and len(paths) == 3
     assert all(path.stat().st_size > 1000 for path in paths)
     assert "Accuracy" in (tmp_path / "kv_compress_figure1.svg").read_text()
     draw_all(Grid(), [replace(row, runs=(replace(RUN, scores=()),)) for row in rows], tmp_path)
@@ -262,7 +262,7 @@ def test_the_batch_grows_with_compression_and_more_so_with_rounds_in_the_prompt(
     shown = capsys.readouterr().out
     assert "1536 + 40 tokens" in shown and "P&D gain" in shown and "5.18x" in shown
     page = (tmp_path / "kv_compress.md").read_text()
-    assert "| 48x |" in page and "kv_compress_figure8.png" in page
+    assert "| 48x |" in page and "kv_compress_figure8.svg" in page
     assert (tmp_path / "kv_compress_figure8.svg").is_file()
     again = run(tmp_path / "report.json", *typed, "--resume")
     assert again["runs"] == report["runs"] and again["measured"] == report["measured"]

@@ -166,7 +166,7 @@ def test_files(compared: Evaluation, tmp_path: Path) -> None:
     assert "| snapkv | 0.40 (at 3.0x) |" in text
     assert "- 3 prompts per cell: the standard error of a mean over all of them is at most 0.29" in text
     assert "commit abc, 2026-11-21, a processor, 2 cores" in text
-    drawn = {"score.png", "score.svg"} if can_draw() else set()
+    drawn = {"score.svg"} if can_draw() else set()
     assert {path.name for path in paths} == {"results.json", "results.md"} | drawn
     assert all(path.stat().st_size for path in paths)
 
@@ -180,7 +180,7 @@ def test_maps_of_category_and_length(tmp_path: Path) -> None:
         lengths=lengths,
     )
     paths = write_report(found, tmp_path, HEAD)
-    assert tmp_path / "maps" / "query-agnostic-snapkv-4x.png" in paths
+    assert tmp_path / "maps" / "query-agnostic-snapkv-4x.svg" in paths
     assert "(maps/full-cache.svg)" in (tmp_path / "results.md").read_text()
 
 

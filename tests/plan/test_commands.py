@@ -107,7 +107,7 @@ def test_one_command_for_each_table(capsys: pytest.CaptureFixture[str]) -> None:
 def test_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert run("plan", "llama-3-8b", "--gpu", "L4", "--plot", str(tmp_path / "plan")) == 0
-    assert (tmp_path / "plan.png").stat().st_size > 1000
+    assert (tmp_path / "plan.svg").stat().st_size > 1000
 
 
 def test_simulate_serves_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

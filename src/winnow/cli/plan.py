@@ -79,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_hardware_flags(parser)
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything planned as JSON too")
     parser.add_argument("--markdown", action="store_true", help="print tables as Markdown")
-    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
+    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.svg")
     add_flags(parser, PlanOptions, "what is planned for")
     add_flags(parser, CacheConfig, "how KVs are stored", skip=_NOT_PLANNED, common=COMMON)
     add_flags(parser, EvictionConfig, "eviction; several policies: commas between", common=COMMON)
@@ -101,7 +101,7 @@ def execute(namespace: argparse.Namespace) -> int:
         if most is not None and options.batch > most:
             raise UsageError(f"batch must be at most max_num_seqs ({most}), got {options.batch}")
     if namespace.plot is not None:
-        require_writable(namespace.plot.with_suffix(".png"), f"--plot {namespace.plot}")
+        require_writable(namespace.plot.with_name(f"{namespace.plot.name}.svg"), f"--plot {namespace.plot}")
     found = _beside_full(deployments(namespace, options))
     from winnow.plan.plan_tables import plan_of, plan_tables
     from winnow.plan.value_tier import gain_of, tier_table

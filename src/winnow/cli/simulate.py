@@ -82,9 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chrome-trace", metavar="FILE", type=Path, help="write a trace for chrome://tracing"
     )
-    parser.add_argument(
-        "--plot", metavar="STEM", type=Path, help="draw KVs over time as STEM.png and STEM.svg"
-    )
+    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw KVs over time as STEM.svg")
     add_flags(parser, SimulateOptions, "the simulation", common=_COMMON)
     add_flags(
         parser, PlanOptions, "the deployment", ("batch", "context", "new_tokens", "price"), common=_COMMON

@@ -75,9 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--journal", metavar="FILE", type=Path, help="what was measured, to resume from")
     parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write all trials as JSON too")
-    parser.add_argument(
-        "--plot", metavar="STEM", type=Path, help="draw the Pareto front as STEM.png and .svg"
-    )
+    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw the Pareto front as STEM.svg")
     add_flags(parser, TuneOptions, "the search")
     add_engine_flags(parser, skip=CHOSEN)
 

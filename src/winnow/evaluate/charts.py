@@ -20,13 +20,13 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
     paths = []
     panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
     if panels:
-        paths += save_figure(line_chart(panels, f"{evaluation.task}: mean score"), directory / "score")
+        paths.append(save_figure(line_chart(panels, f"{evaluation.task}: mean score"), directory / "score"))
     if len(evaluation.lengths) > 1 and len(evaluation.categories) > 1:
         maps = directory / "maps"
         maps.mkdir(exist_ok=True)
         for result in evaluation.results:
             if result.outcomes:
-                paths += save_figure(_map(evaluation, result), maps / result.cell.name.replace(" ", "-"))
+                paths.append(save_figure(_map(evaluation, result), maps / result.cell.name.replace(" ", "-")))
     return paths
 
 

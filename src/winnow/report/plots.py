@@ -112,14 +112,12 @@ def heat_map(
     return figure
 
 
-def save_figure(figure: "Figure", stem: Path) -> list[Path]:
-    """Write `stem`.png and `stem`.svg, and return their paths."""
-    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        # Without the date a figure that did not change shows fewer changed lines.
-        metadata = {"Date": None} if path.suffix == ".svg" else {}
-        figure.savefig(path, dpi=150, metadata=metadata)
-    return paths
+def save_figure(figure: "Figure", stem: Path) -> Path:
+    """Write `stem`.svg and return its path."""
+    path = stem.with_name(f"{stem.name}.svg")
+    # Without the date a figure that did not change shows fewer changed lines.
+    figure.savefig(path, metadata={"Date": None})
+    return path
 
 
 def _figure(columns: int, rows: int, title: str) -> "Figure":

@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("trace", metavar="TRACE", type=Path, help="a recorded load: .csv or .jsonl")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
-    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.png and STEM.svg")
+    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.svg")
     add_progress_flag(parser)
     add_flags(parser, PressureConfig, "the load")
     add_engine_flags(parser)
@@ -113,7 +113,7 @@ def _check_files(namespace: argparse.Namespace, options: dict[str, Any]) -> None
 
         if not can_draw():
             raise UsageError(f"--plot needs matplotlib: {install_hint('plots')}")
-        require_writable(namespace.plot.with_name(f"{namespace.plot.name}.png"), f"--plot {namespace.plot}")
+        require_writable(namespace.plot.with_name(f"{namespace.plot.name}.svg"), f"--plot {namespace.plot}")
 
 
 def _measure(
