@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test demo real-model real-models real-demo real-eval payoff lint format clean
+.PHONY: help setup test size demo real-model real-models real-demo real-eval payoff lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ $(READY): pyproject.toml $(wildcard native/* native/kernels/*)
 # what another has left, which keeps the tests of a file, and their fixtures, mostly together.
 test: lint ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $$(getconf _NPROCESSORS_ONLN) --dist worksteal
+
+size: ## lines of source by folder, against their budget
+	@$(PYTHON) tests/source_size.py
 
 lint: $(READY) ## style, security rules and types
 	$(BIN)/ruff check .

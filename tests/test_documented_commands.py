@@ -1,0 +1,89 @@
+"""Commands in README and docs can be typed, and results name commands that exist."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documented import ROOT, check, commands, words
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(path for path in (ROOT / "docs").rglob("*.md") if "results" not in path.parts),
+    *(ROOT / "examples").rglob("*.md"),
+    *(ROOT / "training").glob("*.md"),
+    ROOT / "src/winnow/models/demo/README.md",
+]
+RESULTS = sorted((ROOT / "docs/results").glob("*.json"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_of_a_page_parse(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for line in commands(page):
+        wrong = check(words(line), monkeypatch)
+        printed = capfd.readouterr()
+        # Prose names a command alone, `winnow run`, or leaves out what is not its subject.
+        named = "arguments are required" in printed.err or "usage:" in printed.out
+        left_out = "--" not in line or "..." in line
+        of_a_reader = "No such file" in printed.err or any(
+            f"'{word}'" in printed.err for word in words(line) if word.isupper()
+        )
+        assert wrong is None or of_a_reader or (left_out and named), f"{line}\n{wrong}: {printed.err}"
+
+
+@pytest.mark.parametrize("file", RESULTS, ids=lambda path: path.stem)
+def test_a_result_names_a_command_that_exists(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for command in recorded(json.loads(file.read_text(encoding="utf-8"))):
+        wrong = [check(each, monkeypatch) for each in candidates(command)]
+        assert None in wrong, f"{command}\n{wrong}: {capfd.readouterr().err}"
+
+
+def recorded(value: Any) -> Iterator[list[str]]:
+    """Yield the command lines of a result; scripts are recorded by name, from wherever they were run."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key == "command":
+                yield each
+            else:
+                yield from recorded(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from recorded(each)
+
+
+def candidates(command: list[str]) -> Iterator[list[str]]:
+    """Yield what was typed; scripts are recorded by name, and several have it."""
+    first, *rest = command
+    if not first.endswith(".py"):
+        yield [Path(first).name, *rest]
+        return
+    for script in (ROOT / "benchmarks").rglob(Path(first).name):
+        place = script.relative_to(ROOT)
+        if re.search(r"^from benchmarks", script.read_text(encoding="utf-8"), re.MULTILINE):
+            yield ["python", "-m", ".".join(place.with_suffix("").parts), *rest]
+        else:
+            yield ["python", str(place), *rest]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "winnow run a.jsonl -o b.jsonl --evictions snapkv",
+        "winnow bench h2h --samples 3",
+        "python -m benchmarks.papers winnow",
+        "python -m benchmarks.nothing",
+        "python benchmarks/nothing.py",
+        "python benchmarks/long_text.py --nothing",
+        "make nothing",
+        "pytest tests/nothing",
+    ],
+)
+def test_a_command_that_cannot_be_typed_is_found(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check(words(line), monkeypatch) is not None
