@@ -5,6 +5,7 @@ import re
 import runpy
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,13 +71,16 @@ def check(found: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
         if not module.startswith("benchmarks"):
             return None
         place = ROOT.joinpath(*module.split("."))
-        if not place.is_dir() and not place.with_suffix(".py").is_file():
+        script = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
+        if not script.is_file():
             return f"no module {module}"
+        if not _parses(script):
+            return None
         monkeypatch.setattr(sys, "argv", [module, *rest[2:]])
         return _parse(lambda: runpy.run_module(module, run_name="__main__"), monkeypatch)
     if not (script := ROOT / rest[0]).is_file():
         return f"no file {rest[0]}"
-    if not re.search("ArgumentParser|^from arguments", script.read_text(encoding="utf-8"), re.MULTILINE):
+    if not _parses(script):
         return None
     monkeypatch.setattr(sys, "argv", [str(script), *rest[1:]])
     monkeypatch.syspath_prepend(str(script.parent))
@@ -95,7 +99,9 @@ def _parse(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str | Non
         return SimpleNamespace(configure=load(name).configure, execute=lambda _: 0)
 
     known = set(sys.modules)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        # Of modules that an earlier command has imported.
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
         patch.setattr(winnow, "import_module", without_work)
         try:
@@ -114,3 +120,9 @@ def _parse(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str | Non
 
 def _is_script(file: str | None) -> bool:
     return file is not None and Path(file).is_relative_to(ROOT / "benchmarks")
+
+
+def _parses(script: Path) -> bool:
+    """Whether a script parses its arguments: one that does not would begin to work."""
+    text = script.read_text(encoding="utf-8")
+    return re.search(r"Parser\(|^from arguments|import main$", text, re.MULTILINE) is not None

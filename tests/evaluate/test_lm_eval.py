@@ -13,11 +13,12 @@ pytest.importorskip("lm_eval", reason="the extra lm-eval is not installed")
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
 from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
 
 from winnow import LLM, SamplingParams
 from winnow.errors import EvaluationError
 from winnow.evaluate.likelihood import Keeping, Pair, loglikelihoods, rolling_pairs
-from winnow.evaluate.lm_eval import WinnowLM
+from winnow.evaluate.lm_eval import WinnowLM, run
 from winnow.evaluate.lm_eval.generation import sampling_for
 from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan, LmEvalResult, run_cell
 from winnow.evaluate.lm_eval.result_files import lm_eval_table
@@ -258,6 +259,11 @@ def test_the_engines_own_policy_less_pressure() -> None:
         assert PRESETS["kv-compress"].policy.when.pressure and not keeping.policy.when.pressure
 
 
-def test_a_task_that_does_not_exist(tasks: Path) -> None:
+def test_a_task_that_does_not_exist(tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_its_own(include_path: str, include_defaults: bool = True) -> TaskManager:
+        """Thousands of files, which say nothing of ours."""
+        return TaskManager(include_path=include_path, include_defaults=False)
+
+    monkeypatch.setattr(run, "TaskManager", without_its_own)
     with pytest.raises(EvaluationError, match="lm_eval has no task 'tiny_choise'; did you mean tiny_choice"):
         LmEvalPlan(("tiny_choise",), include_path=tasks).task_manager()

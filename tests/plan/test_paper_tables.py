@@ -1,8 +1,11 @@
 """The tables of the text on KV cache memory: our numbers, and what the text prints beside them."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.papers.predicted import memory_text as paper
+from benchmarks.papers.predicted import memory_text_serving as serving
 from winnow.plan.models import MODELS
 
 
@@ -94,7 +97,7 @@ def test_layout_fills_the_cards() -> None:
 
 
 def test_each_step_of_the_stack_pays() -> None:
-    table = rows("stack")
+    table = dict(serving.stack(200).rows)
     assert [entries[3] for entries in table.values()] == ["420", "780", "1050", "1180", "1420"]
     gains = [float(entries[4].rstrip("x")) for entries in table.values() if entries[4]]
     printed = [float(entries[5].rstrip("x")) for entries in table.values() if entries[5]]
@@ -103,7 +106,7 @@ def test_each_step_of_the_stack_pays() -> None:
 
 
 def test_higher_watermarks_let_more_run() -> None:
-    table = rows("watermark")
+    table = dict(serving.watermark(250).rows)
     assert [entries[1] for entries in table.values()] == ["42", "54", "58", "61", "63"]
     batches = [int(entries[0]) for entries in table.values()]
     assert batches == sorted(set(batches))
@@ -112,8 +115,10 @@ def test_higher_watermarks_let_more_run() -> None:
     )
 
 
-def test_a_tenant_alone_borrows_what_the_other_does_not_use() -> None:
-    table = rows("tenants")
+def test_a_tenant_alone_borrows_what_the_other_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A third of the text's memory is full with a third of its requests.
+    monkeypatch.setattr(serving, "STACK", (replace(serving.STACK[0], printed_batch=8),))
+    table = dict(serving.tenants(70).rows)
     for name in ("a alone", "b alone"):
         assert int(table[name][4].rstrip("%")) > 90
     both = table["both, equal load"]

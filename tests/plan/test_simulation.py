@@ -174,7 +174,7 @@ POLICIES = ["full", "snapkv", "batch-max", "kv-compress-pd", "streaming", "lever
 @settings(max_examples=40)
 @given(
     lengths=st.lists(
-        st.tuples(st.integers(1, 1500), st.integers(1, 300), st.floats(0, 2.0)), min_size=1, max_size=12
+        st.tuples(st.integers(1, 1500), st.integers(1, 150), st.floats(0, 2.0)), min_size=1, max_size=9
     ),
     name=st.sampled_from(POLICIES),
     memory=st.integers(400, 4000),

@@ -39,7 +39,7 @@ STACK = (
 )
 
 
-def workload(count: int = _REQUESTS, seed: int = 0) -> list[TraceRequest]:
+def workload(count: int, seed: int = 0) -> list[TraceRequest]:
     """Requests of the text's mean lengths, exponentially drawn, all there from the start; prompts begin alike."""
     generator = random.Random(seed)  # noqa: S311
 
@@ -55,7 +55,7 @@ def workload(count: int = _REQUESTS, seed: int = 0) -> list[TraceRequest]:
     return requests
 
 
-def stack() -> TextTable:
+def stack(requests: int = _REQUESTS) -> TextTable:
     """Batch and throughput of each configuration, in the memory that holds the text's 24 contiguous sequences."""
     model = MODELS["llama-3-70b"]
     pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
@@ -65,7 +65,7 @@ def stack() -> TextTable:
             model, HARDWARE["A100"], 4, cache=row.cache, scheduler=SchedulerConfig(_MOST_SEQS)
         )
         setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=row.cache.enable_prefix_caching)
-        values = summary(simulate(deployment, setup, workload()))
+        values = summary(simulate(deployment, setup, workload(requests)))
         rate = values["output_rate"]
         rows.append(
             (
@@ -87,7 +87,7 @@ def stack() -> TextTable:
         ("running", "printed", "tokens/s", "printed", "gain", "printed"),
         tuple(rows),
         (
-            f"Simulated, uncalibrated: {_REQUESTS} requests at once, lengths exponentially drawn, {_SHARED} tokens of",
+            f"Simulated, uncalibrated: {requests} requests at once, lengths exponentially drawn, {_SHARED} tokens of",
             f"each prompt shared; KV memory for the {STACK[0].printed_batch} contiguous sequences of {_RESERVED} "
             "tokens that are printed.",
             "More run than printed: the text's batches stop short of what its memory holds.",
@@ -107,11 +107,11 @@ _LOAD = 4.0
 """Requests a second, for as long as they last: more than are served, so that admission decides."""
 
 
-def watermark() -> TextTable:
+def watermark(requests: int = _REQUESTS) -> TextTable:
     """Admission up to a part of the blocks, under a load that fills them."""
     model = MODELS["llama-3-70b"]
     pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
-    trace = [replace(each, arrival=index / _LOAD) for index, each in enumerate(workload())]
+    trace = [replace(each, arrival=index / _LOAD) for index, each in enumerate(workload(requests))]
     rows = []
     for part, printed_batch, printed_rate, printed_preempted, printed_p99 in WATERMARKS:
         scheduler = SchedulerConfig(256, watermark_high=part)
@@ -142,7 +142,7 @@ def watermark() -> TextTable:
         ("batch", "printed", "tokens/s", "printed", "preempted/min", "printed", "p99 ms/token", "printed"),
         tuple(rows),
         (
-            f"Simulated, uncalibrated: {_REQUESTS} requests, {_LOAD:g} a second, in the memory of its contiguous",
+            f"Simulated, uncalibrated: {requests} requests, {_LOAD:g} a second, in the memory of its contiguous",
             "ones. Requests join up to the watermark; in the text's code the names of the two are swapped. This",
             "scheduler promises running requests their next blocks, so fewer are preempted than printed; and with so",
             "many running the products of prompts bind, so that the watermark costs no throughput.",
@@ -154,7 +154,7 @@ TENANTS = (("tenant_a", 0.6), ("tenant_b", 0.3))
 """The text's example: guaranteed parts of the blocks; the rest is shared."""
 
 
-def tenants() -> TextTable:
+def tenants(requests: int = _REQUESTS // 2) -> TextTable:
     """What each tenant gets of the text's example, alone and beside the other."""
     model = MODELS["llama-3-70b"]
     pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
@@ -165,7 +165,7 @@ def tenants() -> TextTable:
     names = [name for name, _ in TENANTS]
     rows = []
     for label, active in (("a alone", names[:1]), ("b alone", names[1:]), ("both, equal load", names)):
-        simulation = simulate(deployment, setup, workload(_REQUESTS // 2), tenants=active)
+        simulation = simulate(deployment, setup, workload(requests), tenants=active)
         end = simulation.seconds
         entries = []
         for name, part in TENANTS:
