@@ -1,7 +1,6 @@
 """`kill -9` in the middle of `winnow eval`, and the same command again: the table of an undisturbed run."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -29,11 +28,13 @@ def outcomes(directory: Path) -> list[tuple[str, str, int]]:
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_evaluation_goes_on(
+    tmp_path: Path, command_env: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = subprocess.Popen(
         [sys.executable, "-m", "winnow", *COMMAND, "-o", str(killed)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env=command_env,
         stdout=subprocess.DEVNULL,
     )
     while process.poll() is None and len(outcomes(killed)) < OUTCOMES // 4:

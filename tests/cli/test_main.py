@@ -366,7 +366,7 @@ def test_a_reader_that_leaves_is_no_error(model_dir: Path) -> None:
     ],
 )
 def test_what_standard_output_does_not_take_names_it(
-    words: str, write_prompts: Write, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, write_prompts: Write, command_env: dict[str, str]
 ) -> None:
     prompts = write_prompts([{"prompt": "ab", "max_tokens": 1}])
     with open("/dev/full", "wb") as full:
@@ -376,7 +376,7 @@ def test_what_standard_output_does_not_take_names_it(
             stderr=subprocess.PIPE,
             text=True,
             cwd=prompts.parent,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env=command_env,
             check=False,
         )
     lines = [line for line in process.stderr.splitlines() if not line.startswith(("requests", "done"))]

@@ -284,9 +284,8 @@ def test_a_table_that_is_not_taken(
     write_prompts([{"prompt": "ab", "max_tokens": 1}])
     run = f"{sys.executable} -m winnow run prompts.jsonl -o out --temperature 0 --progress off"
     command = f"set -o pipefail; {run} {redirect}"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
-        ["/bin/bash", "-c", command], stderr=subprocess.PIPE, env=environment, text=True, check=False
+        ["/bin/bash", "-c", command], stderr=subprocess.PIPE, env=command_env, text=True, check=False
     )
     assert (process.returncode, process.stderr) == (code, message)
     assert len(records(here / "out")) == 1

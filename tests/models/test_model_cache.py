@@ -93,12 +93,11 @@ def test_a_start_imports_nothing_heavy(folder: Path) -> None:
         "print([m for m in ('transformers', 'torch._dynamo', 'sympy', 'scipy') if m in sys.modules], code)"
     )
     arguments = ["generate", "hi", "--max-tokens", "2", "--kv-memory", "4MiB", "--threads", "1"]
-    for expected in (None, "[] 0"):
-        done = subprocess.run(
-            [sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True
-        )
-        if expected is not None:
-            assert done.stdout.splitlines()[-1] == expected, done.stderr
+    load_model(ModelConfig())
+    done = subprocess.run(
+        [sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
 
 
 @pytest.mark.skipif(has_matrix_units(), reason="oneDNN keeps bfloat16 there, which cannot be written")

@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -204,11 +203,11 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start(directory: Path, port: int) -> "subprocess.Popen[bytes]":
+def start(directory: Path, port: int, env: dict[str, str]) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "winnow", "serve", "--port", str(port), "--files-dir", str(directory)]
     process = subprocess.Popen(
         [*command, "--kv-memory", "16MiB", "--max-num-seqs", "4"],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env,
     )  # fmt: skip
 
     def is_up() -> bool:
@@ -224,10 +223,10 @@ def start(directory: Path, port: int) -> "subprocess.Popen[bytes]":
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_kill_9_loses_and_repeats_no_line(tmp_path: Path) -> None:
+def test_kill_9_loses_and_repeats_no_line(tmp_path: Path, command_env: dict[str, str]) -> None:
     port = free_port()
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-        process = start(tmp_path, port)
+        process = start(tmp_path, port, command_env)
         try:
             batch = create(client, upload(client, lines_of(120, max_tokens=60)))
             for least in (5, 30):
@@ -235,7 +234,7 @@ def test_kill_9_loses_and_repeats_no_line(tmp_path: Path) -> None:
                 process.kill()
                 process.wait()
                 time.sleep(0.1)
-                process = start(tmp_path, port)
+                process = start(tmp_path, port, command_env)
             batch = ended(client, batch["id"])
             found = content(client, batch["output_file_id"])
         finally:
