@@ -1,7 +1,6 @@
 """`kill -9` at random moments loses no finished line and repeats none: the real command, the real engine."""
 
 import json
-import os
 import random
 import signal
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.batch.journal import journal_path
@@ -22,22 +22,7 @@ REQUESTS = 60
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of a few thousand random weights, which takes prompts of token ids."""
-    directory = tmp_path_factory.mktemp("model")
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 128,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 256,
-        "eos_token_id": 2,
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=0)
 
 
 def requests() -> list[dict[str, Any]]:
@@ -45,7 +30,7 @@ def requests() -> list[dict[str, Any]]:
     chance = random.Random(0)
     return [
         {
-            "prompt": [chance.randrange(3, 128) for _ in range(chance.randrange(2, 60))],
+            "prompt": [chance.randrange(3, VOCAB) for _ in range(chance.randrange(2, 60))],
             "max_tokens": chance.randrange(1, 40),
             "temperature": chance.choice([0, 1]),
             "ignore_eos": True,
@@ -61,21 +46,20 @@ def whole_lines(output: Path) -> int:
 
 
 @pytest.mark.slow
-def test_five_kills_and_a_restart(model: Path, tmp_path: Path) -> None:
+def test_five_kills_and_a_restart(model: Path, tmp_path: Path, command_env: dict[str, str]) -> None:
     seed = time.time_ns() % 10**6
     print(f"the moments of the kills come from seed {seed}")  # shown if the test fails
     chance = random.Random(seed)
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in requests()))
     command = [sys.executable, "-m", "winnow", "run", str(prompts), "-o", str(output), "--model", str(model)]
-    command += ["--load-format", "dummy", "--kv-memory", "256KiB", "--max-num-seqs", "8", "--progress", "off"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command += ["--kv-memory", "256KiB", "--max-num-seqs", "8", "--progress", "off"]
 
     codes = []
     for _ in range(KILLS):
         # Each time a little further, so that the last one still finds work to interrupt.
         target = whole_lines(output) + chance.randrange(1, REQUESTS // (KILLS + 1))
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=command_env, stdout=subprocess.DEVNULL)
         while process.poll() is None and whole_lines(output) < target:
             time.sleep(0.001)
         time.sleep(chance.random() / 100)
@@ -87,7 +71,7 @@ def test_five_kills_and_a_restart(model: Path, tmp_path: Path) -> None:
         assert [record["index"] for record in done] == list(range(len(done)))
 
     assert -signal.SIGKILL in codes
-    assert subprocess.run(command, env=environment, stdout=subprocess.DEVNULL).returncode == 0
+    assert subprocess.run(command, env=command_env, stdout=subprocess.DEVNULL).returncode == 0
     records = [json.loads(line) for line in output.read_bytes().splitlines()]
     assert [record["index"] for record in records] == list(range(REQUESTS))
     assert [record["token_ids"] for record in records] == uninterrupted(prompts, model, tmp_path)
@@ -98,7 +82,7 @@ def uninterrupted(prompts: Path, model: Path, tmp_path: Path) -> list[list[int]]
     from winnow.cli.main import main
 
     output = tmp_path / "whole.jsonl"
-    command = ["run", str(prompts), "-o", str(output), "--model", str(model), "--load-format", "dummy"]
+    command = ["run", str(prompts), "-o", str(output), "--model", str(model)]
     command += ["--kv-memory", "256KiB", "--max-num-seqs", "8", "--progress", "off"]
     assert main(command) == 0
     return [json.loads(line)["token_ids"] for line in output.read_bytes().splitlines()]
@@ -109,7 +93,7 @@ def test_greedy_answers_are_those_of_the_library(model: Path, tmp_path: Path) ->
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     answers = uninterrupted(prompts, model, tmp_path)
-    with LLM(model, load_format="dummy", kv_memory="1MiB") as llm:
+    with LLM(model, kv_memory="1MiB") as llm:
         params = [
             SamplingParams(temperature=0, ignore_eos=True, max_tokens=line["max_tokens"]) for line in lines
         ]
