@@ -33,7 +33,6 @@ from rich.console import Console
 from vllm_peer import BLOCK, VARIABLES, kv_bytes
 from works import export
 
-from winnow.bench.environment import PeerError, call
 from winnow.bench.kv_memory import kv_memory_for
 from winnow.config import EngineConfig
 from winnow.json_values import dump_json

@@ -58,7 +58,7 @@ def options_by_eviction(
         ConfigError: a value is out of range, or there is no such preset.
     """
     # Late: a script that measures imports takes its arguments first.
-    from winnow.bench.room import kv_memory_for
+    from winnow.bench.kv_memory import kv_memory_for
     from winnow.config import EngineConfig
     from winnow.eviction import find_preset
 

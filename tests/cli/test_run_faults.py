@@ -279,7 +279,7 @@ def test_a_disk_that_fills_says_how_to_resume(
     ],
 )
 def test_a_table_that_is_not_taken(
-    redirect: str, code: int, message: str, here: Path, write_prompts: Write
+    redirect: str, code: int, message: str, here: Path, write_prompts: Write, command_env: dict[str, str]
 ) -> None:
     write_prompts([{"prompt": "ab", "max_tokens": 1}])
     run = f"{sys.executable} -m winnow run prompts.jsonl -o out --temperature 0 --progress off"

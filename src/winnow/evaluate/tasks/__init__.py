@@ -24,7 +24,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 """Name -> "module:attribute" of a `Task`; the module is imported when the task is asked for."""
 
 
-def load_task(name: str) -> Task:
+def load_task(name: str, tasks: Mapping[str, str] = TASKS) -> Task:
     """Return the task of that name.
 
     Raises:
