@@ -30,8 +30,8 @@ from winnow import LLM
 from winnow.bench.answering import answer_all, fixed_length
 from winnow.cache import CacheSize, Ledger
 from winnow.config import SchedulerConfig
-from winnow.engine.prefixes import FoundPrefix, PrefixSharing
-from winnow.engine.request import Sequence as Sample
+from winnow.engine.requests.request import Sequence as Sample
+from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.room import Room
 from winnow.eviction import When
 from winnow.eviction.presets import find_preset

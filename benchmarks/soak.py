@@ -30,7 +30,7 @@ from rich.console import Console
 from winnow import LLM, RequestOutput
 from winnow.bench.traces import read_trace
 from winnow.config import SCHEDULING_POLICIES
-from winnow.engine.sequence_forks import group
+from winnow.engine.residency.sequence_forks import group
 from winnow.errors import InvalidRequestError
 from winnow.eviction.presets import find_preset
 from winnow.report.provenance import Machine

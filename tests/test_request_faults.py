@@ -7,7 +7,7 @@ import pytest
 from winnow import LLM, SamplingParams
 from winnow.cache import Ledger
 from winnow.engine.admission import Admission, Admitted
-from winnow.engine.output_state import OutputState
+from winnow.engine.requests.output_state import OutputState
 from winnow.outputs import RequestOutput
 from winnow.sampling import TextStream
 from winnow.sampling import logprobs as sampling_logprobs
@@ -81,7 +81,7 @@ def test_prompt_logprobs_whose_texts_raise(options: dict[str, Any], monkeypatch:
                 raise KeyError(17)
             return decode(*args, first=first, **named)
 
-        monkeypatch.setattr("winnow.engine.request_table.decode_logprobs", raises)
+        monkeypatch.setattr("winnow.engine.requests.request_table.decode_logprobs", raises)
         names = [llm.submit(prompt, GREEDY, final_only=True) for prompt in HEALTHY]
         names.append(llm.submit(FAULTY, params, final_only=True))
         finished: dict[str, RequestOutput] = {}

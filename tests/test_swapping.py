@@ -11,8 +11,8 @@ import torch
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
-from winnow.engine.preemption_costs import FixedCosts
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError
 from winnow.eviction.presets import PRESETS
 

@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES, save
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
-from winnow.engine.preemption_costs import FixedCosts
+from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.value_tier import ValueTier
 
@@ -281,7 +281,7 @@ def test_a_full_disk_fails_the_request_that_needs_more(
         allocate(file, start, nbytes)
 
     monkeypatch.setattr(os, "posix_fallocate", bounded)
-    monkeypatch.setattr("winnow.cache.value_store._EXTENT_BYTES", 8192)
+    monkeypatch.setattr("winnow.cache.tiers.value_store._EXTENT_BYTES", 8192)
     tier = f"disk:{tmp_path}:L=1,N=6"
     short = prompts()[0][:20]
     expected = (
@@ -304,10 +304,10 @@ def test_a_full_disk_fails_the_request_that_needs_more(
 def test_the_host_has_not_the_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from winnow.resources import HostMemory
 
-    monkeypatch.setattr("winnow.cache.value_store.host_memory", lambda: HostMemory(2**20, 1000))
+    monkeypatch.setattr("winnow.cache.tiers.value_store.host_memory", lambda: HostMemory(2**20, 1000))
     with pytest.raises(ConfigError, match=r"value_tier: size must be at most .* 1000 B, got .*: give size="):
         LLM(directory, **OPTIONS, value_tier="host:L=1,N=6")
-    monkeypatch.setattr("winnow.cache.value_store._require_host_memory", lambda nbytes: None)
+    monkeypatch.setattr("winnow.cache.tiers.value_store._require_host_memory", lambda nbytes: None)
     with LLM(directory, **OPTIONS, value_tier="host:L=1,N=6") as llm:
         [output] = llm.generate(prompts()[0], GREEDY)
         assert output.error is not None and "1000 B free" in output.error

@@ -13,8 +13,8 @@ from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_a
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.loop import RequestLoop
-from winnow.engine.new_request import NewRequest
-from winnow.engine.occupancy import Occupancy
+from winnow.engine.requests.new_request import NewRequest
+from winnow.engine.residency.occupancy import Occupancy
 from winnow.engine.shared import Mailbox, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy

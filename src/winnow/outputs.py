@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self
 
-from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.errors import RequestFailedError
 from winnow.sampling import Logprob
 

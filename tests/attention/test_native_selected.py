@@ -9,7 +9,7 @@ from torch import Tensor
 from winnow.attention import AttentionObserver, AttentionSpec, ReferenceBackend, Smoothing, Term
 from winnow.attention.interface import AttentionBackend
 from winnow.cache.codec import make_codec
-from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.kv_dtype import KVDtype
 
 PLAIN = AttentionSpec(0.3)

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from winnow.attention import PagedCache, ReferenceBackend, Spans
 from winnow.attention.ranked_rows import moves
 from winnow.cache import BlockCopies, CacheLayout, CacheSize, CacheUpdate, Ledger, OutOfBlocksError
-from winnow.cache.host_ledger import OutOfHostMemoryError
+from winnow.cache.accounting.host_ledger import OutOfHostMemoryError
 from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
 from winnow.value_tier import ValueTier
 

@@ -18,8 +18,8 @@ from winnow.cache import (
     RowsRestored,
     RowsSaved,
 )
+from winnow.cache.accounting.prefix_index import PrefixChain, Snapshot
 from winnow.cache.layout import IntArray
-from winnow.cache.prefix_index import PrefixChain, Snapshot
 
 LAYOUT = CacheLayout.even(2, 2, 4, 4, "float32")
 SIZE, ROWS, MAX_SEQS, MAX_LEN = 4, 4, 5, 60

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, ReferenceBackend, Spans, open_backend
 from winnow.cache import CacheLayout, CacheSize, LocalCache, RowGroup, codec_of
-from winnow.cache.prefix_index import PrefixChain
+from winnow.cache.accounting.prefix_index import PrefixChain
 from winnow.cache.slot_states import SlotState
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, KeyNorm, SequenceEviction, When
 from winnow.eviction.evict import EvictionTarget, compact_round, plan_round

@@ -7,9 +7,9 @@ import pytest
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.engine.loop import RequestLoop
-from winnow.engine.new_request import KeptPositions, NewRequest
-from winnow.engine.output_state import FinishReason
-from winnow.engine.request_table import RequestTable
+from winnow.engine.requests.new_request import KeptPositions, NewRequest
+from winnow.engine.requests.output_state import FinishReason
+from winnow.engine.requests.request_table import RequestTable
 from winnow.errors import InvalidRequestError
 
 PROMPT = [5, 6, 7, 8, 9]

@@ -9,7 +9,7 @@ from simulated import BLOCK, ROWS, Simulation
 
 from winnow.engine.orders import Fair
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.request import Request, Sequence
+from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import QueueFullError
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams

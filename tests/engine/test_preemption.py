@@ -9,8 +9,8 @@ from simulated import BLOCK, ROWS, Simulation
 
 from winnow.cache import CopyDiscarded
 from winnow.engine.plan import StepPlan, StepResult
-from winnow.engine.preemption_costs import FixedCosts, MeasuredCosts
-from winnow.engine.request import Request
+from winnow.engine.requests.request import Request
+from winnow.engine.residency.preemption_costs import FixedCosts, MeasuredCosts
 
 SWAP, RECOMPUTE = FixedCosts(1e-12, 1.0), FixedCosts(1.0, 1e-12)
 PLENTY = 10**9

@@ -3,7 +3,7 @@
 import pytest
 from simulated import BLOCK, ROWS, Simulation
 
-from winnow.engine.request import Request
+from winnow.engine.requests.request import Request
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, Reconstruction, Replay, When
 
 REPLAYED = EvictionPolicy(Reconstruction(Replay(chunk=16)), AdaptiveRows(), Keep(), When(after_prefill=True))

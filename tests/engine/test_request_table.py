@@ -2,8 +2,8 @@
 
 import math
 
-from winnow.engine.request import Request
-from winnow.engine.request_table import RequestTable
+from winnow.engine.requests.request import Request
+from winnow.engine.requests.request_table import RequestTable
 from winnow.outputs import RequestMetrics
 from winnow.sampling import Logprob, SamplingParams
 

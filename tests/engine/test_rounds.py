@@ -6,7 +6,7 @@ import pytest
 from round_policies import AFTER, BATCH_MAX, EVERY_8, LISTENING, PRESSURE, UNEVEN
 from simulated import ROWS, Simulation
 
-from winnow.engine.request import Request
+from winnow.engine.requests.request import Request
 from winnow.eviction import (
     EvictionPolicy,
     When,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.cache.layout import ceil_div
-from winnow.engine.request import Request
+from winnow.engine.requests.request import Request
 
 
 def test_decodes_come_first_and_share_the_step_with_chunks() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
-from winnow.engine.preemption_costs import FixedCosts
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError
 from winnow.tenants import Tenant, parse_tenants
 

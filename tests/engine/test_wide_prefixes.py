@@ -8,7 +8,7 @@ import pytest
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.engine.preemption_costs import FixedCosts
+from winnow.engine.residency.preemption_costs import FixedCosts
 
 LENGTH = 96
 DOCUMENT = random.Random(7).choices(range(3, VOCAB), k=LENGTH)

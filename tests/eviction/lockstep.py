@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 from winnow import LLM, SamplingParams
 from winnow.cache import KVPool
 from winnow.cache.codec import PlainCodec
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.eviction import (
     PUNCTUATION,
     SPECIAL,

@@ -19,8 +19,8 @@ from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention import AttentionSpec, JudgedKVs, ReferenceBackend
 from winnow.attention.replay import judged_slots
 from winnow.cache import CacheLayout, CacheSize, LocalCache
-from winnow.engine.instructor import Instructor
 from winnow.engine.plan import PlannedEviction
+from winnow.engine.requests.instructor import Instructor
 from winnow.errors import ContextLengthError
 from winnow.eviction import (
     PRESETS,

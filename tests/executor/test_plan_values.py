@@ -20,7 +20,7 @@ from winnow.attention import open_backend
 from winnow.cache import BlockCopies, CacheUpdate
 from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan
-from winnow.engine.preemption_costs import FixedCosts
+from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.eviction import EvictionPolicy, ReplayPass, SequenceEviction
 from winnow.executor.torch_executor import TorchExecutor
 
@@ -226,7 +226,7 @@ def test_what_plans_imports_no_model_and_no_kernel(path: Path) -> None:
             "winnow.engine.engine",
             ("transformers", "winnow.models", "winnow.executor", "winnow.attention.native"),
         ),
-        ("winnow.cache.ledger", ("torch", "transformers", "winnow.attention", "winnow._native")),
+        ("winnow.cache.accounting.ledger", ("torch", "transformers", "winnow.attention", "winnow._native")),
     ],
 )
 def test_nor_does_what_it_imports(module: str, walls: tuple[str, ...]) -> None:

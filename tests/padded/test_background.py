@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from padded_models import PROMPTS, Case, case, prompt
 
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.padded import background, executor
 from winnow.padded.engine import PaddedEngine

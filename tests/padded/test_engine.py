@@ -8,7 +8,7 @@ import torch
 from padded_models import PROMPTS, Case, case, prompt
 
 from winnow.config import BENCH_PADDED_MODES, PADDED_MODES
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import CapacityError
 from winnow.padded.cache import PaddedCache
 from winnow.padded.engine import PaddedEngine

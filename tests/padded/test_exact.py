@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from padded_models import MAX_TOKENS, MODELS, PROMPTS, Case, case
 
 from winnow.config import PADDED_MODES
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.sampling import SamplingParams
 
 

@@ -13,8 +13,8 @@ from tests.tiny_llama import VOCAB, save_tiny_llama
 from winnow.cache import CacheSize
 from winnow.config import EngineConfig
 from winnow.engine.engine import Engine
-from winnow.engine.new_request import NewRequest
-from winnow.engine.preemption_costs import FixedCosts
+from winnow.engine.requests.new_request import NewRequest
+from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, find_preset, resolve_policy
 from winnow.executor.build import build_engine

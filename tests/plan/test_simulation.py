@@ -14,8 +14,8 @@ from winnow import LLM
 from winnow.bench.traces import TraceRequest
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.engine import Engine
-from winnow.engine.new_request import NewRequest
-from winnow.engine.preemption_costs import FixedCosts
+from winnow.engine.requests.new_request import NewRequest
+from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.eviction import PRESETS, find_preset
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import HARDWARE

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from winnow import native
 from winnow.attention.spans import AttentionSpec
-from winnow.cache.value_store import TierTraffic, ValueStore
+from winnow.cache.tiers.value_store import TierTraffic, ValueStore
 
 
 class NativeSpec:

@@ -28,10 +28,10 @@ from winnow.attention.observer import Term
 from winnow.attention.pages import choose_pages, page_bounds, summary_bounds
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
-from winnow.cache.key_summaries import KeySummaries
 from winnow.cache.layout import ceil_div
-from winnow.cache.tier_traffic import TierTraffic
-from winnow.cache.value_store import ValueStore
+from winnow.cache.tiers.key_summaries import KeySummaries
+from winnow.cache.tiers.tier_traffic import TierTraffic
+from winnow.cache.tiers.value_store import ValueStore
 
 
 def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:

@@ -13,7 +13,7 @@ from winnow.batch.records import Record, answer_record, encode, error_record, re
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
 from winnow.chat import PLAIN, TemplateOptions, TokenizedPrompt
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import QueueFullError, WinnowError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, ApiError

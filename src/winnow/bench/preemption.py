@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from winnow.bench.answering import fixed_length
-from winnow.engine.preemption_costs import FixedCosts, MeasuredCosts
-from winnow.engine.request import Sequence as Sample
+from winnow.engine.requests.request import Sequence as Sample
+from winnow.engine.residency.preemption_costs import FixedCosts, MeasuredCosts
 from winnow.llm import LLM
 from winnow.report.plots import Axis, Line, Panel
 from winnow.report.tables import TextTable

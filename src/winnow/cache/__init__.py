@@ -5,14 +5,14 @@ The ledger is host arithmetic; what it is imported from needs no torch.
 
 from typing import TYPE_CHECKING
 
-from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.accounting.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.accounting.host_ledger import HostTierError
+from winnow.cache.accounting.ledger import Ledger
+from winnow.cache.accounting.row_tables import Demand
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.codec import KVCodec, codec_of, make_codec
-from winnow.cache.host_ledger import HostTierError
 from winnow.cache.layout import CacheLayout
-from winnow.cache.ledger import Ledger
 from winnow.cache.row_groups import BlockCount, BlockKind, RowGroup
-from winnow.cache.row_tables import Demand
 from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 from winnow.lazy import lazy_exports
 

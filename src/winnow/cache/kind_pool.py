@@ -7,12 +7,12 @@ from torch import Tensor
 
 from winnow.cache.block_bytes import BlockPart, Storage, widest_word
 from winnow.cache.formats import Field
-from winnow.cache.key_summaries import KeySummaries
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.row_groups import BlockKind
 from winnow.cache.slot_numbers import SlotNumbers
-from winnow.cache.tier_traffic import TierTraffic
-from winnow.cache.value_store import ValueStore
+from winnow.cache.tiers.key_summaries import KeySummaries
+from winnow.cache.tiers.tier_traffic import TierTraffic
+from winnow.cache.tiers.value_store import ValueStore
 
 
 class KindPool:

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from winnow.cache.accounting.host_ledger import HostTierError
+from winnow.cache.accounting.ledger import Ledger
 from winnow.cache.cache_size import CacheSize
-from winnow.cache.host_ledger import HostTierError
-from winnow.cache.host_tier import HostTier
 from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
-from winnow.cache.ledger import Ledger
 from winnow.cache.pool import KVPool
 from winnow.cache.slot_states import SlotStates
 from winnow.cache.tables import BlockTables
+from winnow.cache.tiers.host_tier import HostTier
 from winnow.cache.update import BlockCopies, CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 from winnow.cache.wide import WideWindow, WideWindows
 from winnow.errors import describe_error

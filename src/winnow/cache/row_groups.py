@@ -95,7 +95,7 @@ class BlockKind:
 
     @property
     def summary_bytes(self) -> int:
-        """Bytes of the summary of a block's keys that lie on the tier (`winnow.cache.key_summaries`)."""
+        """Bytes of the summary of a block's keys that lie on the tier (`winnow.cache.tiers.key_summaries`)."""
         if self.tier is None or not self.tier.keys:
             return 0
         return self.key_size * _FLOAT32 * (1 if self.tier.select == "means" else 2) + 1

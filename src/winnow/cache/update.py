@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from winnow.cache.accounting.table_pages import TablePages
 from winnow.cache.layout import IntArray
-from winnow.cache.table_pages import TablePages
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from winnow.cache import Ledger
 from winnow.engine.orders import TenantName
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.outputs import TenantStats
 from winnow.tenants import OTHERS, Tenant
 

@@ -10,7 +10,7 @@ from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
 from winnow.engine.accounts import TenantAccounts
 from winnow.engine.orders import TenantName
-from winnow.engine.saved_prefixes import SavedPrefixes
+from winnow.engine.residency.saved_prefixes import SavedPrefixes
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     SEEN,

@@ -7,20 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import SchedulerConfig
 from winnow.engine.admission import Admission
-from winnow.engine.beams import BeamSearch, Continuation
-from winnow.engine.eviction_report import eviction_report
 from winnow.engine.executor import Executor
-from winnow.engine.forked_request import forked_params, inherit, source_of
 from winnow.engine.loop import RequestLoop, Sampled
-from winnow.engine.new_request import KeptPositions, NewRequest
-from winnow.engine.occupancy import Occupancy, measure_occupancy
 from winnow.engine.plan_builder import ScheduledStep
-from winnow.engine.prefix_store import PrefixStore
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.request import ReplayTally, Request, Sequence
+from winnow.engine.requests.beams import BeamSearch, Continuation
+from winnow.engine.requests.eviction_report import eviction_report
+from winnow.engine.requests.forked_request import forked_params, inherit, source_of
+from winnow.engine.requests.new_request import KeptPositions, NewRequest
+from winnow.engine.requests.request import ReplayTally, Request, Sequence
+from winnow.engine.residency.occupancy import Occupancy, measure_occupancy
+from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, EvictionReport, ValueTierStats

@@ -9,9 +9,9 @@ from winnow.cache import Ledger
 from winnow.engine.accounts import TenantAccounts, of_tenant
 from winnow.engine.orders import TenantName
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.sequence_forks import group
 from winnow.engine.room import Room
-from winnow.engine.sequence_forks import group
 
 _LOOKAHEAD = 64
 """Number of waiting sequences that are searched for one that may pass another which does not fit."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence as SequenceType
 from winnow.cache import Ledger
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedEviction
-from winnow.engine.replays import siblings
-from winnow.engine.request import RoundTally, Sequence
+from winnow.engine.requests.request import RoundTally, Sequence
+from winnow.engine.residency.replays import siblings
 from winnow.eviction import SequenceEviction
 
 

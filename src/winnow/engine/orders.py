@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from winnow.config import SchedulerConfig
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.tenants import OTHERS
 
 TenantName = str | None

@@ -4,9 +4,9 @@ from collections.abc import Sequence as SequenceType
 
 from winnow.cache import Ledger
 from winnow.engine.plan import StepPlan
-from winnow.engine.preemption_costs import PreemptionCosts
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.request import RoundTally, Sequence
+from winnow.engine.requests.request import RoundTally, Sequence
+from winnow.engine.residency.preemption_costs import PreemptionCosts
 from winnow.engine.room import Room
 from winnow.eviction import SequenceEviction
 from winnow.outputs import CompressionOutlook

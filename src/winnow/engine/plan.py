@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from winnow.cache import CacheUpdate
-from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict
 from winnow.sampling import SamplingParams

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any
 
 from winnow.engine.orders import ByPriority, Order, TenantName
-from winnow.engine.request import Request, Sequence
+from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import QueueFullError
 
 _Entry = tuple[tuple[Any, ...], Sequence]

@@ -6,8 +6,8 @@ from itertools import islice
 
 from winnow.cache import Ledger
 from winnow.config import SchedulerConfig
-from winnow.engine.prefixes import FoundPrefix, PrefixSharing
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
 from winnow.units import format_bytes
 
 

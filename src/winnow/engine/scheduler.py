@@ -12,26 +12,32 @@ from weakref import proxy
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.accounts import TenantAccounts
-from winnow.engine.beams import Continuation
 from winnow.engine.entry_rules import EntryRules
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
-from winnow.engine.kv_state import KVState
 from winnow.engine.orders import TenantName, build_order
-from winnow.engine.own_blocks import OwnBlocks
 from winnow.engine.payoff import CompressionDecisions
 from winnow.engine.plan_builder import PlanBuilder, ScheduledStep
-from winnow.engine.preemption import LeastLoss, Preemption, PreemptionTally, VictimPolicy, kept_on_host
-from winnow.engine.preemption_costs import PreemptionCosts
-from winnow.engine.prefix_store import PrefixStore
-from winnow.engine.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.replays import drop, drop_finished, replaying
-from winnow.engine.request import Request, RoundTally, Sequence
+from winnow.engine.requests.beams import Continuation
+from winnow.engine.requests.kv_state import KVState
+from winnow.engine.requests.request import Request, RoundTally, Sequence
+from winnow.engine.residency.own_blocks import OwnBlocks
+from winnow.engine.residency.preemption import (
+    LeastLoss,
+    Preemption,
+    PreemptionTally,
+    VictimPolicy,
+    kept_on_host,
+)
+from winnow.engine.residency.preemption_costs import PreemptionCosts
+from winnow.engine.residency.prefix_store import PrefixStore
+from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
+from winnow.engine.residency.replays import drop, drop_finished, replaying
+from winnow.engine.residency.saved_prefixes import SavedPrefixes
+from winnow.engine.residency.sequence_forks import SequenceForks, group, share_prefix
+from winnow.engine.residency.tier_grants import TierGrants
 from winnow.engine.room import Room
-from winnow.engine.saved_prefixes import SavedPrefixes
-from winnow.engine.sequence_forks import SequenceForks, group, share_prefix
-from winnow.engine.tier_grants import TierGrants
 
 
 class Scheduler:

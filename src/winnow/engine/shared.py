@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from winnow.engine.interrupts import DeferredInterrupt
 from winnow.engine.loop import RequestLoop
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError, QueueFullError
 from winnow.outputs import RequestOutput
 

@@ -8,8 +8,8 @@ from winnow.attention import open_backend
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
-from winnow.engine.instructor import Instructor
-from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.requests.instructor import Instructor
+from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.eviction.predictor import predictor_path

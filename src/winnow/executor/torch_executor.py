@@ -17,10 +17,10 @@ from winnow.cache import (
     CacheUpdate,
     Ledger,
 )
+from winnow.cache.accounting.prefix_index import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
-from winnow.cache.prefix_index import PrefixKey
-from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.errors import InvalidRequestError, UnsupportedModelError

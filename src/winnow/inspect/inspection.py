@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from winnow.engine.new_request import KeptPositions
+from winnow.engine.requests.new_request import KeptPositions
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
 from winnow.inspect.page import Moment, Page, render

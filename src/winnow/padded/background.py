@@ -7,7 +7,7 @@ from threading import Event
 
 import torch
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.padded.prefill import Prefilled
 
 Compute = Callable[[Callable[[], bool]], Prefilled]

@@ -5,7 +5,7 @@ from collections.abc import Sequence as SequenceType
 import torch
 from torch import Tensor
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.padded.cache import PaddedCache, QueryKVs
 from winnow.padded.counters import Counters
 from winnow.padded.memory_budget import MemoryBudget

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.padded.batch import Batch
 from winnow.padded.counters import Counters
 from winnow.padded.groups import Grouping

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.padded.batch_state import BatchState
 from winnow.padded.modes import Decode, Mode, Prefill, Step, fits_alone
 

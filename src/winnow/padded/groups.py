@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.padded.batch_state import BatchState
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.outputs import LogprobDict
 from winnow.padded.cache import PaddedCache, Shape
 from winnow.padded.counters import Counters

@@ -5,7 +5,7 @@ from collections.abc import Sequence as SequenceType
 
 from winnow.engine.orders import Order
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.padded.cache import QueryKVs
 from winnow.padded.counters import Counters
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence as SequenceType
 
 from torch import Tensor
 
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.sampling import Sampler, SamplingParams
 from winnow.sampling.faults import Fault
 from winnow.sampling.sampler import SamplerOutput

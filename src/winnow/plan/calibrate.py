@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from winnow.bench.workload import Workload
 from winnow.config import EngineConfig
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
 from winnow.plan.deployment import Deployment
 from winnow.plan.hardware import Hardware

@@ -14,7 +14,7 @@ from winnow.plan.simulated_executor import SAMPLED
 from winnow.plan.step_time import StepWork
 
 if TYPE_CHECKING:
-    from winnow.engine.request import Sequence
+    from winnow.engine.requests.request import Sequence
     from winnow.plan.simulated_engine import SimulatedEngine
 
 _FEWEST = 2

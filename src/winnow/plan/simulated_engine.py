@@ -7,7 +7,7 @@ from winnow.cache import CacheLayout, CacheSize
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
-from winnow.engine.prefix_store import PrefixStore
+from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
 from winnow.errors import CapacityError, ConfigError
 from winnow.kv_dtype import WideParts

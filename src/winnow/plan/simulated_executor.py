@@ -16,8 +16,8 @@ from winnow.cache import (
     RowsRestored,
     RowsSaved,
 )
+from winnow.cache.accounting.prefix_index import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
-from winnow.cache.prefix_index import PrefixKey
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.eviction.budgets import Budget

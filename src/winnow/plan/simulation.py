@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from winnow.bench.traces import TraceRequest
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestOutput
 from winnow.plan.deployment import Deployment

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.shared import Mailbox
 from winnow.errors import describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError

@@ -24,7 +24,7 @@ from winnow.batch.reader import InputFile, RawLine, read_lines
 from winnow.batch.records import answer_record, encode, error_record
 from winnow.batch.tally import Tally
 from winnow.batch.writer import ResultWriter
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import WinnowError, describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from winnow.engine.new_request import NewRequest
+from winnow.engine.requests.new_request import NewRequest
 from winnow.openai.errors import ApiError
 from winnow.outputs import RequestOutput
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt
-from winnow.engine.new_request import NewRequest
-from winnow.engine.occupancy import Occupancy
+from winnow.engine.requests.new_request import NewRequest
+from winnow.engine.residency.occupancy import Occupancy
 from winnow.errors import ConfigError
 from winnow.json_values import json_kind
 from winnow.llm import LLM

@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from winnow.cache import CacheLayout
+from winnow.cache.accounting.prefix_index import PrefixKey, Snapshot
 from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
-from winnow.cache.prefix_index import PrefixKey, Snapshot
 from winnow.errors import ConfigError, PrefixStoreError
 from winnow.json_values import dump_json
 

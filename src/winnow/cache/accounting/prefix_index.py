@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from winnow.cache.allocator import BlockAllocator
+from winnow.cache.accounting.allocator import BlockAllocator
 from winnow.cache.layout import CacheLayout, IntArray
 
 PrefixKey = bytes

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from winnow.cache.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.accounting.allocator import BlockAllocator, OutOfBlocksError
+from winnow.cache.accounting.host_ledger import HostLedger
+from winnow.cache.accounting.prefix_index import PrefixIndex
+from winnow.cache.accounting.prefix_rows import PrefixRows
+from winnow.cache.accounting.row_tables import Demand, Growth, RowTables
+from winnow.cache.accounting.shared_blocks import SharedBlocks
+from winnow.cache.accounting.sliding_windows import SlidingWindows
 from winnow.cache.cache_size import CacheSize
-from winnow.cache.host_ledger import HostLedger
 from winnow.cache.layout import CacheLayout, IntArray, ceil_div
-from winnow.cache.prefix_index import PrefixIndex
-from winnow.cache.prefix_rows import PrefixRows
-from winnow.cache.row_tables import Demand, Growth, RowTables
-from winnow.cache.shared_blocks import SharedBlocks
-from winnow.cache.sliding_windows import SlidingWindows
 from winnow.cache.update import CacheUpdate, CopyDiscarded, PendingUpdate, RowsRestored, RowsSaved
 
 

@@ -1,7 +1,7 @@
 """Report of what eviction did to a sequence, once it is over."""
 
 from winnow.cache import CacheLayout
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 from winnow.outputs import EvictionReport
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from winnow.cache import Ledger
-from winnow.cache.prefix_index import PrefixChain, PrefixKey, Snapshot
-from winnow.engine.kv_state import KVState
-from winnow.engine.prefix_store import PrefixStore
-from winnow.engine.request import Sequence
-from winnow.engine.saved_prefixes import SavedPrefixes, chain_of, is_portable
+from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
+from winnow.engine.requests.kv_state import KVState
+from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.prefix_store import PrefixStore
+from winnow.engine.residency.saved_prefixes import SavedPrefixes, chain_of, is_portable
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.row_groups import BlockKind
-from winnow.cache.tier_traffic import TierTraffic
+from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.errors import ConfigError, describe_error
 from winnow.resources import host_memory
 from winnow.units import format_bytes

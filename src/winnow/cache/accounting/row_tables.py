@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from winnow.cache.allocator import BlockAllocator
+from winnow.cache.accounting.allocator import BlockAllocator
+from winnow.cache.accounting.table_pages import TablePages
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import CacheLayout, IntArray
 from winnow.cache.row_groups import BlockCount
-from winnow.cache.table_pages import TablePages
 from winnow.cache.update import PendingUpdate, RowLengths
 
 

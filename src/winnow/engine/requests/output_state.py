@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from winnow.engine.beams import Hypothesis
-from winnow.engine.request import Sequence
+from winnow.engine.requests.beams import Hypothesis
+from winnow.engine.requests.request import Sequence
 from winnow.outputs import CompletionOutput, EvictionReport, LogprobDict
 from winnow.sampling import TextStream
 from winnow.sampling.logprobs import decode_logprobs

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from winnow.engine.beams import Hypothesis
-from winnow.engine.output_state import FinishReason, OutputState
-from winnow.engine.request import Request, Sequence
+from winnow.engine.requests.beams import Hypothesis
+from winnow.engine.requests.output_state import FinishReason, OutputState
+from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling.faults import Fault

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from winnow.cache import HostTierError, Ledger
 from winnow.engine.executor import Executor
-from winnow.engine.preemption_costs import PreemptionCosts
+from winnow.engine.residency.preemption_costs import PreemptionCosts
 
 
 class HostCopies:

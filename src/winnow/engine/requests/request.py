@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
-from winnow.cache.prefix_index import PrefixChain
-from winnow.engine.beams import BeamSearch
-from winnow.engine.kv_state import KVState
-from winnow.engine.new_request import NewRequest, RequestObserver
+from winnow.cache.accounting.prefix_index import PrefixChain
+from winnow.engine.requests.beams import BeamSearch
+from winnow.engine.requests.kv_state import KVState
+from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from winnow.cache.accounting.row_tables import RowTables
 from winnow.cache.layout import IntArray
 from winnow.cache.row_groups import BlockCount
-from winnow.cache.row_tables import RowTables
 from winnow.cache.update import BlockCopies
 
 

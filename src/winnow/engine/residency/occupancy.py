@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from winnow.cache import CacheLayout, Ledger
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Callable
 
 from winnow.cache import Ledger
-from winnow.engine.prefixes import PrefixSharing
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.prefixes import PrefixSharing
 
 
 class OwnBlocks:

@@ -2,11 +2,11 @@
 
 from collections.abc import Hashable, Sequence
 
-from winnow.cache.allocator import OutOfBlocksError
+from winnow.cache.accounting.allocator import OutOfBlocksError
+from winnow.cache.accounting.prefix_index import PrefixIndex, PrefixKey, Snapshot
+from winnow.cache.accounting.row_tables import RowTables
+from winnow.cache.accounting.shared_blocks import SharedBlocks
 from winnow.cache.layout import IntArray
-from winnow.cache.prefix_index import PrefixIndex, PrefixKey, Snapshot
-from winnow.cache.row_tables import RowTables
-from winnow.cache.shared_blocks import SharedBlocks
 from winnow.cache.update import BlockCopies, StateDiscarded, StateRestored, StateSaved
 
 

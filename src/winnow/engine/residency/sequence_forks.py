@@ -1,12 +1,12 @@
 """Sequences that go on from the KVs of another one, between two steps."""
 
 from winnow.cache import Ledger, OutOfBlocksError
-from winnow.engine.beams import Continuation
 from winnow.engine.executor import Executor
-from winnow.engine.kv_state import KVState
 from winnow.engine.plan import NewSequence
 from winnow.engine.queue import WaitingQueue
-from winnow.engine.request import Request, Sequence
+from winnow.engine.requests.beams import Continuation
+from winnow.engine.requests.kv_state import KVState
+from winnow.engine.requests.request import Request, Sequence
 
 
 class SequenceForks:

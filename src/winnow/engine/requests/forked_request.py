@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from winnow.engine.request import Request, Sequence
+from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError
 from winnow.eviction_request import EVICTION_FIELDS
 from winnow.sampling import SamplingParams

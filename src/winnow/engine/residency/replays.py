@@ -5,7 +5,7 @@ from collections.abc import Sequence as SequenceType
 import numpy as np
 
 from winnow.cache import Ledger
-from winnow.engine.request import Sequence
+from winnow.engine.requests.request import Sequence
 
 
 def drop_finished(ledger: Ledger, running: SequenceType[Sequence]) -> None:

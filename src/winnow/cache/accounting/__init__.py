@@ -1,0 +1,1 @@
+"""Accounting of the cache in host arithmetic: the ledger, and what it consists of. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Tiers beside the device: copies of sequences, and values or KVs of some layers."""

@@ -1,0 +1,1 @@
+"""Residency of KVs: who shares, gives way, is copied out, and comes back."""
