@@ -1,13 +1,18 @@
 """What the closing table says of eviction: what it did, what it cost, and whether that paid."""
 
 from io import StringIO
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from rich.console import Console
 
 from winnow.batch.tally import Tally
-from winnow.cli.summary import Summary
-from winnow.outputs import EngineStats
+from winnow.cli.summary import Forecast, Summary
+from winnow.outputs import CompressionOutlook, EngineStats
+
+if TYPE_CHECKING:
+    from winnow import LLM
 
 ELAPSED = {"schedule": 0.5, "execute": 90.0, "output": 0.2, "evict": 1.5}
 
@@ -76,3 +81,30 @@ def test_answers_that_were_cut_off_are_counted(answer: dict[str, object], cut_of
     tally.add(answer)
     assert tally.cut_off == cut_off
     assert ("cut off" in shown(summary(tally))) == bool(cut_off)
+
+
+@pytest.mark.parametrize(
+    ("compression", "stats", "line"),
+    [
+        (4.0, EngineStats(num_starts=2), "the requests so far fit into the KV memory whole"),
+        (
+            "auto",
+            EngineStats(num_starts=2, num_short_starts=1, outlook=CompressionOutlook(32, 8, 20, 4.0, 1.9)),
+            "8 of 32 requests fit into the KV memory whole; compressed to 4x, 1.9 times the throughput is expected",
+        ),
+        ("auto", EngineStats(num_starts=2), ""),
+        (None, EngineStats(), ""),
+    ],
+)
+def test_a_line_says_once_what_compressing_promises(
+    compression: float | str | None, stats: EngineStats, line: str
+) -> None:
+    file, config = StringIO(), SimpleNamespace(eviction=SimpleNamespace(compression=compression))
+    forecast = Forecast(file)
+    forecast.say(
+        cast("LLM", SimpleNamespace(config=config, stats=lambda: EngineStats()))
+    )  # nothing has started
+    assert not file.getvalue()
+    for _ in range(2):
+        forecast.say(cast("LLM", SimpleNamespace(config=config, stats=lambda: stats)))
+    assert file.getvalue().count("winnow: ") == bool(line) and line in file.getvalue()

@@ -30,7 +30,7 @@ from winnow.cli.meter import Meter
 from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.progress import add_progress_flag, open_progress
 from winnow.cli.prompt_file import open_prompts
-from winnow.cli.summary import Summary
+from winnow.cli.summary import Forecast, Summary
 from winnow.cli.terminal import resume_hint, show, silence
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
@@ -213,7 +213,10 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
         progress = stack.enter_context(open_progress(plan.progress, sys.stderr))
         meter = Meter(done=tally.requests)
 
+        forecast = Forecast(sys.stderr if plan.progress != "off" else None)
+
         def show_progress() -> None:
+            forecast.say(llm)
             if progress.due():
                 total = plan.prompts.num_requests
                 progress.show(meter.snapshot(tally.requests, total, tally.failed, llm.stats()))

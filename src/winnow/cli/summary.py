@@ -1,7 +1,7 @@
 """Summary of a run: the table at its end, and the same as JSON."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.table import Table
 from rich.text import Text
@@ -9,6 +9,9 @@ from rich.text import Text
 from winnow.batch.tally import Tally
 from winnow.outputs import EngineStats
 from winnow.units import format_bytes
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -178,6 +181,34 @@ def _phases(stats: EngineStats, seconds: float) -> dict[str, float]:
         "decoding": stats.decode_seconds,
     }
     return phases | {"the rest": max(seconds - sum(phases.values()), 0.0)}
+
+
+class Forecast:
+    """One line, as soon as the first requests have started, on whether compressing them may pay.
+
+    Args:
+        file: where it is written; None: nowhere.
+    """
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+
+    def say(self, llm: "LLM") -> None:
+        """Write the line if there is something to say, once."""
+        if self._file is None or llm.config.eviction.compression is None:
+            return
+        stats = llm.stats()
+        if not stats.num_starts:
+            return
+        if stats.outlook is not None:
+            print(f"winnow: {stats.outlook}", file=self._file)
+        elif llm.config.eviction.compression != "auto" and not stats.num_short_starts:
+            print(
+                "winnow: the requests so far fit into the KV memory whole, so that compressing saves no wait "
+                "(--compression auto compresses only where it does)",
+                file=self._file,
+            )
+        self._file = None
 
 
 def _payoff(stats: EngineStats, seconds: float) -> str | None:
