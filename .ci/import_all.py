@@ -5,6 +5,7 @@ import pkgutil
 import sys
 
 import winnow
+from winnow.errors import WinnowError
 from winnow.native import instruction_sets
 
 EXTRAS = {
@@ -25,17 +26,23 @@ def main() -> None:
         try:
             importlib.import_module(found.name)
             count += 1
-        except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if missing not in EXTRAS:
+        except (ModuleNotFoundError, WinnowError) as error:
+            if (missing := _missing(error)) not in EXTRAS:
                 raise
             without.add(missing)
     print(f"{count} modules imported; not installed: {', '.join(sorted(without)) or 'nothing'}")
 
 
+def _missing(error: BaseException | None) -> str:
+    """Return the library without which a module cannot be imported, in Python's words or in Winnow's."""
+    if isinstance(error, ModuleNotFoundError):
+        return (error.name or "").partition(".")[0]
+    return str(error).partition(" is not installed")[0]
+
+
 def _fail(name: str) -> None:
     error = sys.exc_info()[1]
-    if not (isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in EXTRAS):
+    if _missing(error) not in EXTRAS:
         raise SystemExit(f"{name} cannot be imported: {error}")
 
 
