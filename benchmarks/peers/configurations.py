@@ -13,6 +13,8 @@ Q8_0_SAVES = 64 / 34
 WINNOW_POLICIES = ("leverage-pd", "kv-compress-pd", "batch-max")
 """All evict within the prompt and while decoding."""
 SEEN = "winnow-seen"
+PROMPTS_ALONE = "prompts alone"
+"""Row of one token an answer: what no row of the work can be faster than."""
 AMOUNTS = (4.0, 8.0, 16.0)
 
 
@@ -96,6 +98,7 @@ def _seen_rows() -> Rows:
     rows |= seen | {f"int8 KVs, {name}": _INT8_KVS | options for name, options in seen.items()}
     eight = f"{SEEN} 8x"
     rows[f"int8 weights, int8 KVs, {eight}"] = _INT8_WEIGHTS | _INT8_KVS | seen[eight]
+    rows[PROMPTS_ALONE] = {"new_tokens": 1}
     rows["kv-compress 8x, pool text"] = {"eviction": "kv-compress", "compression": 8.0, "pool": "text"}
     return rows
 

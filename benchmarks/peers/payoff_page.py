@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from configurations import PROMPTS_ALONE
 from page import versions
 
 from winnow.report.plots import Axis, Line, Panel, line_chart
@@ -25,7 +26,7 @@ NOTES = (
     "compressed holds more in the same bytes. Ratios are of seconds, Winnow's full cache over the row: above 1 is "
     "faster. Right answers: mean score and its standard error; answers count as equal to the full cache's where the "
     "mean of the differences, question by question, is no more than its standard error below zero. CPU seconds are "
-    "user and system time of the answering alone.\n"
+    "user and system time of the answering alone. Prompts alone: answers of one token.\n"
 )
 
 
@@ -55,12 +56,30 @@ def page(report: Report, stem: str) -> str:
     verdict = (
         "**All bars hold.**" if held == len(found) else f"**Not all bars hold: {held} of {len(found)} do.**"
     )
-    lines = [verdict, "", "# Whether compression pays", "", *(f"- {bar}" for bar in found), ""]
+    lines = [
+        " ".join([verdict, *_limits(report)]),
+        "",
+        "# Whether compression pays",
+        "",
+        *(f"- {bar}" for bar in found),
+        "",
+    ]
     lines += [NOTES, f"![Right answers against tokens per second]({stem}.svg)", ""]
     for work in report["works"]:
         lines += table(work, _work(report, work["model"], f"{work['work']}, few")).markdown()
     lines += [*origin(report), f"- numbers as measured: [{stem}.json]({stem}.json)"]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _limits(report: Report) -> Iterator[str]:
+    """Say of each model what its prompts alone leave of p1's bar."""
+    for work in report["works"]:
+        most = _ratio(_full(work), _row(work, "winnow", PROMPTS_ALONE))
+        if work["work"] == "p1" and most is not None:
+            yield (
+                f"On {work['model']} the full cache takes {most:.1f} times as long for p1 as its prompts alone do, so "
+                "that no row can reach more."
+            )
 
 
 def bars(report: Report) -> Iterator[Bar]:
@@ -158,7 +177,7 @@ def chart(report: Report) -> "Figure | None":
             continue
         lines: dict[str, list[Row]] = {}
         for row in work["configurations"]:
-            if row["median"] is not None and row["scores"]:
+            if row["median"] is not None and row["scores"] and row["configuration"] != PROMPTS_ALONE:
                 family = re.sub(r" [0-9]+x$", "", row["configuration"])
                 lines.setdefault(f"{row['peer']}, {family}", []).append(row)
         found = [
@@ -196,7 +215,11 @@ def _equal(work: Report | None) -> list[Row]:
     full = _full(work)
     if work is None or full is None:
         return []
-    ran = [row for row in work["configurations"] if row["median"] is not None]
+    ran = [
+        row
+        for row in work["configurations"]
+        if row["median"] is not None and row["configuration"] != PROMPTS_ALONE
+    ]
     return [row for row in ran if has_equal_answers(row["scores"], full["scores"])]
 
 
