@@ -109,7 +109,7 @@ def test_the_extension_has_one_face() -> None:
 
 
 def test_the_accounting_knows_no_model() -> None:
-    for path in (SOURCE / "cache").glob("*.py"):
+    for path in (SOURCE / "cache").rglob("*.py"):
         assert imported_parts(path) <= {
             "cache",
             "errors",

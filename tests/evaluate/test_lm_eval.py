@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from winnow import LLM, SamplingParams
 from winnow.errors import EvaluationError
 from winnow.evaluate.likelihood import Keeping, Pair, loglikelihoods, rolling_pairs
-from winnow.evaluate.lm_eval import WinnowLM, run
+from winnow.evaluate.lm_eval import WinnowLM, lm_eval_cell
 from winnow.evaluate.lm_eval.generation import sampling_for
 from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan, LmEvalResult, run_cell
 from winnow.evaluate.lm_eval.result_files import lm_eval_table
@@ -264,6 +264,6 @@ def test_a_task_that_does_not_exist(tasks: Path, monkeypatch: pytest.MonkeyPatch
         """Thousands of files, which say nothing of ours."""
         return TaskManager(include_path=include_path, include_defaults=False)
 
-    monkeypatch.setattr(run, "TaskManager", without_its_own)
+    monkeypatch.setattr(lm_eval_cell, "TaskManager", without_its_own)
     with pytest.raises(EvaluationError, match="lm_eval has no task 'tiny_choise'; did you mean tiny_choice"):
         LmEvalPlan(("tiny_choise",), include_path=tasks).task_manager()

@@ -21,7 +21,7 @@ from winnow.cache import CacheLayout, CacheSize, LocalCache  # noqa: E402
 from winnow.eviction import KeyDifference, Leverage, Scorer  # noqa: E402
 from winnow.eviction.kernels import RowKernels  # noqa: E402
 from winnow.eviction.ranking import Ranking  # noqa: E402
-from winnow.eviction.rows import LayerRows, RoundInputs, RoundRows  # noqa: E402
+from winnow.eviction.round_rows import LayerRows, RoundInputs, RoundRows  # noqa: E402
 from winnow.eviction.scores.keys import key_difference  # noqa: E402
 from winnow.eviction.scores.leverage import leverage  # noqa: E402
 

@@ -238,5 +238,6 @@ def test_damaged_file_ends_the_command_with_a_line(plain: Path, tmp_path: Path) 
     command = [sys.executable, "-m", "winnow", "generate", "hello", "--model", str(path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"winnow: error: model: cannot load {path}: it is cut short")
-    assert ended.stderr.count("\n") == 1
+    *loading, said = ended.stderr.splitlines()
+    assert said.startswith(f"winnow: error: model: cannot load {path}: it is cut short")
+    assert all(line.startswith("winnow: loading ") for line in loading), "on a slow machine"

@@ -26,6 +26,7 @@ def logits(
     directory: Path, dtype: str, kv_format: str, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> torch.Tensor:
     """float32 [T, V], of a prompt in one chunk and a token by itself."""
+    monkeypatch.undo()  # of an earlier call
     even = CacheLayout.even
 
     def layout(layers: int, heads: int, dim: int, block_size: int, _: torch.dtype, rest: int) -> CacheLayout:
