@@ -389,6 +389,10 @@ class LLM:
         """
         return self._shared.step(box)
 
+    def begun(self) -> frozenset[str]:
+        """Return the ids of unfinished requests whose computation has begun."""
+        return self._shared.call(lambda engine: engine.begun)
+
     def rest(self) -> None:
         """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
         release_team()

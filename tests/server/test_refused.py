@@ -1,5 +1,6 @@
 """What must not get in: each case is refused with OpenAI's envelope, and the server continues."""
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -266,6 +267,20 @@ def test_a_crowd_does_not_slip_through_while_it_is_tokenised(llm: LLM) -> None:
         codes = [each.status_code for each in pool.map(lambda _: server.post(TEXT, body), range(40))]
     assert set(codes) == {200, 503} and codes.count(200) >= 16
     assert codes.count(503) >= 1
+
+
+def test_an_answer_that_is_not_streamed_waits_until_it_is_computed(llm: LLM) -> None:
+    """Its first output is its last one, but it leaves the queue when it begins."""
+    with running(llm, max_num_queued_tokens=8) as server, ThreadPoolExecutor(1) as pool:
+        body = {"prompt": "word " * 40, "max_tokens": 3000, "ignore_eos": True}
+        answer = pool.submit(server.post, TEXT, body)
+        engine, patience = server.service.engine, time.monotonic() + 30
+        while engine.by_tenant() != {None: (1, 0)}:
+            assert not answer.done() and time.monotonic() < patience, engine.by_tenant()
+            time.sleep(0.01)
+        assert engine.num_queued() == (0, 0)
+        assert server.post(TEXT, body | {"max_tokens": 1}).status_code == 200
+        assert answer.result().status_code == 200
 
 
 def test_tokens_per_minute(llm: LLM) -> None:

@@ -78,6 +78,11 @@ class RequestLoop(ABC):
         """Return whether a step has anything to compute."""
         return len(self._requests) > 0
 
+    @property
+    def begun(self) -> frozenset[str]:
+        """Ids of unfinished requests whose computation has begun."""
+        return self._requests.begun
+
     def add(self, new: NewRequest) -> None:
         """Queue a request.
 

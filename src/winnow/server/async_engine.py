@@ -51,6 +51,9 @@ class ServedEngine(Protocol):
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
 
+    def begun(self) -> frozenset[str]:
+        """Return the ids of unfinished requests whose computation has begun."""
+
     def rest(self) -> None:
         """Release what the calling thread holds for its computation: no step will follow soon."""
 
@@ -178,7 +181,7 @@ class AsyncEngine:
         return sum(each.params.n for stream in self._open_streams() for each in stream.requests)
 
     def num_queued(self) -> tuple[int, int]:
-        """Return answers without a token yet, and the tokens of their prompts."""
+        """Return answers whose computation has not begun, and the tokens of their prompts."""
         waiting = [
             each
             for stream in self._open_streams()
@@ -197,7 +200,7 @@ class AsyncEngine:
         )
 
     def by_tenant(self) -> dict[str | None, tuple[int, int]]:
-        """Return tenant -> answers that have tokens, answers that have none yet."""
+        """Return tenant -> answers that are computed, answers that wait."""
         found: dict[str | None, tuple[int, int]] = {}
         for stream in self._open_streams():
             for each in stream.requests:
@@ -227,7 +230,9 @@ class AsyncEngine:
         self._inbox.append(command)
         self._wake.set()
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput], begun: frozenset[str]) -> None:
+        for name in begun & self._streams.keys():
+            self._streams[name].waiting.discard(name)
         delivered = []
         for output in outputs:
             name = output.request_id
@@ -263,6 +268,7 @@ class AsyncEngine:
 
     def _run(self) -> None:
         assert self._loop is not None
+        last: frozenset[str] = frozenset()
         while not self._stopping:
             self._wake.clear()
             while self._inbox:
@@ -276,14 +282,15 @@ class AsyncEngine:
                 continue
             self._step_began = time.monotonic()
             try:
-                outputs = self._step()
+                outputs, begun = self._step(), self._engine.begun()
             except BaseException as error:
                 self._give_up(error)
-                outputs = []
+                outputs, begun = [], frozenset()
             finally:
                 self._step_began = None
-            if outputs:
-                self._post(self._deliver, outputs)
+            if outputs or begun != last:
+                self._post(self._deliver, outputs, begun)
+            last = begun
 
     def _step(self) -> list[RequestOutput]:
         """Compute a step; once more if it fails, since an engine whose step failed is whole again."""

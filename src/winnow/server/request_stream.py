@@ -18,7 +18,7 @@ class RequestStream:
         requests: what was submitted.
         unfinished: ids of requests whose last output has not come.
         background: no client waits for them.
-        waiting: ids of requests that have no token yet.
+        waiting: ids of requests whose computation has not begun.
         generated: tokens of the answers so far, by request id.
     """
 

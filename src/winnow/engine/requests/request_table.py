@@ -63,6 +63,12 @@ class RequestTable:
         """All sequences without a finish reason, waiting or running."""
         return [s for request in self._requests.values() for s in request.sequences if not s.finished]
 
+    @property
+    def begun(self) -> frozenset[str]:
+        """Ids of the requests whose computation has begun."""
+        found = self._requests.items()
+        return frozenset(name for name, each in found if each.metrics.first_scheduled_time is not None)
+
     def unfinished_sample(self, request_id: str, index: int) -> Sequence:
         """Return a sample of an unfinished request.
 
