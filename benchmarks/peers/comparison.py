@@ -129,14 +129,15 @@ class Comparison:
 
     def _run(self, outcome: Outcome, number: int) -> Entry:
         """One run of one row, kept in the journal whatever came of it."""
-        given = self.given
+        given, options = self.given, dict(outcome.configuration.options)
+        new_tokens = options.pop("new_tokens", given.new_tokens)
         python, model = self._places.find(outcome.peer, outcome.configuration.weights)
         work = Work(
             str(model),
             given.prompts,
-            given.new_tokens,
+            new_tokens,
             self._threads,
-            outcome.configuration.options,
+            options,
             list(given.end_tokens),
             given.prefix_caching,
             given.sampling,

@@ -52,7 +52,7 @@ class Configuration:
     kv_memory: str
     """In words, for the table."""
     options: dict[str, Any]
-    """For the peer's script, which documents them."""
+    """For the peer's script, which documents them; `new_tokens`: fewer tokens an answer than the work's."""
     weights: str = ""
     """Format of the converted model, where the peer has several."""
 

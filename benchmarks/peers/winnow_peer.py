@@ -1,7 +1,7 @@
 """Winnow on one piece of work, in a process of its own as every peer.
 
-Options: `kv_seqs` (KV memory for that number of whole sequences with KVs as wide as the arithmetic), `new_tokens`
-(fewer than the work's), and those of `LLM`.
+Options: `kv_seqs` (KV memory for that number of whole sequences with KVs as wide as the arithmetic), and those of
+`LLM`.
 """
 
 from collections.abc import Iterator
@@ -24,19 +24,19 @@ def opened(work: Work) -> Iterator[Answer]:
     """The loaded model."""
     torch.set_num_threads(work.threads)
     options = {"model": Path(work.model), "enable_prefix_caching": work.prefix_caching} | work.options
-    kv_seqs, new_tokens = options.pop("kv_seqs"), options.pop("new_tokens", work.new_tokens)
+    kv_seqs = options.pop("kv_seqs")
     longest = max(map(len, work.prompts)) + work.new_tokens
     wide = {name: value for name, value in options.items() if name not in NARROWER}
     options["kv_memory"] = kv_memory_for(EngineConfig.from_options(wide), kv_seqs, longest)
     with LLM(**options) as llm:
-        yield lambda asked: _answer(llm, asked, min(new_tokens, asked.new_tokens))
+        yield lambda asked: _answer(llm, asked)
 
 
-def _answer(llm: LLM, work: Work, new_tokens: int) -> Tokens:
+def _answer(llm: LLM, work: Work) -> Tokens:
     params = [
         SamplingParams(
             temperature=0.0,
-            max_tokens=new_tokens,
+            max_tokens=work.new_tokens,
             ignore_eos=True,
             stop_token_ids=work.end_tokens,
             detokenize=False,
