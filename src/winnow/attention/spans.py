@@ -98,6 +98,28 @@ class Spans:
             np.array(temporary or [False] * len(slots), dtype=np.bool_),
         )
 
+    def tokens_of(self, index: Sequence[int]) -> Tensor:
+        """Return the batch indices of the tokens of some of the sequences, in their order: int64 [n]."""
+        found = [
+            np.arange(first, first + count) for first, count in zip(self.starts, self.counts, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate([found[i] for i in index])).to(self.device)
+
+    def only(self, index: Sequence[int]) -> Self:
+        """Return the layout of some of the sequences alone, by their indices, ascending."""
+        some = np.array(index)
+        return type(self)(
+            self.slots[some],
+            self.counts[some],
+            self.lengths[some],
+            self.position[self.tokens_of(index)],
+            self.first_position[some],
+            tuple(self.observe[i] for i in index),
+            self.observe_from[some],
+            self.select_from[some],
+            self.temporary[some],
+        )
+
     @property
     def num_decodes(self) -> int:
         """Number of sequences with one token, which lead the batch."""

@@ -24,6 +24,8 @@ class Replay:
     """Number of these last tokens."""
     every: int = 1
     """Use the queries of every `every`-th repeated token only: cheaper and less exact."""
+    own_part: bool = False
+    """Let a pass attend to the chunk that it repeats, and not to the others: cheaper with chunks below the context."""
 
     def __post_init__(self) -> None:
         for name in ("chunk", "every"):
@@ -55,6 +57,7 @@ class ReplayPass:
         start, end: the chunk's tokens in the context, half-open.
         context_len: tokens of the context; the pass takes the positions from there on.
         every: use every `every`-th query.
+        own_part: attend to the first `head` KVs, the chunk and the pass alone.
     """
 
     token_ids: tuple[int, ...]
@@ -63,6 +66,7 @@ class ReplayPass:
     end: int
     context_len: int
     every: int = 1
+    own_part: bool = False
 
     @property
     def length(self) -> int:
@@ -109,5 +113,5 @@ def replay_passes(
             words = instruction.later + tuple(context_ids[max(start - replay.starting, first) : start])
         token_ids = words + instruction.answer + tuple(context_ids[start:end])
         head = max(first, min(sinks, start))
-        passes.append(ReplayPass(token_ids, head, start, end, context_len, replay.every))
+        passes.append(ReplayPass(token_ids, head, start, end, context_len, replay.every, replay.own_part))
     return tuple(passes)

@@ -13,6 +13,7 @@ from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.executor.occupants import Occupants
+from winnow.executor.own_parts import BatchPart, own_parts
 from winnow.executor.query_signals import WatchedQueries
 from winnow.executor.signals import EngineSignals
 
@@ -81,7 +82,16 @@ class PagedAttentionStep:
             observe_replay(self.cache, self.backend, span, layer, q[span.tokens], spec, weights)
         if self._only_scores and layer == self.cache.pool.layout.num_layers - 1:
             return q.new_zeros(q.shape)  # nobody reads it
-        return self.backend.attend(self.cache, self.spans, layer, q, spec)
+        if not self._parts:
+            return self.backend.attend(self.cache, self.spans, layer, q, spec)
+        out = q.new_empty((*q.shape[:2], v.shape[-1]))
+        for part in self._parts:
+            out[part.tokens] = self.backend.attend(part.cache, part.spans, layer, q[part.tokens], spec)
+        return out
+
+    @cached_property
+    def _parts(self) -> tuple[BatchPart, ...]:
+        return own_parts(self.cache, self.spans, self.replays)
 
     @property
     def _only_scores(self) -> bool:

@@ -1,0 +1,84 @@
+"""Attention of replays that reads their own part of the context alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from winnow.attention import PagedCache, Spans
+from winnow.cache.cache_size import CacheSize
+from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
+from winnow.cache.tables import BlockTables
+from winnow.eviction.reconstruction import ReplaySpan
+from winnow.eviction.replay import ReplayPass
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Tokens of a packed batch that attend over one cache together.
+
+    Attributes:
+        tokens: int64 [n], their indices in the batch.
+        cache: what they see; of a replay's own part, its tables name some of the blocks, in slot 0.
+    """
+
+    tokens: Tensor
+    cache: PagedCache
+    spans: Spans
+
+
+def own_parts(cache: PagedCache, spans: Spans, replays: Sequence[ReplaySpan]) -> tuple[BatchPart, ...]:
+    """Divide a batch where replays attend to their own part; empty: none does.
+
+    Keys and values of all tokens are written before. Of what is kept wide a replay sees all, by position.
+    """
+    apart = {span.slot: span for span in replays if span.replay.own_part}
+    if not apart or cache.wide is not None:
+        return ()
+    parts, others = [], []
+    for index, slot in enumerate(spans.slots.tolist()):
+        if slot in apart:
+            parts.append(_own_part(cache, spans, index, apart[slot].replay))
+        else:
+            others.append(index)
+    if others:
+        kept = spans.only(others)
+        parts.append(BatchPart(spans.tokens_of(others), cache, kept))
+    return tuple(parts)
+
+
+def visible_blocks(replay: ReplayPass, size: int, total: int) -> IntArray:
+    """Return which blocks of a row of `total` KVs a pass reads: those of its head and its chunk, and its own.
+
+    Blocks are whole, so a few KVs beside these are read too.
+    """
+    ends = (0, replay.head), (replay.start, replay.end), (replay.context_len, total)
+    found = [np.arange(first // size, ceil_div(end, size)) for first, end in ends if first < end]
+    return np.unique(np.concatenate(found))
+
+
+def _own_part(cache: PagedCache, spans: Spans, index: int, replay: ReplayPass) -> BatchPart:
+    layout, device, slot = cache.pool.layout, spans.device, int(spans.slots[index])
+    lengths, total = cache.tables.host_lengths[slot], int(spans.lengths[index])
+    most = ceil_div(total, layout.block_size)
+    entries = cache.tables.lookup_layers(torch.tensor([slot], device=device), most)[:, 0]  # [L, H, blocks]
+    seen = visible_blocks(replay, layout.block_size, total)
+    # Rows that hold less than all tokens, as those of sliding windows do, are read whole.
+    whole = lengths == total
+    chosen = entries.clone()
+    mask = torch.from_numpy(whole).to(device)
+    chosen[..., : len(seen)] = torch.where(
+        mask[..., None], entries[..., torch.from_numpy(seen).to(device)], entries[..., : len(seen)]
+    )
+    pages = ceil_div(most, PAGE_ENTRIES)
+    tables = BlockTables(layout, CacheSize(0, pages, 1, pages), device)
+    room = torch.nn.functional.pad(chosen, (0, pages * PAGE_ENTRIES - most))
+    tables.pages.copy_(room.unflatten(-1, (pages, PAGE_ENTRIES)).permute(2, 0, 1, 3))
+    tables.page_table[0] = torch.arange(pages, dtype=torch.int32)
+    shorter = np.where(whole, total - (most - len(seen)) * layout.block_size, lengths).astype(np.int32)
+    tables.set_lengths(np.array([0]), shorter[None])
+    part = spans.only([index])
+    part = replace(part, slots=np.array([0]), lengths=np.array([int(shorter.max())]))
+    return BatchPart(spans.tokens_of([index]), replace(cache, tables=tables), part)
