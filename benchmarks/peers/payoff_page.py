@@ -113,6 +113,8 @@ def table(work: Report, few: Report | None) -> TextTable:
     columns = ["KV memory", "tokens/s", "least-most", "seconds", f"to {FULL}", "right answers", "CPU seconds"]
     columns += ["answer tokens", *(["pays from"] if few is not None else [])]
     for row in work["configurations"]:
+        if row["median"] is None and row["error"] is None:
+            continue  # it was not run
         if row["median"] is None:
             failed = f"none {notes.mark(str(row['error']).splitlines()[-1])}"
             rows.append((_name(row), (row["kv_memory"], failed, *[""] * (len(columns) - 2))))

@@ -313,6 +313,11 @@ PINNED: dict[str, Row] = {
     },
     "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
     "kvzip": KVZIP,
+    "kvzip-part": {
+        **KVZIP,
+        "score.asked.chunk": (512, "own: a quarter of the context that KVzip's code repeats at a time"),
+        "score.asked.own_part": (True, "own: attention is most of what a replay costs"),
+    },
     "kvzip-plus": {
         **KVZIP,
         "score.normalized": (True, "kvpress kvzip_press.py kvzip_plus_normalization: times |W v| / |h|"),

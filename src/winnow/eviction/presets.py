@@ -17,6 +17,7 @@ from winnow.eviction.budgets import (
 )
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.replay import Replay
 from winnow.eviction.scores import (
     Average,
     BelowAverage,
@@ -207,6 +208,10 @@ PRESETS: dict[str, Preset] = {
         EvictionPolicy(KeyNorm(), EqualHeads(), Keep(), _ONCE), "L2 norm of keys (Devoto et al. 2024)"
     ),
     "kvzip": Preset(_KVZIP, "KVzip (Kim et al. 2025), by blocks; asked later"),
+    "kvzip-part": Preset(
+        replace(_KVZIP, score=Reconstruction(asked=Replay(chunk=512, own_part=True))),
+        "Winnow's own: KVzip in chunks of 512 that attend to their own part of the context; asked later",
+    ),
     "kvzip-plus": Preset(
         replace(_KVZIP, score=Reconstruction(normalized=True)),
         "KVzip+ (KVzap, arXiv 2601.07891), by blocks; asked later",
