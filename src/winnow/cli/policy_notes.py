@@ -24,7 +24,7 @@ NOTES: Mapping[str, PolicyNote] = {
     "full": PolicyNote("exact answers", "memory alone", "-", "1.00"),
     "winnow": PolicyNote("one of the next that suits", "as that", "-", "as that"),
     "winnow-seen": PolicyNote(
-        "questions at the prompt's end", "next to nothing", "the question seen", "0.96 at 8x"
+        "questions at the prompt's end", "next to nothing", "the question seen", "0.93 at 8x"
     ),
     "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice", "1.03 at 4x"),
     "kvzip-part": PolicyNote("the same, in less time", "1.2 prefills", "room for 512 more", "not measured"),
