@@ -76,7 +76,7 @@ def _own_part(cache: PagedCache, spans: Spans, index: int, replay: ReplayPass) -
     tables = BlockTables(layout, CacheSize(0, pages, 1, pages), device)
     room = torch.nn.functional.pad(chosen, (0, pages * PAGE_ENTRIES - most))
     tables.pages.copy_(room.unflatten(-1, (pages, PAGE_ENTRIES)).permute(2, 0, 1, 3))
-    tables.page_table[0] = torch.arange(pages, dtype=torch.int32)
+    tables.page_table[0] = torch.arange(pages, dtype=torch.int32, device=device)
     shorter = np.where(whole, total - (most - len(seen)) * layout.block_size, lengths).astype(np.int32)
     tables.set_lengths(np.array([0]), shorter[None])
     part = spans.only([index])
