@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.extension import needs_extension
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, ReferenceBackend, Spans, open_backend
@@ -149,7 +150,7 @@ class Cache:
         self.local.ledger.check_integrity()
 
 
-@pytest.fixture(params=["reference", "native"])
+@pytest.fixture(params=["reference", pytest.param("native", marks=needs_extension)])
 def cache(request: pytest.FixtureRequest) -> Cache:
     if request.param == "native":
         return Cache(open_backend("native", layout=LAYOUT))
