@@ -14,7 +14,16 @@ from tests.extension import needs_extension
 from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionSpec, ReferenceBackend, Spans, open_backend
-from winnow.cache import CacheLayout, CacheSize, LocalCache, RowGroup, codec_of
+from winnow.cache import (
+    BlockAllocator,
+    BlockCount,
+    CacheLayout,
+    CacheSize,
+    LocalCache,
+    OutOfBlocksError,
+    RowGroup,
+    codec_of,
+)
 from winnow.cache.accounting.prefix_index import PrefixChain
 from winnow.cache.slot_states import SlotState
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, KeyNorm, SequenceEviction, When
@@ -177,6 +186,20 @@ def test_blocks_of_kinds_are_counted_apart() -> None:
     local.append([slot], [9])
     assert local.ledger.allocator.held == (18, 6)
     assert local.ledger.held_bytes == LAYOUT.device_bytes((18, 6))
+
+
+def test_withheld_blocks_are_free_but_not_taken_before_they_are_granted() -> None:
+    allocator = BlockAllocator([6, 4])
+    allocator.withhold(1)
+    assert allocator.free == (6, 4) and not allocator.has(BlockCount((0, 1)))
+    with pytest.raises(OutOfBlocksError, match="0 and 1 blocks asked for"):
+        allocator.allocate(1, np.array([1]))
+    assert allocator.wanted(1, 3) == range(1, 4)
+    allocator.supply(1, 1)
+    assert sorted(allocator.allocate(3, np.array([1] * 3)).tolist()) == [7, 8, 9]
+    assert not allocator.has(BlockCount((0, 1))) and allocator.free == (6, 1)
+    allocator.refusal = "the disk is full"
+    assert allocator.free == (6, 0)
 
 
 def test_a_sequence_grows_and_is_evicted(cache: Cache) -> None:

@@ -90,7 +90,7 @@ class BlockAllocator:
 
     @property
     def free(self) -> BlockCount:
-        """Blocks that can be had."""
+        """Blocks that can be had, at once or when their memory is granted."""
         stacks = zip(self._stacks, self._cached, strict=True)
         return BlockCount(
             stack.count + cached + (0 if self.refusal else stack.withheld) for stack, cached in stacks
@@ -130,8 +130,9 @@ class BlockAllocator:
         return stacks + self.holders.nbytes + self.indexed.nbytes
 
     def has(self, count: BlockCount) -> bool:
-        """Return whether the asked number of each kind can be had."""
-        return count.fits(self.free)
+        """Return whether the asked number of each kind can be had now: what is withheld cannot."""
+        stacks = zip(self._stacks, self._cached, strict=True)
+        return count.fits(stack.count + cached for stack, cached in stacks)
 
     def count(self, blocks: IntArray) -> BlockCount:
         """Return how many of `blocks`, int32 [n], are of each kind."""

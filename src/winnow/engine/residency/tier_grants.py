@@ -1,7 +1,7 @@
 """Memory of blocks on a tier, asked of the executor before the ledger hands them out."""
 
 from winnow.cache import Ledger
-from winnow.cache.layout import PAGE_ENTRIES
+from winnow.cache.layout import PAGE_ENTRIES, ceil_div
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 
@@ -15,7 +15,8 @@ class TierGrants:
     def __init__(self, ledger: Ledger, executor: Executor, config: SchedulerConfig) -> None:
         layout, size = ledger.layout, ledger.size
         self._allocator, self._executor = ledger.allocator, executor
-        per_row = size.pages_per_seq * PAGE_ENTRIES + config.max_num_batched_tokens + config.max_num_seqs
+        step = ceil_div(config.max_num_batched_tokens, layout.block_size) + config.max_num_seqs
+        per_row = size.pages_per_seq * PAGE_ENTRIES + step
         rows = layout.by_kind(layout.even_rows(1))
         self._ahead = {
             kind: rows[kind] * per_row for kind, each in enumerate(layout.kinds) if each.tier is not None
