@@ -10,7 +10,7 @@ four.
 
 Environments of peers and converted models are those of run.py, below the same --folder. A round runs every row of
 every work and model once, each in a fresh process. --journal is a folder: what it has is not run again, so the same
-command goes on where it was stopped. --out STEM names what is written after each round: STEM.json, .md, .svg.
+command resumes where it was stopped. --out STEM names what is written after each round: STEM.json, .md, .svg.
 """
 
 import json

@@ -30,7 +30,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
 
 
 def load(stream: io.StringIO, **options: Any) -> str:
-    """What is shown of a load that goes on once a line of each of its parts is seen."""
+    """What is shown of a load that continues once a line of each of its parts is seen."""
     with LoadingDisplay("model.gguf", stream, **IMPATIENT, **options):
         wait_for(stream, "loading model.gguf, ")  # before anything reports
         for done in range(4):

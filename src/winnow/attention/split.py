@@ -94,7 +94,7 @@ class _TierRows:
         if first < self._group.select_from:
             weights = softmax_over(q, position, self._with_keys(), self._spec)
             return BlockOutput(weighted_sum(weights.p, self._read_all()), weights, self._all)
-        assert summaries is not None, "keys lie apart"
+        assert summaries is not None, "keys are on the tier"
         self._refresh(summaries)
         here, count = rows.pool.local(rows.block), rows.valid.unflatten(-1, (-1, self._size)).sum(dim=-1)
         low, high, means = summaries.low[here], summaries.high[here], summaries.means

@@ -85,7 +85,7 @@ class CacheSize:
         num_pages = max(num_pages, min(pages_per_seq, ceil_div(num_blocks, PAGE_ENTRIES))) + max_num_seqs
         num_pages = min(num_pages, max_num_seqs * pages_per_seq)
         # Blocks of each kind in proportion to what layers hold of a sequence of full length.
-        shares = np.cumsum(layout.by_kind(layout.seen_blocks(max_model_len)))
+        shares = np.cumsum(layout.by_kind(layout.row_blocks_seen(max_model_len)))
         ends = [ceil_div(num_blocks * int(share), int(shares[-1])) for share in shares]
         others = tuple(end - first for first, end in pairwise(ends))
         return cls(num_blocks, num_pages, max_num_seqs, pages_per_seq, others)

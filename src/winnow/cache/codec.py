@@ -58,7 +58,7 @@ class BlockFormat:
 
     @classmethod
     def of_sides(cls, keys: "BlockFormat", values: "BlockFormat") -> "BlockFormat":
-        """Return a block's keys, padded, and its values behind them, each as where they lie apart."""
+        """Return a block's keys, padded, and its values behind them, each as where they are stored separately."""
         moved = [PlacedField(field, keys.nbytes + offset) for field, offset in values.fields]
         return cls((*keys.fields, *moved), keys.nbytes + values.nbytes)
 

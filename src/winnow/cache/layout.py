@@ -303,9 +303,9 @@ class CacheLayout:
         """Return most blocks that a sequence under no policy holds while its first `num_tokens` tokens are computed."""
         if not self.has_windows:
             return self.blocks_for(num_tokens)
-        return int(self.seen_blocks(num_tokens).sum())
+        return int(self.row_blocks_seen(num_tokens).sum())
 
-    def seen_blocks(self, num_tokens: int) -> IntArray:
+    def row_blocks_seen(self, num_tokens: int) -> IntArray:
         """Return of these, the blocks of each row, int64 [layers, heads]."""
         each = np.array([ceil_div(kvs, self.block_size) for kvs in self.seen(num_tokens)])
         return self.has_row * each[:, None]

@@ -58,12 +58,12 @@ class BlockKind:
 
     @cached_property
     def key_form(self) -> BlockFormat:
-        """The layout of a block's keys where values lie apart."""
+        """The layout of a block's keys where values are on a tier."""
         return BlockFormat.of(self.key_fields, self.size).padded()
 
     @cached_property
     def value_form(self) -> BlockFormat:
-        """The layout of a block's values where they lie apart."""
+        """The layout of a block's values where they are on a tier."""
         return BlockFormat.of(self.value_fields, self.size).padded()
 
     @cached_property

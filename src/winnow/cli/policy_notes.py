@@ -27,7 +27,9 @@ NOTES: Mapping[str, PolicyNote] = {
         "questions at the prompt's end", "next to nothing", "the question seen", "0.93 at 8x"
     ),
     "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice", "1.03 at 4x"),
-    "kvzip-part": PolicyNote("the same, in less time", "1.2 prefills", "room for 512 more", "not measured"),
+    "kvzip-part": PolicyNote(
+        "the same, in less time", "less than kvzip", "room for 512 more", "not measured"
+    ),
     "fitted": PolicyNote(
         "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "not measured"
     ),

@@ -49,7 +49,7 @@ class EvictionScheduler:
         self._num_steps += 1
 
     def shrink_due(self, running: SequenceType[Sequence]) -> set[Sequence]:
-        """Run one round over the sequences that may not go on before it.
+        """Run one round over the sequences that must wait for it.
 
         Returns:
             Those that are due and found no place in the round: they must wait.

@@ -104,4 +104,4 @@ class StepResult:
     errors: dict[int, str] = field(default_factory=dict)
     """Reasons, by index of the sampler, for which it gave no token. Its request fails alone."""
     traffic: TierTraffic | None = None
-    """Traffic to and from values that lie apart, since the last step; None: none do."""
+    """Traffic to and from tiers since the last step; None: none do."""

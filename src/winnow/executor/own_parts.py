@@ -32,7 +32,8 @@ class BatchPart:
 def own_parts(cache: PagedCache, spans: Spans, replays: Sequence[ReplaySpan]) -> tuple[BatchPart, ...]:
     """Divide a batch where replays attend to their own part; empty: none does.
 
-    Keys and values of all tokens are written before. Of what is kept wide a replay sees all, by position.
+    Keys and values of all tokens are written before. Where some are kept wide, which slots find, replays read
+    all.
     """
     apart = {span.slot: span for span in replays if span.replay.own_part}
     if not apart or cache.wide is not None:

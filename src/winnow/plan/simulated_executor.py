@@ -30,7 +30,7 @@ SAMPLED = 5
 
 
 class VirtualClock:
-    """Clock whose seconds pass when it is told so.
+    """Clock whose seconds pass on request.
 
     Attributes:
         now: seconds.

@@ -13,7 +13,7 @@ MAX_KEY_CHARS = 512
 
 
 class Keys:
-    """Keys by which tenants are told. Holds digests alone, and compares all of them in constant time.
+    """Keys by which tenants are distinguished. Holds digests alone, and compares all of them in constant time.
 
     Args:
         keys: tenant -> key; empty: everybody is served, without a tenant.

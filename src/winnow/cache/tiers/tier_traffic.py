@@ -1,4 +1,4 @@
-"""Traffic to and from values that lie apart from their keys."""
+"""Traffic to and from the tiers of values."""
 
 from dataclasses import dataclass, fields
 

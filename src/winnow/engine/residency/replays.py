@@ -26,7 +26,7 @@ def drop(ledger: Ledger, sequence: Sequence) -> None:
 
 
 def replaying(ledger: Ledger, running: SequenceType[Sequence]) -> tuple[set[Sequence], dict[Sequence, int]]:
-    """Return sequences that may not go on before the round that follows their replay.
+    """Return sequences that must wait for the round that follows their replay.
 
     Samples of one prompt that hold the same KVs have one replay among them, and then share what its round leaves.
 

@@ -10,7 +10,7 @@ from winnow.engine.requests.request import Request, Sequence
 
 
 class SequenceForks:
-    """Forks of the scheduler's sequences in its ledger, of which the executor is told.
+    """Forks of the scheduler's sequences in its ledger, which the executor follows.
 
     Args:
         running, waiting: the scheduler's own.

@@ -47,7 +47,7 @@ class RotaryEmbedding(nn.Module):
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
 
     def table(self, positions: int) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of at least so many positions from 0: [n, 2 * pairs] each. Made anew when too short."""
+        """Return cos and sin of at least that number of positions from 0: [n, 2 * pairs] each."""
         if len(self._table[0]) < positions:
             longer = torch.arange(max(positions, 2 * len(self._table[0]), _FIRST_POSITIONS), device="cpu")
             cos, sin = self(longer[None])

@@ -16,7 +16,7 @@ def noise(lines: int) -> list[str]:
 
 
 def opening(sentences: Sequence[str], start: int, words: int) -> list[str]:
-    """Return sentences from the one at `start` on, together so many words, the last one cut.
+    """Return sentences from the one at `start` on, of the wanted number of words, the last one cut.
 
     After the end of the text they continue with its beginning, as often as it takes.
     """
