@@ -105,10 +105,10 @@ def _seen_rows() -> Rows:
 
 def _later_rows() -> Rows:
     """Questions come after contexts are judged."""
-    rows: Rows = {"full cache": {}}
-    for name in ("kvzip", "fitted"):
+    rows: Rows = {"full cache": {}, "int8 KVs": _INT8_KVS}
+    for name in ("kvzip", "kvzip-part", "fitted"):
         rows |= {f"{name} {c:.0f}x": {"eviction": name, "compression": c} for c in (4.0, 8.0)}
-    return rows
+    return rows | {"int8 KVs, kvzip-part 8x": _INT8_KVS | rows["kvzip-part 8x"]}
 
 
 def openvino(load: Load) -> list[Configuration]:
