@@ -79,7 +79,7 @@ class Case:
             k, v = torch.randn(2, length, heads, dim, generator=generator).to(dtype)
             spans = Spans.build([slot], [0], [length], cache.tables.longest([slot]))
             for layer in range(2 * self.layers):
-                self.backend.write(cache, spans, layer, k, v)
+                self.backend.prepare(cache, spans).write(layer, k, v)
         starts = [length - 1] * batch
         self.spans = Spans.build(slots, starts, [1] * batch, cache.tables.longest(slots), select_from=starts)
         self.q = torch.randn(batch, arguments.query_heads, dim, generator=generator).to(dtype)
@@ -88,7 +88,7 @@ class Case:
         """All layers of one kind."""
         for layer in range(self.layers):
             spec = AttentionSpec(self.arguments.head_dim**-0.5)
-            backend.attend(self.local.paged, self.spans, layer + far * self.layers, self.q, spec)
+            backend.prepare(self.local.paged, self.spans).attend(layer + far * self.layers, self.q, spec)
 
     def of_top_n(self, top_n: int) -> AttentionBackend:
         """A backend that reads `top_n` values: what is compared shares one cache."""

@@ -54,8 +54,8 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
     ours, theirs = batch.with_own_pool(), batch.with_own_pool()
     results: list[Tensor] = []
     for cache, computes in ((ours, backend(isa)), (theirs, ReferenceBackend())):
-        computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
-        results.append(computes.attend(cache, batch.spans, batch.layer, batch.q, spec))
+        computes.prepare(cache, batch.spans).write(batch.layer, batch.k, batch.v)
+        results.append(computes.prepare(cache, batch.spans).attend(batch.layer, batch.q, spec))
     tolerance = tolerance_of(batch, isa)
     torch.testing.assert_close(results[0], results[1], rtol=tolerance, atol=tolerance)
     assert torch.equal(ours.pool.position, theirs.pool.position)
@@ -142,7 +142,9 @@ def test_activations_and_kvs_have_dtypes_of_their_own(
 def test_an_unknown_dtype_is_refused() -> None:
     batch = paged_batch(3, [1, 5])
     with pytest.raises(TypeError, match=r"compute with torch.float32, .*, got torch.float64"):
-        backend(ISAS[0]).attend(batch.cache, batch.spans, batch.layer, batch.q.double(), AttentionSpec(1.0))
+        backend(ISAS[0]).prepare(batch.cache, batch.spans).attend(
+            batch.layer, batch.q.double(), AttentionSpec(1.0)
+        )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -196,8 +198,8 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
         observe = [AttentionObserver((Term.ATTENTION,))] * len(counts)
         batch = paged_batch(5, counts, longest=700, head_dim=64, dtype=dtype, observe=observe)
         computes = backend(isa)
-        computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
-        out = computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+        computes.prepare(batch.cache, batch.spans).write(batch.layer, batch.k, batch.v)
+        out = computes.prepare(batch.cache, batch.spans).attend(batch.layer, batch.q, AttentionSpec(0.3))
         return out, batch.cache.pool.accumulators
 
     def same_bits(counts: list[int], dtype: torch.dtype) -> tuple[bool, bool]:
@@ -215,11 +217,10 @@ def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
     for seed in range(20):
         observe = [AttentionObserver((Term.VALUE_AWARE,))]
         batch = paged_batch(seed, [1], longest=0, kv_heads=2, group=3, head_dim=40, observe=observe)
-        backend(isa).write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
+        backend(isa).prepare(batch.cache, batch.spans).write(batch.layer, batch.k, batch.v)
         before = batch.cache.pool.accumulators.clone()
-        out = backend(isa).attend(
-            batch.cache, batch.spans, batch.layer, 4 * batch.q, AttentionSpec(0.3, softcap=softcap)
-        )
+        step = backend(isa).prepare(batch.cache, batch.spans)
+        out = step.attend(batch.layer, 4 * batch.q, AttentionSpec(0.3, softcap=softcap))
         assert torch.equal(out, batch.v.repeat_interleave(3, dim=1))
         assert torch.equal(batch.cache.pool.accumulators, before), "no distance of the value from the output"
 
@@ -238,8 +239,8 @@ def test_where_blocks_lie_changes_nothing(isa: str, dtype: torch.dtype) -> None:
     computes = backend(isa)
 
     def run() -> Tensor:
-        computes.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
-        return computes.attend(batch.cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+        computes.prepare(batch.cache, batch.spans).write(batch.layer, batch.k, batch.v)
+        return computes.prepare(batch.cache, batch.spans).attend(batch.layer, batch.q, AttentionSpec(0.3))
 
     scores = pool.accumulators.clone()
     scattered, scattered_scores = run(), pool.accumulators.clone()
@@ -293,7 +294,7 @@ def test_kvs_that_kernels_cannot_read_are_refused() -> None:
     layout = with_codec(batch.cache.pool.layout, ScaledKeys())
     cache = PagedCache(KVPool(layout, batch.cache.pool.num_blocks), batch.cache.tables)
     with pytest.raises(ConfigError, match=r"native reads KVs stored as one of float32, .*, got scaled"):
-        backend(ISAS[0]).write(cache, batch.spans, batch.layer, batch.k, batch.v)
+        backend(ISAS[0]).prepare(cache, batch.spans).write(batch.layer, batch.k, batch.v)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -311,8 +312,8 @@ def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
             cache, computes = batch.with_own_pool(), backend(isa)
-            computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
-            out = computes.attend(cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+            computes.prepare(cache, batch.spans).write(batch.layer, batch.k, batch.v)
+            out = computes.prepare(cache, batch.spans).attend(batch.layer, batch.q, AttentionSpec(0.3))
             found.append((out, cache.pool.accumulators))
     finally:
         torch.set_num_threads(before)
@@ -325,18 +326,18 @@ def test_threads_change_nothing(isa: str, dtype: torch.dtype) -> None:
 def test_takes_tensors_as_models_lay_them_out(isa: str) -> None:
     """Heads before tokens, or queries, keys and values side by side in one buffer."""
     batch = paged_batch(3, [1, 1, 9])
-    dense = batch.with_own_pool(), backend(isa)
+    dense = backend(isa).prepare(batch.with_own_pool(), batch.spans)
     spec = AttentionSpec(0.3)
-    dense[1].write(dense[0], batch.spans, batch.layer, batch.k, batch.v)
-    expected = dense[1].attend(dense[0], batch.spans, batch.layer, batch.q, spec)
+    dense.write(batch.layer, batch.k, batch.v)
+    expected = dense.attend(batch.layer, batch.q, spec)
     together = torch.cat([batch.q, batch.k, batch.v], dim=1)
     q, k, v = together.split([4, 2, 2], dim=1)
     heads_first = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
     last_strided = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     for laid_out in ((q, k, v), heads_first, last_strided):
-        cache, computes = batch.with_own_pool(), backend(isa)
-        computes.write(cache, batch.spans, batch.layer, *laid_out[1:])
-        assert torch.equal(computes.attend(cache, batch.spans, batch.layer, laid_out[0], spec), expected)
+        step = backend(isa).prepare(batch.with_own_pool(), batch.spans)
+        step.write(batch.layer, *laid_out[1:])
+        assert torch.equal(step.attend(batch.layer, laid_out[0], spec), expected)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -393,7 +394,7 @@ def test_a_wrong_shape_is_refused() -> None:
     batch = paged_batch(3, [1, 5])
     computes = backend(ISAS[0])
     with pytest.raises(AssertionError, match=r"q must be \[6, n x 2, 16\]"):
-        computes.attend(batch.cache, batch.spans, batch.layer, batch.q[:5], AttentionSpec(1.0))
+        computes.prepare(batch.cache, batch.spans).attend(batch.layer, batch.q[:5], AttentionSpec(1.0))
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

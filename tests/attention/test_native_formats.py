@@ -19,7 +19,7 @@ from winnow.attention import (
     Smoothing,
     Term,
 )
-from winnow.attention.native import reads
+from winnow.attention.native_views import reads
 from winnow.cache import KVCodec, KVPool
 from winnow.cache.codec import PairCodec, make_codec
 from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
@@ -125,8 +125,8 @@ def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int)
     for computes in (backend(isa), ReferenceBackend()):
         cache = batch.with_own_pool()
         cache.pool.accumulators.zero_()
-        computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
-        computes.attend(cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.2))
+        computes.prepare(cache, batch.spans).write(batch.layer, batch.k, batch.v)
+        computes.prepare(cache, batch.spans).attend(batch.layer, batch.q, AttentionSpec(0.2))
         scores.append(cache.pool.accumulators)
     torch.testing.assert_close(scores[0], scores[1], rtol=3e-4, atol=1e-6)
 
@@ -184,7 +184,7 @@ def test_wide_kvs_are_read_where_they_lie(
     windows = []
     for computes in (backend(isa), ReferenceBackend()):
         cache = batch.with_own_pool()
-        computes.write(cache, batch.spans, batch.layer, k, batch.v)
+        computes.prepare(cache, batch.spans).write(batch.layer, k, batch.v)
         windows.append(cache.windows[0])
     ours, theirs = windows
     assert torch.equal(ours.position, theirs.position)
@@ -196,8 +196,8 @@ def test_wide_kvs_are_read_where_they_lie(
 
 def run(batch: PagedBatch, isa: str) -> tuple[Tensor, Tensor]:
     cache, computes = batch.with_own_pool(), backend(isa)
-    computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
-    out = computes.attend(cache, batch.spans, batch.layer, batch.q, AttentionSpec(0.3))
+    computes.prepare(cache, batch.spans).write(batch.layer, batch.k, batch.v)
+    out = computes.prepare(cache, batch.spans).attend(batch.layer, batch.q, AttentionSpec(0.3))
     return out, cache.pool.accumulators
 
 
@@ -243,5 +243,5 @@ def stored(batch: PagedBatch, isa: str | None) -> KVPool:
     """What a backend writes; None: the reference."""
     cache: PagedCache = batch.with_own_pool()
     computes = ReferenceBackend() if isa is None else backend(isa)
-    computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
+    computes.prepare(cache, batch.spans).write(batch.layer, batch.k, batch.v)
     return cache.pool

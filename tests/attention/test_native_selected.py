@@ -31,8 +31,8 @@ def attend(
     batch: PagedBatch, computes: AttentionBackend, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor, TierTraffic]:
     cache = batch.with_own_pool()
-    computes.write(cache, batch.spans, batch.layer, batch.k, batch.v)
-    out = computes.attend(cache, batch.spans, batch.layer, batch.q, spec)
+    computes.prepare(cache, batch.spans).write(batch.layer, batch.k, batch.v)
+    out = computes.prepare(cache, batch.spans).attend(batch.layer, batch.q, spec)
     traffic = cache.pool.of_layer(-1).traffic
     traffic.seconds_waited = 0.0
     return out, cache.pool.accumulators, traffic
@@ -96,7 +96,7 @@ def test_equal_weights_choose_the_first_and_masked_kvs_are_never_read(isa: str) 
     batch.q.zero_()
     out, _, traffic = attend(batch, backend(isa), PLAIN)
     cache = batch.with_own_pool()
-    backend(isa).write(cache, batch.spans, 1, batch.k, batch.v)
+    backend(isa).prepare(cache, batch.spans).write(1, batch.k, batch.v)
     length = int(cache.tables.lengths[batch.spans.slots[0], 1, 0])
     table = cache.tables.lookup(torch.from_numpy(batch.spans.slots), 1, -(-length // 4))
     first = cache.pool.of_layer(-1).values(cache.pool.numbers.slots_of(table[0, 0].long())[:10])

@@ -109,7 +109,7 @@ def build(
         randn(total, heads, DIM),
         rows,
     )
-    backend.write(cache, spans, LAYER, case.k, case.v)
+    backend.prepare(cache, spans).write(LAYER, case.k, case.v)
     token = 0
     for sequence, count in enumerate(counts):
         for i in range(count):
@@ -267,7 +267,7 @@ def test_equals_the_formula(
         if small_temporaries:  # every group and every block of queries is cut
             patch.setattr(gathered_rows, "TEMPORARY", 200)
         spec = AttentionSpec(0.3, window, softcap, sinks)
-        out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, spec)
+        out = ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, spec)
     expected, observed = naive(case, 0.3, window, softcap, sinks, exclude_first)
     assert torch.allclose(out.double(), expected, atol=1e-5)
     found = scores(case)
@@ -293,7 +293,7 @@ def test_pooling_smooths_over_neighbours_in_position(
     observe = AttentionObserver((Term.ATTENTION,), aggregation, replace=True, smoothing=pool)
     heads, half = 2, size // 2
     case = build(seed, [6, 1], heads, group, 1, torch.float32, observe)
-    ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
+    ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, AttentionSpec(0.3))
     _, observed = naive(case, 0.3, None, None, None)
     found = scores(case)
     for sequence in range(2):
@@ -323,7 +323,7 @@ def test_pooling_smooths_over_neighbours_in_position(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
     case = build(3, [1, 1, 7], 2, 2, 0, dtype)
-    out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
+    out = ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, AttentionSpec(0.3))
     expected, _ = naive(case, 0.3, None, None, None)
     assert out.dtype == dtype
     assert torch.allclose(out.double(), expected, rtol=2**-7, atol=1e-3)
@@ -335,7 +335,7 @@ def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
 def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     """KVs are read as they were stored, not as the activations would round them, and only the output is rounded."""
     case = build(3, [1, 1, 7], 2, 2, 1, dtype, AttentionObserver(), kv_dtype)
-    out = ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
+    out = ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, AttentionSpec(0.3))
     expected, observed = naive(case, 0.3, None, None, None)
     assert (out.dtype, case.cache.pool.of_layer(-1).k.dtype) == (dtype, kv_dtype)
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (2**-7, 1e-3)
@@ -347,7 +347,7 @@ def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: t
 
 def test_without_observe_scores_stay() -> None:
     case = build(5, [1, 4], 2, 2, 1, torch.float32)
-    ReferenceBackend().attend(case.cache, case.spans, LAYER, case.q, AttentionSpec(0.3))
+    ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, AttentionSpec(0.3))
     assert set(scores(case).values()) == {0.0}
 
 

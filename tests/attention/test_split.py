@@ -24,8 +24,8 @@ COUNTS = (1, 1, 5, 1)
 
 
 def attend(batch: PagedBatch, spec: AttentionSpec = SPEC, backend: AttentionBackend = BACKENDS[0]) -> Tensor:
-    backend.write(batch.cache, batch.spans, batch.layer, batch.k, batch.v)
-    return backend.attend(batch.cache, batch.spans, batch.layer, batch.q, spec)
+    backend.prepare(batch.cache, batch.spans).write(batch.layer, batch.k, batch.v)
+    return backend.prepare(batch.cache, batch.spans).attend(batch.layer, batch.q, spec)
 
 
 def by_hand(

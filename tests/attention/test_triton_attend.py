@@ -89,8 +89,8 @@ def test_a_row_does_not_feel_the_batch() -> None:
     for i, slot in enumerate(slots):
         alone = Spans.build([slot], [int(spans.first_position[i])], [1], spans.lengths[i : i + 1], DEVICE)
         cache = case.with_own_pool()
-        backend.write(cache, alone, case.layer, case.k[i : i + 1], case.v[i : i + 1])
-        out = backend.attend(cache, alone, case.layer, case.q[i : i + 1], ALL)
+        backend.prepare(cache, alone).write(case.layer, case.k[i : i + 1], case.v[i : i + 1])
+        out = backend.prepare(cache, alone).attend(case.layer, case.q[i : i + 1], ALL)
         assert torch.equal(out[0], together[i])
 
 
@@ -135,9 +135,9 @@ def test_kvs_that_kernels_cannot_read_are_refused() -> None:
     cache = PagedCache(KVPool(layout, case.cache.pool.num_blocks, DEVICE), case.cache.tables)
     backend = TritonBackend()
     with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
-        backend.write(cache, case.spans, case.layer, case.k, case.v)
+        backend.prepare(cache, case.spans).write(case.layer, case.k, case.v)
     with pytest.raises(ConfigError, match=r"triton reads KVs stored as one of float32, .*, got scaled"):
-        backend.attend(cache, case.spans, case.layer, case.q, AttentionSpec(1.0))
+        backend.prepare(cache, case.spans).attend(case.layer, case.q, AttentionSpec(1.0))
 
 
 @pytest.mark.gpu

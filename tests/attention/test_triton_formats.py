@@ -59,8 +59,8 @@ def test_codes_are_those_of_the_reference(name: str, rotate: str, group: int | N
         x[:, 9] = torch.arange(head_dim) % 16 - 7.5  # codes that lie half-way
     k, v = (x.to(DEVICE) for x in vectors)
     ours, theirs = case.with_own_pool(), case.with_own_pool()
-    TritonBackend(SMALL).write(ours, case.spans, case.layer, k, v)
-    ReferenceBackend().write(theirs, case.spans, case.layer, k, v)
+    TritonBackend(SMALL).prepare(ours, case.spans).write(case.layer, k, v)
+    ReferenceBackend().prepare(theirs, case.spans).write(case.layer, k, v)
     same_codes(ours.pool, theirs.pool, codec)
 
 

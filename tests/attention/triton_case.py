@@ -38,8 +38,8 @@ class Result:
 def compute(backend: AttentionBackend, case: PagedBatch, spec: AttentionSpec) -> Result:
     """Write and attend in a copy of the case's pool."""
     cache = case.with_own_pool()
-    backend.write(cache, case.spans, case.layer, case.k, case.v)
-    return Result(backend.attend(cache, case.spans, case.layer, case.q, spec), cache.pool)
+    backend.prepare(cache, case.spans).write(case.layer, case.k, case.v)
+    return Result(backend.prepare(cache, case.spans).attend(case.layer, case.q, spec), cache.pool)
 
 
 def compare(

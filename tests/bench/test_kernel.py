@@ -91,7 +91,7 @@ class TestCase:
         for slot in case.slots:
             held[torch.from_numpy(case.local.ledger.blocks_of(slot)).long()] = 1.0
         case.cache.pool.of_layer(-1).v.copy_(held)
-        out = ReferenceBackend().attend(case.cache, spans, 1, q, AttentionSpec(1.0))
+        out = ReferenceBackend().prepare(case.cache, spans).attend(1, q, AttentionSpec(1.0))
         assert torch.allclose(out, torch.ones_like(out))
 
     def test_compaction_moves_within_rows_to_holes(self) -> None:

@@ -143,8 +143,8 @@ def test_attention_reads_what_is_stored() -> None:
         local.append([slot], [11])
         spans = Spans.build([slot], [0], [11], np.array([11]))
         backend = ReferenceBackend()
-        backend.write(cache, spans, 0, decoded, v)
-        out = backend.attend(cache, spans, 0, q, AttentionSpec(0.4))
+        backend.prepare(cache, spans).write(0, decoded, v)
+        out = backend.prepare(cache, spans).attend(0, q, AttentionSpec(0.4))
         assert out.dtype == torch.bfloat16
         answers.append(out)
         stored = layout.codecs[0].encode_keys(k)

@@ -38,8 +38,8 @@ def test_attention_reads_blocks_as_kivi_rounds_them(bits: int, counts: tuple[int
         spans = Spans.build([slot], [length], [count], local.paged.tables.longest([slot]))
         part, q = slice(length, length + count), torch.randn(count, HEADS, DIM)
         length += count
-        backend.write(local.paged, spans, 0, k[part], v[part])
-        found = backend.attend(local.paged, spans, 0, q, AttentionSpec(0.5))[-1]
+        backend.prepare(local.paged, spans).write(0, k[part], v[part])
+        found = backend.prepare(local.paged, spans).attend(0, q, AttentionSpec(0.5))[-1]
 
         keys, values = k[:length].half().float(), v[:length].half().float()
         old = max(length - RECENT, 0)

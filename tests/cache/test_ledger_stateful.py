@@ -238,7 +238,7 @@ class CacheMachine(RuleBasedStateMachine):
             # every layer, head and dimension gets a value of its own
             base = torch.tensor(marks, dtype=torch.float32)[:, None, None] * 100 + layer * 10
             k = base + torch.arange(HEADS)[:, None] + torch.arange(DIM) / 10
-            self.backend.write(self.cache, spans, layer, k, -k)
+            self.backend.prepare(self.cache, spans).write(layer, k, -k)
         for slot, start, n in zip(slots, starts, counts, strict=True):
             for layer_rows in self.model[slot]:
                 for row in layer_rows:

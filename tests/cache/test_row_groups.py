@@ -92,9 +92,9 @@ class Played:
         spans = Spans.build([self.slot], [start], [len(tokens)], longest)
         for layer, heads in enumerate(LAYOUT.heads):
             k, v = (self.vectors(layer, side)[start:] for side in "kv")
-            self.cache.backend.write(local.paged, spans, layer, k, v)
+            self.cache.backend.prepare(local.paged, spans).write(layer, k, v)
             q = torch.randn(len(tokens), heads * GROUP, k.shape[-1], generator=self.cache.chance)
-            found = self.cache.backend.attend(local.paged, spans, layer, q, AttentionSpec(0.5))[-1]
+            found = self.cache.backend.prepare(local.paged, spans).attend(layer, q, AttentionSpec(0.5))[-1]
             torch.testing.assert_close(found, self.attention(layer, q[-1]), atol=2e-5, rtol=1e-4)
         assert sums[self.slot] == sum(self.tokens)
 

@@ -36,9 +36,9 @@ class Played:
         spans = Spans.build([self.slot], [part.start], [count], self.local.paged.tables.longest([self.slot]))
         backend = ReferenceBackend()
         for layer in range(3):
-            backend.write(self.local.paged, spans, layer, self.k[layer, part], self.v[layer, part])
+            backend.prepare(self.local.paged, spans).write(layer, self.k[layer, part], self.v[layer, part])
             q = torch.randn(count, HEADS, DIM)
-            found = backend.attend(self.local.paged, spans, layer, q, AttentionSpec(0.5))[-1]
+            found = backend.prepare(self.local.paged, spans).attend(layer, q, AttentionSpec(0.5))[-1]
             torch.testing.assert_close(found, self.attention(layer, q[-1]), atol=1e-5, rtol=1e-4)
 
     def attention(self, layer: int, q: Tensor) -> Tensor:

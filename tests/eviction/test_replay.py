@@ -16,7 +16,7 @@ from tokenizer_kinds import byte_level
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.attention import AttentionSpec, JudgedKVs, ReferenceBackend
+from winnow.attention import AttentionSpec, JudgedKVs, ReferenceBackend, Spans
 from winnow.attention.replay import judged_slots
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.engine.plan import PlannedEviction
@@ -124,9 +124,10 @@ def test_the_largest_probability_by_the_formula(
     replay = ReplayPass(tuple(range(12)), 3, 9, 25, context, every)
     attention = BACKENDS[backend]()
     q = torch.randn(12, 4, 8, generator=generator)
+    step = attention.prepare(cache, Spans.build([slot], [context], [12], cache.tables.longest([slot])))
     for done, count in ((0, 7), (7, 5)):
         span = ReplaySpan(slot, replay, slice(done, done + count), done)
-        observe_replay(cache, attention, span, layer, q[done : done + count], spec)
+        observe_replay(step, span, layer, q[done : done + count], spec)
 
     blocks = cache.tables.lookup(torch.tensor([slot]), layer, -(-42 // BLOCK))[0].long()
     for head in range(2):
@@ -185,10 +186,11 @@ def test_kernels_tell_what_torch_tells(
         output = torch.randn(group * heads, dim, 48, generator=generator)
         weights = ReplayWeights(output @ output.mT, torch.randn(count, 48, generator=generator))
     span = ReplaySpan(slot, ReplayPass(tuple(range(count)), 5, 70, 260, context, 2), slice(0, count), 0)
+    spans = Spans.build([slot], [context], [count], cache.tables.longest([slot]))
     observed = []
     for backend in (ReferenceBackend(), native_backend(isa)):
         cache.pool.accumulators.zero_()
-        observe_replay(cache, backend, span, 0, q, AttentionSpec(dim**-0.5), weights)
+        observe_replay(backend.prepare(cache, spans), span, 0, q, AttentionSpec(dim**-0.5), weights)
         observed.append(cache.pool.accumulators.clone())
     assert int((observed[0] > 0).sum()) == heads * 195
     torch.testing.assert_close(observed[1], observed[0], rtol=2e-5, atol=1e-9)

@@ -76,8 +76,8 @@ class Engine:
         cache, x = self.cache.paged, self.embed[tokens[0]].unflatten(1, (-1, DIM))
         q, k, v = x.split([GROUP * HEADS, HEADS, HEADS], dim=1)
         for layer in range(LAYERS):
-            self.backend.write(cache, spans, layer, k, v)
-            q = q + self.backend.attend(cache, spans, layer, q, AttentionSpec(0.3))
+            self.backend.prepare(cache, spans).write(layer, k, v)
+            q = q + self.backend.prepare(cache, spans).attend(layer, q, AttentionSpec(0.3))
         return q.flatten(1) @ self.head
 
     def spans(

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec, Spans, open_backend
+from winnow.attention.parts import PartedStep
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import PRESETS, EvictionPolicy, Reconstruction, Replay
 from winnow.eviction.reconstruction import ReplaySpan
 from winnow.eviction.replay import ReplayPass
-from winnow.executor.own_parts import own_parts, visible_blocks
+from winnow.executor.own_parts import visible_blocks, with_own_parts
 
 HEADS, DIM, SIZE = 2, 8, 4
 LAYOUT = CacheLayout.even(2, HEADS, DIM, SIZE, torch.float32, num_accumulators=1)
@@ -41,7 +42,7 @@ def test_each_part_of_a_batch_reads_what_it_should(backend: str) -> None:
         local.append([slot], [length])
         spans = Spans.build([slot], [0], [length], local.paged.tables.longest([slot]))
         for layer in range(2):
-            computes.write(local.paged, spans, layer, k[:length], v[:length])
+            computes.prepare(local.paged, spans).write(layer, k[:length], v[:length])
     slots = list(context)
     local.append(slots, list(counts.values()))
     spans = Spans.build(
@@ -55,14 +56,13 @@ def test_each_part_of_a_batch_reads_what_it_should(backend: str) -> None:
     own = ReplayPass((), 2, 40, 61, 90, own_part=True)
     everything = ReplayPass((), 2, 0, 33, 33)
     replays = (ReplaySpan(1, own, slice(1, 7), 0), ReplaySpan(2, everything, slice(7, 10), 0))
-    parts = own_parts(local.paged, spans, replays)
-    assert sorted(torch.cat([part.tokens for part in parts]).tolist()) == list(range(10))
-    assert not own_parts(local.paged, spans, replays[1:])
+    step = with_own_parts(computes, local.paged, spans, replays)
+    assert isinstance(step, PartedStep)
+    assert sorted(torch.cat([part.tokens for part in step.parts]).tolist()) == list(range(10))
+    assert not isinstance(with_own_parts(computes, local.paged, spans, replays[1:]), PartedStep)
     for layer in range(2):
-        computes.write(local.paged, spans, layer, k, v)
-        out = torch.empty_like(q)
-        for part in parts:
-            out[part.tokens] = computes.attend(part.cache, part.spans, layer, q[part.tokens], SPEC)
+        step.write(layer, k, v)
+        out = step.attend(layer, q, SPEC)
         token = 0
         for slot in slots:
             for place in range(counts[slot]):

@@ -118,8 +118,8 @@ def in_two_calls(
     qkv = layer.kernels.pre_attention(layer.native, x, rotation, rotation, layer.qkv_width)
     heads = qkv.view(len(x), -1, HEAD_DIM)
     q, k, v = heads.split_with_sizes([QUERY_HEADS, KV_HEADS, KV_HEADS], dim=1)
-    backend.write(cache, batch.spans, batch.layer, k, v)
-    attended = backend.attend(cache, batch.spans, batch.layer, q, spec)
+    backend.prepare(cache, batch.spans).write(batch.layer, k, v)
+    attended = backend.prepare(cache, batch.spans).attend(batch.layer, q, spec)
     return layer.kernels.post_attention(layer.native, x, attended.flatten(1))
 
 
@@ -153,7 +153,7 @@ def test_whole_layer_in_one_call(
     x = torch.randn(sum(counts), HIDDEN, generator=generator).to(dtype)
     rotation = torch.randn(sum(counts), HEAD_DIM, generator=generator).to(dtype)
     ours, theirs = batch.with_own_pool(), batch.with_own_pool()
-    step = backend.step(ours, batch.spans)
+    step = backend.prepare(ours, batch.spans).whole_layers
     found = layer.kernels.decoder_layer(
         layer.native, batch.layer, x, rotation, rotation, NativeSpec(spec), step
     )
@@ -258,7 +258,7 @@ def decode_in_one_call(
     tokens = torch.randint(VOCAB, (sum(counts),), generator=generator)
     ours, theirs = batch.with_own_pool(), batch.with_own_pool()
 
-    hidden, step = table[tokens], backend.step(theirs, batch.spans)
+    hidden, step = table[tokens], backend.prepare(theirs, batch.spans).whole_layers
     turns = cos[batch.spans.position], sin[batch.spans.position]
     for index, layer in enumerate(layers):
         hidden = kernels.decoder_layer(layer.native, index, hidden, *turns, native, step)
@@ -272,7 +272,10 @@ def decode_in_one_call(
         head=head.native,
         head_bias=0 if bias is None else bias.data_ptr(),
     )
-    step, rows = backend.step(ours, batch.spans), None if wanted is None else torch.tensor(wanted).long()
+    step, rows = (
+        backend.prepare(ours, batch.spans).whole_layers,
+        None if wanted is None else torch.tensor(wanted).long(),
+    )
     found = kernels.decode(decoder, tokens, cos, sin, step, rows, VOCAB)
 
     assert kernels._work.num_sub_batches == (2 if number == "even" else 0)

@@ -1,7 +1,6 @@
 """Kernels are tried at load over KVs as they will be stored."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from architectures import ARCHITECTURES, save
@@ -9,7 +8,6 @@ from tests.extension import needs_extension
 from torch import Tensor
 
 from winnow import LLM
-from winnow.attention import PagedCache, Spans
 from winnow.errors import UnsupportedModelError
 
 
@@ -24,16 +22,16 @@ def test_formats_are_served(tmp_path: Path, kv_cache_dtype: str) -> None:
 def test_a_kernel_that_is_wrong_for_a_format_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from winnow.attention.native import NativeBackend
+    from winnow.attention.native import KernelStep
 
     save(ARCHITECTURES["gpt2"], tmp_path)  # whose layers call the backend, and not one kernel for all
-    write = NativeBackend.write
+    write = KernelStep.write
 
-    def wrong(self: Any, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
-        coded = cache.pool.layout.codecs[0].name == "int8"
-        write(self, cache, spans, layer, k, v.flip(-1).contiguous() if coded else v)
+    def wrong(self: KernelStep, layer: int, k: Tensor, v: Tensor) -> None:
+        coded = self.cache.pool.layout.codecs[0].name == "int8"
+        write(self, layer, k, v.flip(-1).contiguous() if coded else v)
 
-    monkeypatch.setattr(NativeBackend, "write", wrong)
+    monkeypatch.setattr(KernelStep, "write", wrong)
     with LLM(tmp_path, kv_memory="4MiB"):
         pass
     refused = pytest.raises(UnsupportedModelError, match=r"kv_cache_dtype: NativeBackend .* stored as int8")

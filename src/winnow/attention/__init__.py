@@ -1,7 +1,7 @@
 """Attention over the paged cache: the backend interface and its implementations."""
 
 from winnow.attention.backends import open_backend
-from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
+from winnow.attention.interface import AttentionBackend, AttentionSpec, BackendStep, JudgedKVs, ReplayQueries
 from winnow.attention.observer import AttentionObserver, Group, Smoothing, Term
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.reference import ReferenceBackend
@@ -12,11 +12,13 @@ __all__ = [
     "AttentionBackend",
     "AttentionObserver",
     "AttentionSpec",
+    "BackendStep",
     "Group",
     "JudgedKVs",
     "PagedCache",
     "RankedRows",
     "ReferenceBackend",
+    "ReplayQueries",
     "Smoothing",
     "Spans",
     "Term",

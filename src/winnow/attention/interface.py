@@ -29,27 +29,70 @@ class JudgedKVs:
         return self.head + self.end - self.start
 
 
-class AttentionBackend(ABC):
-    """Interface by which KVs are stored, read and moved.
+@dataclass(frozen=True)
+class ReplayQueries:
+    """Queries by which a repetition of a context judges some of its KVs in one layer.
 
-    The KVs' format is the layout's codec and independent of the dtype of q, k and v (activations).
+    Attributes:
+        q: [n, Hq, d], n > 0 queries at the positions `first`, `first + every` and so on, behind the context.
+        query_logs: float32 [n], subtracted from the logarithm of what a query pays.
+        key_logs: float32 [Hq, judged KVs], added to it.
+    """
+
+    q: Tensor
+    judged: JudgedKVs
+    first: int
+    every: int = 1
+    query_logs: Tensor | None = None
+    key_logs: Tensor | None = None
+
+
+class BackendStep(ABC):
+    """A packed batch over a paged cache in the form that one backend takes: made once, used by all layers.
+
+    It is valid until the cache's tables change. KVs' format is the layout's codec and independent of the dtype of q, k
+    and v (activations).
 
     Shapes: T tokens of the packed batch, Hq query heads, H KV heads (Hq a multiple of H), d = head_dim.
     """
 
+    whole_layers: "NativeStep | None" = None
+    """Form of the batch for layers that attend within a native call of their own; None: they cannot."""
+
+    def __init__(self, cache: PagedCache, spans: Spans) -> None:
+        self.cache, self.spans = cache, spans
+
     @abstractmethod
-    def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store the KVs of the batch's tokens, [T, H, d] each, in the last slots of their rows.
 
         Their accumulators start at 0.
         """
 
     @abstractmethod
-    def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return attention of q, [T, Hq, d], over the rows of each token's sequence. Returns [T, Hq, d] in q's dtype.
+    def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        """Return attention of q, [T, Hq, d], over the rows of each token's sequence: [T, Hq, d] in q's dtype.
 
         In the same pass the accumulators of the KVs change as `spans.observe` asks for each sequence.
         """
+
+    @abstractmethod
+    def replay(self, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:
+        """Raise accumulator 0 of the judged KVs to the largest attention that the queries pay them.
+
+        The softmax of a query goes over the judged KVs and those behind the context up to its own position.
+
+        Args:
+            slot: of the sequence; the KVs of its rows lie in the order of their positions, none is missing.
+        """
+
+
+class AttentionBackend(ABC):
+    """Interface by which KVs are stored, read and moved."""
+
+    @abstractmethod
+    def prepare(self, cache: PagedCache, spans: Spans) -> BackendStep:
+        """Return the batch as this backend's layers take it."""
 
     @abstractmethod
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
@@ -68,36 +111,6 @@ class AttentionBackend(ABC):
             kept: [...], how many KVs of each row stay, at least as many as are protected.
             most_evicted: the most that one row loses, known on the host.
         """
-
-    @abstractmethod
-    def replay(
-        self,
-        cache: PagedCache,
-        layer: int,
-        slot: int,
-        q: Tensor,
-        spec: AttentionSpec,
-        *,
-        judged: JudgedKVs,
-        first: int,
-        every: int = 1,
-        query_logs: Tensor | None = None,
-        key_logs: Tensor | None = None,
-    ) -> None:
-        """Raise accumulator 0 of the judged KVs to the largest attention that a repetition's queries pay them.
-
-        The softmax of a query goes over the judged KVs and those behind the context up to its own position.
-
-        Args:
-            slot: of the sequence; the KVs of its rows lie in the order of their positions, none is missing.
-            q: [n, Hq, d], n > 0 queries at the positions `first`, `first + every` and so on, behind the context.
-            query_logs: float32 [n], subtracted from the logarithm of what a query pays.
-            key_logs: float32 [Hq, judged KVs], added to it.
-        """
-
-    def step(self, cache: PagedCache, spans: Spans) -> "NativeStep | None":
-        """Return the step for layers that compute attention within a native call of their own; None: they cannot."""
-        return None
 
     def capturable(self, spans: Spans, query_heads: int) -> bool:
         """Return whether a step over `spans` launches the same work whatever the device holds, so that a CUDA graph

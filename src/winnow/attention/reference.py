@@ -14,17 +14,28 @@ from winnow.attention.gathered_rows import (
     softmax_over,
     weighted_sum,
 )
-from winnow.attention.interface import AttentionSpec
+from winnow.attention.interface import AttentionSpec, BackendStep
 from winnow.attention.spans import Spans
 from winnow.attention.split import attend_split
-from winnow.attention.torch_backend import TorchBackend, write_rows
+from winnow.attention.torch_backend import TorchBackend, TorchStep, write_rows
 from winnow.cache import KVPool, PagedCache
 
 
 class ReferenceBackend(TorchBackend):
-    """See `AttentionBackend` for shapes and meaning."""
+    """See `AttentionBackend`."""
 
-    def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+    def prepare(self, cache: PagedCache, spans: Spans) -> BackendStep:
+        return _ReferenceStep(cache, spans)
+
+    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
+        pool.move(source, target)
+
+
+class _ReferenceStep(TorchStep):
+    """See `BackendStep` for shapes and meaning."""
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        cache, spans = self.cache, self.spans
         blocks = write_rows(cache, spans, layer, k, v)
         window = cache.window(layer)
         if window is not None:
@@ -35,7 +46,8 @@ class ReferenceBackend(TorchBackend):
             slots, k, v, position, after = (part[wide] for part in parts)
             window.write(slots, layer, k, v, position, after)
 
-    def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        cache, spans = self.cache, self.spans
         pool = cache.pool.of_layer(layer)
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
@@ -56,9 +68,6 @@ class ReferenceBackend(TorchBackend):
 
             attend_group(cache, spans, group, rows, q, attend, out)
         return out
-
-    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
-        pool.move(source, target)
 
 
 def _encode_full_blocks(cache: PagedCache, spans: Spans, layer: int, blocks: Tensor, k: Tensor) -> None:

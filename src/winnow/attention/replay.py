@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, JudgedKVs
+from winnow.attention.interface import AttentionSpec, JudgedKVs, ReplayQueries
 from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
 
@@ -12,36 +12,27 @@ _TEMPORARY = {True: 2**18, False: 2**24}
 
 
 def replay_rows(
-    cache: PagedCache,
-    layer: int,
-    slot: int,
-    q: Tensor,
-    spec: AttentionSpec,
-    *,
-    judged: JudgedKVs,
-    first: int,
-    every: int = 1,
-    query_logs: Tensor | None = None,
-    key_logs: Tensor | None = None,
+    cache: PagedCache, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec
 ) -> None:
-    """Compute `AttentionBackend.replay`. No more than a part of the attention matrix is held at once."""
+    """Compute `BackendStep.replay`. No more than a part of the attention matrix is held at once."""
+    q, judged, first, every = queries.q, queries.judged, queries.first, queries.every
     at_all = range(first, first + every * len(q), every)
     slots, position = judged_slots(cache, layer, slot, judged, at_all[-1] + 1)
     keys = cache.pool.of_layer(layer).keys(slots)  # [H, J, d]
     heads = len(keys)
-    queries = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
+    grouped = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
     sinks = None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)
-    key_logs = None if key_logs is None else key_logs.unflatten(0, (heads, -1))
+    key_logs = None if queries.key_logs is None else queries.key_logs.unflatten(0, (heads, -1))
     accumulator, place = cache.pool.accumulators.flatten(1)[0], slots[:, : judged.count]
     largest = accumulator[place]
-    step = max(1, _TEMPORARY[q.device.type == "cpu"] // (queries.shape[1] * len(position)))
+    step = max(1, _TEMPORARY[q.device.type == "cpu"] // (grouped.shape[1] * len(position)))
     for start in range(0, len(q), step):
         at = at_all[start : start + step]
         for head in range(heads):
-            part, sink = queries[head, :, start : start + step], None if sinks is None else sinks[head]
+            part, sink = grouped[head, :, start : start + step], None if sinks is None else sinks[head]
             logs = _log_probabilities(part, at, keys[head], position, at_all[-1], judged.count, spec, sink)
-            if query_logs is not None:
-                logs -= query_logs[start : start + step, None]
+            if queries.query_logs is not None:
+                logs -= queries.query_logs[start : start + step, None]
             highest = logs.amax(dim=1)  # [g, judged]
             if key_logs is not None:
                 highest += key_logs[head]

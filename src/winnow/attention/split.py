@@ -35,7 +35,7 @@ from winnow.cache.tiers.value_store import ValueStore
 
 
 def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-    """Return `AttentionBackend.attend` of a layer whose values lie on a tier; counts what is read in `KVPool.traffic`.
+    """Return `BackendStep.attend` of a layer whose values lie on a tier; counts what is read in `KVPool.traffic`.
 
     Accumulators see all weights, whichever values were read; where keys lie there too, only those of prompts.
     `Term.VALUE_AWARE` reads all values.

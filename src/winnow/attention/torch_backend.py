@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from winnow.attention.interface import AttentionBackend, AttentionSpec, JudgedKVs
+from winnow.attention.interface import AttentionBackend, AttentionSpec, BackendStep, ReplayQueries
 from winnow.attention.ranked_rows import RankedRows, moves
 from winnow.attention.replay import replay_rows
 from winnow.attention.spans import Spans
@@ -12,43 +12,23 @@ from winnow.cache.layout import ceil_div
 
 
 class TorchBackend(AttentionBackend):
-    """See `AttentionBackend`. Base class of the backends whose `keep_best` and `replay` are plain torch."""
+    """See `AttentionBackend`. Base class of the backends whose `keep_best` is plain torch."""
 
     def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
         # The device is waited for once: for who moves.
         evicted = rows.lowest(rows.length - kept, most_evicted)
         self.compact(pool, *moves(rows.valid & ~evicted, kept, rows.block))
 
-    def replay(
-        self,
-        cache: PagedCache,
-        layer: int,
-        slot: int,
-        q: Tensor,
-        spec: AttentionSpec,
-        *,
-        judged: JudgedKVs,
-        first: int,
-        every: int = 1,
-        query_logs: Tensor | None = None,
-        key_logs: Tensor | None = None,
-    ) -> None:
-        replay_rows(
-            cache,
-            layer,
-            slot,
-            q,
-            spec,
-            judged=judged,
-            first=first,
-            every=every,
-            query_logs=query_logs,
-            key_logs=key_logs,
-        )
+
+class TorchStep(BackendStep):
+    """See `BackendStep`. Base class of the steps whose `replay` is plain torch."""
+
+    def replay(self, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:
+        replay_rows(self.cache, layer, slot, queries, spec)
 
 
 def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> Tensor:
-    """Return `AttentionBackend.write`. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
+    """Store KVs as `BackendStep.write` does. Returns the blocks of the rows, int64 [B, H, blocks of the longest]."""
     pool = cache.pool.of_layer(layer)
     blocks, block, offset = _places(cache, spans, layer)
     position = spans.position[:, None].expand_as(block)

@@ -43,8 +43,8 @@ class Operation:
     """One operation over one layer."""
 
     name: str
-    run: Callable[[AttentionBackend, int], object]
-    """Function that a backend runs over a layer."""
+    prepare: Callable[[AttentionBackend], Callable[[int], object]]
+    """Function that makes of a backend what runs over a layer, as a step does once for all of them."""
     bytes_read: float = 0
     """Bytes of keys and values, in a layer; queries, outputs, positions and scores come on top and are not counted."""
     bytes_written: float = 0
@@ -220,7 +220,10 @@ def operations(case: KernelCase) -> Iterator[list[Operation]]:
     moved = sum(len(source) for source, _ in moves) / case.layers * case.kv_bytes
     yield [
         Operation(
-            "compact", lambda backend, layer: backend.compact(case.cache.pool, *moves[layer]), moved, moved
+            "compact",
+            lambda backend: lambda layer: backend.compact(case.cache.pool, *moves[layer]),
+            moved,
+            moved,
         )
     ]
 
@@ -248,16 +251,26 @@ def _written(case: KernelCase, spans: Spans) -> float:
     return float(spans.counts.sum()) * case.config.kv_heads * case.kv_bytes
 
 
-def _attend(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend, int], Tensor]:
+def _attend(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend], Callable[[int], Tensor]]:
     spec = AttentionSpec(scale=case.config.head_dim**-0.5)
     q = case.q[: int(spans.counts.sum())]
-    return lambda backend, layer: backend.attend(case.cache, spans, layer, q, spec)
+
+    def prepare(backend: AttentionBackend) -> Callable[[int], Tensor]:
+        step = backend.prepare(case.cache, spans)
+        return lambda layer: step.attend(layer, q, spec)
+
+    return prepare
 
 
-def _write(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend, int], None]:
+def _write(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend], Callable[[int], None]]:
     tokens = int(spans.counts.sum())
     k, v = case.k[:tokens], case.v[:tokens]
-    return lambda backend, layer: backend.write(case.cache, spans, layer, k, v)
+
+    def prepare(backend: AttentionBackend) -> Callable[[int], None]:
+        step = backend.prepare(case.cache, spans)
+        return lambda layer: step.write(layer, k, v)
+
+    return prepare
 
 
 def _measure(
@@ -279,8 +292,9 @@ def _measure(
         backend, layers = backends[kind][name], cases[kind].layers
 
         def run() -> None:
+            compute = operation.prepare(backend)
             for layer in range(layers):
-                operation.run(backend, layer)
+                compute(layer)
 
         return run
 

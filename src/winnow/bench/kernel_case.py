@@ -163,7 +163,7 @@ class KernelCase:
         first = slot % self.config.batch * self.config.chunk
         k, v = self.k[first : first + count], self.v[first : first + count]
         for layer in range(self.layers):
-            ReferenceBackend().write(self.cache, spans, layer, k, v)
+            ReferenceBackend().prepare(self.cache, spans).write(layer, k, v)
 
 
 def torch_dtype(config: KernelConfig) -> torch.dtype:

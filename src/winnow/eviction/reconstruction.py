@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, AttentionSpec, JudgedKVs, PagedCache
+from winnow.attention import AttentionSpec, BackendStep, JudgedKVs, PagedCache, ReplayQueries
 from winnow.attention.replay import judged_slots
 from winnow.eviction.replay import ReplayPass
 
@@ -53,8 +53,7 @@ class ReplayWeights:
 
 
 def observe_replay(
-    cache: PagedCache,
-    backend: AttentionBackend,
+    step: BackendStep,
     span: ReplaySpan,
     layer: int,
     q: Tensor,
@@ -72,7 +71,7 @@ def observe_replay(
         q: [n, Hq, d], the queries of `span.tokens`, rotated at their positions.
         weights: factors of attention, applied before the maximum; None: 1.
     """
-    replay = span.replay
+    replay, cache = span.replay, step.cache
     if span.done == 0:
         _clear(cache, span, layer)
     first = replay.context_len + span.done
@@ -81,18 +80,10 @@ def observe_replay(
     if not counted:
         return
     query_logs, key_logs = (None, None) if weights is None else weights.logs(cache, span, layer, every)
-    backend.replay(
-        cache,
-        layer,
-        span.slot,
-        q[every],
-        spec,
-        judged=_judged(replay),
-        first=counted.start,
-        every=replay.every,
-        query_logs=query_logs,
-        key_logs=key_logs,
+    queries = ReplayQueries(
+        q[every], _judged(replay), counted.start, replay.every, query_logs=query_logs, key_logs=key_logs
     )
+    step.replay(layer, span.slot, queries, spec)
 
 
 def _clear(cache: PagedCache, span: ReplaySpan, layer: int) -> None:

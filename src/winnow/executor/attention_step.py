@@ -6,14 +6,13 @@ from functools import cached_property
 
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, AttentionSpec, PagedCache, Spans
+from winnow.attention import AttentionSpec, BackendStep
 from winnow.attention.native_step import NativeStep
 from winnow.attention.torch_backend import written_slots
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.executor.occupants import Occupants
-from winnow.executor.own_parts import BatchPart, own_parts
 from winnow.executor.query_signals import WatchedQueries
 from winnow.executor.signals import EngineSignals
 
@@ -30,16 +29,12 @@ class PredictedSpan:
 class PagedAttentionStep:
     """A packed batch over the paged cache; see `winnow.models.AttentionStep`."""
 
-    backend: AttentionBackend
-    cache: PagedCache
-    spans: Spans
+    batch: BackendStep
     signals: EngineSignals
     watched: Tensor | None
     """Tokens that count for the similarity of hidden states, [T]."""
     logits_indices: Tensor | None
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
-    native: NativeStep | None
-    """The same for the kernels, where they may compute whole layers."""
     queries: tuple[WatchedQueries, ...] = ()
     """Sequences whose queries are looked at."""
     replays: tuple[ReplaySpan, ...] = ()
@@ -50,6 +45,11 @@ class PagedAttentionStep:
     """Input of the layer in progress."""
     inputs: list[Tensor] = field(default_factory=list)
     """Input of its attention, [T, hidden_size]."""
+
+    @property
+    def native(self) -> NativeStep | None:
+        """Return the batch for layers that are one native call; None: something between is looked at."""
+        return None if self.queries or self.replays or self.predicted else self.batch.whole_layers
 
     @property
     def watching(self) -> bool:
@@ -68,47 +68,38 @@ class PagedAttentionStep:
     def leave_attention(self, layer: int, out: Tensor) -> None:
         assert self.watched is not None, "called only while watching"
         before = self.hidden[0]
-        self.signals.add_similarity(layer, self.spans, self.watched, before, before + out[0])
+        self.signals.add_similarity(layer, self.batch.spans, self.watched, before, before + out[0])
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        self.backend.write(self.cache, self.spans, layer, k, v)
+        self.batch.write(layer, k, v)
         if self.queries:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
         if self.predicted:
             self._predict(layer, k, v)
         # Layers with a window take no part in rounds, and hold no more of the context than it sees.
-        for span in self.replays if layer in self.cache.pool.layout.evictable else ():
+        for span in self.replays if layer in self.batch.cache.pool.layout.evictable else ():
             weights = self._weights(span, layer) if span.normalized else None
-            observe_replay(self.cache, self.backend, span, layer, q[span.tokens], spec, weights)
-        if self._only_scores and layer == self.cache.pool.layout.num_layers - 1:
+            observe_replay(self.batch, span, layer, q[span.tokens], spec, weights)
+        if self._only_scores and layer == self.batch.cache.pool.layout.num_layers - 1:
             return q.new_zeros(q.shape)  # nobody reads it
-        if not self._parts:
-            return self.backend.attend(self.cache, self.spans, layer, q, spec)
-        out = q.new_empty((*q.shape[:2], v.shape[-1]))
-        for part in self._parts:
-            out[part.tokens] = self.backend.attend(part.cache, part.spans, layer, q[part.tokens], spec)
-        return out
-
-    @cached_property
-    def _parts(self) -> tuple[BatchPart, ...]:
-        return own_parts(self.cache, self.spans, self.replays)
+        return self.batch.attend(layer, q, spec)
 
     @property
     def _only_scores(self) -> bool:
         """Return whether no token's logits are wanted, and no token but those of replays is computed."""
         replayed = sum(span.tokens.stop - span.tokens.start for span in self.replays)
-        return replayed == len(self.spans.position)
+        return replayed == len(self.batch.spans.position)
 
     def _predict(self, layer: int, k: Tensor, v: Tensor) -> None:
-        slots = self._written_slots[layer][:, : self.cache.pool.layout.heads[layer]]
+        slots = self._written_slots[layer][:, : self.batch.cache.pool.layout.heads[layer]]
         for span in self.predicted:
             scorer, tokens = self.signals.predictor(span.source), span.tokens
             score = scorer.predict(layer, self.inputs[0][tokens], k[tokens], v[tokens])
-            self.cache.pool.numbers.set_accumulator(slots[tokens], score)
+            self.batch.cache.pool.numbers.set_accumulator(slots[tokens], score)
 
     @cached_property
     def _written_slots(self) -> Tensor:
-        return written_slots(self.cache, self.spans)
+        return written_slots(self.batch.cache, self.batch.spans)
 
     def _weights(self, span: ReplaySpan, layer: int) -> ReplayWeights:
         return ReplayWeights(self.signals.output_products(layer), self.inputs[0][span.tokens])

@@ -1,13 +1,13 @@
 """Attention of replays that reads their own part of the context alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from winnow.attention import PagedCache, Spans
+from winnow.attention import AttentionBackend, BackendStep, PagedCache, Spans
+from winnow.attention.parts import BatchPart, PartedStep
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
 from winnow.cache.tables import BlockTables
@@ -15,39 +15,28 @@ from winnow.eviction.reconstruction import ReplaySpan
 from winnow.eviction.replay import ReplayPass
 
 
-@dataclass(frozen=True)
-class BatchPart:
-    """Tokens of a packed batch that attend over one cache together.
-
-    Attributes:
-        tokens: int64 [n], their indices in the batch.
-        cache: what they see; of a replay's own part, its tables name some of the blocks, in slot 0.
-    """
-
-    tokens: Tensor
-    cache: PagedCache
-    spans: Spans
-
-
-def own_parts(cache: PagedCache, spans: Spans, replays: Sequence[ReplaySpan]) -> tuple[BatchPart, ...]:
-    """Divide a batch where replays attend to their own part; empty: none does.
+def with_own_parts(
+    backend: AttentionBackend, cache: PagedCache, spans: Spans, replays: Sequence[ReplaySpan]
+) -> BackendStep:
+    """Prepare a batch, divided where replays attend to their own part.
 
     Keys and values of all tokens are written before. Where some are kept wide, which slots find, replays read
     all.
     """
+    whole = backend.prepare(cache, spans)
     apart = {span.slot: span for span in replays if span.replay.own_part}
     if not apart or cache.wide is not None:
-        return ()
+        return whole
     parts, others = [], []
     for index, slot in enumerate(spans.slots.tolist()):
         if slot in apart:
-            parts.append(_own_part(cache, spans, index, apart[slot].replay))
+            part = backend.prepare(*_own_part(cache, spans, index, apart[slot].replay))
+            parts.append(BatchPart(spans.tokens_of([index]), part))
         else:
             others.append(index)
     if others:
-        kept = spans.only(others)
-        parts.append(BatchPart(spans.tokens_of(others), cache, kept))
-    return tuple(parts)
+        parts.append(BatchPart(spans.tokens_of(others), backend.prepare(cache, spans.only(others))))
+    return PartedStep(whole, parts)
 
 
 def visible_blocks(replay: ReplayPass, size: int, total: int) -> IntArray:
@@ -60,7 +49,8 @@ def visible_blocks(replay: ReplayPass, size: int, total: int) -> IntArray:
     return np.unique(np.concatenate(found))
 
 
-def _own_part(cache: PagedCache, spans: Spans, index: int, replay: ReplayPass) -> BatchPart:
+def _own_part(cache: PagedCache, spans: Spans, index: int, replay: ReplayPass) -> tuple[PagedCache, Spans]:
+    """Return tables, of one slot, that name the blocks that the pass sees, and the pass in that slot."""
     layout, device, slot = cache.pool.layout, spans.device, int(spans.slots[index])
     lengths, total = cache.tables.host_lengths[slot], int(spans.lengths[index])
     most = ceil_div(total, layout.block_size)
@@ -82,4 +72,4 @@ def _own_part(cache: PagedCache, spans: Spans, index: int, replay: ReplayPass) -
     tables.set_lengths(np.array([0]), shorter[None])
     part = spans.only([index])
     part = replace(part, slots=np.array([0]), lengths=np.array([int(shorter.max())]))
-    return BatchPart(spans.tokens_of([index]), replace(cache, tables=tables), part)
+    return replace(cache, tables=tables), part

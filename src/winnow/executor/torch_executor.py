@@ -35,6 +35,7 @@ from winnow.eviction import (
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
 from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
 from winnow.executor.occupants import Occupants
+from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
@@ -125,13 +126,10 @@ class TorchExecutor:
         replays = replay_spans(plan, self._occupants)
         predicted = predicted_spans(plan, self._occupants)
         step = PagedAttentionStep(
-            self._backend,
-            self.cache,
-            spans,
+            with_own_parts(self._backend, self.cache, spans, replays),
             self._signals,
             self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
-            None if queries or replays or predicted else self._backend.step(self.cache, spans),
             queries,
             replays,
             predicted,
@@ -344,7 +342,7 @@ class TorchExecutor:
 
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """Return logits, [B, V], of sequences that bring a token each, int64 [1, B]; their rows have room."""
-        step = PagedAttentionStep(self._backend, self.cache, spans, self._signals, None, None, None)
+        step = PagedAttentionStep(self._backend.prepare(self.cache, spans), self._signals, None, None)
         output = self._model.forward_model(
             input_ids=tokens,
             position_ids=spans.position[None],

@@ -33,12 +33,12 @@ class _Step:
     logits_indices = None
 
     def __init__(self, backend: AttentionBackend, cache: PagedCache, spans: Spans) -> None:
-        self._backend, self._cache, self._spans = backend, cache, spans
-        self.native = backend.step(cache, spans)
+        self._step = backend.prepare(cache, spans)
+        self.native = self._step.whole_layers
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        self._backend.write(self._cache, self._spans, layer, k, v)
-        return self._backend.attend(self._cache, self._spans, layer, q, spec)
+        self._step.write(layer, k, v)
+        return self._step.attend(layer, q, spec)
 
 
 @torch.inference_mode()

@@ -4,10 +4,10 @@ import torch
 import triton
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec
+from winnow.attention.interface import AttentionSpec, BackendStep
 from winnow.attention.spans import Spans
 from winnow.attention.split import attend_split
-from winnow.attention.torch_backend import TorchBackend, write_rows
+from winnow.attention.torch_backend import TorchBackend, TorchStep, write_rows
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
@@ -27,7 +27,7 @@ _MOVES_PER_PROGRAM = 16
 
 
 class TritonBackend(TorchBackend):
-    """See `AttentionBackend` for shapes and meaning.
+    """See `AttentionBackend`.
 
     `write`, `attend` and `compact` do not wait for the device, and no grid depends on its memory: kernels read the
     lengths of rows there, and the host's bounds only have to cover them. A sequence in slot -1 has empty rows and only
@@ -39,14 +39,52 @@ class TritonBackend(TorchBackend):
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning
-        self._planned: tuple[Spans, Batch] | None = None
+
+    def prepare(self, cache: PagedCache, spans: Spans) -> BackendStep:
+        return _TritonStep(cache, spans, self._tuning)
 
     def capturable(self, spans: Spans, query_heads: int) -> bool:
         # Decoding sequences with one observer: no indices of sequences are copied to the device.
         only_decodes = spans.num_decodes == len(spans.counts)
         return only_decodes and Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
 
-    def write(self, cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor) -> None:
+    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
+        if not len(source):
+            return
+        if len(pool.kinds) > 1 or pool.kinds[0].tier is not None:
+            pool.move(source, target)
+            return
+        [kind] = pool.kinds
+        with torch.cuda.device_of(source):
+            move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
+                kind.words,
+                pool.position,
+                pool.accumulators,
+                source,
+                target,
+                len(source),
+                pool.position.numel(),
+                BLOCK_SIZE=pool.layout.block_size,
+                BLOCK_WORDS=kind.words.shape[1],
+                FIELDS=tuple(
+                    (offset, size, triton.next_power_of_2(size)) for offset, size in kind.fields_in_words
+                ),
+                NUM_ACCUMULATORS=pool.layout.num_accumulators,
+                BLOCK_N=_MOVES_PER_PROGRAM,
+                num_warps=4,
+            )
+
+
+class _TritonStep(TorchStep):
+    """See `BackendStep` for shapes and meaning."""
+
+    def __init__(self, cache: PagedCache, spans: Spans, tuning: Tuning | None) -> None:
+        super().__init__(cache, spans)
+        self._tuning = tuning
+        self._planned: dict[tuple[int, int], Batch] = {}
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        cache, spans = self.cache, self.spans
         pool, tables = cache.pool.of_layer(layer), cache.tables
         if pool.tier is not None:
             write_rows(cache, spans, layer, k, v)
@@ -84,7 +122,8 @@ class TritonBackend(TorchBackend):
                 enable_fp_fusion=False,  # codes are the reference's, bit for bit
             )
 
-    def attend(self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+    def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        cache, spans = self.cache, self.spans
         pool = cache.pool.of_layer(layer)
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
@@ -94,9 +133,7 @@ class TritonBackend(TorchBackend):
         # Summed values are turned back before they are rounded.
         out = q.new_empty(q.shape, dtype=torch.float32 if codec.rotate_values else q.dtype)
         call = Attend(cache, spans, layer, unit_stride(queries), out, spec, tuning)
-        if self._planned is None or self._planned[0] is not spans:
-            self._planned = spans, Batch.plan(spans, q.shape[1], call.tile_queries)
-        batch = self._planned[1]
+        batch = self._launches(q.shape[1], call.tile_queries)
         with torch.cuda.device_of(q):
             for decodes in batch.decodes:
                 call.decode(decodes)
@@ -104,31 +141,12 @@ class TritonBackend(TorchBackend):
                 call.prefill(batch.chunks)
         return turned(out).to(q.dtype) if codec.rotate_values else out
 
-    def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
-        if not len(source):
-            return
-        if len(pool.kinds) > 1 or pool.kinds[0].tier is not None:
-            pool.move(source, target)
-            return
-        [kind] = pool.kinds
-        with torch.cuda.device_of(source):
-            move_kvs[(triton.cdiv(len(source), _MOVES_PER_PROGRAM),)](
-                kind.words,
-                pool.position,
-                pool.accumulators,
-                source,
-                target,
-                len(source),
-                pool.position.numel(),
-                BLOCK_SIZE=pool.layout.block_size,
-                BLOCK_WORDS=kind.words.shape[1],
-                FIELDS=tuple(
-                    (offset, size, triton.next_power_of_2(size)) for offset, size in kind.fields_in_words
-                ),
-                NUM_ACCUMULATORS=pool.layout.num_accumulators,
-                BLOCK_N=_MOVES_PER_PROGRAM,
-                num_warps=4,
-            )
+    def _launches(self, query_heads: int, tile_queries: int) -> Batch:
+        found = self._planned.get((query_heads, tile_queries))
+        if found is None:
+            found = Batch.plan(self.spans, query_heads, tile_queries)
+            self._planned[query_heads, tile_queries] = found
+        return found
 
 
 def turned(x: Tensor) -> Tensor:
