@@ -106,6 +106,9 @@ def _seen_rows() -> Rows:
 def _later_rows() -> Rows:
     """Questions come after contexts are judged."""
     rows: Rows = {"full cache": {}, "int8 KVs": _INT8_KVS}
+    rows |= {
+        f"{name}, prompts sorted": options | {"scheduling_policy": "prefix"} for name, options in rows.items()
+    }
     later = "kvzip-part"
     for name in ("kvzip", later, "fitted"):
         rows |= {f"{name} {c:.0f}x": {"eviction": name, "compression": c} for c in (8.0, 16.0)}

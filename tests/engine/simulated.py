@@ -157,6 +157,7 @@ class Simulation:
         budget: int = 8,
         priority: int = 0,
         tenant: str | None = None,
+        prompt: list[int] | None = None,
     ) -> Request:
         """Queue a request, under a policy that keeps `budget` KVs per row."""
         eviction = None
@@ -170,7 +171,7 @@ class Simulation:
         request = Request(
             str(self.num_requests),
             None,
-            [3] * prompt_len,
+            prompt or [3] * prompt_len,
             SamplingParams(n=n, max_tokens=max_tokens),
             max_tokens,
             RequestMetrics(self.clock()),

@@ -41,6 +41,16 @@ def test_srtf_serves_the_fewest_tokens_first() -> None:
     assert served_alone("srtf", arrivals) == [2, 3, 1, 0]
 
 
+def test_prefix_serves_prompts_that_begin_alike_together() -> None:
+    simulation = Simulation(ROWS * 40, max_num_seqs=1, tokens=64, scheduling_policy="prefix")
+    arrivals = [([5, 1, 1, 2], 0), ([3, 1, 1, 2], 0), ([5, 1, 7, 2], 1), ([5, 1, 1, 1], 0), ([3, 1, 1], 0)]
+    requests = [
+        simulation.add(prompt_len=len(prompt), prompt=prompt, max_tokens=2, priority=priority)
+        for prompt, priority in arrivals
+    ]
+    assert finish_order(simulation, requests) == [2, 4, 1, 3, 0]
+
+
 def test_fair_takes_turns_in_any_order_of_arrival() -> None:
     arrivals = [{"prompt_len": 20, "max_tokens": 4, "tenant": tenant} for tenant in "aaaabb"]
     assert served_alone("fair", arrivals) == [0, 4, 1, 5, 2, 3]

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
-from winnow.batch.driver import Driver
+from winnow.batch.driver import MAX_EARLY, Driver
 from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
 from winnow.batch.reader import InputFile
 from winnow.batch.stream import OrderedWriter, StreamWriter
@@ -231,8 +231,10 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             if config.model.model is not None
             else "winnow-demo",
             seed=config.model.seed,
-            # Twice what can run, so that whatever ends is replaced at once.
-            max_in_flight=2 * config.scheduler.max_num_seqs,
+            # Twice what can run, so that whatever ends is replaced at once; what is sorted has to be there.
+            max_in_flight=MAX_EARLY
+            if config.scheduler.scheduling_policy == "prefix"
+            else 2 * config.scheduler.max_num_seqs,
             reader=AnswerReader.of(llm.tokenizer),
         )
         say_sampling(llm, plan.defaults)

@@ -8,7 +8,7 @@ from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
 from winnow.tenants import parse_tenants
 
-SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair")
+SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair", "prefix")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class SchedulerConfig:
     scheduling_policy: str = option(
         "priority",
         "who is served first: fcfs: who came first; priority: the greater priority, which may park lower ones that "
-        "run; srtf: the shortest remaining; fair: the tenant that got the fewest tokens for its weight",
+        "run; srtf: the shortest remaining; fair: the tenant that got the fewest tokens for its weight; prefix: "
+        "prompts that begin alike one after the other, for piles of questions about the same texts",
         choices=SCHEDULING_POLICIES,
         effect=Effect.BATCHES,
     )

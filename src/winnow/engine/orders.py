@@ -80,6 +80,19 @@ class ShortestRemaining(Order):
         return _aged(left / _TOKENS_A_LEVEL, sequence, self._aging), *super().rank(sequence)
 
 
+class ByPrompt(ByPriority):
+    """Prompts that begin alike one after the other, within a priority, so that each prefix is computed once.
+
+    Sorted tokens are a walk of the tree of prefixes, depth first: no prefix is met again once it was left, however
+    little memory keeps it. A request may wait as long as others come that sort before it, which suits a pile of
+    prompts and no server.
+    """
+
+    def rank(self, sequence: Sequence) -> tuple[Any, ...]:
+        level, *arrival = super().rank(sequence)
+        return level, sequence.request.prompt_token_ids, *arrival
+
+
 class Fair(Order):
     """The tenant that got the least service for its weight first: virtual token counters.
 
@@ -144,6 +157,8 @@ def build_order(config: SchedulerConfig) -> Order:
     if config.scheduling_policy == "fair":
         weights = {tenant.name: tenant.weight for tenant in config.tenants}
         return Fair(weights, config.fair_input_price, config.fair_output_price, config.aging)
+    if config.scheduling_policy == "prefix":
+        return ByPrompt()
     return ByPriority(config.aging)
 
 
