@@ -217,7 +217,9 @@ def real_works(lengths: tuple[int, ...], requests: int | None) -> dict[str, Real
         lengths: of p1's prompts.
         requests: of every work at most; None: its own.
     """
-    once = RealWork("one context, many questions", _documents, (4096,), 16 * QUESTIONS, 256, 2, later=True)
+    once = RealWork(
+        "one context, many questions", _documents, (4096,), 16 * QUESTIONS, 256, 2, ends=False, later=True
+    )
     job = RealWork("chat about texts", manual_samples, (500, 4000), 60, 128, None, begun=False)
     works = {
         "p1": RealWork("the question is seen", _ruler, lengths, 40, 512, 2, ends=False, prefix_caching=False),

@@ -11,6 +11,8 @@ from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
+from winnow.bench.kv_memory import kv_memory_for
+from winnow.config import EngineConfig
 from winnow.eviction import PRESETS, Fitted
 from winnow.eviction.predictor import predictor_path
 from winnow.eviction.scores import BelowAverage
@@ -135,6 +137,20 @@ def test_requests_that_come_together_compute_their_document_once(
     assert [each.num_cached_tokens for each in outputs] == [0] + [known] * 5
     assert computed == sum(map(len, prompts)) - 5 * known
     assert replayed == (149 if options else 0)
+
+
+def test_documents_that_waiting_questions_ask_of_stay_compressed(directory: Path) -> None:
+    """In memory for two whole documents, nine compressed ones and one that is being compressed find room."""
+    options: dict[str, object] = {"eviction": "kvzip", "kv_budget": 12, "context_tokens": 149}
+    documents = [tokens(149, seed=seed) for seed in range(9)]
+    prompts = [document + tokens(4 + n, seed=n) for n in range(5) for document in documents]
+    random.Random(1).shuffle(prompts)
+    shape = {"model": str(directory), "block_size": BLOCK, "num_accumulators": 2, "prefill_chunk": 64}
+    memory = kv_memory_for(EngineConfig.from_options(shape), 2, 230)
+    with open_llm(directory, kv_memory=memory) as llm:
+        llm.generate(prompts, greedy(**options))
+        llm.check_integrity()
+        assert llm.stats().replay_tokens == 9 * 149, "each document once"
 
 
 def test_scores_that_lie_with_kvs_are_found_by_their_predictor_alone(directory: Path, cold: LLM) -> None:

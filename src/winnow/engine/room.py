@@ -76,7 +76,8 @@ class Room:
             without: how many of `running` are about to leave; with all of them the watermark goes too.
         """
         promised = sum(map(self.growth, running))
-        reserve = self._above_high if len(running) > without else 0
+        # To compress a prefix again costs more than to wait until one that runs has ended.
+        reserve = self._above_high + self._prefixes.num_wanted(newcomer) if len(running) > without else 0
         return self.need(newcomer, prefix) + promised + reserve - self._ledger.allocator.num_free
 
     def need(self, newcomer: Sequence, prefix: FoundPrefix | None = None) -> int:

@@ -302,6 +302,7 @@ class Scheduler:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
         if not self.waiting or not self._room.is_open(self.running):
             return 0
+        self.prefixes.note_wanted(self.waiting)
         passed: list[Sequence] = []
         for sequence in self._entry_rules.candidates(self.running):
             if count := self._start(sequence, budget):

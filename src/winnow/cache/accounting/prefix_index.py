@@ -12,7 +12,7 @@ What no sequence holds counts as free memory: when blocks run short, the least r
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import NamedTuple
@@ -164,6 +164,7 @@ class PrefixIndex:
         self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
         self._key_of: dict[int, PrefixKey] = {}  # by a chain link's block in the first row
         self._snapshots: dict[PrefixKey, Snapshot] = {}
+        self._wanted: set[PrefixKey] = set()
         self.num_asked_tokens = self.num_hit_tokens = 0
 
     def __len__(self) -> int:
@@ -174,6 +175,10 @@ class PrefixIndex:
     def snapshots(self) -> list[Snapshot]:
         """All that are known."""
         return list(self._snapshots.values())
+
+    @property
+    def has_snapshots(self) -> bool:
+        return bool(self._snapshots)
 
     @property
     def nbytes(self) -> int:
@@ -250,6 +255,15 @@ class PrefixIndex:
         """Forget a snapshot that is known."""
         self._forget(snapshot.key)
 
+    def want(self, keys: Iterable[PrefixKey]) -> None:
+        """Let the snapshots of these keys, as far as they are known, be the last to be forgotten for room."""
+        self._wanted = self._snapshots.keys() & keys
+
+    def num_wanted(self, without: Collection[PrefixKey]) -> int:
+        """Return blocks that the index alone holds of wanted snapshots, but for some."""
+        blocks = [self._snapshots[key].blocks for key in self._wanted.difference(without)]
+        return sum(int((self._allocator.holders[each] == 1).sum()) for each in blocks)
+
     def num_held(self, blocks: IntArray) -> int:
         """Return how many of `blocks`, all of which the index holds, sequences hold too."""
         return int((self._allocator.holders[blocks] > 1).sum())
@@ -271,13 +285,13 @@ class PrefixIndex:
         Only then those in use: of a snapshot, or where a window has passed, some blocks may be the index's
         alone.
         """
-        for in_use in (False, True):
+        for in_use, spared in ((False, self._wanted), (False, set[PrefixKey]()), (True, set[PrefixKey]())):
             for _ in range(len(self._entries)):
                 if enough():
                     return
                 key = next(iter(self._entries))
                 holders = self._allocator.holders[self._entries[key].blocks]
-                if (holders == 1).any() if in_use else (holders == 1).all():
+                if key not in spared and ((holders == 1).any() if in_use else (holders == 1).all()):
                     self._forget(key)
                 else:
                     self._entries.move_to_end(key)
@@ -328,6 +342,7 @@ class PrefixIndex:
         if key in self._state_bytes:
             self._num_state_bytes -= self._state_bytes.pop(key)
             self.discard_state(key)
+        self._wanted.discard(key)
         if self._snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]
         self._allocator.unindex(entry.blocks)

@@ -1,7 +1,9 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 from winnow.cache import Ledger
@@ -12,6 +14,9 @@ from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.residency.saved_prefixes import SavedPrefixes, chain_of, is_portable
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
+
+_LOOKED_AT = 256
+"""Waiting sequences whose prefixes are kept for them."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,25 @@ class PrefixSharing:
             state = KVState(None, computed, computed, snapshot.num_rounds, snapshot.position_offset)
             return FoundPrefix(state, snapshot=snapshot)
         return FoundPrefix(KVState(None, computed), tuple(keys))
+
+    def note_wanted(self, waiting: Iterable[Sequence]) -> None:
+        """Let compressed prefixes with which waiting sequences begin be the last to give way to others."""
+        index = self._ledger.prefixes
+        if not self._enabled or not index.has_snapshots:
+            return
+        keys: list[PrefixKey] = []
+        for sequence in islice(waiting, _LOOKED_AT):
+            if sequence.prefix is None and _takes_part(sequence):
+                sequence.prefix = self._chain(sequence)
+                self._load(sequence)
+            if sequence.prefix is not None:
+                keys += (key for key, _ in sequence.prefix.snapshots.values())
+        index.want(keys)
+
+    def num_wanted(self, sequence: Sequence) -> int:
+        """Return blocks of compressed prefixes that other waiting sequences begin with, and no running one holds."""
+        own = () if sequence.prefix is None else [key for key, _ in sequence.prefix.snapshots.values()]
+        return self._ledger.prefixes.num_wanted(own)
 
     def is_worth_waiting(
         self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
