@@ -13,6 +13,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams
+from winnow.attention import AttentionSpec, BackendStep, PagedCache, Spans
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -154,19 +155,25 @@ class TestPreemption:
         prompts = [prompt(n) for n in (700, 30, 5)]
         expected = ids(llm.generate(prompts, params))
         executor = llm._engine._executor
-        backend, calls = executor._backend, 0
-        attend = backend.attend
+        calls, prepare = 0, executor._backend.prepare
 
-        def fails_now_and_then(*args: object, **kwargs: object) -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            if calls in (2, 9, 20):  # in the second layer, when half of the step's KVs are written
-                raise failure
-            return attend(*args, **kwargs)
+        def prepare_to_fail(cache: PagedCache, spans: Spans) -> BackendStep:
+            step = prepare(cache, spans)
+            attend = step.attend
 
-        # Layers that are one native call never reach it: a failure comes between two of them at the earliest.
-        monkeypatch.setattr(backend, "step", lambda cache, spans: None)
-        monkeypatch.setattr(backend, "attend", fails_now_and_then, raising=False)
+            def fails_now_and_then(layer: int, q: torch.Tensor, spec: AttentionSpec) -> torch.Tensor:
+                nonlocal calls
+                calls += 1
+                if calls in (2, 9, 20):  # in the second layer, when half of the step's KVs are written
+                    raise failure
+                return attend(layer, q, spec)
+
+            step.attend = fails_now_and_then  # type: ignore[method-assign]
+            # Layers that are one native call never reach it: a failure comes between two of them at the earliest.
+            step.whole_layers = None
+            return step
+
+        monkeypatch.setattr(executor._backend, "prepare", prepare_to_fail)
         names = [llm.submit(p, params) for p in prompts]
         finished, failures = {}, 0
         while llm.has_unfinished:

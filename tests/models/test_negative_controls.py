@@ -11,7 +11,8 @@ from test_parity import GREEDY, MAX_TOKENS, PROMPTS, generate_alone
 from torch import Tensor
 
 from winnow import LLM
-from winnow.attention import AttentionSpec, ReferenceBackend
+from winnow.attention import AttentionSpec
+from winnow.attention.reference import ReferenceStep
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
@@ -46,12 +47,12 @@ def test_a_change_is_noticed(
 ) -> None:
     model = save(ARCHITECTURES[architecture], tmp_path)
     expected = [generate_alone(model, tokens, MAX_TOKENS) for tokens in PROMPTS[-2:]]
-    attend = ReferenceBackend.attend
+    attend = ReferenceStep.attend
 
-    def changed(self: ReferenceBackend, *args: Any) -> Tensor:
+    def changed(self: ReferenceStep, *args: Any) -> Tensor:
         return attend(self, *[CHANGES[change](a) if isinstance(a, AttentionSpec) else a for a in args])
 
-    monkeypatch.setattr(ReferenceBackend, "attend", changed)
+    monkeypatch.setattr(ReferenceStep, "attend", changed)
     if change != "nothing":
         with pytest.raises(UnsupportedModelError, match="Winnow computes something else than its own code"):
             load_model(ModelConfig(tmp_path, attention_backend="reference"))

@@ -25,13 +25,13 @@ class ReferenceBackend(TorchBackend):
     """See `AttentionBackend`."""
 
     def prepare(self, cache: PagedCache, spans: Spans) -> BackendStep:
-        return _ReferenceStep(cache, spans)
+        return ReferenceStep(cache, spans)
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         pool.move(source, target)
 
 
-class _ReferenceStep(TorchStep):
+class ReferenceStep(TorchStep):
     """See `BackendStep` for shapes and meaning."""
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
