@@ -45,7 +45,7 @@ class Bar:
         return self.value is not None and self.value >= self.least
 
     def __str__(self) -> str:
-        value = "not measured" if self.value is None else f"{self.value:.2f}"
+        value = "none" if self.value is None else f"{self.value:.2f}"
         return f"{'holds' if self.holds else 'FAILS'}: {self.model}, {self.what}: {value}, bar {self.least:g}"
 
 
@@ -72,8 +72,17 @@ def page(report: Report, stem: str) -> str:
 
 
 def _limits(report: Report) -> Iterator[str]:
-    """Say of each model what its prompts alone leave of p1's bar."""
+    """Say of each model what its prompts alone leave of p1's bar, and what p2's fastest row loses."""
     for work in report["works"]:
+        full = _full(work)
+        rows = [row for row in work["configurations"] if row["median"] is not None]
+        fastest = _fastest(row for row in rows if row is not full)
+        if work["work"] == "p2" and full is not None and fastest is not None and len(_equal(work)) == 1:
+            lost = statistics.fmean(full["scores"]) - statistics.fmean(fastest["scores"])
+            yield (
+                f"For p2 every row that is faster than the full cache loses answers: {fastest['configuration']}, "
+                f"{_ratio(full, fastest):.1f} times as fast, {100 * lost:.0f} points fewer right."
+            )
         most = _ratio(_full(work), _row(work, "winnow", PROMPTS_ALONE))
         if work["work"] == "p1" and most is not None:
             yield (
@@ -89,13 +98,13 @@ def bars(report: Report) -> Iterator[Bar]:
         rows = _equal(seen)
         ours = _fastest(row for row in rows if row["peer"] == "winnow" and row is not _full(seen))
         best_peer = _fastest(row for row in rows if row["peer"] != "winnow")
-        name = "no row" if ours is None else ours["configuration"]
+        name = "a row" if ours is None else ours["configuration"]
         beside = "best peer" if best_peer is None else _name(best_peer)
         yield Bar(model, f"p1, {name} to the {FULL}, equal answers", 7.0, _ratio(_full(seen), ours))
         yield Bar(model, f"p1, {name} to {beside}, equal answers", 3.0, _ratio(best_peer, ours))
         later = _work(report, model, "p2")
         once = _fastest(row for row in _equal(later) if row is not _full(later))
-        name = "no row" if once is None else once["configuration"]
+        name = "a row" if once is None else once["configuration"]
         yield Bar(model, f"p2, {name} to the {FULL}, equal answers", 2.0, _ratio(_full(later), once))
         works = [_work(report, model, name) for name in ("p3", "p3, four")]
         autos = [_ratio(_full(work), _row(work, "winnow", "auto")) for work in works]

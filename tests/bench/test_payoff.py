@@ -85,7 +85,7 @@ def test_the_first_line_says_whether_the_bars_hold(load: Load) -> None:
     lost["works"] = lost["works"][1:]
     first, _, _, _, bar, *_ = made(lost, "payoff").splitlines()
     assert first == "**Not all bars hold: 3 of 5 do.**"
-    assert bar.endswith("not measured, bar 7") and "FAILS" in bar
+    assert bar.endswith("none, bar 7") and "FAILS" in bar
 
 
 @pytest.mark.parametrize(
