@@ -36,7 +36,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def llm(llama: tuple[Path, Any]) -> Iterator[LLM]:
     with LLM(llama[0], kv_memory="4MiB") as llm:
         yield llm
-        assert llm._engine._scheduler.ledger.allocator.num_used == 0
+        assert llm._engine.scheduler.ledger.allocator.num_used == 0
 
 
 def expected(
@@ -123,7 +123,7 @@ def test_preempted_beams_find_the_same(llama: tuple[Path, Any], caching: bool) -
     prompts = [PROMPTS[3][i : i + 30] for i in range(6)]
     options = {"block_size": 4, "prefill_chunk": 16, "max_model_len": 128, "enable_prefix_caching": caching}
     with LLM(path, kv_memory="4MiB", max_num_seqs=24, **options) as llm:
-        layout = llm._engine._scheduler.ledger.layout
+        layout = llm._engine.scheduler.ledger.layout
     # Whole blocks of the prompt once, and the rest of 69 tokens for each beam.
     size = CacheSize.of_blocks(layout, layout.rows_per_seq * (7 + 4 * 11), 24, 128)
     with LLM(path, kv_memory=size.nbytes(layout), max_num_seqs=24, **options) as llm:
@@ -135,7 +135,7 @@ def test_preempted_beams_find_the_same(llama: tuple[Path, Any], caching: bool) -
         for request_id, prompt in zip(ids, prompts, strict=True):
             assert_equal(found[request_id], expected(model, prompt, params, []), params)
         assert llm.stats().num_preemptions > 0, "the pool was meant to be too small"
-        assert llm._engine._scheduler.ledger.allocator.num_used == 0
+        assert llm._engine.scheduler.ledger.allocator.num_used == 0
 
 
 @pytest.mark.parametrize("policy", ["h2o", "snapkv"])
@@ -145,7 +145,7 @@ def test_preempted_beams_under_a_policy_come_to_their_ends(llama: tuple[Path, An
     params = beams(4, 24, ignore_eos=True, eviction=policy, kv_budget=60)
     prompts = [PROMPTS[3][i : i + 70] for i in range(6)]
     with LLM(llama[0], kv_memory="4MiB", **options) as llm:
-        layout = llm._engine._scheduler.ledger.layout
+        layout = llm._engine.scheduler.ledger.layout
     size = CacheSize.of_blocks(layout, layout.rows_per_seq * 88, 24, 128)
     with LLM(llama[0], kv_memory=size.nbytes(layout), **options) as llm:
         ids = [llm.submit(prompt, params) for prompt in prompts]
@@ -163,7 +163,7 @@ def test_preempted_beams_under_a_policy_come_to_their_ends(llama: tuple[Path, An
 def test_blocks_are_shared(llama: tuple[Path, Any]) -> None:
     """Beams never hold more than the prompt's whole blocks once, and what follows once each."""
     with LLM(llama[0], kv_memory="4MiB", block_size=4, enable_prefix_caching=False) as llm:
-        ledger = llm._engine._scheduler.ledger
+        ledger = llm._engine.scheduler.ledger
         prompt, width, max_tokens = PROMPTS[3], 4, 20
         llm.generate(prompt, beams(width, max_tokens, ignore_eos=True))
         whole, total = len(prompt) // 4, ceil_div(len(prompt) + max_tokens - 1, 4)

@@ -64,7 +64,7 @@ def ids(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 def ledger_of(llm: LLM) -> Ledger:
-    return llm._engine._scheduler.ledger
+    return llm._engine.scheduler.ledger
 
 
 class TestWhatNeverChanges:
@@ -322,7 +322,7 @@ class TestContext:
             )
             while True:
                 llm.step()
-                [sequence] = llm._engine._scheduler.running
+                [sequence] = llm._engine.scheduler.running
                 if sequence.num_output_tokens == 2:
                     break
             pool, tables = llm._engine._executor.cache.pool, llm._engine._executor.cache.tables
@@ -365,7 +365,7 @@ class TestContext:
         seen = 0
         while llm.has_unfinished:
             llm.step()
-            for sequence in llm._engine._scheduler.running:
+            for sequence in llm._engine.scheduler.running:
                 if sequence.rounds.rounds:
                     seen += 1
                     blocks = cache.blocks_of(sequence.kv.slot)
@@ -384,7 +384,7 @@ class TestReassignedPositions:
             most = 0
             while llm.has_unfinished:
                 llm.step()
-                for sequence in llm._engine._scheduler.running:
+                for sequence in llm._engine.scheduler.running:
                     positions = llm._engine._executor.cache.pool.position[
                         ledger_of(llm).blocks_of(sequence.kv.slot)
                     ]

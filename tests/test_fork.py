@@ -26,7 +26,7 @@ def llm(directory: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
         directory, kv_memory="4MiB", prefill_chunk=32, num_accumulators=1, enable_prefix_caching=request.param
     ) as llm:
         yield llm
-        assert llm._engine._scheduler.ledger.allocator.num_used == 0
+        assert llm._engine.scheduler.ledger.allocator.num_used == 0
 
 
 def run(llm: LLM) -> dict[str, list[int]]:
@@ -58,7 +58,7 @@ def test_a_greedy_fork_answers_as_its_parent(llm: LLM, before: int) -> None:
 
 
 def test_a_fork_takes_no_block_and_computes_no_token_again(llm: LLM) -> None:
-    ledger = llm._engine._scheduler.ledger
+    ledger = llm._engine.scheduler.ledger
     parent = llm.submit(PROMPT, GREEDY)
     steps(llm, 5)
     used, computed = ledger.allocator.num_used, llm.stats().prompt_tokens

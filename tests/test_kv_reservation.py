@@ -39,7 +39,7 @@ def open_llm(directory: Path, mode: str, **options: Any) -> LLM:
 def llm(directory: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
     with open_llm(directory, request.param) as llm:
         yield llm
-        assert llm._engine._scheduler.ledger.allocator.num_used == 0
+        assert llm._engine.scheduler.ledger.allocator.num_used == 0
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def reserved(mode: str, prompt: list[int], computed: int) -> int:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_ledger_holds_what_is_reserved(directory: Path, mode: str) -> None:
     with open_llm(directory, mode, enable_prefix_caching=False) as llm:
-        ledger, prompt = llm._engine._scheduler.ledger, PROMPTS[2]
+        ledger, prompt = llm._engine.scheduler.ledger, PROMPTS[2]
         llm.submit(prompt, GREEDY)
         for step in range(8):
             llm.step()
@@ -79,7 +79,7 @@ def test_answers_are_the_same(llm: LLM, expected: list[list[int]]) -> None:
 
 
 def test_samples_forks_and_beams_hold_their_own(llm: LLM, expected: list[list[int]]) -> None:
-    ledger = llm._engine._scheduler.ledger
+    ledger = llm._engine.scheduler.ledger
     mode = llm.config.cache.kv_reservation
     llm.submit(PROMPTS[2], replace(GREEDY, n=3))
     for _ in range(6):
@@ -107,7 +107,7 @@ def test_a_policy_frees_nothing_that_is_reserved(directory: Path, policy: str) -
     found = {}
     for mode in MODES:
         with open_llm(directory, mode, prefill_chunk=32) as llm:
-            ledger = llm._engine._scheduler.ledger
+            ledger = llm._engine.scheduler.ledger
             params = replace(GREEDY, eviction=policy, kv_budget=40)
             llm.submit(PROMPTS[2], params)
             while llm.has_unfinished:
@@ -123,7 +123,7 @@ def test_a_policy_frees_nothing_that_is_reserved(directory: Path, policy: str) -
 def test_fewer_run_at_once(directory: Path, mode: str, expected: list[list[int]]) -> None:
     """A pool for two requests of the longest length: who reserves less lets more in, and all get their answers."""
     with open_llm(directory, "on-demand") as llm:
-        layout = llm._engine._scheduler.ledger.layout
+        layout = llm._engine.scheduler.ledger.layout
     size = CacheSize.of_blocks(layout, 2 * layout.blocks_for(MAX_LEN), 8, MAX_LEN)
     with open_llm(directory, mode, kv_memory=size.nbytes(layout), max_num_seqs=8) as llm:
         ids, most, found = [llm.submit(PROMPTS[i % 2], GREEDY) for i in range(8)], 0, {}

@@ -201,7 +201,7 @@ class TestPreemption:
         sound, enter, slots = getattr(owner, name), executor._enter, []
 
         def is_faulty() -> bool:
-            return any(s.prompt_len == 10 for s in llm._engine._scheduler.running)
+            return any(s.prompt_len == 10 for s in llm._engine.scheduler.running)
 
         def fails(*args: object, **kwargs: object) -> object:
             if is_faulty() and (not name.endswith("add") or args[0] == slots[-1]):
@@ -403,7 +403,7 @@ class TestMemory:
         lengths = [rng.choice((rng.randint(50, 400), rng.randint(50, 3000))) for _ in range(200)]
         with LLM(directory, kv_memory=budget, dtype="bfloat16", max_num_seqs=32) as llm:
             executor = llm._engine._executor
-            ledger, pool = llm._engine._scheduler.ledger, executor.cache.pool
+            ledger, pool = llm._engine.scheduler.ledger, executor.cache.pool
             assert ledger.nbytes + executor.cache.nbytes <= budget, "all that is ever allocated"
             assert 3 <= ledger.size.num_blocks // ledger.layout.blocks_for(3030) < 4
             for index, length in enumerate(lengths):
@@ -439,8 +439,8 @@ class TestMemory:
     def test_samples_share_the_prompts_blocks(self, directory: Path) -> None:
         with LLM(directory, kv_memory="4MiB") as llm:
             llm.generate(prompt(1600), SamplingParams(max_tokens=16, ignore_eos=True))
-            alone = llm._engine._scheduler.ledger.peak_blocks
+            alone = llm._engine.scheduler.ledger.peak_blocks
             llm.generate(prompt(1600), SamplingParams(n=8, max_tokens=16, ignore_eos=True))
-            assert llm._engine._scheduler.ledger.peak_blocks - alone == 7 * 4, (
+            assert llm._engine.scheduler.ledger.peak_blocks - alone == 7 * 4, (
                 "a block a row for each further sample"
             )

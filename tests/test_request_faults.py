@@ -119,7 +119,7 @@ def test_what_was_admitted_and_fits_nowhere_fails_alone(monkeypatch: pytest.Monk
     """Admission refuses it; here that is switched off."""
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     with open_llm(kv_memory="2MiB", max_model_len=2048) as llm:
-        room = llm._engine._scheduler.ledger
+        room = llm._engine.scheduler.ledger
         assert isinstance(room, Ledger) and room.capacity < 1000
         expected = llm.generate(HEALTHY, params)
         monkeypatch.setattr(

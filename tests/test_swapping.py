@@ -82,7 +82,7 @@ def swapping(directory: Path, **options: Any) -> LLM:
 
 def scheduler_of(llm: LLM) -> Any:
     engine: Any = llm._engine
-    return engine._scheduler
+    return engine.scheduler
 
 
 def run(llm: LLM, each_step: Callable[[int], None]) -> dict[str, list[list[int]]]:
@@ -159,7 +159,7 @@ def test_a_pool_that_is_too_small_for_all(directory: Path, host: str | None) -> 
 def content(llm: LLM, sequence: Sequence) -> list[torch.Tensor]:
     """All bits of a sequence's rows, with positions and accumulators, in the order of its tables."""
     engine: Any = llm._engine
-    executor, ledger = engine._executor, engine._scheduler.ledger
+    executor, ledger = engine._executor, engine.scheduler.ledger
     executor.apply(ledger.take_update())
     blocks = torch.from_numpy(ledger.blocks_of(sequence.kv.running_slot)).long()
     filled = []

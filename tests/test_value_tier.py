@@ -37,7 +37,7 @@ def prompts(count: int = 3) -> list[list[int]]:
 
 def scheduler_of(llm: LLM) -> Any:
     engine: Any = llm._engine
-    return engine._scheduler
+    return engine.scheduler
 
 
 def answers(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:

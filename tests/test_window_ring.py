@@ -38,7 +38,7 @@ def open_llm(path: Path, **options: Any) -> LLM:
 
 
 def ledger_of(llm: LLM) -> Ledger:
-    return llm._engine._scheduler.ledger
+    return llm._engine.scheduler.ledger
 
 
 def run(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[Any]:

@@ -47,7 +47,7 @@ def open_llm(path: Path, **options: Any) -> LLM:
 
 
 def scheduler_of(llm: LLM) -> Any:
-    return llm._engine._scheduler
+    return llm._engine.scheduler
 
 
 IN_PREFILL = EvictionPolicy(

@@ -47,7 +47,7 @@ def finished(llm: LLM, between: Callable[[], None] = lambda: None) -> dict[str, 
         between()
         outputs |= {output.request_id: output for output in llm.step() if output.finished}
         llm.check_integrity()
-    assert llm._engine._scheduler.ledger.allocator.num_used == 0  # type: ignore[attr-defined]
+    assert llm._engine.scheduler.ledger.allocator.num_used == 0  # type: ignore[attr-defined]
     for output in outputs.values():
         output.raise_for_error()
     return outputs
@@ -58,7 +58,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch) -> Callable[[LLM], list[int]]:
     """Let an engine lack the memory for copies of shared blocks once, beside running beams."""
 
     def refuse(llm: LLM) -> list[int]:
-        scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
+        scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
         own, refused = scheduler.ledger.own_or_forget, list[int]()
 
         def own_or_forget(slot: int) -> bool:
@@ -87,7 +87,7 @@ def test_no_memory_for_a_copy_of_their_own(
 
 def test_a_round_in_which_a_beam_gives_way(model: Path) -> None:
     with opened(model, kv_memory="8MiB") as llm:
-        scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
+        scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
         rounds, refused = scheduler._rounds, list[Any]()
         own = rounds._own
 
@@ -119,7 +119,7 @@ def test_a_tenant_above_its_limit_parks_beams(model: Path) -> None:
         model, kv_memory="8MiB", enable_prefix_caching=False, tenants={"a": {"limit": 0.9}}, max_num_seqs=8
     )
     with limited as llm:
-        scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
+        scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
         alone = [llm.generate([prompt(40, seed)], beams(40), tenant="a")[0] for seed in (1, 2)]
         for seed in (1, 2):
             llm.submit(prompt(40, seed), beams(40), request_id=f"{seed}", tenant="a")
@@ -139,7 +139,7 @@ def test_a_tenant_above_its_limit_parks_beams(model: Path) -> None:
 def test_others_look_for_a_prefix_beside_beams_that_start_again(model: Path) -> None:
     met = list[int]()
     with opened(model, kv_memory="8MiB") as llm:
-        scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
+        scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
         for seed in range(6):
             before = len(met)
             [alone] = llm.generate([prompt(13, seed)], beams(40))

@@ -92,7 +92,7 @@ def test_swapped_requests_answer_as_if_alone(directory: Path) -> None:
         expected = [llm.generate([each], params)[0] for each in prompts]
     room = type(size).of_blocks(layout, 2 * layout.blocks_for(LENGTH + 20), 4, 256).nbytes(layout)
     with LLM(directory, **options | {"kv_memory": room}, kv_offloading_size="4MiB") as llm:
-        llm._engine._scheduler._preemption.costs = FixedCosts(1e-15, 1.0)
+        llm._engine.scheduler._preemption.costs = FixedCosts(1e-15, 1.0)
         found = llm.generate(prompts, params)
         assert llm.stats().num_swaps > 0
         llm.check_integrity()

@@ -210,7 +210,7 @@ class Watched:
 def submit(llm: LLM, model: Llama, asked: Asked) -> list[Watched]:
     """Queue a request. Returns its samples."""
     llm.submit(asked.prompt, asked.params)
-    request = list(llm._engine._scheduler.waiting)[-1].request
+    request = list(llm._engine.scheduler.waiting)[-1].request
     return [Watched(model, asked, sequence) for sequence in request.sequences]
 
 
@@ -369,5 +369,5 @@ def tight(models: Callable[[int], Model], seed: int, kvs: int) -> int:
     """Memory for about that many KVs a row, of all sequences together."""
     path, _ = models(seed)
     with open_llm(path, seed) as llm:
-        layout = llm._engine._scheduler.ledger.layout
+        layout = llm._engine.scheduler.ledger.layout
     return layout.blocks_for(kvs) * layout.block_bytes + 10_000

@@ -54,8 +54,8 @@ def test_no_more_blocks_than_promised(seed: int, model: Path) -> None:
             max_tokens=30, ignore_eos=True, eviction=policy, kv_budget=rng.randint(16, 30)
         )
         llm.submit(prompt, params)
-        [sequence] = list(llm._engine._scheduler.waiting)[-1].request.sequences
-        cache = llm._engine._scheduler.ledger
+        [sequence] = list(llm._engine.scheduler.waiting)[-1].request.sequences
+        cache = llm._engine.scheduler.ledger
         assert sequence.eviction is not None
         promised = sequence.eviction.peak_blocks(cache.layout, len(prompt) + 30)
         while llm.has_unfinished:

@@ -223,7 +223,7 @@ def kept_by(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[
     while llm.has_unfinished:
         llm.step()
         llm.check_integrity()
-        for sequence in llm._engine._scheduler.running:
+        for sequence in llm._engine.scheduler.running:
             request_id = sequence.request.request_id
             if sequence.index == 0 and sequence.num_output_tokens == 3 and not sequence.before_replay_round:
                 held[request_id] = llm._engine._executor.kept_positions(sequence.kv.running_slot)
@@ -273,7 +273,7 @@ def test_who_is_preempted_within_a_replay_keeps_the_same(
     llm: LLM, alone: list[list[list[list[int]]]]
 ) -> None:
     request_id = llm.submit(PROMPTS[2], QUARTER)
-    scheduler = llm._engine._scheduler
+    scheduler = llm._engine.scheduler
     while not (scheduler.running and scheduler.running[0].kv.passes_done == 1):
         llm.step()
     scheduler._preempt()
@@ -283,7 +283,7 @@ def test_who_is_preempted_within_a_replay_keeps_the_same(
     held = llm._engine._executor.kept_positions(scheduler.running[0].kv.running_slot)
     assert [[[p for p in row if p < 211] for row in layer] for layer in held] == alone[2]
     llm.abort(request_id)
-    assert llm._engine._scheduler.ledger.allocator.num_used == 0
+    assert llm._engine.scheduler.ledger.allocator.num_used == 0
 
 
 def test_a_context_is_judged_before_its_question(llm: LLM) -> None:

@@ -160,8 +160,8 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
             engine._executor,
             TorchExecutor(engine._executor._model, llm.config, backend, engine._executor.layout),
         )
-        engine._executor = engine._scheduler._executor = engine._scheduler._rounds._executor = mirrored
-        preemption = engine._scheduler._preemption
+        engine._executor = engine.scheduler._executor = engine.scheduler._rounds._executor = mirrored
+        preemption = engine.scheduler._preemption
         preemption._copies._executor, preemption.costs = mirrored, FixedCosts(1e-15, 1.0)
         for index in range(8):
             length = rng.randint(90, 140)
@@ -182,11 +182,11 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         while llm.has_unfinished:
             llm.step()
             llm.check_integrity()
-            if mirrored.num_steps % 9 == 0 and engine._scheduler.running:
+            if mirrored.num_steps % 9 == 0 and engine.scheduler.running:
                 # By a copy in host memory as a rule, else by computing again.
-                engine._scheduler.ledger.host.limit = rng.choice([0, 2**20, 2**20])
-                engine._scheduler._preempt(rng.choice(engine._scheduler.running))
-                engine._scheduler.ledger.host.limit = 2**20
+                engine.scheduler.ledger.host.limit = rng.choice([0, 2**20, 2**20])
+                engine.scheduler._preempt(rng.choice(engine.scheduler.running))
+                engine.scheduler.ledger.host.limit = 2**20
         assert mirrored.num_steps > 20
         assert mirrored.num_copied > 0
         assert llm.stats().num_swaps > 0 and llm.stats().swap_bytes_in > 0

@@ -65,7 +65,7 @@ def test_small_blocks_and_preemption(case: tuple[Path, list[list[int]]]) -> None
     options = {"block_size": 4, "max_num_seqs": 12, "prefill_chunk": 32}
     params = SamplingParams(n=2, temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
     with LLM(path, kv_memory="4MiB", **options) as llm:
-        cache = llm._engine._scheduler.ledger
+        cache = llm._engine.scheduler.ledger
         blocks = cache.layout.blocks_for(max(LENGTHS) + MAX_TOKENS)
         room = CacheSize.of_blocks(cache.layout, blocks, cache.size.max_num_seqs, llm.max_model_len).nbytes(
             cache.layout

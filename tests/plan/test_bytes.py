@@ -54,7 +54,7 @@ def requests(lengths: list[tuple[int, int]]) -> Iterator[NewRequest]:
 def held_bytes(engine: Engine, lengths: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Bytes in use on the device and on the host after each step."""
     # What was measured here and there would make other victims.
-    engine._scheduler._preemption.costs = FixedCosts(1e-9, 1e-5)
+    engine.scheduler._preemption.costs = FixedCosts(1e-9, 1e-5)
     for new in requests(lengths):
         engine.add(new)
     seen = []
@@ -141,7 +141,7 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
             assert all(abs(f - e) <= off for (f, _), (e, _) in zip(found, expected, strict=True))
     else:
         assert found[-1][0] >= expected[-1][0], "how much it keeps depends on the prompt"
-    tables = real._scheduler.ledger.table_bytes
+    tables = real.scheduler.ledger.table_bytes
     assert simulated.table_bytes == tables
     if policy.budget.equal_rows and len(lengths) == 1:
         blocks = deployment.kinds(held.peak)

@@ -47,7 +47,7 @@ def prompts(lengths: list[int]) -> list[list[int]]:
 def decisions(engine: Engine, arrivals: dict[int, list[NewRequest]]) -> tuple[list[Decision], dict[str, int]]:
     """What each step computes of which request, and how many KVs the cache held, with requests added by step."""
     seen: list[Decision] = []
-    schedule = engine._scheduler.schedule
+    schedule = engine.scheduler.schedule
 
     def spy() -> Any:
         step = schedule()
@@ -59,9 +59,9 @@ def decisions(engine: Engine, arrivals: dict[int, list[NewRequest]]) -> tuple[li
         )
         return step
 
-    engine._scheduler.schedule = spy  # type: ignore[method-assign]
+    engine.scheduler.schedule = spy  # type: ignore[method-assign]
     # What was measured here and there would make other victims.
-    engine._scheduler._preemption.costs = FixedCosts(1e-9, 1e-5)
+    engine.scheduler._preemption.costs = FixedCosts(1e-9, 1e-5)
     number = 0
     while arrivals or engine.has_unfinished:
         for new in arrivals.pop(number, ()):

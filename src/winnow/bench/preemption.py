@@ -45,7 +45,7 @@ class Preempted:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
+        self._scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
         self._preemption = self._scheduler._preemption
         self.costs: MeasuredCosts = self._preemption.costs
 

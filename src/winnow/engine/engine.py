@@ -5,10 +5,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from winnow.cache.tiers.tier_traffic import TierTraffic
-from winnow.config import SchedulerConfig
+from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.executor import Executor
 from winnow.engine.loop import RequestLoop, Sampled
@@ -20,14 +19,11 @@ from winnow.engine.requests.forked_request import forked_params, inherit, source
 from winnow.engine.requests.new_request import KeptPositions, NewRequest
 from winnow.engine.requests.request import ReplayTally, Request, Sequence
 from winnow.engine.residency.occupancy import Occupancy, measure_occupancy
-from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
+from winnow.engine.served_model import ServedModel
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, EvictionReport, ValueTierStats
 from winnow.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class Engine(RequestLoop):
@@ -37,21 +33,17 @@ class Engine(RequestLoop):
         self,
         executor: Executor,
         scheduler: Scheduler,
-        tokenizer: "PreTrainedTokenizerBase | None",
-        eos_token_ids: frozenset[int],
         admission: Admission,
-        kv_memory: int,
+        model: ServedModel,
+        config: EngineConfig,
         clock: Callable[[], float],
-        limits: SchedulerConfig,
-        open_store: Callable[[Path], PrefixStore],
     ) -> None:
-        super().__init__(tokenizer, eos_token_ids, clock, limits)
+        super().__init__(model.tokenizer, model.eos_token_ids, clock, config.scheduler)
+        self.scheduler = scheduler
         self._executor = executor
-        self._scheduler = scheduler
         self._admission = admission
-        self._kv_memory = kv_memory
-        self._eos_token_ids = eos_token_ids
-        self._open_store = open_store
+        self._model = model
+        self._kv_memory = config.cache.kv_memory
         self._replay = ReplayTally()
         self._seconds = {"schedule": 0.0, "execute": 0.0, "prefill": 0.0, "decode": 0.0}
         self._num_replays_replaced = 0
@@ -59,14 +51,14 @@ class Engine(RequestLoop):
         self._traffic, self._last_traffic = TierTraffic(), TierTraffic()
 
     def stats(self) -> EngineStats:
-        ledger, rounds = self._scheduler.ledger, self._scheduler.rounds
-        swaps, host, decisions = self._scheduler.preemptions, ledger.host, self._scheduler.decisions
+        ledger, rounds = self.scheduler.ledger, self.scheduler.rounds
+        swaps, host, decisions = self.scheduler.preemptions, ledger.host, self.scheduler.decisions
         # Rounds run, and sequences are copied, while a step is scheduled.
         schedule = self._seconds["schedule"] - rounds.seconds - swaps.swap_seconds
         return EngineStats(
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
-            num_queued_tokens=self._scheduler.waiting.num_tokens,
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            num_queued_tokens=self.scheduler.waiting.num_tokens,
             kv_bytes_used=ledger.used_bytes,
             kv_bytes_peak=ledger.peak_bytes,
             kv_bytes_held=ledger.held_bytes,
@@ -75,7 +67,7 @@ class Engine(RequestLoop):
             cached_tokens=ledger.prefixes.num_hit_tokens,
             cached_bytes=ledger.cached_bytes,
             generated_tokens=self._requests.generated_tokens,
-            num_preemptions=self._scheduler.num_preemptions,
+            num_preemptions=self.scheduler.num_preemptions,
             num_swaps=swaps.num_swaps,
             swap_bytes_out=swaps.swap_bytes_out,
             swap_bytes_in=swaps.swap_bytes_in,
@@ -105,11 +97,11 @@ class Engine(RequestLoop):
                 "evict": rounds.seconds,
                 "swap": swaps.swap_seconds,
             },
-            tenants=self._scheduler.accounts.stats(self._scheduler.running, self._scheduler.waiting),
+            tenants=self.scheduler.accounts.stats(self.scheduler.running, self.scheduler.waiting),
         )
 
     def _tier_stats(self) -> ValueTierStats | None:
-        layout, ledger = self._executor.layout, self._scheduler.ledger
+        layout, ledger = self._executor.layout, self.scheduler.ledger
         if layout.value_tier is None:
             return None
         return ValueTierStats(
@@ -124,7 +116,7 @@ class Engine(RequestLoop):
         return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
 
     def occupancy(self) -> Occupancy:
-        return measure_occupancy(self._scheduler.running, self._scheduler.ledger, self._executor.layout)
+        return measure_occupancy(self.scheduler.running, self.scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Return bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
@@ -133,7 +125,7 @@ class Engine(RequestLoop):
 
     def reset_prefix_cache(self) -> None:
         """See `LLM.reset_prefix_cache`."""
-        self._scheduler.ledger.prefixes.clear()
+        self.scheduler.ledger.prefixes.clear()
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.
@@ -142,35 +134,35 @@ class Engine(RequestLoop):
             PrefixStoreError: it is not in the cache, or the disk refuses it.
         """
         [sequence] = self._admit(new).sequences
-        return self._scheduler.prefixes.save(sequence, self._open_store(directory))
+        return self.scheduler.prefixes.save(sequence, self._model.open_store(directory))
 
     def close(self) -> None:
-        why = self._scheduler.saved_prefixes.why_unused()
+        why = self.scheduler.saved_prefixes.why_unused()
         if why is not None:
             warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
-        ledger = self._scheduler.ledger
+        ledger = self.scheduler.ledger
         ledger.check_integrity()
         self._executor.apply(ledger.take_update())
         self._executor.check_integrity(ledger)
-        for sequence in self._scheduler.running:
+        for sequence in self.scheduler.running:
             computed = sequence.kv.num_computed + sequence.kv.replayed
             assert (ledger.lengths[sequence.kv.slot] <= computed).all(), "a row holds more than was computed"
-        assert all(sequence.kv.slot is None for sequence in self._scheduler.waiting), (
+        assert all(sequence.kv.slot is None for sequence in self.scheduler.waiting), (
             "a waiting sequence has a slot"
         )
-        for sequence in self._scheduler.running:
+        for sequence in self.scheduler.running:
             self._check_rows(sequence)
-        swapped = [s.kv.host_id for s in self._scheduler.waiting if s.kv.host_id is not None]
+        swapped = [s.kv.host_id for s in self.scheduler.waiting if s.kv.host_id is not None]
         assert set(swapped) == set(ledger.host.copies) and len(set(swapped)) == len(swapped), (
             "a copy in host memory is nobody's, or two sequences'"
         )
-        assert all(sequence.kv.host_id is None for sequence in self._scheduler.running), (
+        assert all(sequence.kv.host_id is None for sequence in self.scheduler.running), (
             "a running sequence has a copy in host memory"
         )
-        slots = [sequence.kv.slot for sequence in self._scheduler.running]
+        slots = [sequence.kv.slot for sequence in self.scheduler.running]
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
 
@@ -192,13 +184,13 @@ class Engine(RequestLoop):
         child = self._admit(new)
         inherit(child, parent)
         self._requests.add(child, parent)
-        self._scheduler.fork(source_of(parent), child)
+        self.scheduler.fork(source_of(parent), child)
 
     # -- hooks of the loop -----------------------------------------------------------------------------------------
 
     @property
     def _waiting(self) -> WaitingQueue:
-        return self._scheduler.waiting
+        return self.scheduler.waiting
 
     def _admit(self, new: NewRequest) -> Request:
         granted = self._admission.admit(new.token_ids, new.params, new.tenant)
@@ -217,7 +209,7 @@ class Engine(RequestLoop):
         if params.use_beam_search:
             if new.observer is not None:
                 raise InvalidRequestError("use_beam_search must be false for inspect, got True")
-            beams = BeamSearch.of(params, granted.max_tokens, self._eos_token_ids)
+            beams = BeamSearch.of(params, granted.max_tokens, self._model.eos_token_ids)
         return Request.of(
             new,
             params,
@@ -230,11 +222,11 @@ class Engine(RequestLoop):
         )
 
     def _enqueue(self, request: Request) -> None:
-        self._scheduler.add(request)
+        self.scheduler.add(request)
 
     def _compute(self) -> Sampled | None:
         start = self._clock()
-        step = self._scheduler.schedule()
+        step = self.scheduler.schedule()
         if not step.plan.entries:
             return None
         scheduled = self._clock()
@@ -247,9 +239,9 @@ class Engine(RequestLoop):
         if result.traffic is not None:
             self._last_traffic = result.traffic
             self._traffic.add(result.traffic)
-        self._scheduler.advance(step)
+        self.scheduler.advance(step)
         self._count_shares(step, executed - scheduled)
-        self._scheduler.record_step(step, executed - scheduled)
+        self.scheduler.record_step(step, executed - scheduled)
         self._seconds["schedule"] += scheduled - start
         self._seconds["execute"] += executed - scheduled
         return Sampled(
@@ -263,20 +255,20 @@ class Engine(RequestLoop):
         )
 
     def _restart(self) -> None:
-        self._scheduler.start_anew()
+        self.scheduler.start_anew()
 
     def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
-        self._scheduler.continue_beams(request, list(chosen))
+        self.scheduler.continue_beams(request, list(chosen))
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
-        self._scheduler.finish(sequence, reason, stop_reason)
+        self.scheduler.finish(sequence, reason, stop_reason)
         if sequence.kept is not None and sequence.asked_eviction is not None:
             layout = self._executor.layout
             self._kv_bytes_kept += layout.device_bytes(layout.by_kind(layout.row_blocks(sequence.kept)))
             self._kv_bytes_whole += self.kv_bytes(sequence.kv.num_computed)
 
     def _take_failed(self) -> list[Sequence]:
-        return self._scheduler.take_failed()
+        return self.scheduler.take_failed()
 
     def _kept_positions(self, sequence: Sequence) -> KeptPositions:
         return self._executor.kept_positions(sequence.kv.running_slot)

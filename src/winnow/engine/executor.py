@@ -1,6 +1,6 @@
 """Interface of what computes a step. The scheduler sees only this."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +31,9 @@ class Executor(Protocol):
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         """Decide what the parameters leave open, such as the seed: once, when a request arrives."""
+
+    def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
+        """Copy some blocks to the host tier, which there is, and back. Returns bytes, and seconds each way."""
 
     def prepare(self, policy: EvictionPolicy) -> None:
         """Get ready to run a policy.

@@ -6,11 +6,10 @@ from pathlib import Path
 
 from winnow.attention import open_backend
 from winnow.config import EngineConfig
-from winnow.engine.admission import Admission
+from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
-from winnow.engine.requests.instructor import Instructor
 from winnow.engine.residency.prefix_store import PrefixStore
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.eviction.predictor import predictor_path
 from winnow.executor.torch_executor import TorchExecutor
@@ -25,7 +24,7 @@ from winnow.report.fingerprint import model_digest
 def build_engine(
     loaded: LoadedModel, config: EngineConfig, policy: EvictionPolicy, clock: Callable[[], float]
 ) -> Engine:
-    """Set up cache, scheduler and admission around a model.
+    """Set up cache and engine around a model.
 
     Args:
         policy: the engine's own, which decides how many accumulators there are if the configuration does not say it.
@@ -43,40 +42,16 @@ def build_engine(
     def open_store(directory: Path) -> PrefixStore:
         return PrefixStore(directory, _identity(loaded, config), layout)
 
-    store = None if config.cache.prefix_store is None else open_store(Path(config.cache.prefix_store))
-    scheduler = Scheduler(
-        config.scheduler,
-        executor,
-        clock,
-        max_round_kvs=config.eviction.max_round_kvs,
-        prefix_caching=config.cache.shares_prefixes,
-        host_bytes=config.cache.kv_offloading_size or 0,
-        prefix_store=store,
-    )
-    if config.cache.kv_offloading_size is not None:
-        scheduler.record_copies(*executor.time_copies(clock))
-    admission = Admission(
-        scheduler.ledger,
-        config,
+    model = ServedModel(
         loaded.vocab_size,
         loaded.max_model_len,
         loaded.trained_len,
-        None if loaded.tokenizer is None else Instructor(loaded.tokenizer),
-        scheduler.accounts,
-        ModelTraits(text_pool(loaded.tokenizer), predictor_path(locate_model(config.model)).is_file()),
-        scheduler.saved_prefixes,
-    )
-    return Engine(
-        executor,
-        scheduler,
         loaded.tokenizer,
         loaded.eos_token_ids,
-        admission,
-        config.cache.kv_memory,
-        clock,
-        config.scheduler,
+        ModelTraits(text_pool(loaded.tokenizer), predictor_path(locate_model(config.model)).is_file()),
         open_store,
     )
+    return assemble(executor, model, config, clock)
 
 
 def _identity(loaded: LoadedModel, config: EngineConfig) -> str:

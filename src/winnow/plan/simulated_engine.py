@@ -1,15 +1,14 @@
 """The engine as it is, with an executor that only tells time."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from winnow.cache import CacheLayout, CacheSize
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
-from winnow.engine.admission import Admission
+from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
-from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduler import Scheduler
-from winnow.errors import CapacityError, ConfigError
+from winnow.engine.served_model import ServedModel
+from winnow.errors import CapacityError
 from winnow.kv_dtype import WideParts
 from winnow.plan.deployment import Deployment
 from winnow.plan.simulated_executor import SimulatedExecutor, VirtualClock
@@ -29,11 +28,14 @@ class SimulatedEngine:
     """
 
     engine: Engine
-    scheduler: Scheduler
     executor: SimulatedExecutor
     clock: VirtualClock
     rows: int
     table_bytes: int
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.engine.scheduler
 
     @property
     def used_bytes(self) -> int:
@@ -91,6 +93,7 @@ class EngineSetup:
         cache = replace(
             deployment.cache,
             kv_memory=kv_memory,
+            prefix_store=None,
             kv_offloading_size=host_bytes or None,
             enable_prefix_caching=prefix_caching,
         )
@@ -133,48 +136,9 @@ class EngineSetup:
         clock = clock or VirtualClock()
         times = deployment.times.seconds
         executor = SimulatedExecutor(layout, size, clock, times, rows, deployment.traffic)
-        scheduler = Scheduler(
-            self.scheduler,
-            executor,
-            clock,
-            max_round_kvs=self._max_round_kvs(rows),
-            prefix_caching=self.prefix_caching,
-            host_bytes=(self.cache.kv_offloading_size or 0) // rows,
-        )
-        if self.cache.kv_offloading_size:  # as an engine measures it when it opens
-            seconds = deployment.times.seconds(executor.copy_work(1))
-            scheduler.record_copies(layout.block_bytes, seconds, seconds)
         config = EngineConfig(
-            ModelConfig(max_model_len=self.max_model_len),
-            self.cache,
-            self.scheduler,
-            self.eviction,
+            ModelConfig(max_model_len=self.max_model_len), self.cache, self.scheduler, self.eviction
         )
-        admission = Admission(
-            scheduler.ledger,
-            config,
-            VOCAB,
-            self.max_model_len,
-            self.max_model_len,
-            accounts=scheduler.accounts,
-        )
-        engine = Engine(
-            executor,
-            scheduler,
-            None,
-            frozenset(),
-            admission,
-            self.kv_memory,
-            clock,
-            config.scheduler,
-            _no_store,
-        )
-        return SimulatedEngine(engine, scheduler, executor, clock, rows, table_bytes)
-
-    def _max_round_kvs(self, rows: int) -> int | None:
-        most = self.eviction.max_round_kvs
-        return None if most is None else max(most // rows, 1)
-
-
-def _no_store(directory: Path) -> PrefixStore:
-    raise ConfigError(f"a simulated engine has no KVs that could be saved to {directory}")
+        model = ServedModel(VOCAB, self.max_model_len, self.max_model_len)
+        engine = assemble(executor, model, config, clock, rows)
+        return SimulatedEngine(engine, executor, clock, rows, table_bytes)

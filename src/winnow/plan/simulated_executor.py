@@ -101,6 +101,10 @@ class SimulatedExecutor:
         """Return the work of copying blocks to the host, or back."""
         return StepWork(link_bytes=num_blocks * self.layout.block_bytes * self._rows_each)
 
+    def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
+        seconds = self.seconds(self.copy_work(1))
+        return self.layout.block_bytes, seconds, seconds
+
     def apply(self, update: CacheUpdate) -> None:
         for copied in update.copies:
             if isinstance(copied, RowsSaved | RowsRestored):
