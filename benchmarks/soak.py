@@ -30,7 +30,7 @@ from rich.console import Console
 from winnow import LLM, RequestOutput
 from winnow.bench.traces import read_trace
 from winnow.config import SCHEDULING_POLICIES
-from winnow.engine.residency.sequence_forks import group
+from winnow.engine.requests.beam_groups import group
 from winnow.errors import InvalidRequestError
 from winnow.eviction.presets import find_preset
 from winnow.report.provenance import Machine
@@ -118,7 +118,7 @@ class Soak:
                 victim = self._random.choice(self._scheduler.running)
                 # A request alone is not preempted: that would count as a request that fits nowhere.
                 if not set(self._scheduler.running) <= set(group(victim)):
-                    self._scheduler._preempt(victim)
+                    self._scheduler.running.preempt(victim)
             try:
                 for output in self._loaded.step():
                     self._take(output)

@@ -126,7 +126,7 @@ def test_answers_are_those_of_an_unloaded_engine(directory: Path, name: str, n: 
 
         def preempt(step: int) -> None:
             if step % 3 == 0 and len(scheduler.running) > 1:
-                scheduler._preempt(chance.choice(scheduler.running))
+                scheduler.running.preempt(chance.choice(scheduler.running))
                 llm.check_integrity()
 
         ids = [llm.submit(tokens, params) for tokens, params in requests]
@@ -179,8 +179,7 @@ def test_a_swapped_sequence_is_bit_by_bit_what_it_was(directory: Path, name: str
         [sequence] = scheduler.running
         held, lengths = content(llm, sequence), scheduler.ledger.lengths[sequence.kv.slot].copy()
         state = sequence.kv.num_computed, sequence.kv.last_round
-        scheduler._preemption.preempt(sequence, alone=False)
-        scheduler._put_back(sequence)
+        scheduler.running.park(sequence)
         other = scheduler.ledger.open()  # so that it comes back elsewhere
         scheduler.ledger.append([other], [40])
         scheduler._resume(sequence)
@@ -201,8 +200,8 @@ def test_what_a_request_cost_is_in_its_output(directory: Path) -> None:
         outputs = {}
         while llm.has_unfinished:
             outputs |= {output.request_id: output for output in llm.step()}
-            if len(scheduler.running) == 2 and not scheduler.num_preemptions:
-                scheduler._preempt()
+            if len(scheduler.running) == 2 and not scheduler.running.num_preemptions:
+                scheduler.running.preempt()
         assert outputs[first].metrics.num_preemptions == outputs[first].metrics.num_swaps == 0
         metrics, stats = outputs[second].metrics, llm.stats()
         assert metrics.num_preemptions == metrics.num_swaps == 1
@@ -232,7 +231,7 @@ def test_where_the_system_has_no_memory_only_that_request_loses_time(
 
         def preempt(step: int) -> None:
             if step % 5 == 0 and len(scheduler.running) > 1:
-                scheduler._preempt()
+                scheduler.running.preempt()
 
         ids = [llm.submit(tokens, params) for tokens, params in requests]
         answers = run(llm, preempt)
@@ -248,7 +247,7 @@ def test_an_aborted_swapped_request_returns_its_host_memory(directory: Path) -> 
         first, second = (llm.submit(prompt(60, seed), SamplingParams(max_tokens=20)) for seed in (1, 2))
         llm.step()
         llm.step()
-        scheduler._preempt()
+        scheduler.running.preempt()
         assert llm.stats().host_bytes_used > 0
         output = llm.abort(second)
         assert output is not None and output.outputs[0].finish_reason == "abort"
@@ -264,7 +263,7 @@ def test_the_last_one_aborted_returns_its_host_memory_though_no_step_follows(dir
         first, second = (llm.submit(prompt(60, seed), SamplingParams(max_tokens=20)) for seed in (1, 2))
         llm.step()
         llm.step()
-        scheduler._preempt()
+        scheduler.running.preempt()
         tier = llm._engine._executor.cache.host  # type: ignore[attr-defined]
         assert tier.nbytes > 0
         llm.abort(first)

@@ -61,7 +61,7 @@ def answers_under_preemption(llm: LLM) -> list[list[int]]:
     def disturbed() -> Any:
         outputs = step()
         if len(scheduler.running) > 1 and llm.stats().num_steps % 3 == 0:
-            scheduler._preempt(scheduler.running[-1])
+            scheduler.running.preempt(scheduler.running[-1])
         return outputs
 
     llm.step = disturbed  # type: ignore[method-assign]

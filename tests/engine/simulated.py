@@ -186,7 +186,7 @@ class Simulation:
     def step(self) -> ScheduledStep:
         step = self.scheduler.schedule()
         self.steps.append(step)
-        self.finished += self.scheduler.take_failed()
+        self.finished += self.scheduler.running.take_failed()
         start = self.clock()
         result = self.executor.execute(step.plan)
         self.scheduler.advance(step)
@@ -194,7 +194,7 @@ class Simulation:
         for sequence, token in zip(step.samplers, result.token_ids, strict=True):
             sequence.token_ids.append(token)
             if sequence.num_output_tokens >= sequence.request.max_tokens:
-                self.scheduler.finish(sequence, "length")
+                self.scheduler.running.finish(sequence, "length")
                 self.finished.append(sequence)
         ledger = self.scheduler.ledger
         ledger.check_integrity()

@@ -89,17 +89,17 @@ def test_a_round_in_which_a_beam_gives_way(model: Path) -> None:
     with opened(model, kv_memory="8MiB") as llm:
         scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
         rounds, refused = scheduler._rounds, list[Any]()
-        own = rounds._own
+        own = rounds._ownership.own
 
         def give_way(sequence: Any) -> bool:
             # The last beam lacks memory: those before it were to take part, and go with it.
             if not refused and len(scheduler.running) >= 3 and sequence is scheduler.running[-1]:
                 refused.append(sequence)
-                scheduler._preempt(sequence)
+                scheduler.running.preempt(sequence)
                 return False
             return bool(own(sequence))
 
-        rounds._own, rounds._most_copies = give_way, lambda _: 10**9
+        rounds._ownership.own, rounds._most_copies = give_way, lambda _: 10**9
         params = beams(24, eviction="kv-compress-pd", kv_budget=24)
         llm.submit(prompt(40, 1), params, request_id="beams")
 
@@ -128,7 +128,7 @@ def test_a_tenant_above_its_limit_parks_beams(model: Path) -> None:
         scheduler.accounts.limit = lambda tenant: 1  # as if they had grown beyond it
         llm.step()
         assert len({sequence.request for sequence in scheduler.running}) == 1, "one of them goes on"
-        assert len(scheduler.running) == 3 and scheduler.num_preemptions > 0
+        assert len(scheduler.running) == 3 and scheduler.running.num_preemptions > 0
         del scheduler.accounts.limit
         outputs = finished(llm)
     for seed, expected in zip((1, 2), alone, strict=True):
@@ -155,7 +155,9 @@ def test_others_look_for_a_prefix_beside_beams_that_start_again(model: Path) -> 
                     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True, detokenize=False)
                     llm.submit(prompt(90, 100 + seed), params)
                 elif running[0].num_tokens % 4 == 0 and len(met) == before:
-                    scheduler._preempt(running[0])  # the last token of a block is known, and not computed
+                    scheduler.running.preempt(
+                        running[0]
+                    )  # the last token of a block is known, and not computed
 
             outputs = finished(llm, disturb)
             found = [each.token_ids for each in outputs["beams"].outputs]

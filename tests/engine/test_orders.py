@@ -77,7 +77,7 @@ def test_only_priorities_park_others(policy: str) -> None:
     simulation.step()
     urgent = simulation.add(4, 2, priority=9, tenant="b")
     assert finish_order(simulation, [running, urgent]) == [0, 1]
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0
 
 
 class TestUrgent:
@@ -111,7 +111,7 @@ class TestUrgent:
         urgent = [simulation.add(20, 4, priority=1) for _ in range(2)]
         step = simulation.step()
         assert {each.sequences[0] for each in urgent} <= set(step.sequences)
-        assert simulation.scheduler.num_preemptions == 2
+        assert simulation.scheduler.running.num_preemptions == 2
 
     def test_nobody_is_parked_in_vain(self) -> None:
         # 20 blocks a row: the lower one holds 6, the equal one 11, and the newcomer needs 12.
@@ -139,7 +139,7 @@ class TestUrgent:
         simulation.step()
         simulation.add(60, 4, priority=1)
         simulation.step()
-        assert simulation.scheduler.num_preemptions == 0
+        assert simulation.scheduler.running.num_preemptions == 0
         simulation.run()
 
 

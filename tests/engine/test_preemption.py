@@ -76,7 +76,7 @@ class TestHow:
                 simulation.run()
             ends_well(simulation, 6)
             # The first copy is what shows that copies are slow.
-            assert simulation.scheduler.num_preemptions == 3
+            assert simulation.scheduler.running.num_preemptions == 3
             assert simulation.scheduler.preemptions.num_swaps == (3 if swaps else 1)
 
     def test_a_compressed_sequence_is_swapped_whatever_it_costs(self) -> None:
@@ -84,7 +84,7 @@ class TestHow:
         requests = [simulation.add(32, 20, policy=PRESSURE, budget=24) for _ in range(3)]
         while not all(s.kv.last_round for r in requests for s in r.sequences):
             simulation.step()
-        simulation.scheduler._preempt(requests[1].sequences[0])
+        simulation.scheduler.running.preempt(requests[1].sequences[0])
         held = simulation.scheduler.ledger.host.copies
         assert requests[1].metrics.num_swaps == len(held) == 1
         ends_well(simulation, 3)
@@ -102,7 +102,7 @@ class TestHow:
         request = simulation.add(32, 16, n=2)
         simulation.step()
         ledger, (stays, goes) = simulation.scheduler.ledger, request.sequences
-        simulation.scheduler._preempt(goes)
+        simulation.scheduler.running.preempt(goes)
         assert ledger.host.copies[goes.kv.host_id].num_blocks == ROWS * 32 // BLOCK
         assert not ledger.is_shared(stays.kv.running_slot)
         simulation.step()
@@ -153,7 +153,7 @@ class TestFaults:
             simulation.step()
         [sequence] = new.sequences
         held = simulation.scheduler.ledger.host.copies[sequence.kv.host_id].lengths
-        simulation.scheduler.finish(sequence, "abort")
+        simulation.scheduler.running.finish(sequence, "abort")
         assert np.array_equal(sequence.kept, held), "what it held when it ended"
         assert simulation.scheduler.ledger.host.used_bytes == 0
         ends_well(simulation, 1)
@@ -162,7 +162,7 @@ class TestFaults:
         simulation, old, new = crowded()
         while not new.metrics.num_swaps:
             simulation.step()
-        simulation.scheduler.start_anew()
+        simulation.scheduler.running.recompute_all()
         ends_well(simulation, 2)
         assert num_computed(simulation, new) == 32 + 16 - 1, "its copy is from before that step"
         assert old.metrics.recomputed_tokens > 0 and old.metrics.num_preemptions == 0
@@ -183,14 +183,14 @@ class TestFaults:
         monkeypatch.setattr(simulation.executor, "execute", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             simulation.run()
-        simulation.scheduler.start_anew()
+        simulation.scheduler.running.recompute_all()
         ends_well(simulation, 2)
 
     def test_a_swapped_one_that_finds_no_room_even_alone_computes_its_tokens_again(self) -> None:
         simulation, old, new = crowded()
         while not new.metrics.num_swaps:
             simulation.step()
-        simulation.scheduler.finish(old.sequences[0], "abort")
+        simulation.scheduler.running.finish(old.sequences[0], "abort")
         copies, host_id = simulation.scheduler.ledger.host.copies, new.sequences[0].kv.host_id
         free, copy = simulation.scheduler.ledger.allocator.num_free, copies[host_id]
         assert copy.num_blocks < free
@@ -214,7 +214,7 @@ class TestWho:
         losses = [loss(request.sequences[0]) for request in (cheap, dear, dearest)]
         assert losses == sorted(losses) and losses[0] < losses[1]
         for victim in (cheap, dear, dearest, urgent):
-            scheduler._preempt()
+            scheduler.running.preempt()
             assert victim.metrics.num_preemptions == 1
         ends_well(simulation, 4)
 
@@ -223,15 +223,15 @@ class TestWho:
         first, second, third = (simulation.add(16, 40) for _ in range(3))
         simulation.step()
         scheduler = simulation.scheduler
-        scheduler._preempt()
+        scheduler.running.preempt()
         assert third.metrics.num_preemptions == 1
         for _ in range(BLOCK - 1):
             simulation.step()
-        scheduler._preempt()
+        scheduler.running.preempt()
         assert second.metrics.num_preemptions == 1 and third.metrics.num_preemptions == 1
         for _ in range(BLOCK):
             simulation.step()
-        scheduler._preempt()
+        scheduler.running.preempt()
         assert third.metrics.num_preemptions == 2 and first.metrics.num_preemptions == 0
         ends_well(simulation, 3)
 
@@ -299,12 +299,12 @@ def test_everything_finishes_whatever_arrives(
                 simulation.step()
             what = data.draw(st.integers(0, 9))
             if what == 0 and len(scheduler.running) > 1:
-                scheduler._preempt(data.draw(st.sampled_from(scheduler.running)))
+                scheduler.running.preempt(data.draw(st.sampled_from(scheduler.running)))
             elif what == 1:
                 simulation.executor.fails = 1
             elif what == 2 and (waiting := [s for s in scheduler.waiting if s.kv.host_id is not None]):
                 wanted -= 1 + len(waiting[0].forks)  # samples that never got a slot end with it
-                scheduler.finish(waiting[0], "abort")
+                scheduler.running.finish(waiting[0], "abort")
             elif what == 3:
-                scheduler.start_anew()
+                scheduler.running.recompute_all()
     ends_well(simulation, wanted)

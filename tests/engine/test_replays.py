@@ -59,7 +59,7 @@ def test_who_is_preempted_in_the_middle_repeats_it_all_again(steps: int) -> None
     request = simulation.add(24, 4, policy=REPLAYED, budget=8)
     for _ in range(steps):
         simulation.step()
-    simulation.scheduler._preempt()
+    simulation.scheduler.running.preempt()
     assert simulation.scheduler.ledger.allocator.num_used == 0
     simulation.steps.clear()
     simulation.executor.rounds.clear()
@@ -73,7 +73,7 @@ def test_an_abort_in_the_middle_leaves_nothing() -> None:
     request = simulation.add(24, 4, policy=REPLAYED, budget=8)
     while not request.sequences[0].kv.replayed:
         simulation.step()
-    simulation.scheduler.finish(request.sequences[0], "abort")
+    simulation.scheduler.running.finish(request.sequences[0], "abort")
     kept = request.sequences[0].kept
     assert kept is not None and (kept == 24).all()
     assert simulation.scheduler.ledger.allocator.num_used == 0
@@ -88,4 +88,4 @@ def test_admission_counts_the_replay() -> None:
     assert first.sequences[0].kv.slot is not None
     assert second.sequences[0].kv.slot is None
     simulation.run()
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0

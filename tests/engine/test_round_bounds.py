@@ -112,7 +112,7 @@ def test_nobody_keeps_room_for_a_prompt_that_is_behind_it() -> None:
     simulation.step()
     assert second.sequences[0].kv.slot is not None
     simulation.run()
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

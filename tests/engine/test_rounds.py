@@ -72,7 +72,7 @@ def test_what_a_policy_takes_back_is_room_for_newcomers() -> None:
     simulation.step()
     assert len(simulation.scheduler.running) == 5
     simulation.run()
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0
 
 
 def test_rounds_do_not_depend_on_what_else_runs() -> None:
@@ -94,7 +94,7 @@ def test_a_prompt_longer_than_the_pool() -> None:
     request = simulation.add(300, 40, policy=EVERY_8, budget=10)
     assert run_and_watch(simulation) == 18
     assert request.finished
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0
 
 
 def test_rows_far_longer_than_the_pool_is_wide() -> None:
@@ -141,7 +141,7 @@ def test_pressure_compresses_before_anyone_is_preempted() -> None:
             simulation.add(20, 40, policy=policy, budget=12)
         simulation.run()
         assert len(simulation.finished) == 2
-        return simulation.scheduler.num_preemptions
+        return simulation.scheduler.running.num_preemptions
 
     assert preemptions(AFTER) > 0
     assert preemptions(PRESSURE) == 0
@@ -155,7 +155,7 @@ def prompts_then_answers(when: When) -> Simulation:
         simulation.add(rng.randint(80, 100), rng.randint(20, 60), policy=EvictionPolicy(when=when))
     simulation.run()
     assert len(simulation.finished) == 30
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0
     return simulation
 
 
@@ -311,7 +311,7 @@ def test_a_preempted_sequence_has_its_rounds_again_at_the_same_places() -> None:
     while request.sequences[0].num_output_tokens < 9:
         simulation.step()
     first = rounds_of(simulation, request)
-    simulation.scheduler._preempt()
+    simulation.scheduler.running.preempt()
     simulation.executor.rounds.clear()
     simulation.run()
     assert rounds_of(simulation, request)[: len(first)] == first

@@ -62,7 +62,7 @@ def test_pressure_preempts_the_newest_which_loses_nothing() -> None:
     old, new = simulation.add(32, 16), simulation.add(32, 16)
     simulation.run()
     assert old.metrics.num_preemptions == 0
-    assert new.metrics.num_preemptions == simulation.scheduler.num_preemptions == 1
+    assert new.metrics.num_preemptions == simulation.scheduler.running.num_preemptions == 1
     assert [s.request for s in simulation.finished] == [old, new]
     assert all(s.num_output_tokens == 16 for s in simulation.finished)
     assert simulation.scheduler.ledger.allocator.num_used == 0
@@ -72,7 +72,7 @@ def test_a_preempted_sequence_frees_what_it_held_at_once() -> None:
     simulation = Simulation(num_blocks=ROWS * 18, tokens=64, chunk=None)
     simulation.add(32, 16)
     new = simulation.add(32, 16)
-    while not simulation.scheduler.num_preemptions:
+    while not simulation.scheduler.running.num_preemptions:
         simulation.step()
     assert new.sequences[0].kv.slot is None
     assert simulation.executor.plans[-1].update.closed == (1,)
@@ -83,7 +83,7 @@ def test_a_preempted_sequence_comes_before_those_that_arrived_later() -> None:
     simulation = Simulation(num_blocks=ROWS * 18, max_num_seqs=2, tokens=64, chunk=None)
     simulation.add(32, 16)
     preempted, later = simulation.add(32, 16), simulation.add(4, 4)
-    while not simulation.scheduler.num_preemptions:
+    while not simulation.scheduler.running.num_preemptions:
         simulation.step()
     assert list(simulation.scheduler.waiting) == [*preempted.sequences, *later.sequences]
 
@@ -97,7 +97,7 @@ def test_the_greater_priority_is_served_first_and_equals_as_they_came() -> None:
     assert [s.request for s in simulation.finished] == order
     starts = [request.metrics.first_scheduled_time for request in order]
     assert starts == sorted(starts)
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0
 
 
 def test_pressure_preempts_the_lowest_priority_and_of_equals_the_latest() -> None:
@@ -107,7 +107,7 @@ def test_pressure_preempts_the_lowest_priority_and_of_equals_the_latest() -> Non
     simulation.add(32, 16, priority=2)
     low = simulation.add(32, 16)
     simulation.run()
-    assert low.metrics.num_preemptions == simulation.scheduler.num_preemptions > 0
+    assert low.metrics.num_preemptions == simulation.scheduler.running.num_preemptions > 0
     assert simulation.finished[-1].request is low
 
     simulation = Simulation(num_blocks=ROWS * 27, tokens=96, chunk=None)
@@ -141,7 +141,7 @@ def test_nobody_is_admitted_into_room_that_is_promised_to_others() -> None:
         assert second.sequences[0].kv.slot is None
         simulation.step()
     simulation.run()
-    assert simulation.scheduler.num_preemptions == 0
+    assert simulation.scheduler.running.num_preemptions == 0
 
 
 def test_samples_share_the_prompt() -> None:
@@ -235,5 +235,5 @@ class TestWhatFitsNowhere:
         simulation = Simulation(num_blocks=ROWS * 20, tokens=128)
         simulation.add(100, 4)
         assert not simulation.scheduler.schedule().plan.entries
-        [failed] = simulation.scheduler.take_failed()
+        [failed] = simulation.scheduler.running.take_failed()
         assert failed.finish_reason == "error" and not simulation.scheduler.has_unfinished

@@ -202,14 +202,14 @@ def test_nothing_that_other_queries_shaped_is_read(
 
     def step() -> int:
         plan = scheduler.schedule()
-        ended = len(scheduler.take_failed())
+        ended = len(scheduler.running.take_failed())
         result = executor.execute(plan.plan)
         scheduler.advance(plan)
         executor.check_shapes()
         for sequence, token in zip(plan.samplers, result.token_ids, strict=True):
             sequence.token_ids.append(token)
             if sequence.num_output_tokens >= sequence.request.max_tokens:
-                scheduler.finish(sequence, "length")
+                scheduler.running.finish(sequence, "length")
                 ended += 1
         scheduler.ledger.check_integrity()
         executor.apply(scheduler.ledger.take_update())

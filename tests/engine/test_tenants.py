@@ -52,7 +52,7 @@ class TestQuotas:
         back = [simulation.add(32, 8, tenant="a") for _ in range(2)]
         step = simulation.step()
         assert {each.sequences[0] for each in back} <= set(step.sequences)
-        assert simulation.scheduler.num_preemptions > 0
+        assert simulation.scheduler.running.num_preemptions > 0
         held = simulation.scheduler.accounts.held(simulation.scheduler.running)
         assert held <= ROWS * 40
         simulation.run()
@@ -76,7 +76,7 @@ class TestQuotas:
         too_much = simulation.add(44, 4, tenant="a")
         steps(simulation, 3)
         assert too_much.sequences[0] in simulation.scheduler.waiting
-        assert simulation.scheduler.num_preemptions == 0
+        assert simulation.scheduler.running.num_preemptions == 0
         simulation.run()
 
     def test_a_limit_holds_and_holds_up_nobody_else(self) -> None:
@@ -251,7 +251,7 @@ class TestFairness:
         for tenant in "ab":
             simulation.add(32, 16, tenant=tenant)
         simulation.run()
-        assert simulation.scheduler.num_preemptions
+        assert simulation.scheduler.running.num_preemptions
         order = simulation.scheduler.waiting.order
         assert order.tenant_rank("a") == order.tenant_rank("b") == 32 + 2 * 16
 

@@ -276,7 +276,7 @@ def test_who_is_preempted_within_a_replay_keeps_the_same(
     scheduler = llm._engine.scheduler
     while not (scheduler.running and scheduler.running[0].kv.passes_done == 1):
         llm.step()
-    scheduler._preempt()
+    scheduler.running.preempt()
     llm.check_integrity()
     while scheduler.waiting or scheduler.running[0].num_output_tokens < 3:
         llm.step()

@@ -185,7 +185,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
             if mirrored.num_steps % 9 == 0 and engine.scheduler.running:
                 # By a copy in host memory as a rule, else by computing again.
                 engine.scheduler.ledger.host.limit = rng.choice([0, 2**20, 2**20])
-                engine.scheduler._preempt(rng.choice(engine.scheduler.running))
+                engine.scheduler.running.preempt(rng.choice(engine.scheduler.running))
                 engine.scheduler.ledger.host.limit = 2**20
         assert mirrored.num_steps > 20
         assert mirrored.num_copied > 0

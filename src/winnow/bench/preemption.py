@@ -80,8 +80,7 @@ class Preempted:
     def _preempt(self, sequence: Sample, costs: FixedCosts) -> None:
         """Preempt in the way that `costs` prefer; the model of costs keeps learning from the copies."""
         self._preemption.costs = costs
-        self._preemption.preempt(sequence, alone=False)
-        self._scheduler._put_back(sequence)
+        self._scheduler.running.park(sequence)
         self._preemption.costs = self.costs
 
     def _step_until(self, reached: Callable[[], bool]) -> None:

@@ -67,7 +67,7 @@ class Engine(RequestLoop):
             cached_tokens=ledger.prefixes.num_hit_tokens,
             cached_bytes=ledger.cached_bytes,
             generated_tokens=self._requests.generated_tokens,
-            num_preemptions=self.scheduler.num_preemptions,
+            num_preemptions=self.scheduler.running.num_preemptions,
             num_swaps=swaps.num_swaps,
             swap_bytes_out=swaps.swap_bytes_out,
             swap_bytes_in=swaps.swap_bytes_in,
@@ -255,20 +255,20 @@ class Engine(RequestLoop):
         )
 
     def _restart(self) -> None:
-        self.scheduler.start_anew()
+        self.scheduler.running.recompute_all()
 
     def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
         self.scheduler.continue_beams(request, list(chosen))
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
-        self.scheduler.finish(sequence, reason, stop_reason)
+        self.scheduler.running.finish(sequence, reason, stop_reason)
         if sequence.kept is not None and sequence.asked_eviction is not None:
             layout = self._executor.layout
             self._kv_bytes_kept += layout.device_bytes(layout.by_kind(layout.row_blocks(sequence.kept)))
             self._kv_bytes_whole += self.kv_bytes(sequence.kv.num_computed)
 
     def _take_failed(self) -> list[Sequence]:
-        return self.scheduler.take_failed()
+        return self.scheduler.running.take_failed()
 
     def _kept_positions(self, sequence: Sequence) -> KeptPositions:
         return self._executor.kept_positions(sequence.kv.running_slot)

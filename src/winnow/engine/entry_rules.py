@@ -9,8 +9,9 @@ from winnow.cache import Ledger
 from winnow.engine.accounts import TenantAccounts, of_tenant
 from winnow.engine.orders import TenantName
 from winnow.engine.queue import WaitingQueue
+from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.sequence_forks import group
+from winnow.engine.residency.running import Running
 from winnow.engine.room import Room
 
 _LOOKAHEAD = 64
@@ -83,15 +84,13 @@ class EntryRules:
 
     def make_way(
         self,
-        running: SequenceType[Sequence],
+        running: Running,
         lacking: Callable[[Sequence, int], int],
-        park: Callable[[Sequence], None],
     ) -> list[Sequence]:
         """Park running sequences for waiting ones that outrank them. Returns those that enter in this step.
 
         Args:
             lacking: blocks that a waiting sequence lacks, once a number of running ones have left.
-            park: lets a running sequence wait; takes it out of `running`.
         """
         urgent: list[Sequence] = []
         blocks = pages = 0
@@ -111,27 +110,21 @@ class EntryRules:
             if parked is None:
                 continue
             for each in parked:
-                park(each)
+                running.park(each)
             urgent.append(sequence)
             # Once it runs, another block a row will be promised to it.
             blocks += self._room.need(sequence) + self._ledger.layout.rows_per_seq
             pages += need
         return urgent
 
-    def keep_limits(
-        self,
-        running: SequenceType[Sequence],
-        choose: Callable[[SequenceType[Sequence]], Sequence],
-        park: Callable[[Sequence], None],
-    ) -> None:
+    def keep_limits(self, running: Running) -> None:
         """Park sequences of tenants whose answers have grown beyond their limits, but for one of each, or its beams."""
         if not self._accounts.has_quotas:
             return
         for tenant in {sequence.request.tenant for sequence in running}:
             own = list(of_tenant(tenant, running))
             while not set(own) <= set(group(own[0])) and self._exceeds_limit(tenant, own):
-                victim = choose(own)
-                park(victim)
+                running.park(running.choose_victim(own))
                 own = list(of_tenant(tenant, running))  # without the beams beside it, either
 
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:

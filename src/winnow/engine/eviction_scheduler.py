@@ -7,6 +7,8 @@ from winnow.cache import Ledger
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedEviction
 from winnow.engine.requests.request import RoundTally, Sequence
+from winnow.engine.residency.block_ownership import BlockOwnership
+from winnow.engine.residency.prefixes import PrefixSharing
 from winnow.engine.residency.replays import siblings
 from winnow.eviction import SequenceEviction
 
@@ -27,21 +29,17 @@ class EvictionScheduler:
         ledger: Ledger,
         clock: Callable[[], float],
         max_kvs: int | None,
-        own: Callable[[Sequence], bool],
-        remember: Callable[[Sequence], None],
+        ownership: BlockOwnership,
+        prefixes: PrefixSharing,
     ) -> None:
-        """Take `own`, which gives a sequence blocks of its own, for which others may be preempted, or preempts it and
-        returns False; `remember` learns who has had a round.
-        """
         self._executor = executor
         self._ledger = ledger
         self._clock = clock
-        self._own = own
-        self._remember = remember
+        self._ownership = ownership
+        self._prefixes = prefixes
         self._max_kvs = max_kvs
         self.total = RoundTally()
         self._num_steps = 0
-        self._served: dict[Sequence, int] = {}
         self._num_served = 0
 
     def start_step(self) -> None:
@@ -78,10 +76,6 @@ class EvictionScheduler:
     def make_room(self, sequences: SequenceType[Sequence], running: SequenceType[Sequence]) -> None:
         """Run a round over `sequences`, as `making_room` gave them."""
         self._shrink(sequences, running)
-
-    def forget(self, sequence: Sequence) -> None:
-        """Forget a sequence that ended or lost its slot."""
-        self._served.pop(sequence, None)
 
     # -- who -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +133,7 @@ class EvictionScheduler:
         same: dict[Sequence, list[Sequence]] = {}
         taken: set[Sequence] = set()
         ranked = promised = 0
-        for sequence in sorted(able, key=lambda s: self._served.get(s, -1)):
+        for sequence in sorted(able, key=lambda s: s.kv.last_served):
             if sequence in taken or sequence.kv.slot is None:
                 continue
             layers = _eviction(sequence).policy.evicts_from(self._ledger.layout)
@@ -151,7 +145,7 @@ class EvictionScheduler:
             if copies > self._ledger.allocator.num_free - promised:
                 if leaders:
                     break
-                if not self._own(sequence):
+                if not self._ownership.own(sequence):
                     continue
                 copies = 0
             promised += copies
@@ -204,7 +198,7 @@ class EvictionScheduler:
         for leader, blocks in zip(leaders, freed, strict=True):
             for sequence in (leader, *same[leader]):
                 self._note(sequence, blocks, seconds / len(leaders))
-            self._remember(leader)
+            self._prefixes.remember_round(leader)
 
     def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
         sequence.kv.last_round = sequence.kv.num_computed
@@ -214,7 +208,7 @@ class EvictionScheduler:
             sequence.kv.position_offset = sequence.kv.num_computed - int(
                 self._ledger.lengths[sequence.kv.running_slot].max()
             )
-        self._served[sequence] = self._num_served
+        sequence.kv.last_served = self._num_served
         self._num_served += 1
 
 

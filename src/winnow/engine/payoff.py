@@ -1,12 +1,11 @@
 """WHETHER compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
 
-from collections.abc import Sequence as SequenceType
-
 from winnow.cache import Ledger
 from winnow.engine.plan import StepPlan
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.residency.preemption_costs import PreemptionCosts
+from winnow.engine.residency.running import Running
 from winnow.engine.room import Room
 from winnow.eviction import SequenceEviction
 from winnow.outputs import CompressionOutlook
@@ -74,16 +73,15 @@ class CompressionDecisions:
         self._rounds = rounds
         self._times = DecodeTimes()
         self._is_short = False
-        self._num_ended = self._ended_tokens = 0
 
-    def decide(self, sequence: Sequence, waiting: WaitingQueue, running: SequenceType[Sequence]) -> None:
+    def decide(self, sequence: Sequence, waiting: WaitingQueue, running: Running) -> None:
         """Decide for a sequence that may start now, and for those that share its prompt."""
         asked = sequence.asked_eviction
         if asked is None:
             return
         self._is_short = self._room.is_short(waiting, running)
         if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
-            self.outlook = self._look(sequence, asked, len(waiting) + len(running))
+            self.outlook = self._look(sequence, asked, len(waiting) + len(running), running.mean_answer)
         pays = self.outlook is None or self.outlook.pays
         for each in sequence.request.sequences:
             if each.kv.slot is None:
@@ -95,20 +93,21 @@ class CompressionDecisions:
             self.num_starts += 1
             self.num_short_starts += self._is_short
 
-    def ended(self, sequence: Sequence) -> None:
-        """Learn how long answers are."""
-        self._num_ended += 1
-        self._ended_tokens += sequence.num_output_tokens
-
     def record(self, plan: StepPlan, seconds: float) -> None:
         """Learn from the time that a step took."""
         self._times.record(plan, seconds)
 
-    def _look(self, sequence: Sequence, eviction: SequenceEviction, most: int) -> CompressionOutlook:
-        """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit."""
+    def _look(
+        self, sequence: Sequence, eviction: SequenceEviction, most: int, usual: int | None
+    ) -> CompressionOutlook:
+        """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit.
+
+        Args:
+            usual: tokens of an answer so far; None: nothing is known.
+        """
         layout, size, answer = self._ledger.layout, self._ledger.size, sequence.request.max_tokens
-        if self._num_ended:
-            answer = min(answer, max(self._ended_tokens // self._num_ended, 1))
+        if usual is not None:
+            answer = min(answer, usual)
         elif sequence.request.params.max_tokens is None:
             answer = min(answer, _USUAL_ANSWER)
         tokens = sequence.prompt_len + answer

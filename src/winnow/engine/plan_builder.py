@@ -7,6 +7,7 @@ from winnow.cache import Ledger
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.running import Running
 from winnow.engine.residency.sequence_forks import fork_slot, new_sequence
 
 
@@ -28,18 +29,13 @@ class PlanBuilder:
     """Builder of a plan from the sequences of a step, which have room for their tokens.
 
     Args:
-        running, waiting: the scheduler's own; samples that fork off a prompt join one of them.
+        running, waiting: samples that fork off a prompt join one of them.
     """
 
-    def __init__(self, ledger: Ledger, running: list[Sequence], waiting: WaitingQueue) -> None:
+    def __init__(self, ledger: Ledger, running: Running, waiting: WaitingQueue) -> None:
         self._ledger = ledger
         self._running = running
         self._waiting = waiting
-        self._started: dict[Sequence, None] = {}
-
-    def announce(self, sequence: Sequence) -> None:
-        """Announce a sequence that has got a slot: the next plan tells the executor, if it still has one then."""
-        self._started[sequence] = None
 
     def build(self, planned: SequenceType[tuple[Sequence, int]]) -> ScheduledStep:
         """Return the plan of a step that computes the given number of tokens of each sequence."""
@@ -48,8 +44,8 @@ class PlanBuilder:
         entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
         if not entries:
             return ScheduledStep(StepPlan(()))
-        new, self._started = [new_sequence(s) for s in self._started if s.kv.slot is not None], {}
-        plan = StepPlan(entries, self._ledger.take_update(), tuple(new))
+        new = tuple(map(new_sequence, self._running.take_entered()))
+        plan = StepPlan(entries, self._ledger.take_update(), new)
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
     def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
@@ -74,7 +70,7 @@ class PlanBuilder:
             started = [fork for fork in forks if self._fork(sequence, fork, start + count)]
             # Those that find no slot now compute the prompt themselves later.
             for fork in forks[len(started) :]:
-                self._waiting.put_back(fork)
+                self._waiting.requeue(fork)
             planned.forks = tuple(fork.kv.running_slot for fork in started)
             if samples:
                 planned.samplers += planned.forks
@@ -88,8 +84,7 @@ class PlanBuilder:
             return False
         child.kv = parent.kv.fork(slot)
         child.kv.num_computed = num_computed
-        self.announce(child)
-        self._running.append(child)
+        self._running.enter(child)
         return True
 
 

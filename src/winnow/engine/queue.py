@@ -40,9 +40,9 @@ class WaitingQueue:
         request.arrival = next(self._arrivals)
         if request.tenant not in self._tenants:
             self.order.tenant_arrived(request.tenant, self._tenants.keys())
-        self.put_back(request.sequences[0])
+        self.requeue(request.sequences[0])
 
-    def put_back(self, sequence: Sequence) -> None:
+    def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence of an earlier request: one that was preempted, or another sample."""
         rank = self.order.rank(sequence)
         insort(self._tenants.setdefault(sequence.request.tenant, []), (rank, sequence), key=_rank)

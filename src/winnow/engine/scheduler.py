@@ -7,7 +7,6 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 import sys
 from collections import Counter
 from collections.abc import Callable
-from weakref import proxy
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
@@ -22,20 +21,20 @@ from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Request, RoundTally, Sequence
-from winnow.engine.residency.own_blocks import OwnBlocks
+from winnow.engine.residency.block_ownership import BlockOwnership
 from winnow.engine.residency.preemption import (
     LeastLoss,
     Preemption,
     PreemptionTally,
     VictimPolicy,
-    kept_on_host,
 )
 from winnow.engine.residency.preemption_costs import PreemptionCosts
 from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
-from winnow.engine.residency.replays import drop, drop_finished, replaying
+from winnow.engine.residency.replays import drop_finished, replaying
+from winnow.engine.residency.running import Running
 from winnow.engine.residency.saved_prefixes import SavedPrefixes
-from winnow.engine.residency.sequence_forks import SequenceForks, group, share_prefix
+from winnow.engine.residency.sequence_forks import SequenceForks
 from winnow.engine.residency.tier_grants import TierGrants
 from winnow.engine.room import Room
 
@@ -66,34 +65,31 @@ class Scheduler:
         prefix_store: PrefixStore | None = None,
     ) -> None:
         self.waiting = WaitingQueue(build_order(config))
-        self.running: list[Sequence] = []
-        self.num_preemptions = 0
         self._config = config
         self._executor = executor
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
         self.accounts = TenantAccounts(config.tenants, self.ledger)
         self._preemption = Preemption(executor, self.ledger, clock, costs, self.accounts)
-        self._victims = victims or LeastLoss(
-            self._preemption.loss, self._preemption.has_progressed, self.waiting.order
-        )
         self.saved_prefixes = SavedPrefixes(executor, self.ledger, prefix_store)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.saved_prefixes)
-        this = proxy(self)  # a cycle would keep the executor, and with it the model
-        self._own_blocks = OwnBlocks(
-            self.ledger, self.prefixes, self.running, lambda: this._preempt(), config.prefill_chunk
+        self._room = Room(config, self.ledger, self.prefixes)
+        victims = victims or LeastLoss(
+            self._preemption.loss, self._preemption.has_progressed, self.waiting.order
         )
+        self.running = Running(
+            executor, self.ledger, self.waiting, self._preemption, victims, self.accounts, self._room
+        )
+        self._ownership = BlockOwnership(self.ledger, self.prefixes, self.running, config.prefill_chunk)
         self._rounds = EvictionScheduler(
-            executor, self.ledger, clock, max_round_kvs, self._own_blocks.own, self.prefixes.remember_round
+            executor, self.ledger, clock, max_round_kvs, self._ownership, self.prefixes
         )
         self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
-        self._room = Room(config, self.ledger, self.prefixes)
         self._entry_rules = EntryRules(
             self.waiting, self.accounts, self.ledger, self._room, config.max_passes
         )
         self.decisions = CompressionDecisions(self.ledger, self._room, self._preemption.costs, self.rounds)
         self._grants = TierGrants(self.ledger, executor, config)
-        self._failed: list[Sequence] = []
         self._builder = PlanBuilder(self.ledger, self.running, self.waiting)
 
     @property
@@ -129,33 +125,7 @@ class Scheduler:
     def continue_beams(self, request: Request, chosen: list[Continuation]) -> None:
         """Let beams of a request go on, and those that were not chosen end."""
         assert request.beams is not None, "only beams are chosen"
-        for sequence in request.sequences:
-            self._rounds.forget(sequence)
         request.beams.go_on(self._forks.continue_beams(request, chosen))
-
-    def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a sequence, running or waiting, and give back what it holds."""
-        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
-        self.decisions.ended(sequence)
-        self._rounds.forget(sequence)
-        if sequence.kv.slot is None:
-            self.waiting.remove(sequence)
-            if sequence.kv.host_id is not None:
-                sequence.kept = kept_on_host(sequence, self.ledger)
-                self._preemption.discard(sequence)
-        else:
-            drop(self.ledger, sequence)
-            sequence.kept = self.ledger.lengths[sequence.kv.slot].copy()
-            self.ledger.close(sequence.kv.slot)
-            sequence.kv.slot = None
-            self.running.remove(sequence)
-        if not self.running:  # no step may follow that would tell the executor
-            self._executor.apply(self.ledger.take_update())
-
-    def take_failed(self) -> list[Sequence]:
-        """Return sequences that planning ended since the last call, since they fit nowhere; they say why."""
-        failed, self._failed = self._failed, []
-        return failed
 
     def schedule(self) -> ScheduledStep:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
@@ -163,21 +133,21 @@ class Scheduler:
             return self._schedule()
         except BaseException:
             # Rows may have room for tokens that are not computed, or half a round behind them.
-            self.start_anew()
+            self.running.recompute_all()
             raise
 
     def _schedule(self) -> ScheduledStep:
         self._grants.ask(again=not self.running)
         self._rounds.start_step()
-        self._entry_rules.keep_limits(self.running, self._victims.choose, self._park)
+        self._entry_rules.keep_limits(self.running)
         while True:
             self._resume_next()
             drop_finished(self.ledger, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
-            self._own_blocks.unshare_samples(budgets_differ=True)
+            self._ownership.unshare_samples(budgets_differ=True)
             waits = self._rounds.shrink_due(self.running)
-            self._own_blocks.unshare_samples(budgets_differ=False)
-            self._own_blocks.own_before_change()  # after rounds, of which the index may hold what they left
+            self._ownership.unshare_samples(budgets_differ=False)
+            self._ownership.own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
             urgent = self._make_way()
             if any([self._resume(sequence) for sequence in urgent]):
@@ -188,7 +158,7 @@ class Scheduler:
             if waits or self._rounds.relieve(self.running):
                 continue
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
-            self._preempt()
+            self.running.preempt()
 
     def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
         """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
@@ -240,7 +210,7 @@ class Scheduler:
                 return planned
             except OutOfBlocksError:
                 if not self._rounds.relieve(self.running):
-                    self._preempt()
+                    self.running.preempt()
 
     def _make_room(self) -> None:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
@@ -282,7 +252,7 @@ class Scheduler:
         """Park running sequences for waiting ones that outrank them. Returns those that enter in this step."""
         if not self.waiting or not self.running:
             return []
-        return self._entry_rules.make_way(self.running, self._lacking_for_urgent, self._park)
+        return self._entry_rules.make_way(self.running, self._lacking_for_urgent)
 
     def _lacking_for_urgent(self, sequence: Sequence, leaving: int) -> int:
         """Return blocks that a waiting sequence lacks once `leaving` ones are parked; endless if it cannot start."""
@@ -335,11 +305,10 @@ class Scheduler:
             self._room.hold_back()
             return 0
         self.waiting.remove(sequence)
-        self._builder.announce(sequence)
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
             self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)
-        self.running.append(sequence)
+        self.running.enter(sequence)
         self.decisions.started(sequence)
         return count
 
@@ -378,76 +347,8 @@ class Scheduler:
             return False
         if self._preemption.resume(sequence):
             self.waiting.remove(sequence)
-            self.running.append(sequence)
-            self._builder.announce(sequence)
+            self.running.enter(sequence)
         return True
-
-    def _preempt(self, victim: Sequence | None = None) -> None:
-        """Preempt a sequence: `victim`, or the one that the policy names.
-
-        Admission has found that each request fits alone. Should one not, it fails, and those behind it go on: who
-        waits while nothing runs, and who for the second time is preempted for itself alone without progress.
-        """
-        if not self.running:
-            first = self.waiting.first
-            assert first is not None, "somebody lacks room"
-            if first.kv.host_id is not None:
-                self._preemption.discard(first)
-            else:
-                self._fail(first)
-            return
-        victim = victim or self._victims.choose(self.accounts.borrowers(self.running))
-        alone = all(sequence in group(victim) for sequence in self.running)
-        if alone:
-            if victim.lonely_at == victim.num_tokens:
-                self._fail(victim)
-                return
-            victim.lonely_at = victim.num_tokens
-        self._park(victim, alone=alone)
-
-    def _park(self, victim: Sequence, *, alone: bool = False) -> None:
-        """Let a running sequence wait, until its turn comes again."""
-        if victim.kv.slot is None:  # it went with another beam
-            return
-        self._preemption.preempt(victim, alone=alone)
-        self._put_back(victim)
-        self.num_preemptions += 1
-
-    def _put_back(self, sequence: Sequence) -> None:
-        """Put back a running sequence that has lost its slot. Beams beside it, which need it, lose theirs."""
-        for each in group(sequence):
-            if each.kv.slot is not None:
-                self._preemption.drop(each)
-            if each in self.running:
-                self.running.remove(each)
-            self._rounds.forget(each)
-            self.waiting.remove(each)
-        self.waiting.put_back(share_prefix(sequence))
-
-    def _fail(self, sequence: Sequence) -> None:
-        """End a sequence that the cache does not hold even alone."""
-        sequence.error = self._room.explain_lack(sequence)
-        # Other samples were to share its prompt, and may fit where it does not. Beams do not.
-        forks, sequence.forks = sequence.forks, []
-        if sequence.request.beams is None:
-            for fork in forks:
-                self.waiting.put_back(fork)
-        for each in [sequence] if sequence.request.beams is None else sequence.request.sequences:
-            each.error = sequence.error
-            self.finish(each, "error")
-            self._failed.append(each)
-
-    def start_anew(self) -> None:
-        """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted.
-
-        Nor is it known what the executor made of the last update.
-        """
-        self.ledger.prefixes.clear()
-        self.ledger.repeat_update()
-        for sequence in list(reversed(self.running)):
-            if sequence.kv.slot is not None:  # it may have been put back with another beam
-                self._preemption.drop(sequence)
-                self._put_back(sequence)
 
     def record_copies(self, nbytes: int, out: float, back: float) -> None:
         """Learn how long copies of `nbytes` to the host and back took, in seconds."""

@@ -69,7 +69,7 @@ class Queue:
     def requeue(self, sequence: Sequence) -> None:
         """Queue a sequence of an earlier request, without KVs: all its tokens are to be computed."""
         sequence.kv.num_computed = 0
-        self.waiting.put_back(sequence)
+        self.waiting.requeue(sequence)
 
     def hold(self, sequence: Sequence, kvs: QueryKVs) -> None:
         """Park a sequence whose KVs stay in a cache on the device until `pop` or `offload`."""

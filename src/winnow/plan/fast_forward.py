@@ -6,6 +6,7 @@ scheduler, and stops before the step in which anything else could happen. Schedu
 """
 
 import math
+from collections.abc import Sequence as SequenceType
 from typing import TYPE_CHECKING
 
 from winnow.engine.plan import PlannedSequence, StepPlan
@@ -58,7 +59,7 @@ class FastForward:
         self._advance(running, slots, held, steps)
         return steps
 
-    def _is_settled(self, running: "list[Sequence]", num_waiting: int) -> bool:
+    def _is_settled(self, running: "SequenceType[Sequence]", num_waiting: int) -> bool:
         """See `leap`; notes what runs now."""
         (before, waited), now = self._before, list(running)
         self._before = now, num_waiting
@@ -74,7 +75,7 @@ class FastForward:
         known = set(before)
         return all(sequence.eviction is None or sequence in known for sequence in now)
 
-    def _most_steps(self, running: "list[Sequence]") -> int:
+    def _most_steps(self, running: "SequenceType[Sequence]") -> int:
         """Return steps in which, for all that the sequences themselves say, each computes one token."""
         scheduler, most = self._simulated.scheduler, math.inf
         waits = len(scheduler.waiting) > 0
@@ -116,7 +117,7 @@ class FastForward:
                 high = middle - 1
         return low
 
-    def _advance(self, running: "list[Sequence]", slots: list[int], held: float, steps: int) -> None:
+    def _advance(self, running: "SequenceType[Sequence]", slots: list[int], held: float, steps: int) -> None:
         scheduler, executor = self._simulated.scheduler, self._simulated.executor
         scheduler.ledger.append(slots, [steps] * len(slots))
         entries = []

@@ -238,7 +238,7 @@ def _collect(fleet: Iterable[Replica]) -> Simulation:
         work = work.plus(simulated.executor.total)
         steps += replica.steps
         rounds += simulated.scheduler.rounds.rounds
-        preempted += simulated.scheduler.num_preemptions
+        preempted += simulated.scheduler.running.num_preemptions
         swapped += simulated.scheduler.preemptions.num_swaps
         host_peak = max(host_peak, ledger.host.peak_bytes * simulated.rows)
         kv_bytes, peak = replica.kv_memory, max(peak, simulated.peak_bytes)

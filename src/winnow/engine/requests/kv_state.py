@@ -19,6 +19,7 @@ class KVState:
         position_offset: token index minus stored position, after positions were re-assigned.
         passes_done: passes of the replay that were computed and dropped.
         replayed: tokens of the next pass that are in the cache, behind the context.
+        last_served: sequences that had been in rounds before its last one; -1: there was none since it got its slot.
     """
 
     slot: int | None = None
@@ -29,6 +30,7 @@ class KVState:
     passes_done: int = 0
     replayed: int = 0
     host_id: int | None = None
+    last_served: int = -1
 
     @property
     def running_slot(self) -> int:
@@ -38,4 +40,4 @@ class KVState:
 
     def fork(self, slot: int) -> "KVState":
         """Return the same KVs, held by another slot."""
-        return replace(self, slot=slot)
+        return replace(self, slot=slot, last_served=-1)

@@ -12,11 +12,11 @@ from winnow.engine.accounts import TenantAccounts
 from winnow.engine.executor import Executor
 from winnow.engine.orders import Order
 from winnow.engine.plan import StepPlan
+from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.host_copies import HostCopies
 from winnow.engine.residency.preemption_costs import MeasuredCosts, PreemptionCosts
-from winnow.engine.residency.sequence_forks import group
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
 _SECONDS_PER_TOKEN = 1e-3
@@ -241,7 +241,7 @@ class Preemption:
         if host_id is None:
             return False
         self._ledger.close(slot)
-        sequence.kv = replace(sequence.kv, slot=None, host_id=host_id)
+        sequence.kv = replace(sequence.kv, slot=None, host_id=host_id, last_served=-1)
         nbytes = self._ledger.host.copies[host_id].nbytes
         self._accounts.host_bytes[sequence.request.tenant] += nbytes
         self._count(sequence, num_swaps=1, swap_bytes_out=nbytes, swap_seconds=self._clock() - start)

@@ -7,18 +7,17 @@ from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.residency.running import Running
 
 
 class SequenceForks:
     """Forks of the scheduler's sequences in its ledger, which the executor follows.
 
     Args:
-        running, waiting: the scheduler's own.
+        waiting: where a beam goes that finds no slot.
     """
 
-    def __init__(
-        self, ledger: Ledger, executor: Executor, running: list[Sequence], waiting: WaitingQueue
-    ) -> None:
+    def __init__(self, ledger: Ledger, executor: Executor, running: Running, waiting: WaitingQueue) -> None:
         self._ledger = ledger
         self._executor = executor
         self._running = running
@@ -32,7 +31,7 @@ class SequenceForks:
             return False
         child.kv = parent.kv.fork(own)
         child.prefix = None if parent.prefix is None else parent.prefix.fork()
-        self._running.append(child)
+        self._running.enter(child, announced=True)
         self._executor.apply(self._ledger.take_update())
         self._executor.fork(slot, new_sequence(child))
         return True
@@ -45,19 +44,19 @@ class SequenceForks:
         """
         sequences, logprobs = request.sequences, {}
         first = {each.parent: each for each in reversed(chosen)}
+        for sequence in sequences:
+            sequence.kv.last_served = -1
         ended = [s for s in sequences if s.index not in first]
         for sequence in ended:
             if sequence.kv.slot is not None:
-                self._ledger.close(sequence.kv.slot)
-                sequence.kv.slot = None
-                self._running.remove(sequence)
+                self._running.close(sequence)
         rest = [each for each in chosen if each is not first[each.parent]]
         for each, child in zip(rest, ended, strict=False):
             parent = sequences[each.parent]
             child.token_ids = [*parent.token_ids, each.token]
             if not self.fork(parent, child):
                 child.kv, child.prefix = KVState(), None
-                self._waiting.put_back(child)
+                self._waiting.requeue(child)
             logprobs[child.index] = each.logprob
         for each in first.values():
             sequences[each.parent].token_ids.append(each.token)
@@ -81,31 +80,6 @@ def fork_slot(ledger: Ledger, slot: int, child: Sequence) -> int | None:
             ledger.close(own)
             return None
     return own
-
-
-def group(sequence: Sequence) -> list[Sequence]:
-    """Return the sequences that lose their KVs together: a beam and those beside it, or one alone."""
-    request = sequence.request
-    if request.beams is None:
-        return [sequence]
-    return [request.sequences[index] for index in sorted(request.beams.logprobs)]
-
-
-def share_prefix(sequence: Sequence) -> Sequence:
-    """Prepare beams that lost their KVs to compute what they have in common once. Returns who does it.
-
-    A sequence that is no beam does it for itself.
-    """
-    request = sequence.request
-    if request.beams is None:
-        return sequence
-    request.beams.forget_candidates()
-    leader, *others = group(sequence)
-    leader.forks = others
-    if others:
-        columns = zip(*(s.token_ids for s in (leader, *others)), strict=True)
-        request.shared_tokens = next(i for i, column in enumerate(columns) if len(set(column)) > 1)
-    return leader
 
 
 def new_sequence(sequence: Sequence) -> NewSequence:

@@ -1,19 +1,17 @@
 """WHO must have its blocks for itself before a step changes them."""
 
 import sys
-from collections.abc import Callable
 
 from winnow.cache import Ledger
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.prefixes import PrefixSharing
+from winnow.engine.residency.running import Running
 
 
-class OwnBlocks:
+class BlockOwnership:
     """Copies for running sequences of blocks that others hold too.
 
     Args:
-        running: the scheduler's own.
-        preempt: lets a running sequence give way, whichever the policy names; takes it out of `running`.
         chunk: most tokens that a step computes of a prompt; None: any number.
     """
 
@@ -21,14 +19,12 @@ class OwnBlocks:
         self,
         ledger: Ledger,
         prefixes: PrefixSharing,
-        running: list[Sequence],
-        preempt: Callable[[], None],
+        running: Running,
         chunk: int | None,
     ) -> None:
         self._ledger = ledger
         self._prefixes = prefixes
         self._running = running
-        self._preempt = preempt
         self._chunk = sys.maxsize if chunk is None else chunk
 
     def own(self, sequence: Sequence) -> bool:
@@ -39,7 +35,7 @@ class OwnBlocks:
         """
         slot = sequence.kv.running_slot
         while self._ledger.is_shared(slot) and not self._ledger.own_or_forget(slot):
-            self._preempt()
+            self._running.preempt()
             if sequence.kv.slot is None:
                 return False
         return True

@@ -1,0 +1,181 @@
+"""Sequences with a slot: who enters, who gives way, who leaves."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceType
+from typing import Any
+
+from winnow.cache import Ledger
+from winnow.engine.accounts import TenantAccounts
+from winnow.engine.executor import Executor
+from winnow.engine.queue import WaitingQueue
+from winnow.engine.requests.beam_groups import group, share_prefix
+from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.preemption import Preemption, VictimPolicy, kept_on_host
+from winnow.engine.residency.replays import drop
+from winnow.engine.room import Room
+
+
+class Running(SequenceType[Sequence]):
+    """Running sequences, in the order in which they were admitted. No other object adds or removes one.
+
+    Args:
+        waiting: where those go that give way.
+        victims: who gives way first.
+
+    Attributes:
+        num_preemptions: of all of them so far.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        ledger: Ledger,
+        waiting: WaitingQueue,
+        preemption: Preemption,
+        victims: VictimPolicy,
+        accounts: TenantAccounts,
+        room: Room,
+    ) -> None:
+        self.num_preemptions = 0
+        self._executor = executor
+        self._ledger = ledger
+        self._waiting = waiting
+        self._preemption = preemption
+        self._victims = victims
+        self._accounts = accounts
+        self._room = room
+        self._sequences: list[Sequence] = []
+        self._entered: dict[Sequence, None] = {}
+        self._failed: list[Sequence] = []
+        self._num_ended = self._ended_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._sequences[index]
+
+    def __iter__(self) -> Iterator[Sequence]:  # the default one calls `__getitem__` for each
+        return iter(self._sequences)
+
+    @property
+    def mean_answer(self) -> int | None:
+        """Tokens of an answer that ended, on average; None: none has."""
+        return max(self._ended_tokens // self._num_ended, 1) if self._num_ended else None
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def enter(self, sequence: Sequence, *, announced: bool = False) -> None:
+        """Add a sequence that has got a slot. The next plan tells the executor, unless it is `announced`."""
+        self._sequences.append(sequence)
+        if not announced:
+            self._entered[sequence] = None
+
+    def take_entered(self) -> list[Sequence]:
+        """Return those that entered since the last call and still have a slot."""
+        entered, self._entered = [s for s in self._entered if s.kv.slot is not None], {}
+        return entered
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def close(self, sequence: Sequence) -> None:
+        """Take the slot of a sequence that does not continue, and what it holds."""
+        self._ledger.close(sequence.kv.running_slot)
+        sequence.kv.slot = None
+        self._sequences.remove(sequence)
+
+    def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
+        """End a sequence, running or waiting, and give back what it holds."""
+        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        self._num_ended += 1
+        self._ended_tokens += sequence.num_output_tokens
+        if sequence.kv.slot is not None:
+            drop(self._ledger, sequence)
+            sequence.kept = self._ledger.lengths[sequence.kv.slot].copy()
+            self.close(sequence)
+        else:
+            self._waiting.remove(sequence)
+            if sequence.kv.host_id is not None:
+                sequence.kept = kept_on_host(sequence, self._ledger)
+                self._preemption.discard(sequence)
+        if not self._sequences:  # no step may follow that would tell the executor
+            self._executor.apply(self._ledger.take_update())
+
+    def take_failed(self) -> list[Sequence]:
+        """Return sequences that ended since the last call because they fit nowhere; they say why."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    # -- out, until there is room ----------------------------------------------------------------------------------
+
+    def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
+        """Return the one of `sequences` that gives way first."""
+        return self._victims.choose(sequences)
+
+    def preempt(self, victim: Sequence | None = None) -> None:
+        """Preempt a sequence: `victim`, or the one that the policy names.
+
+        Admission has found that each request fits alone. Should one not, it fails, and those behind it go on: who
+        waits while nothing runs, and who for the second time is preempted for itself alone without progress.
+        """
+        if not self._sequences:
+            first = self._waiting.first
+            assert first is not None, "somebody lacks room"
+            if first.kv.host_id is not None:
+                self._preemption.discard(first)
+            else:
+                self._fail(first)
+            return
+        victim = victim or self._victims.choose(self._accounts.borrowers(self))
+        alone = all(sequence in group(victim) for sequence in self._sequences)
+        if alone:
+            if victim.lonely_at == victim.num_tokens:
+                self._fail(victim)
+                return
+            victim.lonely_at = victim.num_tokens
+        self.park(victim, alone=alone)
+
+    def park(self, victim: Sequence, *, alone: bool = False) -> None:
+        """Let a running sequence wait, until its turn comes again."""
+        if victim.kv.slot is None:  # it went with another beam
+            return
+        self._preemption.preempt(victim, alone=alone)
+        self._requeue(victim)
+        self.num_preemptions += 1
+
+    def recompute_all(self) -> None:
+        """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted.
+
+        Nor is it known what the executor made of the last update.
+        """
+        self._ledger.prefixes.clear()
+        self._ledger.repeat_update()
+        for sequence in self._sequences[::-1]:
+            if sequence.kv.slot is not None:  # it may have been requeued with another beam
+                self._preemption.drop(sequence)
+                self._requeue(sequence)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """Queue a sequence that has lost its slot. Beams beside it, which need it, lose theirs."""
+        for each in group(sequence):
+            if each.kv.slot is not None:
+                self._preemption.drop(each)
+            if each in self._sequences:
+                self._sequences.remove(each)
+            self._waiting.remove(each)
+        self._waiting.requeue(share_prefix(sequence))
+
+    def _fail(self, sequence: Sequence) -> None:
+        """End a sequence that the cache does not hold even alone."""
+        sequence.error = self._room.explain_lack(sequence)
+        # Other samples were to share its prompt, and may fit where it does not. Beams do not.
+        forks, sequence.forks = sequence.forks, []
+        if sequence.request.beams is None:
+            for fork in forks:
+                self._waiting.requeue(fork)
+        for each in [sequence] if sequence.request.beams is None else sequence.request.sequences:
+            each.error = sequence.error
+            self.finish(each, "error")
+            self._failed.append(each)
