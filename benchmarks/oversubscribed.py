@@ -30,9 +30,9 @@ from winnow import LLM
 from winnow.bench.answering import answer_all, fixed_length
 from winnow.cache import CacheSize, Ledger
 from winnow.config import SchedulerConfig
+from winnow.engine.admission_budget import AdmissionBudget
 from winnow.engine.requests.request import Sequence as Sample
 from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
-from winnow.engine.room import Room
 from winnow.eviction import When
 from winnow.eviction.presets import find_preset
 from winnow.json_values import dump_json
@@ -63,7 +63,7 @@ class Measured:
     rounds: int
 
 
-class GreedyRoom(Room):
+class GreedyAdmissionBudget(AdmissionBudget):
     """Room as engines see it that promise nothing: the next chunk fits, or it does not."""
 
     def __init__(self, config: SchedulerConfig, ledger: Ledger, prefixes: PrefixSharing) -> None:
@@ -85,9 +85,9 @@ class GreedyRoom(Room):
 
 def admit_greedily(llm: LLM) -> None:
     """Let an engine admit each request whose next chunk fits."""
-    scheduler: Any = llm._engine._scheduler  # type: ignore[attr-defined]
-    room = GreedyRoom(scheduler._config, scheduler.ledger, scheduler.prefixes)
-    scheduler._room = scheduler._entry_rules._room = room
+    scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
+    budget = GreedyAdmissionBudget(scheduler._config, scheduler.ledger, scheduler.prefixes)
+    scheduler._budget = scheduler._admission_order._budget = budget
 
 
 def settings(row: str, kv_memory: int, eviction: str, compression: float) -> dict[str, Any]:

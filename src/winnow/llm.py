@@ -12,10 +12,10 @@ from winnow import vllm_names
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
+from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.residency.occupancy import Occupancy
-from winnow.engine.shared import Mailbox, OutputStream, SharedEngine
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
 from winnow.eviction.predictor import require_predictor
@@ -73,7 +73,7 @@ class LLM:
             self._team_wait.stop()
             raise
         release_team()  # the threads that will step may be others
-        self._shared = SharedEngine(engine, release_team)
+        self._driver = EngineDriver(engine, release_team)
         self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self.vocab_size = loaded.vocab_size
@@ -233,7 +233,7 @@ class LLM:
             params = replace(params, max_tokens=2)
         observer = KeptTokens()
         request = self.new_request(self.tokenize(prompt), params, observer=observer, final_only=True)
-        [output] = self._shared.finish([request])
+        [output] = self._driver.finish([request])
         output.raise_for_error()
         [eviction] = requested_eviction(self.config.eviction, params)
         return Inspection.of(output, observer, eviction, self._tokenizer)
@@ -279,9 +279,9 @@ class LLM:
         # Some token must follow the document; what it is changes nothing.
         followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
         request = self.new_request(followed, params, tenant=tenant, final_only=True)
-        [output] = self._shared.finish([request])
+        [output] = self._driver.finish([request])
         output.raise_for_error()
-        return self._shared.call(lambda engine: engine.save_prefix(request, Path(directory)))
+        return self._driver.call(lambda engine: engine.save_prefix(request, Path(directory)))
 
     # -- step by step --------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class LLM:
             params = replace(params, template_tail=prompt.template_tail)
         self.check_structured(params)
         if request_id is None:
-            request_id = self._shared.new_id()
+            request_id = self._driver.new_id()
         return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
 
     def check_structured(self, params: SamplingParams) -> None:
@@ -371,12 +371,12 @@ class LLM:
 
     def mailbox(self) -> Mailbox:
         """Make a mailbox, whose outputs only `step` with this mailbox returns."""
-        return self._shared.mailbox()
+        return self._driver.mailbox()
 
     def submit_all(self, requests: Sequence[NewRequest], box: Mailbox | None = None) -> None:
         """Queue requests, all of them or none; `step` returns their outputs. Raises as `generate`."""
         self._require_usable()
-        self._shared.submit(requests, box)
+        self._driver.submit(requests, box)
 
     def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
         """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished:
@@ -387,11 +387,11 @@ class LLM:
         Requests of `generate` and `stream` calls in progress advance too; their outputs go to those calls. While
         another thread steps, waits for the end of that step. Each output is returned once, to the first caller.
         """
-        return self._shared.step(box)
+        return self._driver.step(box)
 
     def begun(self) -> frozenset[str]:
         """Return the ids of unfinished requests whose computation has begun."""
-        return self._shared.call(lambda engine: engine.begun)
+        return self._driver.call(lambda engine: engine.begun)
 
     def rest(self) -> None:
         """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
@@ -423,33 +423,33 @@ class LLM:
                 what is computed; names field, value and limit.
         """
         self._require_usable()
-        new_id = self._shared.new_id() if new_request_id is None else new_request_id
-        self._shared.change(
+        new_id = self._driver.new_id() if new_request_id is None else new_request_id
+        self._driver.change(
             lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only)
         )
         return new_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns its output so far; None: there is no such unfinished request."""
-        return self._shared.abort(request_id)
+        return self._driver.abort(request_id)
 
     @property
     def has_unfinished(self) -> bool:
-        return self._shared.call(lambda engine: engine.has_unfinished)
+        return self._driver.call(lambda engine: engine.has_unfinished)
 
     def stats(self) -> EngineStats:
-        return self._shared.call(lambda engine: engine.stats())
+        return self._driver.call(lambda engine: engine.stats())
 
     def occupancy(self) -> Occupancy:
         """Return who holds the KV memory now, and how much of each layer and head stays."""
-        return self._shared.call(lambda engine: engine.occupancy())
+        return self._driver.call(lambda engine: engine.occupancy())
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, but for those of a `prefix_store`. Running requests keep their KVs.
 
         Returns True, as vLLM does where it succeeds.
         """
-        self._shared.change(lambda engine: engine.reset_prefix_cache())
+        self._driver.change(lambda engine: engine.reset_prefix_cache())
         return True
 
     def implementation(self) -> dict[str, str]:
@@ -464,14 +464,14 @@ class LLM:
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler; for tests and debugging. Slow."""
-        self._shared.call(lambda engine: engine.check_integrity())
+        self._driver.call(lambda engine: engine.check_integrity())
 
     # -- closing -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Free model and cache. Requests in progress are lost; threads that wait for them get a `ClosedError`."""
         self._team_wait.stop()
-        self._shared.close()
+        self._driver.close()
 
     def __enter__(self) -> Self:
         return self
@@ -485,7 +485,7 @@ class LLM:
 
     @property
     def _engine(self) -> RequestLoop:
-        return self._shared.engine
+        return self._driver.engine
 
     def _require_usable(self) -> None:
         """Raise ClosedError or ForkedError before any other work."""
@@ -508,7 +508,7 @@ class LLM:
             tenant=tenant,
             final_only=final_only,
         )
-        self._shared.submit([request])
+        self._driver.submit([request])
         return request.request_id
 
     def _answer(
@@ -530,17 +530,17 @@ class LLM:
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         if not (use_tqdm and is_shown()):
-            return self._shared.finish(requests, "prompts")
+            return self._driver.finish(requests, "prompts")
         with progress_bar(len(requests), lambda: self.stats().generated_tokens) as show:
-            return self._shared.finish(requests, "prompts", show)
+            return self._driver.finish(requests, "prompts", show)
 
     def _stream(
         self, prompt: TokenizedPrompt, params: SamplingParams | None, **options: Any
     ) -> Iterator[RequestOutput]:
-        box = self._shared.mailbox()
+        box = self._driver.mailbox()
         request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
-        self._shared.submit([request], box)
-        return OutputStream(self._shared, box)
+        self._driver.submit([request], box)
+        return OutputStream(self._driver, box)
 
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:

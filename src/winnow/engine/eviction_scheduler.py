@@ -46,7 +46,7 @@ class EvictionScheduler:
         """Count a step; policies may have rounds every so many of them."""
         self._num_steps += 1
 
-    def shrink_due(self, running: SequenceType[Sequence]) -> set[Sequence]:
+    def evict_due(self, running: SequenceType[Sequence]) -> set[Sequence]:
         """Run one round over the sequences that must wait for it.
 
         Returns:
@@ -59,14 +59,14 @@ class EvictionScheduler:
             for s, state in self._states(able)
             if (_eviction(s).round_due(*state) or s in at_intervals) and s.next_pass is None
         ]
-        done = self._shrink(due + self._joining(due, able), running)
+        done = self._evict(due + self._joining(due, able), running)
         # A sibling that a round served through its leader is no longer due.
         return {s for s in due if s not in done and s.kv.last_round != s.kv.num_computed}
 
-    def relieve(self, running: SequenceType[Sequence]) -> bool:
+    def evict_under_pressure(self, running: SequenceType[Sequence]) -> bool:
         """Shrink sequences whose policy acts under pressure. Returns False if there is none that could."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.pressure]
-        return bool(self._shrink(self._shrinkable(able), running))
+        return bool(self._evict(self._shrinkable(able), running))
 
     def making_room(self, running: SequenceType[Sequence]) -> list[Sequence]:
         """Return sequences whose policy lets them shrink so that a waiting request is admitted, and that would."""
@@ -75,7 +75,7 @@ class EvictionScheduler:
 
     def make_room(self, sequences: SequenceType[Sequence], running: SequenceType[Sequence]) -> None:
         """Run a round over `sequences`, as `making_room` gave them."""
-        self._shrink(sequences, running)
+        self._evict(sequences, running)
 
     # -- who -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class EvictionScheduler:
 
     # -- the round -----------------------------------------------------------------------------------------------
 
-    def _shrink(self, able: SequenceType[Sequence], running: SequenceType[Sequence]) -> set[Sequence]:
+    def _evict(self, able: SequenceType[Sequence], running: SequenceType[Sequence]) -> set[Sequence]:
         """Run a round over as many of `able` as the cap lets in. Returns them."""
         if not able:
             return set()
@@ -197,10 +197,10 @@ class EvictionScheduler:
         self.total.add(sum(freed), seconds, len(leaders))
         for leader, blocks in zip(leaders, freed, strict=True):
             for sequence in (leader, *same[leader]):
-                self._note(sequence, blocks, seconds / len(leaders))
+                self._update_metrics(sequence, blocks, seconds / len(leaders))
             self._prefixes.remember_round(leader)
 
-    def _note(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
+    def _update_metrics(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
         sequence.kv.last_round = sequence.kv.num_computed
         sequence.kv.num_rounds += 1
         sequence.rounds.add(freed_blocks, seconds)

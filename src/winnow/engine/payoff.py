@@ -1,12 +1,12 @@
 """WHETHER compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
 
 from winnow.cache import Ledger
+from winnow.engine.admission_budget import AdmissionBudget
 from winnow.engine.plan import StepPlan
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.residency.preemption_costs import PreemptionCosts
 from winnow.engine.residency.running import Running
-from winnow.engine.room import Room
 from winnow.eviction import SequenceEviction
 from winnow.outputs import CompressionOutlook
 
@@ -63,12 +63,14 @@ class CompressionDecisions:
         outlook: what compressing let expect when memory was last found short; None: it never was.
     """
 
-    def __init__(self, ledger: Ledger, room: Room, costs: PreemptionCosts, rounds: RoundTally) -> None:
+    def __init__(
+        self, ledger: Ledger, budget: AdmissionBudget, costs: PreemptionCosts, rounds: RoundTally
+    ) -> None:
         """Take `rounds`, the tally of the scheduler."""
         self.num_starts = self.num_short_starts = 0
         self.outlook: CompressionOutlook | None = None
         self._ledger = ledger
-        self._room = room
+        self._budget = budget
         self._costs = costs
         self._rounds = rounds
         self._times = DecodeTimes()
@@ -79,7 +81,7 @@ class CompressionDecisions:
         asked = sequence.asked_eviction
         if asked is None:
             return
-        self._is_short = self._room.is_short(waiting, running)
+        self._is_short = self._budget.is_short(waiting, running)
         if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
             self.outlook = self._look(sequence, asked, len(waiting) + len(running), running.mean_answer)
         pays = self.outlook is None or self.outlook.pays

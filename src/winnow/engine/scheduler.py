@@ -11,7 +11,8 @@ from collections.abc import Callable
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.accounts import TenantAccounts
-from winnow.engine.entry_rules import EntryRules
+from winnow.engine.admission_budget import AdmissionBudget
+from winnow.engine.admission_order import AdmissionOrder
 from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
 from winnow.engine.orders import TenantName, build_order
@@ -36,7 +37,6 @@ from winnow.engine.residency.running import Running
 from winnow.engine.residency.saved_prefixes import SavedPrefixes
 from winnow.engine.residency.sequence_forks import SequenceForks
 from winnow.engine.residency.tier_grants import TierGrants
-from winnow.engine.room import Room
 
 
 class Scheduler:
@@ -73,22 +73,22 @@ class Scheduler:
         self._preemption = Preemption(executor, self.ledger, clock, costs, self.accounts)
         self.saved_prefixes = SavedPrefixes(executor, self.ledger, prefix_store)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.saved_prefixes)
-        self._room = Room(config, self.ledger, self.prefixes)
+        self._budget = AdmissionBudget(config, self.ledger, self.prefixes)
         victims = victims or LeastLoss(
             self._preemption.loss, self._preemption.has_progressed, self.waiting.order
         )
         self.running = Running(
-            executor, self.ledger, self.waiting, self._preemption, victims, self.accounts, self._room
+            executor, self.ledger, self.waiting, self._preemption, victims, self.accounts, self._budget
         )
         self._ownership = BlockOwnership(self.ledger, self.prefixes, self.running, config.prefill_chunk)
         self._rounds = EvictionScheduler(
             executor, self.ledger, clock, max_round_kvs, self._ownership, self.prefixes
         )
         self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
-        self._entry_rules = EntryRules(
-            self.waiting, self.accounts, self.ledger, self._room, config.max_passes
+        self._admission_order = AdmissionOrder(
+            self.waiting, self.accounts, self.ledger, self._budget, config.max_passes
         )
-        self.decisions = CompressionDecisions(self.ledger, self._room, self._preemption.costs, self.rounds)
+        self.decisions = CompressionDecisions(self.ledger, self._budget, self._preemption.costs, self.rounds)
         self._grants = TierGrants(self.ledger, executor, config)
         self._builder = PlanBuilder(self.ledger, self.running, self.waiting)
 
@@ -139,13 +139,13 @@ class Scheduler:
     def _schedule(self) -> ScheduledStep:
         self._grants.ask(again=not self.running)
         self._rounds.start_step()
-        self._entry_rules.keep_limits(self.running)
+        self._admission_order.keep_limits(self.running)
         while True:
             self._resume_next()
             drop_finished(self.ledger, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
             self._ownership.unshare_samples(budgets_differ=True)
-            waits = self._rounds.shrink_due(self.running)
+            waits = self._rounds.evict_due(self.running)
             self._ownership.unshare_samples(budgets_differ=False)
             self._ownership.own_before_change()  # after rounds, of which the index may hold what they left
             self._make_room()
@@ -155,7 +155,7 @@ class Scheduler:
             step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return step
-            if waits or self._rounds.relieve(self.running):
+            if waits or self._rounds.evict_under_pressure(self.running):
                 continue
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self.running.preempt()
@@ -209,7 +209,7 @@ class Scheduler:
                 self._append(planned)
                 return planned
             except OutOfBlocksError:
-                if not self._rounds.relieve(self.running):
+                if not self._rounds.evict_under_pressure(self.running):
                     self.running.preempt()
 
     def _make_room(self) -> None:
@@ -217,11 +217,11 @@ class Scheduler:
         able = self._rounds.making_room(self.running)
         if not able or not self.waiting:
             return
-        first = next(iter(self._entry_rules.candidates(self.running)), None)
+        first = next(iter(self._admission_order.candidates(self.running)), None)
         if first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
             return
-        lacking = self._room.lacking(first, self.running)
-        if lacking > 0 and sum(self._room.yields(sequence) for sequence in able) >= lacking:
+        lacking = self._budget.lacking(first, self.running)
+        if lacking > 0 and sum(self._budget.yields(sequence) for sequence in able) >= lacking:
             self._rounds.make_room(able, self.running)
 
     def _append(self, planned: list[tuple[Sequence, int]]) -> None:
@@ -252,7 +252,7 @@ class Scheduler:
         """Park running sequences for waiting ones that outrank them. Returns those that enter in this step."""
         if not self.waiting or not self.running:
             return []
-        return self._entry_rules.make_way(self.running, self._lacking_for_urgent)
+        return self._admission_order.make_way(self.running, self._lacking_for_urgent)
 
     def _lacking_for_urgent(self, sequence: Sequence, leaving: int) -> int:
         """Return blocks that a waiting sequence lacks once `leaving` ones are parked; endless if it cannot start."""
@@ -266,18 +266,18 @@ class Scheduler:
         most = self._config.prefill_chunk or self._config.max_num_batched_tokens
         if self.prefixes.is_worth_waiting(sequence, found, min(sequence.num_tokens, most), self.running):
             return sys.maxsize
-        return coming + self._room.lacking(sequence, self.running, leaving, found)
+        return coming + self._budget.lacking(sequence, self.running, leaving, found)
 
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
-        if not self.waiting or not self._room.is_open(self.running):
+        if not self.waiting or not self._budget.is_open(self.running):
             return 0
         self.prefixes.note_wanted(self.waiting)
         passed: list[Sequence] = []
-        for sequence in self._entry_rules.candidates(self.running):
+        for sequence in self._admission_order.candidates(self.running):
             if count := self._start(sequence, budget):
                 for each in passed:
-                    each.num_passed += 1
+                    each.times_overtaken += 1
                 return count
             passed.append(sequence)
         return 0
@@ -294,15 +294,15 @@ class Scheduler:
         sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
         waits = self.prefixes.is_worth_waiting(sequence, prefix, count, self.running)
-        lacking = 0 if waits or not count else self._room.lacking(sequence, self.running, prefix=prefix)
+        lacking = 0 if waits or not count else self._budget.lacking(sequence, self.running, prefix=prefix)
         if waits or not count or lacking > 0:
             sequence.kv = KVState()
             if lacking > 0:
-                self._room.hold_back()
+                self._budget.hold_back()
             return 0
         if not self._enter(sequence, prefix, count):
             sequence.kv = KVState()
-            self._room.hold_back()
+            self._budget.hold_back()
             return 0
         self.waiting.remove(sequence)
         if sequence.request.metrics.first_scheduled_time is None:
@@ -330,8 +330,8 @@ class Scheduler:
 
     def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
-        while self.waiting and self._room.is_open(self.running):
-            sequence = next(iter(self._entry_rules.candidates(self.running)), None)
+        while self.waiting and self._budget.is_open(self.running):
+            sequence = next(iter(self._admission_order.candidates(self.running)), None)
             if sequence is None or not self._resume(sequence):
                 return
 
@@ -341,9 +341,9 @@ class Scheduler:
             return False
         # Beside others, no sooner than there is room for what all need soon.
         if not self._preemption.fits(sequence) or (
-            self.running and self._room.lacking(sequence, self.running) > 0
+            self.running and self._budget.lacking(sequence, self.running) > 0
         ):
-            self._room.hold_back()
+            self._budget.hold_back()
             return False
         if self._preemption.resume(sequence):
             self.waiting.remove(sequence)

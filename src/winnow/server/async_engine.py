@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
+from winnow.engine.driver import Mailbox
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.shared import Mailbox
 from winnow.errors import describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.outputs import EngineStats, RequestOutput

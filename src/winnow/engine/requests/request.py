@@ -190,9 +190,9 @@ class Sequence:
     stop_reason: int | str | None = None
     error: str | None = None
     """Error, where `finish_reason` is "error"."""
-    num_passed: int = 0
+    times_overtaken: int = 0
     """Later ones that were started before it because they fit and it did not."""
-    lonely_at: int | None = None
+    preempted_alone_at: int | None = None
     """Tokens that it had when it was last preempted while it had the cache for itself."""
     num_tokens_preempted: int | None = None
     """Tokens that it had when it was last preempted."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from winnow.cache import Ledger
 from winnow.engine.accounts import TenantAccounts
+from winnow.engine.admission_budget import AdmissionBudget
 from winnow.engine.executor import Executor
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beam_groups import group, share_prefix
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.preemption import Preemption, VictimPolicy, kept_on_host
 from winnow.engine.residency.replays import drop
-from winnow.engine.room import Room
 
 
 class Running(SequenceType[Sequence]):
@@ -34,7 +34,7 @@ class Running(SequenceType[Sequence]):
         preemption: Preemption,
         victims: VictimPolicy,
         accounts: TenantAccounts,
-        room: Room,
+        budget: AdmissionBudget,
     ) -> None:
         self.num_preemptions = 0
         self._executor = executor
@@ -43,7 +43,7 @@ class Running(SequenceType[Sequence]):
         self._preemption = preemption
         self._victims = victims
         self._accounts = accounts
-        self._room = room
+        self._budget = budget
         self._sequences: list[Sequence] = []
         self._entered: dict[Sequence, None] = {}
         self._failed: list[Sequence] = []
@@ -129,10 +129,10 @@ class Running(SequenceType[Sequence]):
         victim = victim or self._victims.choose(self._accounts.borrowers(self))
         alone = all(sequence in group(victim) for sequence in self._sequences)
         if alone:
-            if victim.lonely_at == victim.num_tokens:
+            if victim.preempted_alone_at == victim.num_tokens:
                 self._fail(victim)
                 return
-            victim.lonely_at = victim.num_tokens
+            victim.preempted_alone_at = victim.num_tokens
         self.park(victim, alone=alone)
 
     def park(self, victim: Sequence, *, alone: bool = False) -> None:
@@ -169,7 +169,7 @@ class Running(SequenceType[Sequence]):
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
-        sequence.error = self._room.explain_lack(sequence)
+        sequence.error = self._budget.explain_lack(sequence)
         # Other samples were to share its prompt, and may fit where it does not. Beams do not.
         forks, sequence.forks = sequence.forks, []
         if sequence.request.beams is None:

@@ -34,7 +34,7 @@ class Mailbox:
     """Ids of requests whose last output has not arrived."""
 
 
-class SharedEngine:
+class EngineDriver:
     """Guard of an engine, so that any thread may call any method at any time.
 
     Args:
@@ -307,7 +307,7 @@ class OutputStream(Iterator[RequestOutput]):
     Several threads may read from it; each output is returned once.
     """
 
-    def __init__(self, shared: SharedEngine, box: Mailbox) -> None:
+    def __init__(self, shared: EngineDriver, box: Mailbox) -> None:
         self._shared = shared
         self._box = box
         self._ended = False

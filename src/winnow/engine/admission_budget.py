@@ -11,7 +11,7 @@ from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
 from winnow.units import format_bytes
 
 
-class Room:
+class AdmissionBudget:
     """Blocks that sequences hold, will take and would free. What each needs follows from its policy.
 
     Requests join others only up to the high watermark. After one was held back, none joins until use has fallen to the

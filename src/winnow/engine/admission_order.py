@@ -7,12 +7,12 @@ from itertools import islice
 
 from winnow.cache import Ledger
 from winnow.engine.accounts import TenantAccounts, of_tenant
+from winnow.engine.admission_budget import AdmissionBudget
 from winnow.engine.orders import TenantName
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.running import Running
-from winnow.engine.room import Room
 
 _LOOKAHEAD = 64
 """Number of waiting sequences that are searched for one that may pass another which does not fit."""
@@ -26,16 +26,21 @@ class _Shortage:
     pages: int
 
 
-class EntryRules:
+class AdmissionOrder:
     """Rules of which waiting sequences may start, in what order, and which running ones are preempted for them."""
 
     def __init__(
-        self, waiting: WaitingQueue, accounts: TenantAccounts, ledger: Ledger, room: Room, max_passes: int
+        self,
+        waiting: WaitingQueue,
+        accounts: TenantAccounts,
+        ledger: Ledger,
+        budget: AdmissionBudget,
+        max_passes: int,
     ) -> None:
         self._waiting = waiting
         self._accounts = accounts
         self._ledger = ledger
-        self._room = room
+        self._budget = budget
         self._max_passes = max_passes
 
     # -- in what order -----------------------------------------------------------------------------------------------
@@ -51,7 +56,7 @@ class EntryRules:
         if not found:
             heads = self._waiting.heads()
             found = list(islice((s for s in heads if self._is_within_limit(s, running)), 1))
-        if found and found[0].num_passed < self._max_passes:
+        if found and found[0].times_overtaken < self._max_passes:
             others = islice(self._waiting, _LOOKAHEAD)
             found += [s for s in others if s is not found[0] and self._is_within_limit(s, running)]
         return found
@@ -67,7 +72,7 @@ class EntryRules:
             if left:
                 left -= self._use(tenant, running)
             for sequence in self._waiting.of_tenant(tenant):
-                left -= self._room.need(sequence)
+                left -= self._budget.need(sequence)
                 if left < 0:
                     break
                 found.append(sequence)
@@ -78,7 +83,7 @@ class EntryRules:
         tenant = newcomer.request.tenant
         if self._accounts.of(tenant).limit >= 1:
             return True
-        return self._use(tenant, running) + self._room.need(newcomer) <= self._accounts.limit(tenant)
+        return self._use(tenant, running) + self._budget.need(newcomer) <= self._accounts.limit(tenant)
 
     # -- who gives way -----------------------------------------------------------------------------------------------
 
@@ -113,7 +118,7 @@ class EntryRules:
                 running.park(each)
             urgent.append(sequence)
             # Once it runs, another block a row will be promised to it.
-            blocks += self._room.need(sequence) + self._ledger.layout.rows_per_seq
+            blocks += self._budget.need(sequence) + self._ledger.layout.rows_per_seq
             pages += need
         return urgent
 
@@ -133,7 +138,7 @@ class EntryRules:
             return False
         decoding = [s.kv.running_slot for s in own if s.is_decoding]
         coming = self._ledger.demand(decoding, [1] * len(decoding)).blocks
-        coming += sum(self._room.growth(sequence) for sequence in own if not sequence.is_decoding)
+        coming += sum(self._budget.growth(sequence) for sequence in own if not sequence.is_decoding)
         return self._accounts.held(own) + coming > self._accounts.limit(tenant)
 
     def _outranking(self, running: SequenceType[Sequence]) -> list[Sequence]:
@@ -183,8 +188,8 @@ class EntryRules:
             ):
                 continue
             chosen.append(sequence)
-            blocks = self._room.freed(sequence)
-            freed += blocks + self._room.growth(sequence)
+            blocks = self._budget.freed(sequence)
+            freed += blocks + self._budget.growth(sequence)
             if quotas:
                 borrowed[tenant] -= blocks
             shortage.slots -= 1
@@ -195,4 +200,4 @@ class EntryRules:
     def _use(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
         """Return blocks that a tenant's running sequences hold or will take soon."""
         own = list(of_tenant(tenant, running))
-        return self._accounts.held(own) + sum(map(self._room.growth, own))
+        return self._accounts.held(own) + sum(map(self._budget.growth, own))
