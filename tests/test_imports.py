@@ -21,7 +21,7 @@ LAYERS = [
     ["options", "report", "models"],
     ["engine"],
     ["executor", "inspect"],
-    ["padded"],
+    ["padded", "engine_client"],
     ["llm"],
     ["bench", "evaluate"],
     ["batch", "fitting", "plan"],

@@ -9,13 +9,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from winnow import vllm_names
-from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
+from winnow.chat import Message, TemplateOptions, TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
-from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
+from winnow.engine.driver import EngineDriver, OutputStream
 from winnow.engine.loop import RequestLoop
-from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.residency.occupancy import Occupancy
+from winnow.engine_client import EngineClient
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
 from winnow.eviction.predictor import require_predictor
@@ -23,25 +22,21 @@ from winnow.executor.build import build_engine
 from winnow.foreign_names import accept_arguments
 from winnow.inspect import Inspection, KeptTokens
 from winnow.models import PlainModel, load_model, load_plain_model
-from winnow.models.backend_tokenizer import full_tokenizer
 from winnow.models.hub import locate_model
 from winnow.options import EngineOptions
-from winnow.outputs import BeamSearchOutput, EngineStats, RequestOutput
+from winnow.outputs import BeamSearchOutput, RequestOutput
 from winnow.process_fork import require_usable_torch
 from winnow.progress_bar import is_shown, progress_bar
-from winnow.prompts import Prompt, PromptTokenizer, list_conversations, list_prompts
+from winnow.prompts import Prompt, list_conversations, list_prompts
 from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.threads import TeamWait, release_team, set_threads
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()
 _Model = TypeVar("_Model", bound=PlainModel)
 
 
-class LLM:
+class LLM(EngineClient):
     """A language model that serves many requests at once within a fixed KV memory. Thread-safe.
 
     Example:
@@ -73,19 +68,9 @@ class LLM:
             self._team_wait.stop()
             raise
         release_team()  # the threads that will step may be others
-        self._driver = EngineDriver(engine, release_team)
-        self._tokenizer = loaded.tokenizer
-        self.max_model_len = loaded.max_model_len
-        self.vocab_size = loaded.vocab_size
-        self._grammars = loaded.grammars
+        super().__init__(EngineDriver(engine, release_team), loaded)
         self.dtype, self.device = loaded.dtype, loaded.device
         self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
-        self.sampling_defaults = loaded.sampling_defaults
-        self._prompts = PromptTokenizer(self._tokenizer)
-        # What the chat template ends turns with is looked at when it is first used: reading it takes transformers.
-        self._unchecked_ends: frozenset[int] | None = loaded.eos_token_ids
-        if not loaded.eos_token_ids:
-            self._check_ends()
         # Imports made while loading keep the frames that they passed, and their locals, until garbage is collected:
         # `close` would free nothing before.
         del loaded, engine
@@ -96,21 +81,6 @@ class LLM:
             """Refuse vLLM's methods that Winnow does not have, by what it has instead."""
             has = f": {vllm_names.METHODS[name].note}" if name in vllm_names.METHODS else ""
             raise AttributeError(f"LLM has no {name!r}{has}", name=name, obj=self)
-
-    @property
-    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The model's tokenizer, of transformers; None: it has none."""
-        return full_tokenizer(self._tokenizer)
-
-    def get_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Return the model's tokenizer; None: its directory has none."""
-        return self.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return the parameters of a prompt without any: `SamplingParams()`, updated from the model's
-        generation_config.json (see the option `generation_config`).
-        """
-        return SamplingParams.from_mapping(self.sampling_defaults)
 
     # -- all at once ---------------------------------------------------------------------------------------------
 
@@ -283,188 +253,11 @@ class LLM:
         output.raise_for_error()
         return self._driver.call(lambda engine: engine.save_prefix(request, Path(directory)))
 
-    # -- step by step --------------------------------------------------------------------------------------------
-
-    def submit(
-        self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-        final_only: bool = False,
-    ) -> str:
-        """Queue a prompt and return its request id. Raises as `generate`.
-
-        Args:
-            request_id: unique among unfinished requests; None: one is generated.
-            priority: under scheduling_policy=priority, the default, greater is served first; ties go to the earlier
-                request. A request that does not fit beside running ones of lower priority parks them, the lowest first,
-                and they continue later. When memory runs out, the lowest is preempted, ties go to the latest.
-            tenant: on whose account it runs: what the option `tenants` says of the name holds, and prefixes are shared
-                within one tenant alone. None: those of no tenant.
-            final_only: `step` returns the request once, when it is finished, instead of after every token.
-        """
-        self._require_usable()
-        return self._submit(self.tokenize(prompt), sampling_params, request_id, priority, tenant, final_only)
-
-    def submit_chat(
-        self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-        final_only: bool = False,
-    ) -> str:
-        """Do as `submit` does, for a conversation."""
-        self._require_usable()
-        return self._submit(
-            self.tokenize_chat(messages), sampling_params, request_id, priority, tenant, final_only
-        )
-
-    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """Return a prompt as the engine takes it. Raises as `generate`; any thread may call it during a step.
-
-        Args:
-            add_special_tokens: let the tokenizer add to a text what its model expects before it.
-        """
-        return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens)
-
-    def tokenize_chat(
-        self, messages: Sequence[Message], template: TemplateOptions = PLAIN
-    ) -> TokenizedPrompt:
-        """Do as `tokenize` does, for a conversation; `template` holds the template's other variables."""
-        self._check_ends()
-        return self._prompts.tokenize_chat(messages, template)
-
-    def _check_ends(self) -> None:
-        """Warn once where answers may run up to their limit."""
-        ends, self._unchecked_ends = self._unchecked_ends, None
-        if ends is not None:
-            warn_about_ends(self._tokenizer, ends)
-
-    def new_request(
-        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
-    ) -> NewRequest:
-        """Return a request for `submit_all`; `options` are the other fields of `NewRequest`.
-
-        Tells the request's policy the number of template tokens after the question.
-        """
-        if prompt.template_tail and params.template_tail is None:
-            params = replace(params, template_tail=prompt.template_tail)
-        self.check_structured(params)
-        if request_id is None:
-            request_id = self._driver.new_id()
-        return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
-
-    def check_structured(self, params: SamplingParams) -> None:
-        """Compile the form that parameters ask for, if they do; later requests find it compiled.
-
-        Raises:
-            InvalidRequestError: the form cannot be compiled, or only with more work than is allowed.
-        """
-        if params.form is not None:
-            self._grammars.check(params.form)
-
-    def mailbox(self) -> Mailbox:
-        """Make a mailbox, whose outputs only `step` with this mailbox returns."""
-        return self._driver.mailbox()
-
-    def submit_all(self, requests: Sequence[NewRequest], box: Mailbox | None = None) -> None:
-        """Queue requests, all of them or none; `step` returns their outputs. Raises as `generate`."""
-        self._require_usable()
-        self._driver.submit(requests, box)
-
-    def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
-        """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished:
-        those submitted with `box`; None: those submitted without one.
-
-        Requests submitted with `final_only` are returned once, when they are finished.
-
-        Requests of `generate` and `stream` calls in progress advance too; their outputs go to those calls. While
-        another thread steps, waits for the end of that step. Each output is returned once, to the first caller.
-        """
-        return self._driver.step(box)
-
-    def begun(self) -> frozenset[str]:
-        """Return the ids of unfinished requests whose computation has begun."""
-        return self._driver.call(lambda engine: engine.begun)
-
-    def rest(self) -> None:
-        """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
-        release_team()
-
-    def fork(
-        self,
-        request_id: str,
-        sampling_params: SamplingParams | None = None,
-        *,
-        new_request_id: str | None = None,
-        index: int = 0,
-        final_only: bool = False,
-    ) -> str:
-        """Queue a request that continues from where an unfinished one is, and return its id.
-
-        It has the same prompt and the answer so far, and shares the KVs: both copy a block only when they write into
-        it, or a policy changes it. Limits such as `max_tokens` count the whole answer. Paged engine only.
-
-        Args:
-            sampling_params: for the tokens to come; None: those of the other request, its seed included, so both
-                answers are the same. What its KVs depend on (`eviction`, `compression` and the like) cannot change.
-            new_request_id: unique among unfinished requests; None: one is generated.
-            index: which of the other request's samples.
-            final_only: see `submit`.
-
-        Raises:
-            InvalidRequestError (or a subclass): no such request or sample is unfinished, or the parameters do not fit
-                what is computed; names field, value and limit.
-        """
-        self._require_usable()
-        new_id = self._driver.new_id() if new_request_id is None else new_request_id
-        self._driver.change(
-            lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only)
-        )
-        return new_id
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once. Returns its output so far; None: there is no such unfinished request."""
-        return self._driver.abort(request_id)
-
-    @property
-    def has_unfinished(self) -> bool:
-        return self._driver.call(lambda engine: engine.has_unfinished)
-
-    def stats(self) -> EngineStats:
-        return self._driver.call(lambda engine: engine.stats())
-
-    def occupancy(self) -> Occupancy:
-        """Return who holds the KV memory now, and how much of each layer and head stays."""
-        return self._driver.call(lambda engine: engine.occupancy())
-
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes, but for those of a `prefix_store`. Running requests keep their KVs.
-
-        Returns True, as vLLM does where it succeeds.
-        """
-        self._driver.change(lambda engine: engine.reset_prefix_cache())
-        return True
-
     def implementation(self) -> dict[str, str]:
         """Return what computes and how numbers are stored, by the part of a step: layers, dtype, attention, KVs."""
         dtype = str(self.dtype).removeprefix("torch.")
         parts = {"layers": self.decoder, "dtype": dtype, "device": str(self.device)}
         return parts | self._engine.implementation()
-
-    def kv_bytes(self, num_kvs: int) -> int:
-        """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""
-        return self._engine.kv_bytes(num_kvs)
-
-    def check_integrity(self) -> None:
-        """Assert the invariants of cache and scheduler; for tests and debugging. Slow."""
-        self._driver.call(lambda engine: engine.check_integrity())
 
     # -- closing -------------------------------------------------------------------------------------------------
 
@@ -482,34 +275,6 @@ class LLM:
         self.close()
 
     # -- inside --------------------------------------------------------------------------------------------------
-
-    @property
-    def _engine(self) -> RequestLoop:
-        return self._driver.engine
-
-    def _require_usable(self) -> None:
-        """Raise ClosedError or ForkedError before any other work."""
-        _ = self._engine
-
-    def _submit(
-        self,
-        prompt: TokenizedPrompt,
-        params: SamplingParams | None,
-        request_id: str | None,
-        priority: int,
-        tenant: str | None,
-        final_only: bool,
-    ) -> str:
-        request = self.new_request(
-            prompt,
-            params or self.get_default_sampling_params(),
-            request_id,
-            priority=priority,
-            tenant=tenant,
-            final_only=final_only,
-        )
-        self._driver.submit([request])
-        return request.request_id
 
     def _answer(
         self,
