@@ -19,7 +19,7 @@ from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams, process_fork
-from winnow.errors import ClosedError, ForkedError, InvalidRequestError
+from winnow.errors import ClosedError, ForkedError, InvalidRequestError, ReentryError
 from winnow.eviction import PRESETS
 from winnow.process_fork import require_usable_torch
 
@@ -189,6 +189,19 @@ class TestOneEngine:
 
 
 class TestFailures:
+    def test_a_step_that_asks_for_another_is_refused(
+        self, llm: LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It would wait for itself."""
+        calls = [lambda: llm.generate(prompt(1), GREEDY), lambda: llm.stats(), lambda: llm.step()]
+        for call in calls:
+            with monkeypatch.context() as patch:
+                patch.setattr(llm._engine, "step", call)
+                with pytest.raises(ReentryError, match="in the middle of a step of the same thread"):
+                    llm.generate(prompt(0), GREEDY)
+        assert tokens(llm.generate(prompt(0), GREEDY)) == [expected[0]]
+        assert not llm.has_unfinished
+
     def test_a_failing_step_fails_one_thread_and_the_others_go_on(
         self, llm: LLM, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:

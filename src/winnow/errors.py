@@ -48,6 +48,10 @@ class ForkedError(WinnowError):
     """The `LLM`, or the state of torch that a new one would need, belongs to the process that was forked."""
 
 
+class ReentryError(WinnowError):
+    """The `LLM` was called from within a step of its own."""
+
+
 class UsageError(WinnowError):
     """The command line, or a file that it names, is unusable."""
 

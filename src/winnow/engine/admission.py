@@ -10,6 +10,7 @@ from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
 from winnow.engine.accounts import TenantAccounts
 from winnow.engine.orders import TenantName
+from winnow.engine.requests.request_limits import answer_limit, check_tokens
 from winnow.engine.residency.saved_prefixes import SavedPrefixes
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
@@ -44,39 +45,6 @@ class Admitted:
     """Tokens for which each answer holds blocks from its start; None: it takes them as it grows."""
     replay_replaced: bool = False
     """The policy that was asked for replays the context, which does not fit: `policy_name` took its place."""
-
-
-def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) -> None:
-    """Check a prompt and its parameters against the vocabulary.
-
-    Raises:
-        InvalidRequestError: the prompt is empty, or the model does not have a token.
-    """
-    if not token_ids:
-        raise InvalidRequestError("prompt must hold at least 1 token, got none")
-    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-        wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
-        raise InvalidRequestError(f"prompt token ids must be between 0 and {vocab_size - 1}, got {wrong}")
-    params.validate_for(vocab_size)
-
-
-def answer_limit(prompt_len: int, params: SamplingParams, context: int) -> int:
-    """Return the most tokens of an answer: what is asked for, or what the context leaves.
-
-    Raises:
-        ContextLengthError: the context leaves no room for an answer, or not for the tokens that it must begin with.
-    """
-    if prompt_len >= context:
-        raise ContextLengthError(
-            f"prompt must be shorter than the context of {context} tokens (max_model_len), got {prompt_len}"
-        )
-    if prompt_len + params.num_forced > context:
-        raise ContextLengthError(
-            f"prompt and forced_tokens must fit into the context of {context} tokens (max_model_len), "
-            f"got {prompt_len} and {params.num_forced}"
-        )
-    wanted = context - prompt_len if params.max_tokens is None else params.max_tokens
-    return min(wanted, context - prompt_len)
 
 
 class Admission:

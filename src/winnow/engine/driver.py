@@ -1,21 +1,23 @@
-"""One engine shared by many threads: their requests are served together, in the same steps.
+"""The one owner of an engine: whatever uses it, `LLM.generate` and a server alike, is a client of its driver.
 
 The engine has no thread of its own. One of the threads that wait for outputs computes steps for all of them until its
-own outputs have arrived; then another takes over. Nothing here survives a fork: the child gets a ForkedError.
+own outputs have arrived; then another takes over: the one thread of a server, or that of a script, which Ctrl-C
+interrupts between two steps and a profiler sees. Nothing here survives a fork: the child gets a ForkedError.
 """
 
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from threading import Condition, Lock
+from threading import Condition, Lock, get_ident
 from typing import TypeVar
 
 from winnow.engine.interrupts import DeferredInterrupt
 from winnow.engine.loop import RequestLoop
 from winnow.engine.requests.new_request import NewRequest
-from winnow.errors import ClosedError, ForkedError, InvalidRequestError, QueueFullError
+from winnow.errors import ClosedError, ForkedError, InvalidRequestError, QueueFullError, ReentryError
 from winnow.outputs import RequestOutput
 
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class EngineDriver:
     Raises, from every method but `close` and `abandon`:
         ClosedError: the engine was closed, before the call or during it.
         ForkedError: the engine belongs to another process.
+        ReentryError: the calling thread is using the engine already.
     """
 
     def __init__(self, engine: RequestLoop, release_thread: Callable[[], None] = lambda: None) -> None:
@@ -54,6 +57,7 @@ class EngineDriver:
         # it before each step, so that threads which came during the last step go first.
         self._entrance = Lock()
         self._inside = Lock()
+        self._user: int | None = None
         # Guards the fields below; never held while the engine computes, never taken before the two locks above.
         self._mail = Lock()
         self._unclaimed = self.mailbox()
@@ -80,9 +84,8 @@ class EngineDriver:
 
     def call(self, action: Callable[[RequestLoop], T]) -> T:
         """Run `action` on the engine, between two steps."""
-        _ = self.engine  # before any lock: after a fork, a lock may be held by a thread that does not exist
-        with self._entrance, self._inside:
-            engine = self.engine
+        self._require_usable()
+        with self._entrance, self._used() as engine:
             if self._abandoned:
                 with DeferredInterrupt():
                     self._drop_abandoned(engine)
@@ -214,9 +217,28 @@ class EngineDriver:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _require_usable(self) -> None:
+        """Raise before any lock is taken: after a fork, a thread that does not exist may hold one."""
+        _ = self.engine
+        if self._user == get_ident() and self._inside.locked():
+            raise ReentryError(
+                "this LLM is in the middle of a step of the same thread: what a step calls, such as the score of a "
+                "policy, cannot ask it for another; do so between two steps"
+            )
+
+    @contextmanager
+    def _used(self) -> Iterator[RequestLoop]:
+        """Give the calling thread the engine, to itself."""
+        with self._inside:
+            self._user = get_ident()
+            try:
+                yield self.engine
+            finally:
+                self._user = None
+
     def _advance(self, box: Mailbox, num_outputs: int, *, once: bool) -> None:
         """See `wait`; with `once`, return also after a step by any thread."""
-        _ = self.engine
+        self._require_usable()
         leads = False
         try:
             with self._mail:
@@ -256,8 +278,7 @@ class EngineDriver:
     def _step(self, box: Mailbox, num_outputs: int, once: bool) -> None:
         with self._entrance:  # see `__init__`
             pass
-        with self._inside:
-            engine = self.engine
+        with self._used() as engine:
             self._drop_abandoned(engine)
             if len(box.outputs) >= num_outputs:  # aborted meanwhile
                 return

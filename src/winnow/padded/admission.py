@@ -1,6 +1,6 @@
 """Checks of a request before it enters the padded engine."""
 
-from winnow.engine.admission import answer_limit, check_tokens
+from winnow.engine.requests.request_limits import answer_limit, check_tokens
 from winnow.errors import CapacityError, InvalidRequestError
 from winnow.eviction_request import EVICTION_FIELDS
 from winnow.padded.memory_budget import MemoryBudget
