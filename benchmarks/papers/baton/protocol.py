@@ -240,7 +240,7 @@ class Run:
     kv_bytes_peak: int
     """Most that was in use after a step, as in `Trace.kv_bytes`."""
     tally: dict[str, float]
-    """The padded engine's counters (`winnow.padded.counters`), of this run alone; empty for the paged engine."""
+    """The padded engine's counters (`winnow.padded.stats`), of this run alone; empty for the paged engine."""
     digests: tuple[str, ...]
     """Of each answer's token ids, in the order of the queries."""
     trace: Trace

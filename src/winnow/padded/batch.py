@@ -7,9 +7,9 @@ from torch import Tensor
 
 from winnow.engine.requests.request import Sequence
 from winnow.padded.cache import PaddedCache, QueryKVs
-from winnow.padded.counters import Counters
 from winnow.padded.memory_budget import MemoryBudget
 from winnow.padded.model import PaddedModel, span_mask
+from winnow.padded.stats import Counters
 
 
 class Batch:

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from winnow.engine.requests.request import Sequence
 from winnow.padded.batch import Batch
-from winnow.padded.counters import Counters
 from winnow.padded.groups import Grouping
 from winnow.padded.memory_budget import MemoryBudget
 from winnow.padded.prefill import Prefilled
 from winnow.padded.queue import Queue
 from winnow.padded.sampler_slots import SamplerSlots
+from winnow.padded.stats import Counters
 
 
 @dataclass(frozen=True)

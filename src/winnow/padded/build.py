@@ -11,7 +11,6 @@ from winnow.padded.admission import PaddedAdmission
 from winnow.padded.background import Background
 from winnow.padded.batch import Batch
 from winnow.padded.batch_state import BatchState
-from winnow.padded.counters import Counters
 from winnow.padded.engine import PaddedEngine
 from winnow.padded.executor import PaddedExecutor
 from winnow.padded.groups import Grouping
@@ -21,6 +20,7 @@ from winnow.padded.modes import Embedding, Mode
 from winnow.padded.queue import Queue
 from winnow.padded.sampler_slots import SamplerSlots
 from winnow.padded.shape import probe_shape
+from winnow.padded.stats import Counters
 from winnow.padded.trial import check_padding
 from winnow.sampling import Sampler
 

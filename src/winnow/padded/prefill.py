@@ -10,10 +10,10 @@ from torch import Tensor
 from winnow.engine.requests.request import Sequence
 from winnow.outputs import LogprobDict
 from winnow.padded.cache import PaddedCache, Shape
-from winnow.padded.counters import Counters
 from winnow.padded.inputs import PaddedInputs
 from winnow.padded.model import PaddedModel
 from winnow.padded.shape import KVShape
+from winnow.padded.stats import Counters
 from winnow.sampling import prompt_logprobs
 
 

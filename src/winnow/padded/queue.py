@@ -7,7 +7,7 @@ from winnow.engine.orders import Order
 from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Sequence
 from winnow.padded.cache import QueryKVs
-from winnow.padded.counters import Counters
+from winnow.padded.stats import Counters
 
 
 class Queue:

@@ -17,7 +17,7 @@ from winnow.errors import WinnowError
 from winnow.openai.errors import INTERNAL, ApiError
 from winnow.server.batches import Batches
 from winnow.server.dashboard import add_dashboard_stream
-from winnow.server.file_routes import add_file_routes
+from winnow.server.endpoints.file_routes import add_file_routes
 from winnow.server.http import ClientLeft, Gate, error_response
 from winnow.server.pages import add_pages, pages
 from winnow.server.routes import add_routes

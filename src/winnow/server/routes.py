@@ -11,12 +11,12 @@ from winnow import __version__
 from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
 from winnow.server.async_engine import RETRY_SECONDS
-from winnow.server.completions import StrictResponse, complete
+from winnow.server.endpoints.completions import StrictResponse, complete
+from winnow.server.endpoints.responses import respond
+from winnow.server.endpoints.tokens import detokenize, tokenize
 from winnow.server.forms import ErrorForm, describe_body, describe_parameters
 from winnow.server.http import error_response, read_json
-from winnow.server.responses import respond
 from winnow.server.service import Service
-from winnow.server.tokens import detokenize, tokenize
 
 
 def add_routes(app: FastAPI, service: Service) -> None:

@@ -85,7 +85,7 @@ def execute(namespace: argparse.Namespace) -> int:
         raise UsageError(f"--context must be below --tokens ({namespace.tokens}), got {namespace.context}")
     from winnow.evaluate.cell import AGNOSTIC, num_accumulators, plan_cells
     from winnow.evaluate.likelihood import Keeping
-    from winnow.evaluate.perplexity_report import perplexity_table, write_perplexity
+    from winnow.evaluate.reports.perplexity_report import perplexity_table, write_perplexity
 
     cells = plan_cells(namespace.presets, namespace.compressions, (AGNOSTIC,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}

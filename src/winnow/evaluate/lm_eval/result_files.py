@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalResult
-from winnow.evaluate.table_report import write_table_report
+from winnow.evaluate.reports.table_report import write_table_report
 from winnow.report.tables import Footnotes, TextTable
 
 _NOTE = """\

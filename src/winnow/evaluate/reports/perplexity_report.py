@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.evaluate.perplexity import Change, Perplexity
-from winnow.evaluate.table_report import write_table_report
+from winnow.evaluate.reports.table_report import write_table_report
 from winnow.report.tables import Footnotes, TextTable
 from winnow.units import format_bytes
 

@@ -12,7 +12,7 @@ from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.responses import ResponseWriter, chat_body
 from winnow.openai.stream import ChunkStream
-from winnow.server.completions import (
+from winnow.server.endpoints.completions import (
     StrictResponse,
     new_chunks,
     response_form,

@@ -1,0 +1,1 @@
+"""Answers to the paths of the API."""
