@@ -65,9 +65,9 @@ class RecordingExecutor(SimulatedExecutor):
     def state_bytes(self, slot: int) -> int:
         return 100
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        return super().execute(plan)
+        return super().submit(plan)
 
     def apply(self, update: CacheUpdate) -> None:
         self.num_copied += sum(len(c.source) for c in update.copies if isinstance(c, BlockCopies))
@@ -188,7 +188,7 @@ class Simulation:
         self.steps.append(step)
         self.finished += self.scheduler.running.take_failed()
         start = self.clock()
-        result = self.executor.execute(step.plan)
+        result = self.executor.collect(self.executor.submit(step.plan))
         self.scheduler.advance(step)
         self.scheduler.record_step(step, self.clock() - start)
         for sequence, token in zip(step.samplers, result.token_ids, strict=True):

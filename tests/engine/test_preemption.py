@@ -171,16 +171,16 @@ class TestFaults:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         simulation, _, _ = crowded()
-        execute = simulation.executor.execute
+        submit = simulation.executor.submit
         raised = []
 
         def fail(plan: StepPlan) -> StepResult:
             if any(isinstance(copies, CopyDiscarded) for copies in plan.update.copies) and not raised:
                 raised.append(plan)
                 raise RuntimeError("no memory")
-            return execute(plan)
+            return submit(plan)
 
-        monkeypatch.setattr(simulation.executor, "execute", fail)
+        monkeypatch.setattr(simulation.executor, "submit", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             simulation.run()
         simulation.scheduler.running.recompute_all()

@@ -203,7 +203,7 @@ def test_nothing_that_other_queries_shaped_is_read(
     def step() -> int:
         plan = scheduler.schedule()
         ended = len(scheduler.running.take_failed())
-        result = executor.execute(plan.plan)
+        result = executor.collect(executor.submit(plan.plan))
         scheduler.advance(plan)
         executor.check_shapes()
         for sequence, token in zip(plan.samplers, result.token_ids, strict=True):

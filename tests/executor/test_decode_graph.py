@@ -111,7 +111,7 @@ def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.Mon
     for step, batch in enumerate([1, 4, 3, 3, 3, 2]):
         running = dict(list(starts.items())[-batch:])
         tokens = [(step + slot) % VOCAB for slot in running]
-        found = graphs.graphs.run(tokens, graphs.spans(running, observe=observe))
+        found = graphs.graphs.run(torch.tensor(tokens), graphs.spans(running, observe=observe))
         expected = eager.forward(torch.tensor([tokens], device=DEVICE), eager.spans(running, observe=observe))
         assert found is not None
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -138,19 +138,19 @@ def test_what_needs_the_host_is_left_to_it(observe: list[AttentionObserver | Non
     starts = {engine.cache.ledger.open(): 0 for _ in observe}
     spans = engine.spans(starts)
     spans = replace(spans, observe=tuple(observe))
-    assert engine.graphs.run([1, 2], spans) is None
+    assert engine.graphs.run(torch.tensor([1, 2]), spans) is None
     assert not engine.capture.batches
 
 
 def test_chunks_are_left_to_the_host() -> None:
     engine = Engine(TritonBackend())
     spans = engine.spans({engine.cache.ledger.open(): 0}, 3)
-    assert engine.graphs.run([1, 2, 3], spans) is None
+    assert engine.graphs.run(torch.tensor([1, 2, 3]), spans) is None
 
 
 def test_backends_that_wait_for_the_host_are_never_captured() -> None:
     engine = Engine(ReferenceBackend())
-    assert engine.graphs.run([1], engine.spans({engine.cache.ledger.open(): 0})) is None
+    assert engine.graphs.run(torch.tensor([1]), engine.spans({engine.cache.ledger.open(): 0})) is None
     assert not engine.capture.batches
 
 
@@ -165,8 +165,8 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_ever_after() -> None:
     engine.graphs._forward = refuse
     slot = engine.cache.ledger.open()
     with pytest.warns(UserWarning, match="without CUDA graphs.*not permitted"):
-        assert engine.graphs.run([1], engine.spans({slot: 0})) is None
-    assert engine.graphs.run([1], engine.spans({slot: 1})) is None
+        assert engine.graphs.run(torch.tensor([1]), engine.spans({slot: 0})) is None
+    assert engine.graphs.run(torch.tensor([1]), engine.spans({slot: 1})) is None
     assert len(attempts) == 1
 
 

@@ -112,11 +112,13 @@ class Mirrored:
         self.first.apply(update)
         self.second.apply(self.wire.send(update))
 
-    def execute(self, plan: StepPlan) -> Any:
+    def submit(self, plan: StepPlan) -> Any:
         self.num_steps += 1
         self.num_copied += len(plan.update.copies)
-        copy = self.wire.send(plan)
-        result, again = self.first.execute(plan), self.second.execute(copy)
+        return self.first.submit(plan), self.second.submit(self.wire.send(plan))
+
+    def collect(self, handles: Any) -> Any:
+        result, again = self.first.collect(handles[0]), self.second.collect(handles[1])
         assert again == result
         return result
 
@@ -160,7 +162,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
             engine._executor,
             TorchExecutor(engine._executor._model, llm.config, backend, engine._executor.layout),
         )
-        engine._executor = engine.scheduler._executor = engine.scheduler._rounds._executor = mirrored
+        engine._executor = engine.scheduler.running._executor = engine.scheduler._rounds._executor = mirrored
         preemption = engine.scheduler._preemption
         preemption._copies._executor, preemption.costs = mirrored, FixedCosts(1e-15, 1.0)
         for index in range(8):

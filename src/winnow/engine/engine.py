@@ -5,11 +5,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.executor import Executor
+from winnow.engine.lookahead import Lookahead
 from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.plan_builder import ScheduledStep
 from winnow.engine.queue import WaitingQueue
@@ -49,6 +51,12 @@ class Engine(RequestLoop):
         self._num_replays_replaced = 0
         self._kv_bytes_kept = self._kv_bytes_whole = 0
         self._traffic, self._last_traffic = TierTraffic(), TierTraffic()
+        self._lookahead = Lookahead(
+            scheduler.ledger, scheduler.running, scheduler.waiting, scheduler.accounts
+        )
+        self._looks_ahead = executor.overlaps
+        # A step that was submitted before the results of the one before it were known.
+        self._ahead: tuple[ScheduledStep, Any] | None = None
 
     def stats(self) -> EngineStats:
         ledger, rounds = self.scheduler.ledger, self.scheduler.rounds
@@ -133,6 +141,7 @@ class Engine(RequestLoop):
         Raises:
             PrefixStoreError: it is not in the cache, or the disk refuses it.
         """
+        self._settle()
         [sequence] = self._admit(new).sequences
         return self.scheduler.prefixes.save(sequence, self._model.open_store(directory))
 
@@ -143,6 +152,7 @@ class Engine(RequestLoop):
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
+        self._settle()
         ledger = self.scheduler.ledger
         ledger.check_integrity()
         self._executor.apply(ledger.take_update())
@@ -169,6 +179,7 @@ class Engine(RequestLoop):
     def fork(
         self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
     ) -> None:
+        self._settle()
         parent = self._requests.unfinished_sample(request_id, index)
         self._requests.require_new(new_id)
         request = parent.request
@@ -226,12 +237,17 @@ class Engine(RequestLoop):
 
     def _compute(self) -> Sampled | None:
         start = self._clock()
-        step = self.scheduler.schedule()
-        if not step.plan.entries:
-            return None
-        scheduled = self._clock()
         try:
-            result = self._executor.execute(step.plan)
+            ahead = self._take_ahead()
+            step = self.scheduler.schedule() if ahead is None else ahead[0]
+            if not step.plan.entries:
+                return None
+            scheduled = self._clock()
+            handle = self._executor.submit(step.plan) if ahead is None else ahead[1]
+            following = self._lookahead.plan(step) if self._looks_ahead else None
+            if following is not None:
+                self._ahead = following, self._executor.submit(following.plan)
+            result = self._executor.collect(handle)
         except BaseException:  # also on KeyboardInterrupt
             self._restart()
             raise
@@ -254,7 +270,24 @@ class Engine(RequestLoop):
             executed,
         )
 
+    def _take_ahead(self) -> tuple[ScheduledStep, Any] | None:
+        """Return the step that was submitted ahead, if any of its tokens are still wanted."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or all(sequence.finished for sequence in ahead[0].sequences):
+            return None
+        return ahead
+
+    def _settle(self) -> None:
+        """Append the tokens of a step in progress: nothing is half done afterwards. The next call returns them."""
+        if self._ahead is not None:
+            self._looks_ahead = False
+            try:
+                self._take_step()
+            finally:
+                self._looks_ahead = self._executor.overlaps
+
     def _restart(self) -> None:
+        self._ahead = None
         self.scheduler.running.recompute_all()
 
     def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:

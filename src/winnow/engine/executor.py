@@ -55,8 +55,21 @@ class Executor(Protocol):
     def fork(self, slot: int, child: NewSequence) -> None:
         """Let the sequence in a slot go on as `child` too, between steps. The ledger's update has been applied."""
 
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Apply the plan's update, compute its tokens and sample where it says so."""
+    @property
+    def overlaps(self) -> bool:
+        """Return whether a step gains by being submitted before the one before it is collected; on CPUs none does."""
+
+    def submit(self, plan: StepPlan) -> Any:
+        """Begin a step: apply the plan's update, compute its tokens and sample where it says so.
+
+        Steps are computed in the order in which they are submitted, and so is what other methods ask for between them.
+
+        Returns:
+            A handle for `collect`.
+        """
+
+    def collect(self, handle: Any) -> StepResult:
+        """Wait for a step's end; in the order in which they were submitted. One may be left out: nobody wants it."""
 
     def plan_evictions(self, planned: Sequence[PlannedEviction]) -> IntArray:
         """Decide which KVs of sequences stay under their budgets; `compact` follows before anything else is computed.

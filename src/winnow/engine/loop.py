@@ -125,20 +125,9 @@ class RequestLoop(ABC):
         """
         if self._touched or not self.has_unfinished:
             return self._outputs()
-        sampled = self._compute()
-        if sampled is not None:
-            try:
-                self._append_tokens(sampled)
-            except BaseException:  # tokens that were not appended are sampled again
-                self._restart()
-                raise
-        for sequence in self._take_failed():
-            if self._requests.holds(sequence.request):
-                self._touched[sequence.request] = None
-                self._requests.end(sequence)
+        sampled = self._take_step()
         outputs = self._outputs()
         if sampled is not None:
-            self._num_steps += 1
             self._output_seconds += self._clock() - sampled.time
         return outputs
 
@@ -220,6 +209,22 @@ class RequestLoop(ABC):
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    def _take_step(self) -> Sampled | None:
+        """Compute a step, and note who has changed. None: no sequence could be served."""
+        sampled = self._compute()
+        if sampled is not None:
+            try:
+                self._append_tokens(sampled)
+            except BaseException:  # tokens that were not appended are sampled again
+                self._restart()
+                raise
+        for sequence in self._take_failed():
+            if self._requests.holds(sequence.request):
+                self._touched[sequence.request] = None
+                self._requests.end(sequence)
+        self._num_steps += sampled is not None
+        return sampled
+
     def _append_tokens(self, sampled: Sampled) -> None:
         """Append the step's tokens to their sequences."""
         requests, touched = self._requests, self._touched
@@ -229,6 +234,8 @@ class RequestLoop(ABC):
         errors = sampled.errors
         for index, sequence in enumerate(sampled.sequences):
             request = sequence.request
+            if sequence.finished:  # since the step was submitted
+                continue
             touched[request] = None
             if request.beams is not None:
                 self._append_candidates(sequence, sampled.logprobs[index], errors.get(index), sampled.time)

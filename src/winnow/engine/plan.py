@@ -9,6 +9,9 @@ from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict
 from winnow.sampling import SamplingParams
 
+LAST_SAMPLED = -1
+"""Planned in place of a token id: what the slot sampled last, which the executor may know before the scheduler."""
+
 
 @dataclass(frozen=True)
 class NewSequence:

@@ -66,7 +66,6 @@ class Scheduler:
     ) -> None:
         self.waiting = WaitingQueue(build_order(config))
         self._config = config
-        self._executor = executor
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
         self.accounts = TenantAccounts(config.tenants, self.ledger)
@@ -362,12 +361,14 @@ class Scheduler:
     def advance(self, step: ScheduledStep) -> None:
         """Count the planned tokens as computed."""
         for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
+            if sequence.finished:  # since the step was submitted
+                continue
             if entry.replay is not None:
                 sequence.kv.replayed += entry.count
             else:
                 sequence.kv.num_computed = entry.end
                 self.prefixes.remember(sequence, entry.start, entry.end)
-        for tenant, count in Counter([sequence.request.tenant for sequence in step.samplers]).items():
+        for tenant, count in Counter([s.request.tenant for s in step.samplers if not s.finished]).items():
             self._charge(tenant, 0, count)
 
     def _charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:

@@ -7,7 +7,7 @@ from another. There is one graph for each pair of them, captured when it is firs
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,11 +109,11 @@ class DecodeGraphs:
         self._graphs: dict[_Key, _Graph | None] = {}
         self._gave_up = False
 
-    def run(self, tokens: Sequence[int], spans: Spans) -> Tensor | None:
+    def run(self, tokens: Tensor, spans: Spans) -> Tensor | None:
         """Return the logits of a step.
 
         Args:
-            tokens: one of each sequence.
+            tokens: one of each sequence, int64 [B] on the device.
 
         Returns:
             [B, V], good until the next call; None where the step cannot be a graph and must be computed as ever:
@@ -128,8 +128,9 @@ class DecodeGraphs:
         if graph is None:
             return None
         inputs = _empty_inputs(key.batch)
-        inputs[:, : len(tokens)] = [tokens, spans.slots, spans.first_position]
+        inputs[1:, : len(tokens)] = [spans.slots, spans.first_position]
         graph.inputs.copy_(torch.from_numpy(inputs))
+        graph.inputs[0, : len(tokens)] = tokens
         return graph.replay()[: len(tokens)]
 
     def _key(self, spans: Spans) -> _Key | None:

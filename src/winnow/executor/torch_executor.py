@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,14 @@ from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
-from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan, StepResult
+from winnow.engine.plan import (
+    LAST_SAMPLED,
+    NewSequence,
+    PlannedEviction,
+    PlannedSequence,
+    StepPlan,
+    StepResult,
+)
 from winnow.errors import InvalidRequestError, UnsupportedModelError
 from winnow.eviction import (
     EvictionPolicy,
@@ -42,6 +50,20 @@ from winnow.models.hub import locate_model
 from winnow.models.residuals import watch_attention_inputs, watch_residuals
 from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
+from winnow.sampling.sampler import PendingSample
+
+
+@dataclass(frozen=True)
+class SubmittedStep:
+    """A step that is computed, or will be without any further call.
+
+    Attributes:
+        sampled: its tokens; None: it samples none.
+    """
+
+    sampled: PendingSample | None
+    prompt_logprobs: dict[int, list[LogprobDict]]
+    traffic: TierTraffic | None
 
 
 class TorchExecutor:
@@ -79,6 +101,8 @@ class TorchExecutor:
             size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
         )
         self.cache.states.add(self._occupants, self._signals, self._signals.queries)
+        self.overlaps = False
+        self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
         if model.device.type == "cuda" and layout.value_tier is None:  # values are chosen on the host
@@ -116,7 +140,7 @@ class TorchExecutor:
         self.cache.states.fork(slot, child.slot)
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> SubmittedStep:
         self.apply(plan.update)
         self._occupants.note(plan)
         spans = self._spans(plan)
@@ -145,13 +169,21 @@ class TorchExecutor:
         }
         samplers = plan.samplers
         if not samplers:
-            return StepResult([], [], scored, traffic=traffic)
+            return SubmittedStep(None, scored, traffic)
         if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
         self._enter(samplers)
-        sampled = self._sampler.sample(rows, samplers)
+        sampled = self._sampler.begin(rows, samplers)
+        if self.overlaps:
+            self._last_sampled[self._to_device(sampled.slots)] = sampled.on_device()
+        return SubmittedStep(sampled, scored, traffic)
+
+    def collect(self, handle: SubmittedStep) -> StepResult:
+        if handle.sampled is None:
+            return StepResult([], [], handle.prompt_logprobs, traffic=handle.traffic)
+        sampled = handle.sampled.read()
         errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
-        return StepResult(sampled.token_ids, sampled.logprobs, scored, errors, traffic)
+        return StepResult(sampled.token_ids, sampled.logprobs, handle.prompt_logprobs, errors, handle.traffic)
 
     def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
         """Return the traffic of tiers since the last step, with that of the rounds before this one."""
@@ -321,9 +353,7 @@ class TorchExecutor:
 
     def _forward(self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, wanted: Tensor) -> Tensor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
-        tokens: list[int] = []
-        for entry in plan.entries:
-            tokens += entry.token_ids
+        tokens = self._token_ids(plan)
         if self._graphs is not None and not (
             step.watching or step.wants_inputs or step.queries or step.replays
         ):
@@ -331,7 +361,7 @@ class TorchExecutor:
             if decoded is not None:
                 return decoded if step.logits_indices is None else decoded[wanted]
         output = self._model.forward_model(
-            input_ids=self._to_device(tokens)[None],
+            input_ids=tokens[None],
             position_ids=spans.position[None],
             use_cache=False,
             logits_to_keep=wanted,
@@ -339,6 +369,17 @@ class TorchExecutor:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _token_ids(self, plan: StepPlan) -> Tensor:
+        """Return the plan's tokens, int64 [T] on the device, where those sampled last may never have left it."""
+        tokens: list[int] = []
+        for entry in plan.entries:
+            tokens += entry.token_ids
+        known = self._to_device(tokens)
+        if not self.overlaps or LAST_SAMPLED not in tokens:
+            return known
+        slots = self._to_device([entry.slot for entry in plan.entries for _ in entry.token_ids])
+        return torch.where(known == LAST_SAMPLED, self._last_sampled[slots], known)
 
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """Return logits, [B, V], of sequences that bring a token each, int64 [1, B]; their rows have room."""

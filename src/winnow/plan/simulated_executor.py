@@ -60,6 +60,7 @@ class SimulatedExecutor:
     """
 
     attention = "simulated"
+    overlaps = False
 
     def __init__(
         self,
@@ -118,13 +119,16 @@ class SimulatedExecutor:
         for each in update.lengths:
             self.lengths[each.slots] = each.lengths
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> StepResult:
         self.apply(plan.update)
         for new in plan.new_sequences:
             self.evictions[new.slot] = new.eviction
         self.spend(self.work(plan))
         samplers = len(plan.samplers)
         return StepResult([SAMPLED] * samplers, [None] * samplers, {})
+
+    def collect(self, handle: StepResult) -> StepResult:
+        return handle
 
     def work(self, plan: StepPlan) -> StepWork:
         """Return what computing a plan takes; the update is applied."""

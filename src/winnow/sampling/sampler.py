@@ -1,6 +1,6 @@
 """Sampler: from logits to tokens, for a whole batch at once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from winnow.sampling.faults import Fault, mark_faults, marked_tokens
 from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
 from winnow.sampling.grammar import AnswerMatcher, GrammarCompiler
 from winnow.sampling.greedy import open_argmax
+from winnow.sampling.host_copy import HostCopy
 from winnow.sampling.logprob import Logprob
 from winnow.sampling.logprobs import logprob_table, read_logprobs
 from winnow.sampling.params import SamplingParams
@@ -35,6 +36,25 @@ class SamplerOutput:
     token_ids: list[int]
     logprobs: list[dict[int, Logprob] | None]
     faults: dict[int, Fault] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PendingSample:
+    """One step's tokens, chosen and perhaps still on their way from the device.
+
+    Attributes:
+        read: waits for them.
+        slots: [B], in the order of the rows of `tables`.
+        tables: [R, ...] each; their first columns are the tokens, or faults below 0.
+    """
+
+    read: Callable[[], SamplerOutput]
+    slots: list[int]
+    tables: list[Tensor]
+
+    def on_device(self) -> Tensor:
+        """Return the tokens of `slots`, int64 [B], where they were chosen; any token in rows with a fault."""
+        return torch.cat([table[:, 0] for table in self.tables]).long().clamp(min=0)
 
 
 class Sampler:
@@ -153,11 +173,16 @@ class Sampler:
         self._matchers.pop(slot, None)
         self._slots.remove(slot)
 
-    @torch.inference_mode()
     def sample(self, logits: Tensor, slots: Sequence[int]) -> SamplerOutput:
-        """Return the next token of each slot; every answer is one token longer afterwards.
+        """Return the next token of each slot; see `begin`."""
+        return self.begin(logits, slots).read()
 
-        One transfer to the device before the work, one from it afterwards.
+    @torch.inference_mode()
+    def begin(self, logits: Tensor, slots: Sequence[int]) -> PendingSample:
+        """Choose the next token of each slot; every answer is one token longer afterwards.
+
+        One transfer to the device before the work, one from it afterwards, for which only `PendingSample.read` waits.
+        An answer in a form must be read before its slot is sampled again.
 
         Args:
             logits: [B, V] on the sampler's device, any float type; left unchanged.
@@ -166,13 +191,16 @@ class Sampler:
         assert logits.shape == (len(slots), self.vocab_size), "one row of logits per slot"
         assert len(set(slots)) == len(slots), "a slot can only be sampled once per step"
         if not slots:
-            return SamplerOutput([], [])
+            return PendingSample(lambda: SamplerOutput([], []), [], [])
         rows = np.array(slots, dtype=np.int64)
         assert self._slots.are_used(rows), "only a slot in use can be sampled"
         if self._slots.need_nothing(rows):
             self._slots.advance(rows)
-            tokens = marked_tokens(self._argmax(logits), logits)
-            return _separate_faults(tokens, [None] * len(slots))
+            tokens = self._argmax(logits)
+            marked = marked_tokens(tokens, logits)
+            return PendingSample(
+                lambda: _separate_faults(marked(), [None] * len(slots)), list(slots), [tokens[:, None]]
+            )
         batch = self._slots.batch(rows)
         packed = self._to_device(batch.packed)
         columns = packed[: NUM_COLUMNS * len(slots)].view(NUM_COLUMNS, len(slots))
@@ -184,14 +212,19 @@ class Sampler:
             allowed = None
             if Feature.GRAMMAR in block.features:
                 allowed = self._allowed(rows[batch.order[block.first : block.end]].tolist())
-            tables.append(self._sample_block(logits, block, own_columns, own_edits, allowed).flatten())
+            tables.append(self._sample_block(logits, block, own_columns, own_edits, allowed))
         self._slots.advance(rows)
-        output = _read_tables(torch.cat(tables).cpu().numpy(), batch)
-        if self._matchers:
-            for row, slot in enumerate(slots):
-                if slot in self._matchers and row not in output.faults:
-                    self._matchers[slot].take(output.token_ids[row])
-        return output
+        numbers = HostCopy(torch.cat([table.flatten() for table in tables]))
+
+        def read() -> SamplerOutput:
+            output = _read_tables(numbers.read().numpy(), batch)
+            if self._matchers:
+                for row, slot in enumerate(slots):
+                    if slot in self._matchers and row not in output.faults:
+                        self._matchers[slot].take(output.token_ids[row])
+            return output
+
+        return PendingSample(read, rows[batch.order].tolist(), tables)
 
     def _allowed(self, slots: Sequence[int]) -> Tensor:
         """Return which tokens the forms of these answers allow next, bool [R, V] on the sampler's device."""

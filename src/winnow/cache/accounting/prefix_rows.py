@@ -85,7 +85,8 @@ class PrefixRows:
         lengths = self._rows.lengths[[slot]]
         computed = lengths.max() if num_computed is None else num_computed
         size, has_row = self._rows.layout.block_size, self._rows.layout.has_row
-        first = (index - (computed - lengths) // size) * has_row
+        # Rows may have room for tokens that are not computed yet.
+        first = (index - (computed - lengths).clip(min=0) // size) * has_row
         positions = index * size, (index + 1) * size
         state_bytes = self._rows.layout.wide_bytes_of(*positions)
         is_new = self._index.put(

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from collections.abc import Sequence as SequenceType
 from typing import Any
 
+import numpy as np
+
 from winnow.cache import Ledger
 from winnow.engine.accounts import TenantAccounts
 from winnow.engine.admission_budget import AdmissionBudget
@@ -91,7 +93,9 @@ class Running(SequenceType[Sequence]):
         self._ended_tokens += sequence.num_output_tokens
         if sequence.kv.slot is not None:
             drop(self._ledger, sequence)
-            sequence.kept = self._ledger.lengths[sequence.kv.slot].copy()
+            # A step that is in progress has room for one more.
+            lengths = self._ledger.lengths[sequence.kv.slot]
+            sequence.kept = np.minimum(lengths, sequence.kv.num_computed).astype(lengths.dtype)
             self.close(sequence)
         else:
             self._waiting.remove(sequence)

@@ -1,0 +1,182 @@
+"""Steps submitted before the tokens of those before them are known: answers are those of one step after the other."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from tiny_llama import VOCAB, save_tiny_llama
+
+from winnow import LLM, SamplingParams
+from winnow.engine.plan import StepPlan, StepResult
+from winnow.executor.torch_executor import TorchExecutor
+
+
+class OverlappingExecutor:
+    """A device of its own: a thread computes what is asked for, in order, and only results are waited for."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._inner = TorchExecutor(*arguments)
+        self._inner.overlaps = self.overlaps = True
+        self._thread = ThreadPoolExecutor(1)
+        self.in_flight = self.most_in_flight = self.fails = 0
+
+    def submit(self, plan: StepPlan) -> Future[Any]:
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        return self._thread.submit(self._compute, plan)
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        handle = self._inner.submit(plan)
+        if self.fails:
+            self.fails -= 1
+            raise MemoryError("no luck")
+        return self._inner.collect(handle)
+
+    def collect(self, handle: Future[Any]) -> StepResult:
+        self.in_flight = 0 if handle.exception() else self.in_flight - 1
+        result: StepResult = handle.result()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+        call: Callable[..., Any] = lambda *given: self._thread.submit(found, *given).result()  # noqa: E731
+        return call
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
+
+
+@pytest.fixture
+def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[LLM, LLM]]]:
+    """Two engines with the same options: the first one's steps follow each other, the second's overlap."""
+    made: list[LLM] = []
+
+    def make(**options: Any) -> tuple[LLM, LLM]:
+        options = {"kv_memory": "2MiB", "max_num_seqs": 6} | options
+        made.append(LLM(directory, **options))
+        with monkeypatch.context() as patch:
+            patch.setattr("winnow.executor.build.TorchExecutor", OverlappingExecutor)
+            made.append(LLM(directory, **options))
+        return made[-2], made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+def executor_of(llm: LLM) -> OverlappingExecutor:
+    found: Any = llm._engine._executor  # type: ignore[attr-defined]
+    assert isinstance(found, OverlappingExecutor)
+    return found
+
+
+def prompts_of(count: int, seed: int = 0) -> list[list[int]]:
+    random = Random(seed)
+    return [random.choices(range(3, VOCAB), k=random.randrange(4, 60)) for _ in range(count)]
+
+
+def params_of(kind: str, number: int) -> SamplingParams:
+    """Answers of many lengths, which end in many ways."""
+    options: dict[str, Any] = {"max_tokens": 5 + 7 * (number % 4), "temperature": 0.0, "seed": number}
+    if kind == "greedy":
+        options["ignore_eos"] = number % 2 == 0
+    elif kind == "sampled":
+        options |= {
+            "temperature": 0.9,
+            "top_p": 0.9,
+            "n": 1 + number % 3,
+            "stop_token_ids": [number % VOCAB, 7, 8],
+        }
+    elif kind == "penalties":
+        options |= {"temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5, "logprobs": 2}
+    elif kind == "evicted" and number % 2:
+        options |= {"eviction": "snapkv", "kv_budget": 32, "max_tokens": 6}
+    elif kind == "beams" and number % 2:
+        options |= {"use_beam_search": True, "n": 2, "max_tokens": 3}
+    return SamplingParams(**options)
+
+
+def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
+    outputs = llm.generate(prompts, params)
+    return [[(each.token_ids, each.finish_reason) for each in output.outputs] for output in outputs]
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "penalties", "evicted", "beams"])
+def test_answers_are_those_of_one_step_after_the_other(
+    opened: Callable[..., tuple[LLM, LLM]], kind: str
+) -> None:
+    serial, overlapping = opened(num_accumulators=2, kv_floor=8)
+    prompts = prompts_of(10)
+    params = [params_of(kind, number) for number in range(10)]
+    expected = answers(serial, prompts, params)
+    assert answers(overlapping, prompts, params) == expected
+    assert executor_of(overlapping).most_in_flight == 2
+    overlapping.check_integrity()
+    assert overlapping.stats().kv_bytes_used == serial.stats().kv_bytes_used
+
+
+def test_where_memory_runs_out(opened: Callable[..., tuple[LLM, LLM]]) -> None:
+    serial, overlapping = opened(kv_memory="64KiB", max_model_len=200, kv_offloading_size="1MiB")
+    prompts = prompts_of(8)
+    params = [SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)] * 8
+    assert answers(overlapping, prompts, params) == answers(serial, prompts, params)
+    assert overlapping.stats().num_preemptions and executor_of(overlapping).most_in_flight == 2
+    overlapping.check_integrity()
+
+
+def test_calls_between_two_steps_see_no_half_of_one(opened: Callable[..., tuple[LLM, LLM]]) -> None:
+    found = []
+    for llm in opened():
+        outputs: dict[str, list[int]] = {}
+
+        def step(llm: LLM = llm, outputs: dict[str, list[int]] = outputs) -> None:
+            outputs.update({each.request_id: each.outputs[0].token_ids for each in llm.step()})
+
+        params = SamplingParams(temperature=0.8, seed=1, max_tokens=40, ignore_eos=True)
+        for name, prompt in zip("abc", prompts_of(3), strict=True):
+            llm.submit(prompt, params, request_id=name)
+        for _ in range(6):
+            step()
+        llm.check_integrity()
+        llm.fork("a", new_request_id="child")
+        for _ in range(4):
+            step()
+        llm.abort("b")
+        outputs.pop("b")
+        llm.submit(prompts_of(1, 5)[0], params, request_id="late")
+        while llm.has_unfinished:
+            step()
+            llm.stats()
+        llm.check_integrity()
+        found.append(outputs)
+    assert found[0] == found[1]
+    assert set(found[0]) == {"a", "c", "child", "late"} and found[0]["child"] == found[0]["a"]
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_a_step_that_fails_loses_no_token(opened: Callable[..., tuple[LLM, LLM]], after: int) -> None:
+    serial, overlapping = opened()
+    prompts, params = prompts_of(4), SamplingParams(temperature=0.8, seed=2, max_tokens=30, ignore_eos=True)
+    expected = answers(serial, prompts, [params] * 4)
+    names = [overlapping.submit(prompt, params) for prompt in prompts]
+    found, executor = dict[str, list[int]](), executor_of(overlapping)
+    failures = 0
+    for number in range(500):
+        if not overlapping.has_unfinished:
+            break
+        if number == after:
+            executor.fails = 1
+        try:
+            found |= {each.request_id: each.outputs[0].token_ids for each in overlapping.step()}
+        except MemoryError:
+            failures += 1
+    assert failures == 1
+    assert [[(found[name], "length")] for name in names] == expected
+    overlapping.check_integrity()
