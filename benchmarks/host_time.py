@@ -20,7 +20,7 @@ from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, ModelGeometry
 from winnow.sampling import SamplingParams

@@ -30,9 +30,9 @@ from winnow import LLM
 from winnow.bench.answering import answer_all, fixed_length
 from winnow.cache import CacheSize, Ledger
 from winnow.config import SchedulerConfig
-from winnow.engine.admission_budget import AdmissionBudget
 from winnow.engine.requests.request import Sequence as Sample
 from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
+from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.eviction import When
 from winnow.eviction.presets import find_preset
 from winnow.json_values import dump_json

@@ -21,10 +21,10 @@ from winnow.cache import (
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
-from winnow.engine.plan_builder import ScheduledStep
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.residency.preemption_costs import PreemptionCosts
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduling.plan_builder import ScheduledStep
+from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.eviction import (
     EvictionPolicy,
     EvictionTarget,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from winnow.engine.payoff import DecodeTimes
 from winnow.engine.plan import PlannedSequence, StepPlan
+from winnow.engine.scheduling.payoff import DecodeTimes
 from winnow.outputs import CompressionOutlook
 
 

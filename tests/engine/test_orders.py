@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
-from winnow.engine.orders import Fair
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.scheduling.orders import Fair
+from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.errors import QueueFullError
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams

@@ -12,7 +12,7 @@ from winnow.cache.layout import IntArray
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.eviction import PRESETS, Instruction, replay_passes, resolve_policy
 from winnow.eviction_request import EvictionRequest
 from winnow.outputs import RequestMetrics

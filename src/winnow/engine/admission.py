@@ -8,10 +8,10 @@ from typing import Any
 
 from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
-from winnow.engine.accounts import TenantAccounts
-from winnow.engine.orders import TenantName
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
 from winnow.engine.residency.saved_prefixes import SavedPrefixes
+from winnow.engine.scheduling.accounts import TenantAccounts
+from winnow.engine.scheduling.orders import TenantName
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     SEEN,

@@ -8,7 +8,7 @@ from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.executor import Executor
 from winnow.engine.requests.instructor import Instructor
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
 
 

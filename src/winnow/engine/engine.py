@@ -11,17 +11,17 @@ from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.executor import Executor
-from winnow.engine.lookahead import Lookahead
 from winnow.engine.loop import RequestLoop, Sampled
-from winnow.engine.plan_builder import ScheduledStep
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beams import BeamSearch, Continuation
 from winnow.engine.requests.eviction_report import eviction_report
 from winnow.engine.requests.forked_request import forked_params, inherit, source_of
 from winnow.engine.requests.new_request import KeptPositions, NewRequest
 from winnow.engine.requests.request import ReplayTally, Request, Sequence
 from winnow.engine.residency.occupancy import Occupancy, measure_occupancy
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduling.lookahead import Lookahead
+from winnow.engine.scheduling.plan_builder import ScheduledStep
+from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
 from winnow.errors import InvalidRequestError
 from winnow.outputs import EngineStats, EvictionReport, ValueTierStats

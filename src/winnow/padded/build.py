@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig, PaddedConfig
-from winnow.engine.orders import build_order
+from winnow.engine.scheduling.orders import build_order
 from winnow.errors import UnsupportedModelError
 from winnow.models import PlainModel
 from winnow.padded.admission import PaddedAdmission

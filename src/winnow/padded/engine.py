@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerBase
 
 from winnow.config import SchedulerConfig
 from winnow.engine.loop import RequestLoop, Sampled
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestOutput
 from winnow.padded.admission import PaddedAdmission

@@ -8,8 +8,8 @@ from functools import partial
 from torch import Tensor
 
 from winnow.engine.loop import Sampled
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.outputs import LogprobDict
 from winnow.padded.background import Background, Underway
 from winnow.padded.batch_state import BatchState

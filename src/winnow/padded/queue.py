@@ -3,9 +3,9 @@
 from bisect import insort
 from collections.abc import Sequence as SequenceType
 
-from winnow.engine.orders import Order
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Sequence
+from winnow.engine.scheduling.orders import Order
+from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.padded.cache import QueryKVs
 from winnow.padded.stats import Counters
 

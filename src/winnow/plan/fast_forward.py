@@ -10,7 +10,7 @@ from collections.abc import Sequence as SequenceType
 from typing import TYPE_CHECKING
 
 from winnow.engine.plan import PlannedSequence, StepPlan
-from winnow.engine.plan_builder import ScheduledStep
+from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.plan.simulated_executor import SAMPLED
 from winnow.plan.step_time import StepWork
 

@@ -6,7 +6,7 @@ from winnow.cache import CacheLayout, CacheSize
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
-from winnow.engine.scheduler import Scheduler
+from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
 from winnow.errors import CapacityError
 from winnow.kv_dtype import WideParts

@@ -8,15 +8,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from winnow.cache import Ledger
-from winnow.engine.accounts import TenantAccounts
 from winnow.engine.executor import Executor
-from winnow.engine.orders import Order
 from winnow.engine.plan import StepPlan
 from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.host_copies import HostCopies
 from winnow.engine.residency.preemption_costs import MeasuredCosts, PreemptionCosts
+from winnow.engine.scheduling.accounts import TenantAccounts
+from winnow.engine.scheduling.orders import Order
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
 _SECONDS_PER_TOKEN = 1e-3

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from winnow.cache import Ledger
-from winnow.engine.accounts import TenantAccounts
-from winnow.engine.admission_budget import AdmissionBudget
 from winnow.engine.executor import Executor
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beam_groups import group, share_prefix
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.preemption import Preemption, VictimPolicy, kept_on_host
 from winnow.engine.residency.replays import drop
+from winnow.engine.scheduling.accounts import TenantAccounts
+from winnow.engine.scheduling.admission_budget import AdmissionBudget
+from winnow.engine.scheduling.queue import WaitingQueue
 
 
 class Running(SequenceType[Sequence]):

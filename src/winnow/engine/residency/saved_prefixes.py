@@ -10,8 +10,8 @@ from typing import Any
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
 from winnow.engine.executor import Executor
-from winnow.engine.orders import TenantName
 from winnow.engine.residency.prefix_store import PrefixStore, SavedDocument
+from winnow.engine.scheduling.orders import TenantName
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.json_values import dump_json, json_value
 

@@ -3,11 +3,11 @@
 from winnow.cache import Ledger, OutOfBlocksError
 from winnow.engine.executor import Executor
 from winnow.engine.plan import NewSequence
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.residency.running import Running
+from winnow.engine.scheduling.queue import WaitingQueue
 
 
 class SequenceForks:

@@ -7,9 +7,9 @@ from collections.abc import Sequence as SequenceType
 import numpy as np
 
 from winnow.cache import Ledger
-from winnow.engine.orders import TenantName
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Sequence
+from winnow.engine.scheduling.orders import TenantName
+from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.outputs import TenantStats
 from winnow.tenants import OTHERS, Tenant
 

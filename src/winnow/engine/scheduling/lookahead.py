@@ -1,12 +1,12 @@
 """The next step, planned before the tokens of the one in progress are known, so that a device need not wait."""
 
 from winnow.cache import Ledger
-from winnow.engine.accounts import TenantAccounts
 from winnow.engine.plan import LAST_SAMPLED, PlannedSequence, StepPlan
-from winnow.engine.plan_builder import ScheduledStep
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.running import Running
+from winnow.engine.scheduling.accounts import TenantAccounts
+from winnow.engine.scheduling.plan_builder import ScheduledStep
+from winnow.engine.scheduling.queue import WaitingQueue
 
 
 class Lookahead:

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from winnow.cache import Ledger
-from winnow.engine.accounts import TenantAccounts, of_tenant
-from winnow.engine.admission_budget import AdmissionBudget
-from winnow.engine.orders import TenantName
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.running import Running
+from winnow.engine.scheduling.accounts import TenantAccounts, of_tenant
+from winnow.engine.scheduling.admission_budget import AdmissionBudget
+from winnow.engine.scheduling.orders import TenantName
+from winnow.engine.scheduling.queue import WaitingQueue
 
 _LOOKAHEAD = 64
 """Number of waiting sequences that are searched for one that may pass another which does not fit."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from winnow.cache import Ledger
 from winnow.engine.plan import PlannedSequence, StepPlan
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.running import Running
 from winnow.engine.residency.sequence_forks import fork_slot, new_sequence
+from winnow.engine.scheduling.queue import WaitingQueue
 
 
 @dataclass(frozen=True)

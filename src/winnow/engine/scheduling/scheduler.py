@@ -10,15 +10,7 @@ from collections.abc import Callable
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
-from winnow.engine.accounts import TenantAccounts
-from winnow.engine.admission_budget import AdmissionBudget
-from winnow.engine.admission_order import AdmissionOrder
-from winnow.engine.eviction_scheduler import EvictionScheduler
 from winnow.engine.executor import Executor
-from winnow.engine.orders import TenantName, build_order
-from winnow.engine.payoff import CompressionDecisions
-from winnow.engine.plan_builder import PlanBuilder, ScheduledStep
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Request, RoundTally, Sequence
@@ -37,6 +29,14 @@ from winnow.engine.residency.running import Running
 from winnow.engine.residency.saved_prefixes import SavedPrefixes
 from winnow.engine.residency.sequence_forks import SequenceForks
 from winnow.engine.residency.tier_grants import TierGrants
+from winnow.engine.scheduling.accounts import TenantAccounts
+from winnow.engine.scheduling.admission_budget import AdmissionBudget
+from winnow.engine.scheduling.admission_order import AdmissionOrder
+from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
+from winnow.engine.scheduling.orders import TenantName, build_order
+from winnow.engine.scheduling.payoff import CompressionDecisions
+from winnow.engine.scheduling.plan_builder import PlanBuilder, ScheduledStep
+from winnow.engine.scheduling.queue import WaitingQueue
 
 
 class Scheduler:

@@ -7,8 +7,8 @@ from itertools import count
 from operator import itemgetter
 from typing import Any
 
-from winnow.engine.orders import ByPriority, Order, TenantName
 from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.scheduling.orders import ByPriority, Order, TenantName
 from winnow.errors import QueueFullError
 
 _Entry = tuple[tuple[Any, ...], Sequence]

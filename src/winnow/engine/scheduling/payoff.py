@@ -1,12 +1,12 @@
 """WHETHER compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
 
 from winnow.cache import Ledger
-from winnow.engine.admission_budget import AdmissionBudget
 from winnow.engine.plan import StepPlan
-from winnow.engine.queue import WaitingQueue
 from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.residency.preemption_costs import PreemptionCosts
 from winnow.engine.residency.running import Running
+from winnow.engine.scheduling.admission_budget import AdmissionBudget
+from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.eviction import SequenceEviction
 from winnow.outputs import CompressionOutlook
 

@@ -1,0 +1,1 @@
+"""Scheduling: who takes part in a step, and with how many tokens."""
