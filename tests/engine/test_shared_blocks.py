@@ -63,7 +63,7 @@ class ShapedExecutor(RecordingExecutor):
                 self.written[target] = dict(self.written[source])
                 self.observed[target] = list(self.observed[source])
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def submit(self, plan: StepPlan) -> StepResult:
         owners = {s.kv.slot: s for s in self.scheduler.running}
         self.apply(plan.update)
         for new in plan.new_sequences:
