@@ -22,7 +22,7 @@ from rich.table import Table
 
 from winnow import LLM
 from winnow.attention import Group, Smoothing
-from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, num_accumulators
+from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, engine_needs
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.runner import evaluate
@@ -200,9 +200,7 @@ def main() -> None:
         cells += [
             Variant(name, amount, query, policy) for name, policy in rows[query].items() for amount in amounts
         ]
-    llm = LLM(
-        options.model, kv_memory=options.kv_memory, num_accumulators=num_accumulators(cells), kv_floor=32
-    )
+    llm = LLM(options.model, kv_memory=options.kv_memory, **engine_needs(cells), kv_floor=32)
     settings = settings_for(
         llm,
         samples=options.samples,

@@ -126,15 +126,16 @@ NB_MODULE(_native, m) {
           "__init__",
           [](Pool *self, std::vector<Field> fields, uintptr_t k, uintptr_t v, uintptr_t position, uintptr_t accumulators,
              int64_t num_slots, int64_t num_accumulators, int64_t block_size, int64_t block_stride, int64_t head_dim,
-             DType dtype, const CodedVectors *keys, const CodedVectors *values) {
+             DType dtype, const CodedVectors *keys, const CodedVectors *values, const Field *bias) {
             new (self) Pool{{block_size, block_stride, head_dim}, std::move(fields),       at<char>(k), at<char>(v),
                             at<int32_t>(position),                at<float>(accumulators), num_slots,   num_accumulators,
                             dtype,                                keys && values,
-                            keys ? *keys : CodedVectors{},        values ? *values : CodedVectors{}};
+                            keys ? *keys : CodedVectors{},        values ? *values : CodedVectors{},
+                            bias ? *bias : Field{}};
           },
           nb::kw_only(), "fields"_a, "k"_a, "v"_a, "position"_a, "accumulators"_a, "num_slots"_a, "num_accumulators"_a,
           "block_size"_a, "block_stride"_a, "head_dim"_a, "dtype"_a, "keys"_a.none() = nb::none(),
-          "values"_a.none() = nb::none());
+          "values"_a.none() = nb::none(), "bias"_a.none() = nb::none());
 
   nb::class_<WideWindow>(m, "WideWindow")
       .def(

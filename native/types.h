@@ -59,6 +59,7 @@ struct Pool : Blocks {
   DType dtype;
   bool coded;  // KVs are stored as `keys` and `values` say, else as k and v
   CodedVectors keys, values;
+  Field bias;  // f16 [1], added to a KV's logits; data is null where there is none
 };
 
 /// Vectors of consecutive layers that are kept beside coded ones as they came; see winnow.cache.wide.WideWindow.

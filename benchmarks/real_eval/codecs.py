@@ -28,8 +28,7 @@ from benchmarks.real_eval.codec_rows import Codec, Measured, equal_compressions
 from benchmarks.real_eval.codec_tables import shares_figure, tables
 from benchmarks.real_eval.run import RealEvaluation
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.evaluate.cell import AGNOSTIC, plan_cells
-from winnow.evaluate.cell import num_accumulators as needed_accumulators
+from winnow.evaluate.cell import AGNOSTIC, engine_needs, plan_cells
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping, Pair
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
@@ -66,7 +65,7 @@ def measure(
         kv_memory=arguments.kv_memory,
         threads=arguments.threads,
         kv_floor=1,
-        num_accumulators=needed_accumulators(plan_cells(arguments.policies, (2,), (AGNOSTIC,))),
+        **engine_needs(plan_cells(arguments.policies, (2,), (AGNOSTIC,))),
         max_num_seqs=arguments.max_num_seqs,
         **codec.options,
     ) as llm:

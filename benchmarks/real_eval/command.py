@@ -28,7 +28,7 @@ from benchmarks.real_eval.run import RealEvaluation
 from benchmarks.real_eval.tables import tables
 from benchmarks.real_eval.work import KNOWN_TASKS, LABELS, TASK_NAMES
 from winnow import LLM
-from winnow.evaluate.cell import QUERIES, num_accumulators, plan_cells
+from winnow.evaluate.cell import QUERIES, engine_needs, plan_cells
 from winnow.evaluate.perplexity import Perplexity
 from winnow.report.provenance import Machine, report_head, typed_command
 
@@ -145,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> None:
         kv_memory=arguments.kv_memory,
         threads=arguments.threads,
         kv_floor=1,
-        num_accumulators=num_accumulators(cells),
+        **engine_needs(cells),
     ) as llm:
         head = report_head(typed_command(), Machine.here("cpu")) | {
             "model": Path(arguments.model).name,

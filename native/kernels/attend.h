@@ -168,6 +168,18 @@ inline void positions_of(const Cache &cache, const int64_t *slot, int64_t n, int
   for (; i < n; ++i) out[i] = cache.position[slot[i]];
 }
 
+/// Biases of the KVs in n slots of a row, as positions_of, and 0 up to whole vectors.
+inline void biases_of(const Cache &cache, const int64_t *slot, int64_t n, float *out) {
+  const auto at = [&](int64_t i) {
+    return reinterpret_cast<const f16 *>(cache.bias.at(slot[i] / cache.block_size, slot[i] % cache.block_size));
+  };
+  int64_t i = 0;
+  if (adjacent(cache))
+    for (; i + WIDTH <= n; i += WIDTH) store(out + i, load(at(i)));
+  for (; i < n; ++i) out[i] = to_float(*at(i));
+  for (; i % WIDTH; ++i) out[i] = 0.0f;
+}
+
 /// Slots of the KVs [first, first + n) of a row, as far as positions_of and update_accumulators look at them.
 inline void slots_to_read(const Cache &cache, const Row &row, int64_t first, int64_t n, int64_t *out) {
   const int64_t by_vectors = adjacent(cache) ? n / WIDTH * WIDTH : 0;
@@ -186,6 +198,7 @@ struct Tile {
   bool outside_window = false;  // all of them
   int64_t slot[WIDE_TILE];
   int32_t position[WIDE_TILE];  // where there is a window
+  float bias[WIDE_TILE];  // see biases
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
   const KV *in_memory_order[2 * TILE];  // keys and values of TILE adjacent KVs
   const f16 *key_scale[WIDE_TILE], *value_scale[WIDE_TILE];  // where KVs are coded
@@ -199,6 +212,7 @@ struct Tile {
     row.runs_in_blocks(first, n, [&](int64_t i, int64_t count, int64_t block, int64_t offset) {
       const int64_t at = block * cache.block_size + offset;
       for (int64_t j = 0; j < count; ++j) slot[i + j] = at + j;
+      if (cache.bias.data) __builtin_prefetch(cache.bias.at(block, offset));
       if constexpr (is_coded<KV>)
         find_coded(cache, i, count, block, offset);
       else
@@ -227,6 +241,13 @@ struct Tile {
   /// What is decoded, where KVs are coded.
   CodedTile coded_keys() const { return {key, key_scale, slot, n}; }
   CodedTile coded_values() const { return {value, value_scale, slot, n}; }
+
+  /// What is added to logits of its keys, or null. Read when it is needed, as by then it has been fetched.
+  const float *biases(const Cache &cache) {
+    if (!cache.bias.data) return nullptr;
+    biases_of(cache, slot, n, bias);
+    return bias;
+  }
 
   void positions(const Cache &cache, int32_t *out) const {
     positions_of(cache, slot, n, out);
@@ -268,17 +289,18 @@ inline vi lanes() {
   return out;
 }
 
-/// Scale, soft-cap and mask a query's raw logits of a tile in place; returns the largest.
+/// Scale, soft-cap, bias and mask a query's raw logits of a tile in place; returns the largest.
 ///
 /// visible: how many of the tile's first keys the query may see by their order. scale: what is left to scale. position: of the
-/// tile's keys, read where there is a window.
+/// tile's keys, read where there is a window. bias: of the tile's keys, or null.
 inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale,
-                           const int32_t *position, int64_t query_position) {
+                           const int32_t *position, int64_t query_position, const float *bias = nullptr) {
   vf highest = broadcast(NEG_INF);
   const vi lane = lanes();
   for (int j = 0; j < n; j += WIDTH) {
     vf x = load(logits + j) * scale;
     if (call.softcap > 0) x = call.softcap * vtanh(x / call.softcap);
+    if (bias) x += load(bias + j);
     if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEG_INF);
     if (call.window > 0) {
       const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position + j);

@@ -193,7 +193,7 @@ class ItemPass {
         direct_(rows_ <= MOST_DIRECT_ROWS),
         values_(item.read || results.outputs),
         at_once_(direct_ ? item.num_queries : std::max<int64_t>(1, ROWS_AT_ONCE / group_)),
-        only_scales_(call.scale > 0 && call.softcap == 0 && call.window == 0) {}
+        only_scales_(call.scale > 0 && call.softcap == 0 && call.window == 0 && !call.cache.bias.data) {}
 
   /// Attends to all keys of the item. Returns the next item of the thread, or null.
   const WorkItem *run() {
@@ -260,12 +260,14 @@ class ItemPass {
   }
 
   void attend_tile(int64_t first, bool more, float *kept) {
-    const Tile<KV> &tile = ahead_.now(), &next = ahead_.next();
+    Tile<KV> &tile = ahead_.now();
+    const Tile<KV> &next = ahead_.next();
     const bool ends = !more && item_.partial < 0;
     // What is prefetched during the products with keys, and with values.
     const KV *const *first_half = direct_ && values_ ? next.first_half() : next.key;
     const KV *const *second_half = direct_ && values_ ? next.second_half() : next.value;
     load_tile(tile, next, first_half, second_half);
+    const float *bias = tile.biases(call_.cache);
     int64_t count = 0;
     for (int64_t query = 0; query < item_.num_queries; query += count) {
       count = std::min(at_once_, item_.num_queries - query);
@@ -277,7 +279,7 @@ class ItemPass {
                         std::min(count, next_item_->num_queries - query), next_item_->head * group_);
       if (seen <= 0) continue;
       qk(tile, first_half, queries);
-      softmax(tile, first, queries, kept);
+      softmax(tile, bias, first, queries, kept);
       // By now the next keys are being fetched, which this does not need.
       if (thread_.waiting && !thread_.waiting->finish_tile()) thread_.waiting.reset();
       if (!values_) continue;
@@ -348,7 +350,7 @@ class ItemPass {
   }
 
   /// Logits become weights. kept: where those of the tile are kept too, or null.
-  void softmax(const Tile<KV> &tile, int64_t first, const Queries &queries, float *kept) const {
+  void softmax(const Tile<KV> &tile, const float *bias, int64_t first, const Queries &queries, float *kept) const {
     // Most models only scale logits, which needs no pass of its own.
     const float scale_before = only_scales_ ? 1.0f : call_.scale, scale_after = only_scales_ ? call_.scale : 1.0f;
     const int width = round_up(tile.n, WIDTH), seen_width = queries.seen_width;
@@ -361,7 +363,7 @@ class ItemPass {
       const float highest = only_scales_ && all_seen
                                 ? highest_logit(logits, seen_width)
                                 : finish_logits(logits, seen_width, visible, call_, scale_before, tile.position,
-                                                call_.batch.position[token_ + query]);
+                                                call_.batch.position[token_ + query], bias);
       online_softmax(logits, scratch_.weights + i * keys_, scratch_.sums + r * padded_, scratch_.row_max[r],
                      scratch_.row_sum[r], seen_width, values_ ? padded_ : 0, highest, scale_after, kept_row, apart);
       for (int j = seen_width; kept && j < width; j += WIDTH) store(kept_at(kept_row, j, apart), broadcast(MASKED));

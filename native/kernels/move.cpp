@@ -91,6 +91,7 @@ void write_each(const Cache &cache, const Batch &batch, const NewKVs &kvs, int t
           const char *value = v.data + (token * v.token_stride + head * v.head_stride) * act;
           store(key, value, block, offset);
           if (window) write_wide(*window, row, kvs, batch.position[token], end - 1 - token, key, value);
+          if (cache.bias.data) *reinterpret_cast<f16 *>(cache.bias.at(block, offset)) = f16{};
           cache.position[slot] = static_cast<int32_t>(batch.position[token]);
           clear_accumulators(cache, slot);
         }

@@ -94,6 +94,7 @@ class Pool:
         dtype: DType,
         keys: CodedVectors | None = None,
         values: CodedVectors | None = None,
+        bias: Field | None = None,
     ) -> None: ...
 
 class WideWindow:

@@ -46,6 +46,7 @@ class EngineOptions(TypedDict, total=False):
     kv_cache_dtype: str
     kv_group: int | None
     kv_rotate: str
+    kv_bias: bool
     kv_wide: str | None
     value_tier: str | None
     # SchedulerConfig

@@ -129,6 +129,8 @@ def paged_batch(
                 where = (table[0, head].long()[:, None] * block_size + offset).flatten()[:n]
                 positions = torch.from_numpy(rng.choice(start, n, replace=False)).to(device)
                 pool.of_layer(layer).write(where, randn(n, head_dim), randn(n, head_dim), positions)
+                if pool.of_layer(layer).has_bias:
+                    pool.of_layer(layer).set_fitted(where, randn(n, head_dim), randn(n))
                 pool.accumulators.flatten(1)[:, where] = 0.25
             window = local.paged.window(layer)
             if window is not None:

@@ -21,7 +21,7 @@ from winnow.attention import (
 )
 from winnow.attention.native_views import reads
 from winnow.cache import KVCodec, KVPool
-from winnow.cache.codec import PairCodec, make_codec
+from winnow.cache.codec import PairCodec, PlainCodec, make_codec
 from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
 
 FORMATS = KV_FORMATS[1:]  # but `auto`
@@ -48,7 +48,8 @@ def codecs(draw: st.DrawFn, head_dim: int) -> PairCodec:
     group = draw(st.sampled_from([None, *groups]))
     codec = make_codec(KVDtype(k, v), group, draw(st.sampled_from(["auto", "none", "k", "kv"])))
     assert isinstance(codec, PairCodec)
-    return codec
+    bias = draw(st.booleans())
+    return PlainCodec(k, bias) if isinstance(codec, PlainCodec) else replace(codec, bias=bias)
 
 
 @pytest.mark.parametrize("isa", ISAS)

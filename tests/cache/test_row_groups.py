@@ -127,7 +127,7 @@ class Played:
         planned = plan_round(
             local.paged, POLICY, [EvictionTarget(self.slot, eviction, len(self.tokens))], NO_SIGNALS
         )
-        compact_round(local.paged, self.cache.backend, planned)
+        compact_round(local.paged, self.cache.backend, planned, NO_SIGNALS)
         local.ledger.shrink([self.slot], planned.lengths)
         local.sync()
         lengths = planned.lengths[0]

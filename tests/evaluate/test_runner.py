@@ -10,7 +10,7 @@ import pytest
 
 from winnow import LLM
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL_CELL, Cell, num_accumulators, plan_cells
+from winnow.evaluate.cell import FULL_CELL, Cell, engine_needs, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.runner import EvaluationProgress, evaluate
@@ -280,7 +280,8 @@ def test_cells() -> None:
     assert not any(cell.policy.when.pressure for cell in cells)
     assert plan_cells(["full"], [4], ["aware"], ["recent"]) == (FULL_CELL,)
     assert len(plan_cells(["fastgen"], [4], ["aware"], ["recent"])) == 2
-    assert num_accumulators(plan_cells(["roco"], [2], ["aware"])) == 2
+    assert engine_needs(plan_cells(["roco"], [2], ["aware"])) == {"num_accumulators": 2, "kv_bias": False}
+    assert engine_needs(plan_cells(["winnow-fit"], [2], ["agnostic"]))["kv_bias"]
     with pytest.raises(EvaluationError, match=r"no eviction preset 'snapvk'; did you mean snapkv\?"):
         plan_cells(["snapvk"], [2], ["aware"])
     with pytest.raises(EvaluationError, match=r"at least 1, got 0.5"):

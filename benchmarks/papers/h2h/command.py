@@ -12,7 +12,7 @@ from winnow.cli.eval import typed
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
-from winnow.evaluate.cell import num_accumulators, plan_cells
+from winnow.evaluate.cell import engine_needs, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result_files import JOURNAL
 from winnow.evaluate.runner import evaluate
@@ -37,7 +37,7 @@ examples:
 """
 # They decide themselves how much they keep, which is no compression to compare at.
 _NOT_COMPARED = ("full", "extreme-decode")
-_OWN = ("eviction", "compression", "kv_budget", "seed", "dtype", "num_accumulators")
+_OWN = ("eviction", "compression", "kv_budget", "seed", "dtype", "num_accumulators", "kv_bias")
 _DEFAULTS = {"kv_floor": 1}
 
 
@@ -78,7 +78,7 @@ def execute(namespace: argparse.Namespace) -> int:
         check_outputs(options, {}, {flag: directory and directory / "h2h.json"})
     silence_transformers()
     cells = plan_cells(namespace.presets, namespace.compressions, QUERIES[namespace.query], CONTROLS)
-    options = _DEFAULTS | {"num_accumulators": num_accumulators(cells), "dtype": "float32"} | options
+    options = _DEFAULTS | engine_needs(cells) | {"dtype": "float32"} | options
     continuations = Continuations(namespace.windows, namespace.window_tokens)
     with open_llm(options) as llm:
         head = run_head(llm, options)

@@ -19,7 +19,7 @@ from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
 from winnow.errors import UsageError, known_names
-from winnow.evaluate.cell import check_presets, num_accumulators, plan_cells
+from winnow.evaluate.cell import check_presets, engine_needs, plan_cells
 from winnow.evaluate.result_tables import all_tables
 from winnow.evaluate.settings import settings_for
 from winnow.threads import set_threads
@@ -56,7 +56,17 @@ NOTES = f"""\
 - A press that refuses a prompt, or fails on it, is left out of its cell, with its message.
 """
 _PRESETS = ("leverage", "leverage-pd", "keydiff", "kv-compress", "snapkv", "ada-snapkv")
-_OWN = ("model", "eviction", "compression", "kv_budget", "seed", "dtype", "device", "num_accumulators")
+_OWN = (
+    "model",
+    "eviction",
+    "compression",
+    "kv_budget",
+    "seed",
+    "dtype",
+    "device",
+    "num_accumulators",
+    "kv_bias",
+)
 _KV_FLOOR = 1
 
 
@@ -99,7 +109,7 @@ def execute(namespace: argparse.Namespace) -> int:
     cells = plan_cells(namespace.presets, namespace.compressions, ("agnostic",), CONTROLS)
     needs = {
         "kv_floor": _KV_FLOOR,
-        "num_accumulators": num_accumulators(cells),
+        **engine_needs(cells),
         "dtype": "float32",
         "device": "cpu",
     }

@@ -81,6 +81,7 @@ class GatheredRows:
     slot: Tensor  # int64 [G, H, N]: flat slot number in the pool
     device_slots: Tensor  # int64 [G]: of the cache
     observe_from: Tensor  # int64 [G]
+    bias: Tensor | None = None  # float32 [G, H, N]; None: KVs have none
 
     @classmethod
     def gather(
@@ -102,6 +103,7 @@ class GatheredRows:
             slot=slot,
             device_slots=slots,
             observe_from=torch.from_numpy(spans.observe_from[group.index]).to(spans.device),
+            bias=pool.biases_of(blocks) if pool.has_bias else None,
         )
 
     def values(self) -> Tensor:
@@ -142,6 +144,8 @@ def softmax_over(
     logits = (q.flatten(2, 3) @ rows.k.transpose(2, 3)).unflatten(2, (group, n))  # [G, H, g, n, N]
     if spec.softcap is not None:
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
+    if rows.bias is not None:
+        logits += rows.bias[:, :, None, None, :]
     visible, age = see(position, rows, spec)
     logits.masked_fill_(~visible[:, :, None], -torch.inf)
     if chosen is not None:

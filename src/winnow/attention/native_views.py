@@ -6,7 +6,7 @@ from winnow import native
 from winnow.attention.observer import AttentionObserver
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
-from winnow.cache.codec import KVCodec, PairCodec, PlainCodec, rotation_block
+from winnow.cache.codec import BIAS, KVCodec, PairCodec, PlainCodec, rotation_block
 from winnow.cache.formats import VectorFormat
 from winnow.cache.kind_pool import KindPool
 from winnow.cache.layout import PAGE_ENTRIES
@@ -101,6 +101,7 @@ def native_pool(pool: KindPool) -> native.Pool:
         dtype=native.native_dtype(pool.k.dtype) if plain else native.DType.f32,
         keys=keys,
         values=values,
+        bias=_native_field(pool.fields[BIAS.name], pool.first) if pool.has_bias else None,
     )
 
 

@@ -12,8 +12,11 @@ block is 1,696 bytes:
     v        uint8 [16][32]   from byte 1056     two groups: bytes 0-15 of a slot hold channels 0-31
     v_scale  f16   [16][2]    from byte 1568
     v_min    f16   [16][2]    from byte 1632     ends at byte 1696
+
+With a bias (`PairCodec.bias`) a last field follows: bias f16[16][1].
 """
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +29,12 @@ from winnow.kv_dtype import BY_BLOCK, NARROW_BITS, PLAIN_FORMATS, KVDtype
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+BIAS = Field("bias", "float16", 1)
+"""The field that attention adds to a KV's logits."""
+WITH_BIAS = "+bias"
+"""Suffix of the names of codecs that have it."""
 
 
 class PlacedField(NamedTuple):
@@ -96,9 +105,14 @@ class KVCodec(ABC):
     def value_fields(self, head_dim: int) -> tuple[Field, ...]:
         """Return the fields that store a value of `head_dim` elements, in order, behind those of keys in a block."""
 
+    @property
+    def further_fields(self) -> tuple[Field, ...]:
+        """Return fields that are of no side, behind those of values in a block; they start at 0."""
+        return ()
+
     def fields(self, head_dim: int) -> tuple[Field, ...]:
         """Return all fields of a slot, in the order in which a block holds them."""
-        return self.key_fields(head_dim) + self.value_fields(head_dim)
+        return self.key_fields(head_dim) + self.value_fields(head_dim) + self.further_fields
 
     @abstractmethod
     def encode_keys(self, k: "Tensor") -> "dict[str, Tensor]":
@@ -121,7 +135,8 @@ class KVCodec(ABC):
 
     def encode(self, k: "Tensor", v: "Tensor") -> "dict[str, Tensor]":
         """Encode KVs, [..., d] each: all fields."""
-        return self.encode_keys(k) | self.encode_values(v)
+        further = {each.name: k.new_zeros((*k.shape[:-1], each.length)) for each in self.further_fields}
+        return self.encode_keys(k) | self.encode_values(v) | further
 
 
 @dataclass(frozen=True)
@@ -132,16 +147,24 @@ class PairCodec(KVCodec):
     what few channels hold over all of them, so that no group has a much wider range than another. The transform is
     orthonormal and its own inverse, so a kernel may read stored keys by rotated queries (q . k = Hq . Hk), and rotate
     what it sums of stored values. `keys` and `values` here undo it.
+
+    With `bias` a KV has a number that attention adds to its logits, so that it can stand for others (`winnow.Fit`).
     """
 
     key: VectorFormat
     value: VectorFormat
     rotate_keys: bool = False
     rotate_values: bool = False
+    # Prefixes that were saved before there was one hold the `repr` of their codec.
+    bias: bool = dataclasses.field(default=False, repr=False)
 
     @property
     def name(self) -> str:
-        return str(KVDtype(self.key.name, self.value.name))
+        return str(KVDtype(self.key.name, self.value.name)) + WITH_BIAS * self.bias
+
+    @property
+    def further_fields(self) -> tuple[Field, ...]:
+        return (BIAS,) if self.bias else ()
 
     @property
     def keys_can_turn(self) -> bool:
@@ -192,12 +215,12 @@ class PairCodec(KVCodec):
 class PlainCodec(PairCodec):
     """Vectors rounded to one floating-point format: `k dtype[d], v dtype[d]`."""
 
-    def __init__(self, dtype: str) -> None:
-        super().__init__(PlainFormat(dtype), PlainFormat(dtype))
+    def __init__(self, dtype: str, bias: bool = False) -> None:
+        super().__init__(PlainFormat(dtype), PlainFormat(dtype), bias=bias)
 
     @property
     def dtype(self) -> str:
-        return self.name
+        return self.key.name
 
 
 @dataclass(frozen=True)
@@ -278,7 +301,11 @@ CODECS: Mapping[str, KVCodec] = {name: PlainCodec(name) for name in PLAIN_FORMAT
 
 
 def make_codec(
-    kind: KVDtype, group: int | None = None, rotate: str = "auto", block_size: int = 16
+    kind: KVDtype,
+    group: int | None = None,
+    rotate: str = "auto",
+    block_size: int = 16,
+    bias: bool = False,
 ) -> KVCodec:
     """Return the codec of two formats, neither of them `auto`.
 
@@ -286,10 +313,18 @@ def make_codec(
         group: channels that share a scale; None: a head at 8 bits, else the most up to 32 that divide it.
         block_size: slots of a block, for formats whose keys are encoded by blocks.
         rotate: which sides are rotated, one of `winnow.kv_dtype.ROTATIONS`; "auto": keys of 4 bits and below.
+        bias: whether each KV has a bias.
+
+    Raises:
+        ConfigError: a bias is asked for of KVs that cannot be evicted.
     """
     if kind.k == kind.v and kind.k in CODECS:
-        return CODECS[kind.k]
+        return PlainCodec(kind.k, bias) if bias else CODECS[kind.k]
     if kind.k in BY_BLOCK:
+        if bias:
+            raise ConfigError(
+                f"kv_bias is for KVs that can be evicted, got kv_cache_dtype={kind}: leave it out"
+            )
         return KiviCodec(AffineFormat(group, BY_BLOCK[kind.k]), block_size)
     rotates_keys = kind.k in NARROW_BITS if rotate == "auto" else "k" in rotate
     return PairCodec(
@@ -297,6 +332,7 @@ def make_codec(
         make_format(kind.v, group),
         rotates_keys and kind.k not in PLAIN_FORMATS,
         "v" in rotate and kind.v not in PLAIN_FORMATS,
+        bias,
     )
 
 
@@ -314,15 +350,18 @@ def plain_format(codec: KVCodec, reader: str) -> str:
 def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:
     """Return the codec of that name, as `kv_cache_dtype` has it; a torch dtype stands for vectors stored in it.
 
+    With `WITH_BIAS` behind the name each KV has a bias.
+
     Raises:
         ConfigError: no codec has that name.
     """
     if isinstance(kind, KVCodec):
         return kind
-    parsed = KVDtype.parse(str(kind).removeprefix("torch."), "KV format")
+    name = str(kind).removeprefix("torch.")
+    parsed = KVDtype.parse(name.removesuffix(WITH_BIAS), "KV format")
     if "auto" in (parsed.k, parsed.v):
         raise ConfigError(f"KV format must say what auto stands for, got {kind!r}")
-    return make_codec(parsed)
+    return make_codec(parsed, bias=name.endswith(WITH_BIAS))
 
 
 def round_up(n: int, multiple: int) -> int:

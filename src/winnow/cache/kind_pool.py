@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow.cache.block_bytes import BlockPart, Storage, widest_word
+from winnow.cache.codec import BIAS
 from winnow.cache.formats import Field
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.row_groups import BlockKind
@@ -152,6 +153,24 @@ class KindPool:
     def values_of(self, block: Tensor) -> Tensor:
         """Return the values in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
         return self.kind.codec.values(self._read(self.kind.value_fields, (block,))).flatten(-3, -2)
+
+    @property
+    def has_bias(self) -> bool:
+        """Return whether KVs have a bias that attention adds to their logits."""
+        return BIAS.name in self.fields
+
+    def biases(self, slot: Tensor) -> Tensor:
+        """Return the biases in slots, int64 [...], where KVs have one: float32 [...]."""
+        return self._read((BIAS,), self.numbers.place(slot))[BIAS.name][..., 0].float()
+
+    def biases_of(self, block: Tensor) -> Tensor:
+        """Return the biases in all slots of blocks, int64 [..., n]: float32 [..., n * block_size]."""
+        return self._read((BIAS,), (block,))[BIAS.name].flatten(-3).float()
+
+    def set_fitted(self, slot: Tensor, v: Tensor, bias: Tensor) -> None:
+        """Replace values and biases in slots, int64 [...], by v, [..., d], and bias, [...]; keys and numbers stay."""
+        encoded = self.kind.codec.encode_values(v) | {BIAS.name: bias[..., None]}
+        self._store(self.numbers.place(slot), encoded)
 
     # -- tiers ---------------------------------------------------------------------------------------------------
 

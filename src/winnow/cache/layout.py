@@ -163,6 +163,11 @@ class CacheLayout:
         return all(codec.movable for codec in self.codecs)
 
     @property
+    def has_bias(self) -> bool:
+        """True if every KV has a bias."""
+        return all(codec.further_fields for codec in self.codecs)
+
+    @property
     def keys_can_turn(self) -> bool:
         """True if stored keys may be rotated to other positions again and again."""
         return all(codec.keys_can_turn for codec in self.codecs)

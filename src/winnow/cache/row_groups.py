@@ -53,7 +53,7 @@ class BlockKind:
     def form(self) -> BlockFormat:
         """The layout of the fields of a block's KVs, wherever they lie."""
         if self.tier is None:
-            return BlockFormat.of(self.key_fields + self.value_fields, self.size)
+            return BlockFormat.of(self.key_fields + self.value_fields + self.codec.further_fields, self.size)
         return BlockFormat.of_sides(self.key_form, self.value_form)
 
     @cached_property
@@ -77,7 +77,8 @@ class BlockKind:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a KV, wherever it lies."""
-        return sum(field.slot_bytes for field in self.key_fields + self.value_fields)
+        fields = self.key_fields + self.value_fields + self.codec.further_fields
+        return sum(field.slot_bytes for field in fields)
 
     @property
     def tier_slot_bytes(self) -> int:

@@ -76,7 +76,12 @@ class CacheConfig:
         choices=ROTATIONS,
         engine="paged",
     )
-
+    kv_bias: bool = option(
+        False,
+        "give every KV a bias of 2 bytes that attention adds to its logits, as policies need that fit what they keep; "
+        "on where the engine's own policy is one of them",
+        engine="paged",
+    )
     kv_wide: str | None = option(
         None,
         "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypedDict
 
 from winnow.checks import check_choice
 from winnow.config import EvictionConfig
@@ -59,6 +60,13 @@ class Cell:
 FULL_CELL = Cell(FULL, 1.0, None)
 
 
+class EngineNeeds(TypedDict):
+    """Options of an engine that follow from the policies that it is to run."""
+
+    num_accumulators: int
+    kv_bias: bool
+
+
 def plan_cells(
     presets: Sequence[str],
     compressions: Sequence[float],
@@ -97,9 +105,13 @@ def check_presets(names: Iterable[str]) -> None:
             raise EvaluationError(f"no eviction preset {name!r}; {known_names(name, PRESETS)}")
 
 
-def num_accumulators(cells: Iterable[Cell]) -> int:
-    """Return the number of accumulators per KV that an engine needs to run all of the cells."""
-    return max((cell.policy.score.num_accumulators for cell in cells), default=0)
+def engine_needs(cells: Iterable[Cell]) -> EngineNeeds:
+    """Return the engine options that all of the cells need together."""
+    policies = [cell.policy for cell in cells]
+    return {
+        "num_accumulators": max((policy.score.num_accumulators for policy in policies), default=0),
+        "kv_bias": any(policy.compact is not None for policy in policies),
+    }
 
 
 def _amounts(preset: str, compressions: Sequence[float]) -> list[float | None]:

@@ -85,6 +85,6 @@ def engine_identity(llm: "LLM", input_sha256: str, settings: dict[str, Any]) -> 
     engine = llm.config.settings()
     directory = Path(engine.pop("model") or DEMO_MODEL)
     # It follows from the cells, and an evaluation may be continued with more of them.
-    del engine["num_accumulators"]
+    del engine["num_accumulators"], engine["kv_bias"]
     engine["model_seed"] = engine.pop("seed")
     return fingerprint(input_sha256, directory, settings | engine)

@@ -15,6 +15,7 @@ from winnow.eviction.budgets import (
 )
 from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
 from winnow.eviction.evict import EvictionTarget, PlannedRound, compact_round, plan_round
+from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import PRESETS, SEEN, Preset, find_preset
@@ -77,6 +78,7 @@ __all__ = [
     "EvictionPolicy",
     "EvictionTarget",
     "ExpectedAttention",
+    "Fit",
     "Fitted",
     "Fixed",
     "Instruction",

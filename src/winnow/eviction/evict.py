@@ -9,6 +9,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionBackend, PagedCache
 from winnow.cache.layout import IntArray
+from winnow.eviction.compact import FittedRow, fit_round, store_fitted
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
 from winnow.eviction.ranking import Ranking
@@ -64,7 +65,11 @@ def plan_round(
 
 @torch.inference_mode()
 def compact_round(
-    cache: PagedCache, backend: AttentionBackend, planned: PlannedRound, rotation: Rotation | None = None
+    cache: PagedCache,
+    backend: AttentionBackend,
+    planned: PlannedRound,
+    signals: Signals,
+    rotation: Rotation | None = None,
 ) -> None:
     """Move the KVs that stay to the front of their rows: only the first blocks, which the kept ones fill, are written.
 
@@ -78,7 +83,12 @@ def compact_round(
     block = (found if len(layers) == len(found) else found[layers]).long()
     most = int((cache.tables.host_lengths[slots] - planned.lengths).max())
     stay = kept.transpose(0, 1)
-    backend.keep_best(cache.pool, replace(ranked, block=block), stay, most)
+    rows = replace(ranked, block=block)
+    fitted: list[FittedRow] = []
+    if policy.compact is not None:
+        fitted = fit_round(policy.compact, cache, planned.ranking, rows, stay, planned.slots, signals)
+    backend.keep_best(cache.pool, rows, stay, most)
+    store_fitted(cache, fitted)
     if policy.score.resets_accumulators:
         slot = cache.pool.numbers.slots_of(block)
         front = torch.arange(slot.shape[-1], device=slot.device) < stay[..., None]

@@ -7,6 +7,7 @@ from winnow.attention import AttentionObserver, Smoothing
 from winnow.cache import CacheLayout
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
+from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
 from winnow.eviction.scores import Cumulative, LastQuery, MeanDeviation, Recency, Scorer
 from winnow.eviction.when import When
@@ -30,10 +31,13 @@ class EvictionPolicy:
     reassign_positions: bool = False
     """Assign positions 0, 1, 2, ... to the remaining KVs and rotate their keys accordingly, so that positions never
     exceed the budget and text may run past the trained context length (StreamingLLM)."""
+    compact: Fit | None = None
+    """Fit the KVs that stay to what all of them gave; None: they stay as they are. Needs `kv_bias`."""
 
     def __post_init__(self) -> None:
         self._check_score()
         self._check_budget()
+        self._check_compact()
         if self.when.within and self.budget.fixed is not None:
             raise ConfigError("within needs a budget of the request's own, and this one is fixed")
         if self.reassign_positions and not (self.budget.equal_rows and isinstance(self.score, Recency)):
@@ -71,6 +75,22 @@ class EvictionPolicy:
             raise ConfigError(
                 f"{type(self.score).__name__} repeats the context once all of it is there: it needs after_prefill, "
                 "and takes no other rounds, since KVs that come later were not repeated, and no re-assigned positions"
+            )
+
+    def _check_compact(self) -> None:
+        if self.compact is None:
+            return
+        when, queries = self.when, self.compact.queries
+        if not when.after_prefill or when.in_prefill or when.in_decode or self.reassign_positions:
+            raise ConfigError(
+                "compact fits what stays once, where reference queries are known: it needs after_prefill, and takes "
+                "no other rounds and no re-assigned positions"
+            )
+        if (self.score.replay if queries == "replay" else self.score.window) is None:
+            scores = "Reconstruction" if queries == "replay" else "Window or ValueAware"
+            raise ConfigError(
+                f"compact with queries={queries!r} needs a score that has them, such as {scores}, "
+                f"got {type(self.score).__name__}"
             )
 
     def _check_budget(self) -> None:

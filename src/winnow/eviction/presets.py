@@ -15,6 +15,7 @@ from winnow.eviction.budgets import (
     Pyramid,
     Recipes,
 )
+from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.replay import Replay
@@ -76,6 +77,7 @@ _SEEN = replace(
 )
 _ONCE = When(after_prefill=True)
 _KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
+_KVZIP_PART = replace(_KVZIP, score=Reconstruction(asked=Replay(chunk=512, own_part=True)))
 _FITTED = EvictionPolicy(Fitted(), AdaptiveRows(), Keep(sinks=4, recent=16), _ONCE)
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
@@ -209,12 +211,23 @@ PRESETS: dict[str, Preset] = {
     ),
     "kvzip": Preset(_KVZIP, "KVzip (Kim et al. 2025), by blocks; asked later"),
     "kvzip-part": Preset(
-        replace(_KVZIP, score=Reconstruction(asked=Replay(chunk=512, own_part=True))),
+        _KVZIP_PART,
         "Winnow's own: KVzip in chunks of 512 that attend to their own part of the context; asked later",
     ),
     "kvzip-plus": Preset(
         replace(_KVZIP, score=Reconstruction(normalized=True)),
         "KVzip+ (KVzap, arXiv 2601.07891), by blocks; asked later",
+    ),
+    "winnow-fit": Preset(
+        replace(_KVZIP, compact=Fit()),
+        "Winnow's own: kvzip, and what stays is fitted to the replay's queries; asked later",
+    ),
+    "winnow-fit-part": Preset(
+        replace(_KVZIP_PART, compact=Fit()), "the same on kvzip-part, whose replay is cheaper"
+    ),
+    "winnow-seen-fit": Preset(
+        replace(_SEEN, when=_ONCE, compact=Fit("window")),
+        "winnow-seen in one round, and what stays is fitted to its window's queries",
     ),
     "fitted": Preset(_FITTED, "Winnow's own: KVzip's score as `winnow fit` learnt to predict it"),
     "fitted-pd": Preset(

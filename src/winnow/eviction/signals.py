@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from winnow.attention import AttentionSpec
 from winnow.eviction.predictor import PredictorSource
 
 
@@ -51,6 +52,19 @@ class QueryMoments:
     covariance: Tensor
 
 
+class ReferenceQueries(NamedTuple):
+    """Queries of one sequence in one layer, to which a policy fits what it keeps.
+
+    Attributes:
+        q: [n, Hq, d], rotated at their positions.
+        position: int64 [n].
+    """
+
+    q: Tensor
+    position: Tensor
+    spec: AttentionSpec
+
+
 class Signals(Protocol):
     """Information about tokens, layers and queries for budgets and scorers."""
 
@@ -71,6 +85,9 @@ class Signals(Protocol):
 
     def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
         """Return the mean rotation over `count` positions starting at `first`, [B]: float32 [B, d, d]."""
+
+    def reference_queries(self, layer: int, slot: int) -> ReferenceQueries | None:
+        """Return the queries that a policy with `compact` fits to; None: none were computed."""
 
     def output_weights(self, layer: int) -> Tensor:
         """Return the output projection of each query head, [Hq, d, hidden_size]."""

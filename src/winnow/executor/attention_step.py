@@ -14,6 +14,7 @@ from winnow.eviction.predictor import PredictorSource
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.executor.occupants import Occupants
 from winnow.executor.query_signals import WatchedQueries
+from winnow.executor.reference_queries import ReferenceSpan
 from winnow.executor.signals import EngineSignals
 
 
@@ -37,6 +38,8 @@ class PagedAttentionStep:
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
     queries: tuple[WatchedQueries, ...] = ()
     """Sequences whose queries are looked at."""
+    references: tuple[ReferenceSpan, ...] = ()
+    """Tokens whose queries are remembered until the round."""
     replays: tuple[ReplaySpan, ...] = ()
     """Tokens that repeat a context."""
     predicted: tuple[PredictedSpan, ...] = ()
@@ -49,7 +52,8 @@ class PagedAttentionStep:
     @property
     def native(self) -> NativeStep | None:
         """Return the batch for layers that are one native call; None: something between is looked at."""
-        return None if self.queries or self.replays or self.predicted else self.batch.whole_layers
+        looked_at = self.queries or self.references or self.replays or self.predicted
+        return None if looked_at else self.batch.whole_layers
 
     @property
     def watching(self) -> bool:
@@ -74,6 +78,8 @@ class PagedAttentionStep:
         self.batch.write(layer, k, v)
         if self.queries:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
+        if self.references and layer in self.batch.cache.pool.layout.evictable:
+            self.signals.references.add(layer, self.references, q, spec)
         if self.predicted:
             self._predict(layer, k, v)
         # Layers with a window take no part in rounds, and hold no more of the context than it sees.

@@ -32,7 +32,9 @@ def build_engine(
     num_accumulators = config.eviction.num_accumulators
     if num_accumulators is None:
         num_accumulators = max(policy.score.num_accumulators, 1)
-    layout = loaded.kv_layout(config.cache, num_accumulators, config.scheduler.chunk)
+    layout = loaded.kv_layout(
+        config.cache, num_accumulators, config.scheduler.chunk, bias=policy.compact is not None
+    )
     policy.check_layout(layout)
     backend = open_backend(config.model.attention_backend, loaded.device, layout)
     if config.model.verify_model:

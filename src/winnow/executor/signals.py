@@ -16,8 +16,10 @@ from winnow.errors import UnsupportedModelError
 from winnow.eviction import Needs, QueryMoments
 from winnow.eviction.positions import Rotation
 from winnow.eviction.predictor import PredictorSource, TokenScorer
+from winnow.eviction.signals import ReferenceQueries
 from winnow.executor.occupants import Occupants
 from winnow.executor.query_signals import QuerySignals
+from winnow.executor.reference_queries import ReferenceStates
 from winnow.models import LoadedModel
 from winnow.models.outputs import output_projections, projection_weights
 
@@ -27,6 +29,7 @@ class EngineSignals(SlotState):
 
     Attributes:
         queries: what is learnt of queries.
+        references: queries that policies fit to.
     """
 
     name = "signals"
@@ -37,6 +40,7 @@ class EngineSignals(SlotState):
         """Return `locate` finds the directory or file of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
         self.queries = QuerySignals(device)
+        self.references = ReferenceStates(device)
         self._model = model
         self._locate = locate
         self._predictors: dict[PredictorSource, TokenScorer] = {}
@@ -127,6 +131,9 @@ class EngineSignals(SlotState):
 
     def chunk_attention(self, layer: int, slots: SequenceType[int]) -> Tensor:
         return self.queries.chunk_attention(layer, slots, self._model.geometry.num_kv_heads).to(self._device)
+
+    def reference_queries(self, layer: int, slot: int) -> ReferenceQueries | None:
+        return self.references.of(layer, slot)
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         return self._rotation.turn(layer, keys, difference)

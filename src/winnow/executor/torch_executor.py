@@ -147,6 +147,7 @@ class TorchExecutor:
         logits = LogitsRows.of(plan.entries)
         wanted = self._to_device(logits.tokens)
         queries = self._signals.queries.note(plan, self._occupants)
+        references = self._signals.references.note(plan, self._occupants)
         replays = replay_spans(plan, self._occupants)
         predicted = predicted_spans(plan, self._occupants)
         step = PagedAttentionStep(
@@ -155,6 +156,7 @@ class TorchExecutor:
             self._signals.note(plan),
             None if len(wanted) == len(spans.position) else wanted,
             queries,
+            references,
             replays,
             predicted,
         )
@@ -216,7 +218,9 @@ class TorchExecutor:
         planned, self._planned_rounds = self._planned_rounds, []
         for each in planned:
             rotation = self._model.rotation if each.policy.reassign_positions else None
-            compact_round(self.cache, self._backend, each, rotation)
+            compact_round(self.cache, self._backend, each, self._signals, rotation)
+            for slot in each.slots:
+                self._signals.references.close(slot)
 
     @torch.inference_mode()
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
@@ -261,6 +265,10 @@ class TorchExecutor:
         if policy.reassign_positions and self.cache.windows:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned beside kv_wide={self.layout.wide}, which finds KVs by position"
+            )
+        if policy.compact is not None and not self.layout.has_bias:
+            raise InvalidRequestError(
+                "a policy that fits what it keeps (compact) needs KVs with a bias: open the engine with kv_bias=True"
             )
         tier = self.layout.value_tier
         if tier is not None and tier.keys and policy.observes[True] is not None:
@@ -355,7 +363,7 @@ class TorchExecutor:
         """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
         tokens = self._token_ids(plan)
         if self._graphs is not None and not (
-            step.watching or step.wants_inputs or step.queries or step.replays
+            step.watching or step.wants_inputs or step.queries or step.references or step.replays
         ):
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:

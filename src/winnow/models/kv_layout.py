@@ -24,12 +24,14 @@ def configured_layout(
     num_accumulators: int = 0,
     windows: tuple[int | None, ...] = (),
     chunk: int | None = None,
+    bias: bool = False,
 ) -> CacheLayout:
     """Return the shape of the cache of a model with these numbers.
 
     Args:
         dtype: of activations, in which `kv_cache_dtype=auto` stores KVs.
         windows, chunk: as `CacheLayout` has them.
+        bias: whether KVs have a bias, though `config` does not ask for one.
 
     Raises:
         ConfigError: KVs of this head_dim cannot be stored as `config` says.
@@ -55,12 +57,19 @@ def configured_layout(
             raise ConfigError(
                 f"value_tier does not go with kv_cache_dtype={kind}, which keeps recent KVs wide: give another"
             )
+    bias = bias or config.kv_bias
+    if bias and (wide.any or tier is not None):
+        option, value = ("kv_wide", wide) if wide.any else ("value_tier", tier)
+        raise ConfigError(
+            f"{option} does not go with kv_bias, or a policy with compact, whose values are fitted in blocks on the "
+            f"device, got {option}={value}: leave one out"
+        )
     layout = CacheLayout.even(
         num_layers,
         num_kv_heads,
         head_dim,
         config.block_size,
-        make_codec(kind, config.kv_group, config.kv_rotate, config.block_size),
+        make_codec(kind, config.kv_group, config.kv_rotate, config.block_size, bias),
         num_accumulators,
         windows,
         chunk,

@@ -78,8 +78,12 @@ class LoadedModel(PlainModel):
     verified: Verified | None = None
     """Distance of what answers from the model's own code; None: it was not compared at load."""
 
-    def kv_layout(self, config: CacheConfig, num_accumulators: int, chunk: int | None = None) -> CacheLayout:
+    def kv_layout(
+        self, config: CacheConfig, num_accumulators: int, chunk: int | None = None, *, bias: bool = False
+    ) -> CacheLayout:
         """Return the shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.
+
+        With `bias` KVs have one, as with the option kv_bias.
 
         Raises:
             ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
@@ -94,6 +98,7 @@ class LoadedModel(PlainModel):
             num_accumulators=num_accumulators,
             windows=geometry.windows,
             chunk=chunk,
+            bias=bias,
         )
 
     @property

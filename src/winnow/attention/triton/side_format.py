@@ -6,7 +6,7 @@ from typing import Any
 import triton.language as tl
 
 from winnow.cache import BlockKind
-from winnow.cache.codec import BlockFormat, KVCodec, PairCodec
+from winnow.cache.codec import BIAS, BlockFormat, KVCodec, PairCodec
 from winnow.cache.formats import AffineFormat, PlainFormat, SymmetricFormat, VectorFormat
 from winnow.errors import ConfigError
 from winnow.kv_dtype import KV_FORMATS
@@ -33,6 +33,7 @@ class SideFormat:
         block_bytes: from one block to the next.
         code, scale, least, outlier, channel: offsets of fields; 0 where there is none.
         outliers: of a vector.
+        bias: offset of the KV's bias, which keys have; 0 where there is none.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class SideFormat:
     outlier: int = 0
     channel: int = 0
     outliers: int = 0
+    bias: int = 0
 
 
 def reads(*codecs: KVCodec) -> bool:
@@ -114,5 +116,6 @@ def _side_format(block: BlockFormat, side: str, form: VectorFormat, head_dim: in
         block_bytes=block.nbytes,
         code=code,
         outliers=placed[f"{side}_outlier"][0].length if "outlier" in offsets else 0,
+        bias=placed[BIAS.name][1] if side == "k" and BIAS.name in placed else 0,
         **offsets,
     )

@@ -73,7 +73,7 @@ def execute(namespace: argparse.Namespace) -> int:
     place: Path | None = namespace.include_path
     if place is not None and not place.is_dir():
         raise UsageError(f"--include-path must be a directory, got {str(place)!r}")
-    from winnow.evaluate.cell import AWARE, num_accumulators, plan_cells
+    from winnow.evaluate.cell import AWARE, engine_needs, plan_cells
     from winnow.evaluate.likelihood import Keeping
     from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan
     from winnow.evaluate.lm_eval.result_files import lm_eval_table, write_lm_eval
@@ -82,7 +82,7 @@ def execute(namespace: argparse.Namespace) -> int:
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
     chat = namespace.apply_chat_template
     plan = LmEvalPlan(namespace.tasks, namespace.num_fewshot, namespace.limit, place, chat)
-    options = {"kv_floor": KV_FLOOR, "num_accumulators": num_accumulators(cells)} | options
+    options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
     with open_llm(options) as llm:
         head = run_head(llm, options) | {"settings": plan.to_json()}
         try:

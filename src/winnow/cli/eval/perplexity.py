@@ -83,13 +83,13 @@ def execute(namespace: argparse.Namespace) -> int:
         namespace.context = namespace.tokens // 2
     if namespace.context >= namespace.tokens:
         raise UsageError(f"--context must be below --tokens ({namespace.tokens}), got {namespace.context}")
-    from winnow.evaluate.cell import AGNOSTIC, num_accumulators, plan_cells
+    from winnow.evaluate.cell import AGNOSTIC, engine_needs, plan_cells
     from winnow.evaluate.likelihood import Keeping
     from winnow.evaluate.reports.perplexity_report import perplexity_table, write_perplexity
 
     cells = plan_cells(namespace.presets, namespace.compressions, (AGNOSTIC,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
-    options = {"kv_floor": KV_FLOOR, "num_accumulators": num_accumulators(cells)} | options
+    options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
     with open_llm(options) as llm:
         windows = _windows(namespace, llm)
         work = {"tokens": namespace.tokens, "context": namespace.context, "windows": len(windows)}

@@ -92,11 +92,11 @@ def execute(namespace: argparse.Namespace) -> int:
     options = evaluation_options(namespace)
     check_output(namespace, options, JOURNAL)
     check_data(namespace)
-    from winnow.evaluate.cell import num_accumulators, plan_cells
+    from winnow.evaluate.cell import engine_needs, plan_cells
 
     controls = () if namespace.controls == ("none",) else namespace.controls
     cells = plan_cells(namespace.presets, namespace.compressions, _QUERIES[namespace.query], controls)
-    options = {"kv_floor": KV_FLOOR, "num_accumulators": num_accumulators(cells)} | options
+    options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
     with open_llm(options) as llm:
         plan = _plan(namespace, llm, cells, controls)
         head = _head(namespace, llm, plan, options)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import load_vectors
+from winnow.attention.triton.kernels.codec import biased, load_vectors
 from winnow.attention.triton.kernels.rows import (
     find_slots,
     logits_of,
@@ -98,7 +98,8 @@ def attend_chunk(
             storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
         ).to(DOT)
         visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
-        logits = tl.where(visible, logits_of(queries, keys, scale, SOFTCAP), float("-inf"))
+        logits = biased(logits_of(queries, keys, scale, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
+        logits = tl.where(visible, logits, float("-inf"))
         values = load_vectors(
             storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
         ).to(DOT)

@@ -6,7 +6,7 @@ The split of a row depends on its own length only, so a sequence's result is bit
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import load_vectors
+from winnow.attention.triton.kernels.codec import biased, load_vectors
 from winnow.attention.triton.kernels.rows import (
     find_slots,
     logits_of,
@@ -106,7 +106,8 @@ def attend_split(
         keys = load_vectors(
             storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
         ).to(DOT)
-        logits = tl.where(visible[None, :], logits_of(queries, keys, scale, SOFTCAP), float("-inf"))
+        logits = biased(logits_of(queries, keys, scale, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
+        logits = tl.where(visible[None, :], logits, float("-inf"))
         if raw is not None:
             tl.store(raw + mine[:, None] * raw_stride + n[None, :], logits, real[:, None] & inside[None, :])
         values = load_vectors(

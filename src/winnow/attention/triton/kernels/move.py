@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import store_vectors
+from winnow.attention.triton.kernels.codec import field_at, store_vectors
 from winnow.attention.triton.kernels.rows import find_slots, row_length
 
 
@@ -58,6 +58,9 @@ def write_kvs(
     store_vectors(storage, flat, key_at, inside, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D)
     value_at = v + token * v_token_stride + head * v_head_stride
     store_vectors(storage, flat, value_at, inside, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D)
+    if KEY.bias > 0:
+        bias_at = field_at(storage, flat, KEY.bias, 1, tl.float16, 2, KEY.block_bytes, BLOCK_SIZE)
+        tl.store(bias_at, tl.zeros([BLOCK_H], tl.float16), inside)
     now = tl.load(position + token).to(tl.int32)
     tl.store(position_pool + flat, tl.zeros([BLOCK_H], tl.int32) + now, inside)
     for number in tl.static_range(NUM_ACCUMULATORS):

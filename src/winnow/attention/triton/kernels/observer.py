@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import load_vectors
+from winnow.attention.triton.kernels.codec import biased, load_vectors
 from winnow.attention.triton.kernels.decode import sequence_of
 from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees
 
@@ -221,7 +221,7 @@ def observe_chunk(
             query_head = part * HEADS + h
             q_at = q + token[:, None] * q_token_stride + query_head * q_head_stride + d[None, :]
             queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
-            logits = logits_of(queries, keys, scale, SOFTCAP)
+            logits = biased(logits_of(queries, keys, scale, SOFTCAP), storage, flat, inside, KEY, BLOCK_SIZE)
             mine = token * (KV_HEADS * GROUP) + query_head
             row_max = tl.load(statistics + mine, mask=real, other=0.0)
             row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)

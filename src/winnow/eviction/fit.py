@@ -1,0 +1,168 @@
+"""Fit of the KVs that stay to what the whole gave, one row at a time: a bias for each, and a value of its own.
+
+For reference queries i, with l_ij the logits of the row's KVs (biases that they have included) and M_i = sum_j e^l_ij:
+
+    A_ij = e^l_ij / M_i                      shares of the whole mass
+    O_i  = sum_j A_ij v_j                    outputs of the whole row
+
+Of the kept KVs some are fixed (sinks, last tokens, protected spans); the others, F, are fitted.
+
+Biases: weights w_j = 1 at first. A query's whole mass is shared out over the kept KVs in proportion to what it gives
+them, and a KV weighs what it then gets over what it got (expectation maximization, so the mismatch never grows):
+
+    w_j <- w_j * (sum_i A_ij r_i / s_i) / (sum_i A_ij)
+    r_i = 1 - sum of A_ij over fixed j,   s_i = sum over F of A_ij w_j
+
+`Fit.rounds` times, held in [e^-Fit.most_bias, e^Fit.most_bias]. The bias of a KV grows by log w_j.
+
+Values: with P_ij = A_ij w_j / sum_j A_ij w_j over all that is kept, ridge regression from the values as they are:
+
+    dV = (P_F' P_F + lambda I)^-1 P_F' (O - P V),   lambda = Fit.ridge * the mean of the diagonal of P_F' P_F
+
+The pull to the old values keeps KVs that few queries read near what they were. Source: Attention Matching
+(arXiv 2602.16284), whose biases are a non-negative least squares fit, and which does not pull.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from winnow.checks import check_choice
+from winnow.errors import ConfigError
+
+QUERIES = ("replay", "window")
+# Elements of a part of the attention matrix: what fits a second-level cache, twice.
+_TEMPORARY = 2**19
+_TINY = 1e-20
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Settings of the fit of what a round keeps to what the whole context gave; a policy's `compact`."""
+
+    queries: str = "replay"
+    """Reference queries: those of the replay that the score asks for, or those of its observation window."""
+    most_queries: int = 256
+    """Positions whose queries are used at most, evenly spaced; each brings those of all query heads of a group."""
+    rounds: int = 8
+    """Steps of expectation maximization for biases; 0: KVs get none."""
+    most_bias: float = 4.0
+    """Largest change of a bias, either way."""
+    ridge: float = 1.0
+    """Pull of the values towards those that they were, in mean diagonals of the Gram matrix."""
+
+    def __post_init__(self) -> None:
+        check_choice("queries", self.queries, QUERIES)
+        if self.most_queries < 1 or self.rounds < 0:
+            raise ConfigError(
+                f"most_queries of a fit must be at least 1 and rounds at least 0, got {self.most_queries} and "
+                f"{self.rounds}"
+            )
+        for name in ("most_bias", "ridge"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"{name} of a fit must be above 0, got {getattr(self, name)}")
+
+
+class RowQueries(NamedTuple):
+    """Reference queries of one row, of all query heads of its group, and how they see its KVs.
+
+    Attributes:
+        q: float32 [m, d], times the scale of logits.
+        position: int [m].
+    """
+
+    q: Tensor
+    position: Tensor
+    softcap: float | None
+    window: int | None
+
+
+class RowKVs(NamedTuple):
+    """All KVs of one row before a round: k [N, d], v [N, d], position int [N], bias [N]; float32 where not said."""
+
+    k: Tensor
+    v: Tensor
+    position: Tensor
+    bias: Tensor
+
+
+class RowShares(NamedTuple):
+    """Shares A of the kept KVs, float32 [m, K], and outputs O of the whole row, [m, d]."""
+
+    kept: Tensor
+    output: Tensor
+
+
+def shares_of(queries: RowQueries, kvs: RowKVs, kept: Tensor) -> RowShares:
+    """Return what the queries pay the KVs `kept`, int64 [K], and what the whole row gives them.
+
+    No more than a part of the attention matrix exists at a time. Queries that see nothing are left out.
+    """
+    shares, outputs = [], []
+    keys = kvs.k.mT.contiguous()
+    step = max(1, _TEMPORARY // len(kvs.k))
+    for start in range(0, len(queries.q), step):
+        at = queries.position[start : start + step, None]
+        logits = queries.q[start : start + step] @ keys
+        if queries.softcap is not None:
+            logits = logits.div_(queries.softcap).tanh_().mul_(queries.softcap)
+        logits += kvs.bias
+        hidden = kvs.position > at
+        if queries.window is not None:
+            hidden |= at - kvs.position >= queries.window
+        logits.masked_fill_(hidden, -torch.inf)
+        logits = logits[~hidden.all(dim=-1)]
+        weights = logits.softmax(dim=-1)
+        shares.append(weights[:, kept])
+        outputs.append(weights @ kvs.v)
+    return RowShares(torch.cat(shares), torch.cat(outputs))
+
+
+def fit_row(fit: Fit, shares: RowShares, v: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the biases that kept KVs gain, float32 [K], and their values, [K, d].
+
+    Args:
+        v: float32 [K, d], their values before.
+        fixed: bool [K], those that stay as they are.
+    """
+    free = ~fixed
+    weights = torch.ones(len(v), device=v.device)
+    if fit.rounds:
+        weights[free] = _fitted_weights(fit, shares.kept, fixed)
+    # Attention reads what is stored.
+    bias = weights.log().half().float()
+    p = shares.kept * bias.exp()
+    p /= p.sum(dim=-1, keepdim=True).clamp_min_(_TINY)
+    values = v.clone()
+    values[free] += _ridge(p[:, free], shares.output - p @ v, fit.ridge)
+    return bias, values
+
+
+def _fitted_weights(fit: Fit, shares: Tensor, fixed: Tensor) -> Tensor:
+    """Return the weights of the KVs that are not fixed."""
+    of_free = shares[:, ~fixed]
+    wanted = (1.0 - shares[:, fixed].sum(dim=-1)).clamp_min_(0.0)
+    before = of_free.sum(dim=0).clamp_min_(_TINY)
+    weights, least, most = torch.ones_like(before), -fit.most_bias, fit.most_bias
+    for _ in range(fit.rounds):
+        ratio = wanted / (of_free @ weights).clamp_min_(_TINY)
+        weights *= (ratio @ of_free) / before
+        weights.clamp_(torch.tensor(least).exp(), torch.tensor(most).exp())
+    return weights
+
+
+def _ridge(p: Tensor, residual: Tensor, ridge: float) -> Tensor:
+    """Return x, [K, d], with the least |p x - residual|^2 + lambda |x|^2, for p [m, K].
+
+    Solved for KVs or, where these are more, for queries.
+    """
+    pull = ridge * p.square().sum() / max(p.shape[1], 1) + _TINY
+    few = p.shape[1] <= p.shape[0]
+    gram = p.mT @ p if few else p @ p.mT
+    gram.diagonal().add_(pull)
+    factor = torch.linalg.cholesky(gram)
+    if few:
+        return torch.cholesky_solve(p.mT @ residual, factor)
+    return p.mT @ torch.cholesky_solve(residual, factor)
