@@ -6,11 +6,12 @@ import pytest
 import torch
 from triton_case import DEVICE, SMALL, build, compare
 
-from winnow.attention import AttentionObserver, AttentionSpec, ReferenceBackend, Term, open_backend
+from winnow.attention import AttentionObserver, AttentionSpec, ReferenceBackend, Smoothing, Term, open_backend
 from winnow.attention.triton import TritonBackend
 from winnow.attention.triton.side_format import reads
 from winnow.cache import CacheLayout, KVPool
 from winnow.cache.codec import PairCodec, make_codec
+from winnow.cache.codec import codec_of as codec_by_name
 from winnow.errors import ConfigError
 from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype
 
@@ -105,6 +106,16 @@ def test_attention_equals_the_reference(
     case = build(7, [1, 4], observe=[AttentionObserver((term,))] * 2, **sizes)
     sinks = torch.linspace(-1, 2, 4, device=DEVICE)
     compare(case, AttentionSpec(0.3, 20, 2.0, sinks), score_atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "smoothing"), [("float32", None), ("int8", Smoothing(3))])
+def test_biases_are_added(name: str, smoothing: Smoothing | None) -> None:
+    """By decoding sequences and chunks, and in the scores of both."""
+    codec = codec_by_name(f"{name}+bias")
+    observe = [AttentionObserver((Term.ATTENTION,), replace=smoothing is not None, smoothing=smoothing)] * 2
+    case = build(8, [1, 4], longest=24, group=2, kv_dtype=codec, observe=observe)
+    assert case.cache.pool.of_layer(case.layer).has_bias
+    compare(case, AttentionSpec(0.3, 20, 2.0), score_atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

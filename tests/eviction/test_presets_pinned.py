@@ -167,6 +167,15 @@ COMPACTOR: Row = {
     "keep.recent": (4, "kvpress compactor_press.py: sink_size_end 4"),
 }
 
+FIT: Row = {
+    "compact.class": ("Fit", "own: after Attention Matching (arXiv 2602.16284)"),
+    "compact.queries": ("replay", "own: of what the score asks for"),
+    "compact.most_queries": (256, "own: every eighth of a replay of 2,048 tokens"),
+    "compact.rounds": (12, "own: more fit single queries"),
+    "compact.most_bias": (4.0, "own: 55 times a KV's mass at most"),
+    "compact.ridge": (1.0, "own: the mean of the Gram matrix's diagonal"),
+}
+
 KVZIP: Row = {
     "score.class": (
         "Reconstruction",
@@ -193,6 +202,12 @@ PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
     "winnow": SEEN,
     "winnow-seen": SEEN,
+    "winnow-seen-fit": {
+        **{key: number for key, number in SEEN.items() if not key.startswith("when")},
+        **FIT,
+        **AFTER_PREFILL,
+        "compact.queries": ("window", "own: no replay where the question is seen"),
+    },
     "leverage": LEVERAGE,
     "leverage-pd": {
         **LEVERAGE,
@@ -315,6 +330,13 @@ PINNED: dict[str, Row] = {
     "kvzip": KVZIP,
     "kvzip-part": {
         **KVZIP,
+        "score.asked.chunk": (512, "own: a quarter of the context that KVzip's code repeats at a time"),
+        "score.asked.own_part": (True, "own: attention is most of what a replay costs"),
+    },
+    "winnow-fit": {**KVZIP, **FIT},
+    "winnow-fit-part": {
+        **KVZIP,
+        **FIT,
         "score.asked.chunk": (512, "own: a quarter of the context that KVzip's code repeats at a time"),
         "score.asked.own_part": (True, "own: attention is most of what a replay costs"),
     },

@@ -148,7 +148,8 @@ class PairCodec(KVCodec):
     orthonormal and its own inverse, so a kernel may read stored keys by rotated queries (q . k = Hq . Hk), and rotate
     what it sums of stored values. `keys` and `values` here undo it.
 
-    With `bias` a KV has a number that attention adds to its logits, so that it can stand for others (`winnow.Fit`).
+    With `bias` a KV has a number that attention adds to its logits, so that it can stand for others
+    (`winnow.eviction.Fit`).
     """
 
     key: VectorFormat

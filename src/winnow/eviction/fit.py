@@ -7,13 +7,17 @@ For reference queries i, with l_ij the logits of the row's KVs (biases that they
 
 Of the kept KVs some are fixed (sinks, last tokens, protected spans); the others, F, are fitted.
 
-Biases: weights w_j = 1 at first. A query's whole mass is shared out over the kept KVs in proportion to what it gives
-them, and a KV weighs what it then gets over what it got (expectation maximization, so the mismatch never grows):
+Biases: weights w_j in [e^-Fit.most_bias, e^Fit.most_bias], 1 at first, such that kept KVs have the mass of all:
 
-    w_j <- w_j * (sum_i A_ij r_i / s_i) / (sum_i A_ij)
-    r_i = 1 - sum of A_ij over fixed j,   s_i = sum over F of A_ij w_j
+    minimize sum_i (r_i - s_i)^2,   r_i = 1 - sum of A_ij over fixed j,   s_i = sum over F of A_ij w_j
 
-`Fit.rounds` times, held in [e^-Fit.most_bias, e^Fit.most_bias]. The bias of a KV grows by log w_j.
+by `Fit.rounds` steps of projected gradient with momentum (FISTA), z = w and t = 1 at first:
+
+    w' = z + (r - A_F z)' A_F / L, held in the range;   L = max_j (A_F' A_F 1)_j
+    t' = (1 + sqrt(1 + 4 t^2)) / 2;   z = w' + (t - 1) / t' (w' - w)
+
+L is no less than the largest eigenvalue of A_F' A_F, whose entries are not negative. Few steps leave alone what hardly
+matters. The bias of a KV grows by log w_j.
 
 Values: with P_ij = A_ij w_j / sum_j A_ij w_j over all that is kept, ridge regression from the values as they are:
 
@@ -23,6 +27,7 @@ The pull to the old values keeps KVs that few queries read near what they were. 
 (arXiv 2602.16284), whose biases are a non-negative least squares fit, and which does not pull.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,8 +51,8 @@ class Fit:
     """Reference queries: those of the replay that the score asks for, or those of its observation window."""
     most_queries: int = 256
     """Positions whose queries are used at most, evenly spaced; each brings those of all query heads of a group."""
-    rounds: int = 8
-    """Steps of expectation maximization for biases; 0: KVs get none."""
+    rounds: int = 12
+    """Steps of gradient descent for biases; 0: KVs get none."""
     most_bias: float = 4.0
     """Largest change of a bias, either way."""
     ridge: float = 1.0
@@ -129,8 +134,9 @@ def fit_row(fit: Fit, shares: RowShares, v: Tensor, fixed: Tensor) -> tuple[Tens
     """
     free = ~fixed
     weights = torch.ones(len(v), device=v.device)
-    if fit.rounds:
-        weights[free] = _fitted_weights(fit, shares.kept, fixed)
+    if not bool(free.any()):
+        return weights.log(), v
+    weights[free] = _fitted_weights(fit, shares.kept, fixed)
     # Attention reads what is stored.
     bias = weights.log().half().float()
     p = shares.kept * bias.exp()
@@ -143,13 +149,21 @@ def fit_row(fit: Fit, shares: RowShares, v: Tensor, fixed: Tensor) -> tuple[Tens
 def _fitted_weights(fit: Fit, shares: Tensor, fixed: Tensor) -> Tensor:
     """Return the weights of the KVs that are not fixed."""
     of_free = shares[:, ~fixed]
-    wanted = (1.0 - shares[:, fixed].sum(dim=-1)).clamp_min_(0.0)
-    before = of_free.sum(dim=0).clamp_min_(_TINY)
-    weights, least, most = torch.ones_like(before), -fit.most_bias, fit.most_bias
+    missing = (1.0 - shares[:, fixed].sum(dim=-1)) @ of_free
+    few = of_free.shape[1] <= of_free.shape[0]
+    gram = of_free.mT @ of_free if few else torch.empty(0)
+
+    def products(w: Tensor) -> Tensor:
+        return gram @ w if few else (of_free @ w) @ of_free
+
+    weights = torch.ones(of_free.shape[1], device=shares.device)
+    step = 1.0 / products(weights).amax().clamp_min(_TINY)
+    most = math.exp(fit.most_bias)
+    ahead, t = weights, 1.0
     for _ in range(fit.rounds):
-        ratio = wanted / (of_free @ weights).clamp_min_(_TINY)
-        weights *= (ratio @ of_free) / before
-        weights.clamp_(torch.tensor(least).exp(), torch.tensor(most).exp())
+        moved = (ahead + step * (missing - products(ahead))).clamp_(1.0 / most, most)
+        t, before = (1.0 + math.sqrt(1.0 + 4.0 * t * t)) / 2.0, t
+        ahead, weights = moved + (before - 1.0) / t * (moved - weights), moved
     return weights
 
 

@@ -58,6 +58,7 @@ def configured_layout(
                 f"value_tier does not go with kv_cache_dtype={kind}, which keeps recent KVs wide: give another"
             )
     bias = bias or config.kv_bias
+    codec = make_codec(kind, config.kv_group, config.kv_rotate, config.block_size, bias)
     if bias and (wide.any or tier is not None):
         option, value = ("kv_wide", wide) if wide.any else ("value_tier", tier)
         raise ConfigError(
@@ -69,7 +70,7 @@ def configured_layout(
         num_kv_heads,
         head_dim,
         config.block_size,
-        make_codec(kind, config.kv_group, config.kv_rotate, config.block_size, bias),
+        codec,
         num_accumulators,
         windows,
         chunk,

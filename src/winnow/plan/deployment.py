@@ -12,7 +12,15 @@ from winnow.eviction import SequenceEviction, resolve_policy
 from winnow.models.kv_layout import configured_layout
 from winnow.plan.hardware import Hardware
 from winnow.plan.models import DTYPE_BYTES, ModelShape
-from winnow.plan.occupancy import Held, Request, bind_policy, cache_bytes, held_blocks, num_accumulators
+from winnow.plan.occupancy import (
+    Held,
+    Request,
+    bind_policy,
+    cache_bytes,
+    has_bias,
+    held_blocks,
+    num_accumulators,
+)
 from winnow.plan.step_time import Factors, StepTimes, StepWork, TierTraffic, usual_factors
 from winnow.units import format_bytes
 
@@ -95,6 +103,7 @@ class Deployment:
             num_accumulators=num_accumulators(self.eviction),
             windows=model.windows,
             chunk=None if chunk is None else min(chunk, self.scheduler.max_num_batched_tokens),
+            bias=has_bias(self.eviction),
         )
 
     # -- memory --------------------------------------------------------------------------------------------------

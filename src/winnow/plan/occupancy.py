@@ -79,6 +79,11 @@ def num_accumulators(config: EvictionConfig) -> int:
     return max(resolve_policy(config).policy.score.num_accumulators, 1)
 
 
+def has_bias(config: EvictionConfig) -> bool:
+    """Return whether KVs of an engine opened with this configuration have a bias, whatever its `kv_bias` says."""
+    return resolve_policy(config).policy.compact is not None
+
+
 def held_blocks(layout: CacheLayout, eviction: SequenceEviction | None, request: Request) -> Held:
     """Return upper bounds on a sequence's blocks, which admission and preemption go by.
 

@@ -1,0 +1,251 @@
+"""The fit of what stays, in the engine: what is stored, and that it does not depend on how it is computed."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from tiny_llama import VOCAB, save_tiny_llama
+from torch import Tensor
+
+from winnow import LLM, SamplingParams
+from winnow.cache.layout import ceil_div
+from winnow.errors import ConfigError, InvalidRequestError
+from winnow.eviction import PRESETS, EvictionPolicy, Fit, KeyNorm, Reconstruction, Replay, When
+
+BLOCK = 4
+KVZIP = PRESETS["kvzip"].policy
+IN_CHUNKS = replace(KVZIP, score=Reconstruction(Replay(chunk=70)), compact=Fit(most_queries=40))
+SEEN_FIT = PRESETS["winnow-seen-fit"].policy
+DOCUMENT = random.Random(5).choices(range(3, VOCAB), k=150)
+QUESTION = random.Random(6).choices(range(3, VOCAB), k=9)
+
+
+def greedy(**options: object) -> SamplingParams:
+    values = {
+        "temperature": 0.0,
+        "max_tokens": 8,
+        "ignore_eos": True,
+        "compression": 4,
+        "context_tokens": 150,
+    }
+    return SamplingParams(**(values | options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=5, num_hidden_layers=3)
+
+
+def open_llm(directory: Path, **options: object) -> LLM:
+    settings: dict[str, object] = {"kv_memory": "8MiB", "block_size": BLOCK, "kv_floor": 1}
+    return LLM(directory, **(settings | {"eviction": IN_CHUNKS} | options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def llm(directory: Path) -> Iterator[LLM]:
+    with open_llm(directory) as llm:
+        yield llm
+
+
+class HeldRow(NamedTuple):
+    """The context's KVs of a row, by position."""
+
+    position: Tensor
+    keys: Tensor
+    values: Tensor
+    bias: Tensor
+
+
+def held_rows(llm: LLM, slot: int) -> list[HeldRow]:
+    cache, rows = llm._engine._executor.cache, []
+    for layer, heads in enumerate(cache.tables.host_lengths[slot].tolist()):
+        pool = cache.pool.of_layer(layer)
+        blocks = cache.tables.lookup(torch.tensor([slot]), layer, ceil_div(max(heads), BLOCK))[0].long()
+        for head, length in enumerate(heads):
+            slots = pool.numbers.slots_of(blocks[head])[:length]
+            position = pool.numbers.positions_of(blocks[head])[:length]
+            order = position.argsort()
+            slots, position = slots[order[position[order] < 150]], position[order][position[order] < 150]
+            rows.append(HeldRow(position, pool.keys(slots), pool.values(slots), pool.biases(slots)))
+    return rows
+
+
+def rows_of(
+    llm: LLM, params: SamplingParams, tokens: list[int] | None = None, preempt_at: int | None = None
+) -> list[HeldRow]:
+    """What a request's rows hold of the document when its answer begins."""
+    request_id = llm.submit(tokens or DOCUMENT + QUESTION, params)
+    scheduler = llm._engine._scheduler
+    while True:
+        llm.step()
+        llm.check_integrity()
+        [sequence] = scheduler.running or [None]
+        if sequence is None:
+            continue
+        if preempt_at is not None and sequence.kv.passes_done == preempt_at:
+            scheduler._preempt()
+            preempt_at = None
+        elif sequence.num_output_tokens >= 2:
+            break
+    rows = held_rows(llm, sequence.kv.running_slot)
+    llm.abort(request_id)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def fitted(llm: LLM) -> list[HeldRow]:
+    return rows_of(llm, greedy())
+
+
+def test_keys_and_who_stays_are_those_of_the_selection(llm: LLM, fitted: list[HeldRow]) -> None:
+    selected = rows_of(llm, greedy(eviction=replace(IN_CHUNKS, compact=None)))
+    whole = rows_of(llm, greedy(eviction="full", compression=None))
+    assert len({len(row.position) for row in fitted}) > 1, "rows compete"
+    for fit, plain, full in zip(fitted, selected, whole, strict=True):
+        assert torch.equal(fit.position, plain.position)
+        torch.testing.assert_close(fit.keys, plain.keys)
+        torch.testing.assert_close(plain.values, full.values[plain.position.long()])
+        assert not plain.bias.any() and not full.bias.any()
+        sinks = fit.position < 4
+        assert not fit.bias[sinks].any() and torch.allclose(fit.values[sinks], plain.values[sinks], atol=1e-5)
+        if len(fit.position) < 150:
+            assert fit.bias[~sinks].any() and not torch.allclose(fit.values, plain.values, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefill_chunk": 16},
+        {"attention_backend": "reference"},
+        {"optimize": False},
+        {"max_num_batched_tokens": 24},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_it_does_not_depend_on_how_it_is_computed(
+    directory: Path, options: dict[str, object], fitted: list[HeldRow]
+) -> None:
+    if "max_num_batched_tokens" in options:
+        options = options | {"max_num_seqs": 24}
+    with open_llm(directory, **options) as llm:
+        check_same(rows_of(llm, greedy()), fitted)
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_who_is_preempted_within_a_replay_is_fitted_to_the_same(
+    directory: Path, fitted: list[HeldRow], swaps: bool
+) -> None:
+    with open_llm(directory, kv_offloading_size="4MiB" if swaps else None) as llm:
+        check_same(rows_of(llm, greedy(), preempt_at=1), fitted)
+
+
+def check_same(found: list[HeldRow], expected: list[HeldRow]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.position, theirs.position)
+        torch.testing.assert_close(ours.values, theirs.values, atol=2e-4, rtol=2e-3)
+        torch.testing.assert_close(ours.bias, theirs.bias, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize("policy", [IN_CHUNKS, SEEN_FIT], ids=["replay", "window"])
+def test_answers_are_nearer_to_those_of_the_full_cache(llm: LLM, policy: EvictionPolicy) -> None:
+    """Of text like that of the reference queries: the document again, or its end."""
+    text = DOCUMENT[:60] if policy is IN_CHUNKS else DOCUMENT[-9:]
+    params = {"prompt_logprobs": 1, "max_tokens": 1, "compression": 4}
+
+    def likelihoods(eviction: object, **options: object) -> Tensor:
+        [output] = llm.generate(
+            [DOCUMENT + text],
+            greedy(**(params | {"eviction": eviction} | options)),
+        )
+        assert output.prompt_logprobs is not None
+        return torch.tensor(
+            [
+                each[token].logprob
+                for token, each in zip(text[1:], output.prompt_logprobs[-len(text) + 1 :], strict=True)
+            ]
+        )
+
+    full = likelihoods("full", compression=None)
+    apart = [
+        float((likelihoods(each) - full).abs().mean()) for each in (policy, replace(policy, compact=None))
+    ]
+    assert apart[0] < apart[1], apart
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8", "k=int8,v=int4"])
+def test_fitted_values_are_encoded(directory: Path, fitted: list[HeldRow], kv_cache_dtype: str) -> None:
+    with open_llm(directory, kv_cache_dtype=kv_cache_dtype) as llm:
+        rows = rows_of(llm, greedy())
+    shared = [
+        (
+            ours.values[torch.isin(ours.position, theirs.position)],
+            theirs.values[torch.isin(theirs.position, ours.position)],
+        )
+        for ours, theirs in zip(rows, fitted, strict=True)
+    ]
+    error = sum(float((a - b).square().sum()) for a, b in shared) / sum(
+        float(b.square().sum()) for _, b in shared
+    )
+    assert error < 0.1
+
+
+def test_saved_prefixes_hold_the_fit(directory: Path, tmp_path: Path, fitted: list[HeldRow]) -> None:
+    options = {"eviction": replace(IN_CHUNKS, compact=Fit(most_queries=40)), "compression": 4.0}
+    with open_llm(directory, **options) as llm:
+        llm.save_prefix(DOCUMENT, tmp_path)
+    with open_llm(directory, prefix_store=tmp_path, **options) as llm:
+        check_same(rows_of(llm, greedy(compression=None)), fitted)
+        assert llm.stats().replay_tokens == 0
+    with open_llm(
+        directory, prefix_store=tmp_path, **(options | {"eviction": replace(IN_CHUNKS, compact=Fit())})
+    ) as llm:
+        rows_of(llm, greedy(compression=None))
+        assert llm.stats().replay_tokens > 0, "another fit is another prefix"
+
+
+def test_samples_share_what_is_fitted(llm: LLM) -> None:
+    [output] = llm.generate([DOCUMENT + QUESTION], greedy(n=2))
+    assert output.outputs[0].token_ids == output.outputs[1].token_ids
+
+
+def test_what_cannot_be_fitted_is_refused(directory: Path) -> None:
+    with open_llm(directory, eviction="full") as llm:
+        with pytest.raises(
+            InvalidRequestError, match=r"compact\) needs KVs with a bias: open the engine with kv_bias=True"
+        ):
+            llm.generate([DOCUMENT], greedy(eviction=IN_CHUNKS))
+        plain = llm.kv_bytes(100)
+    with open_llm(directory, eviction="full", kv_bias=True) as llm:
+        assert llm.kv_bytes(100) > plain
+        llm.generate([DOCUMENT], greedy(eviction=IN_CHUNKS))
+    for options in ({"kv_wide": "recent=8", "kv_cache_dtype": "int8"}, {"value_tier": "host:L=1,N=64"}):
+        with pytest.raises(ConfigError, match="does not go with kv_bias, or a policy with compact"):
+            open_llm(directory, **options)
+    with pytest.raises(ConfigError, match="kv_bias is for KVs that can be evicted, got kv_cache_dtype=kivi4"):
+        open_llm(directory, eviction="full", kv_cache_dtype="kivi4", kv_group=8, block_size=8, kv_bias=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (
+            lambda: replace(KVZIP, compact=Fit("window")),
+            "queries='window' needs a score that has them, such as Window",
+        ),
+        (
+            lambda: EvictionPolicy(KeyNorm(), when=When(after_prefill=True), compact=Fit()),
+            "such as Reconstruction",
+        ),
+        (lambda: replace(SEEN_FIT, when=When(after_prefill=True, decode_every=8)), "takes no other rounds"),
+        (lambda: Fit("later"), "queries must be one of replay, window, got 'later'"),
+        (lambda: Fit(ridge=0.0), "ridge of a fit must be above 0"),
+        (lambda: Fit(most_queries=0), "most_queries of a fit must be at least 1"),
+    ],
+)
+def test_policies_that_cannot_fit(make, reason: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=reason):
+        make()
