@@ -140,5 +140,8 @@ def test_a_context_without_what_attention_wants_keeps_its_biases_bounded() -> No
     shares = shares_of(queries, kvs, torch.arange(3))
     bias, values = fit_row(Fit(most_bias=2.0), shares, kvs.v[:3], torch.zeros(3, dtype=torch.bool))
     assert bias.abs().max() <= 2.0 and values.isfinite().all()
+    kvs.k[5, 2] = torch.nan
+    broken = shares_of(queries, kvs, torch.arange(3))
+    fit_row(Fit(), broken, kvs.v[:3], torch.zeros(3, dtype=torch.bool))  # raises nothing
     bias, values = fit_row(Fit(), shares, kvs.v[:3], torch.ones(3, dtype=torch.bool))
     assert not bias.any() and torch.equal(values, kvs.v[:3])

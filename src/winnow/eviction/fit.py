@@ -51,7 +51,7 @@ class Fit:
     """Reference queries: those of the replay that the score asks for, or those of its observation window."""
     most_queries: int = 256
     """Positions whose queries are used at most, evenly spaced; each brings those of all query heads of a group."""
-    rounds: int = 12
+    rounds: int = 25
     """Steps of gradient descent for biases; 0: KVs get none."""
     most_bias: float = 4.0
     """Largest change of a bias, either way."""
@@ -108,17 +108,21 @@ def shares_of(queries: RowQueries, kvs: RowKVs, kept: Tensor) -> RowShares:
     shares, outputs = [], []
     keys = kvs.k.mT.contiguous()
     step = max(1, _TEMPORARY // len(kvs.k))
+    # As queries of a replay do. Each pass over the logits costs a third of a product.
+    sees_all = queries.window is None and bool(kvs.position.max() <= queries.position.min())
+    has_bias = bool(kvs.bias.any())
     for start in range(0, len(queries.q), step):
-        at = queries.position[start : start + step, None]
         logits = queries.q[start : start + step] @ keys
         if queries.softcap is not None:
             logits = logits.div_(queries.softcap).tanh_().mul_(queries.softcap)
-        logits += kvs.bias
-        hidden = kvs.position > at
-        if queries.window is not None:
-            hidden |= at - kvs.position >= queries.window
-        logits.masked_fill_(hidden, -torch.inf)
-        logits = logits[~hidden.all(dim=-1)]
+        if has_bias:
+            logits += kvs.bias
+        if not sees_all:
+            age = queries.position[start : start + step, None] - kvs.position
+            hidden = age < 0
+            if queries.window is not None:
+                hidden |= age >= queries.window
+            logits = logits.masked_fill_(hidden, -torch.inf)[~hidden.all(dim=-1)]
         weights = logits.softmax(dim=-1)
         shares.append(weights[:, kept])
         outputs.append(weights @ kvs.v)
@@ -150,11 +154,10 @@ def _fitted_weights(fit: Fit, shares: Tensor, fixed: Tensor) -> Tensor:
     """Return the weights of the KVs that are not fixed."""
     of_free = shares[:, ~fixed]
     missing = (1.0 - shares[:, fixed].sum(dim=-1)) @ of_free
-    few = of_free.shape[1] <= of_free.shape[0]
-    gram = of_free.mT @ of_free if few else torch.empty(0)
+    gram = of_free.mT @ of_free if of_free.shape[1] <= of_free.shape[0] else None
 
     def products(w: Tensor) -> Tensor:
-        return gram @ w if few else (of_free @ w) @ of_free
+        return (of_free @ w) @ of_free if gram is None else gram @ w
 
     weights = torch.ones(of_free.shape[1], device=shares.device)
     step = 1.0 / products(weights).amax().clamp_min(_TINY)
@@ -176,7 +179,9 @@ def _ridge(p: Tensor, residual: Tensor, ridge: float) -> Tensor:
     few = p.shape[1] <= p.shape[0]
     gram = p.mT @ p if few else p @ p.mT
     gram.diagonal().add_(pull)
-    factor = torch.linalg.cholesky(gram)
+    factor, failed = torch.linalg.cholesky_ex(gram)
+    if bool(failed):  # numbers that are not finite, which fail their request by themselves
+        return residual.new_zeros(p.shape[1], residual.shape[1])
     if few:
         return torch.cholesky_solve(p.mT @ residual, factor)
     return p.mT @ torch.cholesky_solve(residual, factor)
