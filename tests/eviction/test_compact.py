@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,9 +12,11 @@ from tiny_llama import VOCAB, save_tiny_llama
 from torch import Tensor
 
 from winnow import LLM, SamplingParams
+from winnow.attention import AttentionSpec, PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, EvictionPolicy, Fit, KeyNorm, Reconstruction, Replay, When
+from winnow.eviction.signals import ReferenceQueries
 
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
@@ -150,30 +152,53 @@ def check_same(found: list[HeldRow], expected: list[HeldRow]) -> None:
         torch.testing.assert_close(ours.bias, theirs.bias, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("policy", [IN_CHUNKS, SEEN_FIT], ids=["replay", "window"])
-def test_answers_are_nearer_to_those_of_the_full_cache(llm: LLM, policy: EvictionPolicy) -> None:
-    """Of text like that of the reference queries: the document again, or its end."""
-    text = DOCUMENT[:60] if policy is IN_CHUNKS else DOCUMENT[-9:]
-    params = {"prompt_logprobs": 1, "max_tokens": 1, "compression": 4}
+def test_reference_queries_are_those_of_the_replay(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth of each pass, so that they are about 40."""
+    found: list[ReferenceQueries | None] = []
+    replayed: dict[int, list[tuple[range, Tensor]]] = {}
+    with open_llm(directory, prefill_chunk=50) as llm:
+        executor = llm._engine._executor
+        backend, compact = executor._backend, executor.compact
+        replay = backend.replay
 
-    def likelihoods(eviction: object, **options: object) -> Tensor:
-        [output] = llm.generate(
-            [DOCUMENT + text],
-            greedy(**(params | {"eviction": eviction} | options)),
-        )
-        assert output.prompt_logprobs is not None
-        return torch.tensor(
-            [
-                each[token].logprob
-                for token, each in zip(text[1:], output.prompt_logprobs[-len(text) + 1 :], strict=True)
-            ]
-        )
+        def watch(
+            cache: PagedCache, layer: int, slot: int, q: Tensor, spec: AttentionSpec, **how: Any
+        ) -> None:
+            replayed.setdefault(layer, []).append((range(how["first"], how["first"] + len(q)), q.clone()))
+            replay(cache, layer, slot, q, spec, **how)
 
-    full = likelihoods("full", compression=None)
-    apart = [
-        float((likelihoods(each) - full).abs().mean()) for each in (policy, replace(policy, compact=None))
-    ]
-    assert apart[0] < apart[1], apart
+        def remember() -> None:
+            for each in executor._planned_rounds:
+                found.extend(executor._signals.reference_queries(layer, each.slots[0]) for layer in range(3))
+            compact()
+
+        monkeypatch.setattr(backend, "replay", watch)
+        monkeypatch.setattr(executor, "compact", remember)
+        rows_of(llm, greedy())
+    for layer, reference in enumerate(found):
+        assert reference is not None and 36 <= len(reference.q) <= 42
+        every = [
+            (at, q) for positions, each in replayed[layer] for at, q in zip(positions, each, strict=True)
+        ]
+        chosen = [(at, q) for at, q in every if (at - 150) % 4 == 0]
+        assert reference.position.tolist() == [at for at, _ in chosen]
+        assert torch.equal(reference.q, torch.stack([q for _, q in chosen]))
+
+
+def test_a_window_is_its_own_reference(directory: Path) -> None:
+    """The last 32 queries before the question's end; they see nothing behind them."""
+    with open_llm(directory, eviction=SEEN_FIT) as llm:
+        fitted = rows_of(llm, greedy(context_tokens=None, compression=2), DOCUMENT)
+        plain = rows_of(
+            llm,
+            greedy(context_tokens=None, compression=2, eviction=replace(SEEN_FIT, compact=None)),
+            DOCUMENT,
+        )
+    assert any(row.bias.any() for row in fitted)
+    for ours, theirs in zip(fitted, plain, strict=True):
+        kept = (ours.position < 4) | (ours.position >= 118)
+        assert torch.equal(ours.position, theirs.position) and not ours.bias[kept].any()
+        torch.testing.assert_close(ours.values[kept], theirs.values[kept])
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8", "k=int8,v=int4"])

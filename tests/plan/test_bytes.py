@@ -104,6 +104,8 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
     policy = find_preset(name).policy
     if cache["kv_cache_dtype"].startswith("kivi"):
         name, policy = "full", find_preset("full").policy
+    if policy.compact is not None:
+        cache = cache | {"kv_wide": None, "value_tier": None}
     takes = name != "full" and policy.budget.fixed is None
     own = {"eviction": name, "kv_reservation": reservation, "max_num_seqs": 3} | cache
     if takes:
@@ -139,7 +141,7 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
             off = layout.rows_per_seq * layout.block_bytes
             assert len(found) == len(expected)
             assert all(abs(f - e) <= off for (f, _), (e, _) in zip(found, expected, strict=True))
-    else:
+    elif len(lengths) == 1:  # of several, more run at once where rounds keep less
         assert found[-1][0] >= expected[-1][0], "how much it keeps depends on the prompt"
     tables = real.scheduler.ledger.table_bytes
     assert simulated.table_bytes == tables

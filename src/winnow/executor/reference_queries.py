@@ -57,7 +57,7 @@ class _Remembered:
 
 
 class ReferenceStates(SlotState):
-    """Reference queries by slot, in the format of activations: those of at most `Fit.most_queries` positions."""
+    """Reference queries by slot, in the format of activations: of about `Fit.most_queries` positions."""
 
     name = "references"
 
