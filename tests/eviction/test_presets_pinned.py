@@ -170,7 +170,7 @@ COMPACTOR: Row = {
 FIT: Row = {
     "compact.class": ("Fit", "own: after Attention Matching (arXiv 2602.16284)"),
     "compact.queries": ("replay", "own: of what the score asks for"),
-    "compact.most_queries": (128, "own: every sixteenth of a replay of 2,048 tokens; 512 gave no more"),
+    "compact.most_queries": (256, "own: every eighth of a replay of 2,048 tokens; 128 lost answers at 32x"),
     "compact.rounds": (25, "own: more fit single queries"),
     "compact.most_bias": (4.0, "own: 55 times a KV's mass at most"),
     "compact.ridge": (1.0, "own: the mean of the Gram matrix's diagonal"),

@@ -49,7 +49,7 @@ class Fit:
 
     queries: str = "replay"
     """Reference queries: those of the replay that the score asks for, or those of its observation window."""
-    most_queries: int = 128
+    most_queries: int = 256
     """Positions whose queries are used; of more, every n-th. Each brings those of all query heads of a group."""
     rounds: int = 25
     """Steps of gradient descent for biases; 0: KVs get none."""
