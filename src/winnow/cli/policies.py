@@ -117,8 +117,11 @@ def _pages(name: str, preset: Preset) -> Iterator[Any]:
         yield from _part(part, getattr(preset.policy, part), indent=0)
     yield Text()
     for field in fields(preset.policy):
-        if field.name not in PARTS:
-            yield _line(field.name, str(json_value(getattr(preset.policy, field.name))), indent=0)
+        chosen = getattr(preset.policy, field.name)
+        if field.name not in PARTS and is_dataclass(chosen):
+            yield from _part(field.name, chosen, indent=0)
+        elif field.name not in PARTS:
+            yield _line(field.name, str(json_value(chosen)), indent=0)
 
 
 def _part(label: str, value: Any, indent: int) -> Iterator[Any]:
