@@ -100,7 +100,7 @@ class TorchExecutor:
         self._signals = EngineSignals(
             size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
         )
-        self.cache.states.add(self._occupants, self._signals, self._signals.queries)
+        self.cache.states.add(self._occupants, self._signals, self._signals.queries, self._signals.references)
         self.overlaps = False
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
         self._watches_residuals = self._watches_inputs = False
