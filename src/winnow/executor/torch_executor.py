@@ -21,6 +21,7 @@ from winnow.cache import (
 from winnow.cache.accounting.prefix_index import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
+from winnow.cache.recurrent import Computed
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.plan import (
@@ -103,9 +104,13 @@ class TorchExecutor:
         self.cache.states.add(self._occupants, self._signals, self._signals.queries, self._signals.references)
         self.overlaps = False
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
+        self._recurrent = model.open_states(size.max_num_seqs)
+        if self._recurrent is not None:
+            self.cache.states.add(self._recurrent)
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
-        if model.device.type == "cuda" and layout.value_tier is None:  # values are chosen on the host
+        # Values on a tier are chosen on the host; states are split on it.
+        if model.device.type == "cuda" and layout.value_tier is None and self._recurrent is None:
             self._graphs = DecodeGraphs(
                 self.decode_logits,
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
@@ -144,6 +149,8 @@ class TorchExecutor:
         self.apply(plan.update)
         self._occupants.note(plan)
         spans = self._spans(plan)
+        if self._recurrent is not None:
+            self._recurrent.begin(Computed(e.slot, e.start, e.end, e.replay is None) for e in plan.entries)
         logits = LogitsRows.of(plan.entries)
         wanted = self._to_device(logits.tokens)
         queries = self._signals.queries.note(plan, self._occupants)
@@ -368,15 +375,7 @@ class TorchExecutor:
             decoded = self._graphs.run(tokens, spans)
             if decoded is not None:
                 return decoded if step.logits_indices is None else decoded[wanted]
-        output = self._model.forward_model(
-            input_ids=tokens[None],
-            position_ids=spans.position[None],
-            use_cache=False,
-            logits_to_keep=wanted,
-            winnow_step=step,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        return self._model.compute(tokens, spans, wanted, step, self._recurrent)
 
     def _token_ids(self, plan: StepPlan) -> Tensor:
         """Return the plan's tokens, int64 [T] on the device, where those sampled last may never have left it."""
@@ -392,15 +391,7 @@ class TorchExecutor:
     def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
         """Return logits, [B, V], of sequences that bring a token each, int64 [1, B]; their rows have room."""
         step = PagedAttentionStep(self._backend.prepare(self.cache, spans), self._signals, None, None)
-        output = self._model.forward_model(
-            input_ids=tokens,
-            position_ids=spans.position[None],
-            use_cache=False,
-            logits_to_keep=0,
-            winnow_step=step,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        return self._model.compute(tokens[0], spans, 0, step, self._recurrent)
 
     def _enter(self, slots: Iterable[int]) -> None:
         """Let the sampler know each of the slots."""

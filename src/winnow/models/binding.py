@@ -97,7 +97,8 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Return the function that transformers calls: query [1, Hq, T, d], key and value [1, H, T, d] -> [1, T, Hq, d].
 
-    Keys come rotated. No mask is ever built for this function; what a mask would say follows from positions.
+    Modules have a number in the cache, `kv_layer`, from `probe_geometry`. Keys come rotated. No mask is ever built for
+    this function; what a mask would say follows from positions.
 
     Raises:
         UnsupportedModelError: the layer asks for something that attention here does not compute.
@@ -114,7 +115,7 @@ def paged_attention(
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = winnow_step.attend(
-        int(module.layer_idx),  # type: ignore[arg-type]
+        int(module.kv_layer),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),

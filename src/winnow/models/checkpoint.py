@@ -17,9 +17,9 @@ from winnow.models.context import ContextLimit, context_limit
 from winnow.models.damage import check_sizes, check_vocabulary, first_line
 from winnow.models.dummy import RepeatedRandom
 from winnow.models.generation import sampling_defaults
-from winnow.models.geometry import probe_geometry
+from winnow.models.geometry_probe import probe_geometry
 from winnow.models.int8_linear import Int8Weights
-from winnow.models.kinds import causal_class, config_class
+from winnow.models.kinds import causal_class, config_class, takes_attention
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import Optimized, optimize_model
 from winnow.models.published import Published, open_published
@@ -38,8 +38,8 @@ def load_checkpoint(
     """Load as `winnow.models.loader.load_model` does, from config.json and weights as published; with its limits."""
     published = open_published(path)
     model_config = _read_config(path, published)
-    model_class = causal_class(model_config)
-    if not model_class.is_backend_compatible():
+    model_class = causal_class(model_config, states=True)
+    if not takes_attention(model_class):
         raise UnsupportedModelError(
             f"model: {model_class.__name__} is not supported: its attention cannot be replaced "
             f"(transformers' class takes none from AttentionInterface){_padded_hint(model_class)}"

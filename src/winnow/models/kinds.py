@@ -1,5 +1,6 @@
 """Kind of the model that a configuration describes, known before its weights are read."""
 
+import sys
 from typing import Any
 
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
@@ -8,14 +9,21 @@ from winnow.errors import UnsupportedModelError
 
 # Kinds of layers that keep keys and values by token, under transformers' names.
 _ATTENTION = ("attention", "full_attention", "sliding_attention", "chunked_attention")
+# Those that keep both, those that keep a state alone, and those that keep nothing.
+_BOTH = ("hybrid", "hybrid_sliding")
+_STATES = ("linear_attention", "conv", "mamba")
+_NEITHER = ("mlp", "moe")
 # Under what names configurations list their layers' kinds.
 _LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
 # What a configuration of several parts calls those that Winnow does not run.
 _OTHER_PARTS = ("vision_config", "audio_config", "encoder_config", "encoder", "speech_config")
 
 
-def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
+def causal_class(config: PretrainedConfig, *, states: bool = False) -> type[PreTrainedModel]:
     """Return the model's class.
+
+    Args:
+        states: layers may keep states beside or in place of KVs, as long as some keep KVs.
 
     Raises:
         UnsupportedModelError: it is no decoder that generates text from the keys and values of earlier tokens alone;
@@ -40,8 +48,9 @@ def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     text = config.get_text_config()
     if _is_encoder(text):
         raise _refused(shown, "is an encoder, by its configuration", "attention to later tokens")
-    stateful = [kind for kind in layer_kinds(text) if kind not in _ATTENTION]
-    if stateful or getattr(model_class, "_is_stateful", False):
+    allowed = (*_ATTENTION, *_BOTH, *_STATES, *_NEITHER) if states and attending_layers(text) else _ATTENTION
+    stateful = [kind for kind in layer_kinds(text) if kind not in allowed]
+    if stateful or (getattr(model_class, "_is_stateful", False) and not (states and has_states(text))):
         found = f" ({', '.join(stateful)})" if stateful else ""
         raise _refused(
             shown,
@@ -53,8 +62,29 @@ def causal_class(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 def layer_kinds(config: PretrainedConfig) -> list[str]:
     """Return the kinds of the model's layers, each once, as far as its configuration tells."""
+    return sorted(set(_listed(config)))
+
+
+def takes_attention(model_class: type[PreTrainedModel]) -> bool:
+    """Return whether a class takes its attention from transformers' registry. Classes with states do so in silence."""
+    module = sys.modules[model_class.__module__]
+    return model_class.is_backend_compatible() or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
+
+
+def attending_layers(config: PretrainedConfig) -> list[str]:
+    """Return the kinds of the layers that keep KVs, in order. Where a configuration lists no kinds, all do."""
+    listed = _listed(config) or ["full_attention"] * config.num_hidden_layers
+    return [kind for kind in listed if kind in (*_ATTENTION, *_BOTH)]
+
+
+def has_states(config: PretrainedConfig) -> bool:
+    """Return whether some layers keep a state, by the configuration."""
+    return any(kind in (*_STATES, *_BOTH) for kind in _listed(config))
+
+
+def _listed(config: PretrainedConfig) -> list[str]:
     listed = next((getattr(config, name) for name in _LAYER_KINDS if getattr(config, name, None)), ())
-    return sorted({str(kind) for kind in listed})
+    return [str(kind) for kind in listed]
 
 
 def config_class(model_type: Any) -> type[PretrainedConfig] | None:

@@ -25,12 +25,13 @@ def configured_layout(
     windows: tuple[int | None, ...] = (),
     chunk: int | None = None,
     bias: bool = False,
+    state_bytes: int = 0,
 ) -> CacheLayout:
     """Return the shape of the cache of a model with these numbers.
 
     Args:
         dtype: of activations, in which `kv_cache_dtype=auto` stores KVs.
-        windows, chunk: as `CacheLayout` has them.
+        windows, chunk, state_bytes: as `CacheLayout` has them.
         bias: whether KVs have a bias, though `config` does not ask for one.
 
     Raises:
@@ -79,4 +80,4 @@ def configured_layout(
     )
     for each in layout.kinds:
         _ = each.form
-    return layout
+    return replace(layout, state_bytes=state_bytes)

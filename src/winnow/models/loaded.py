@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from winnow.attention import Spans
 from winnow.cache import CacheLayout
+from winnow.cache.recurrent import RecurrentStates
 from winnow.config import CacheConfig
 from winnow.models.geometry import ModelGeometry
 from winnow.models.int8_linear import Int8Weights
@@ -19,6 +21,7 @@ from winnow.sampling.grammar import GrammarCompiler
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from winnow.models.binding import AttentionStep
     from winnow.models.packed.decoder import PackedDecoder
 
     ServedModel: TypeAlias = PreTrainedModel | PackedDecoder
@@ -99,7 +102,49 @@ class LoadedModel(PlainModel):
             windows=geometry.windows,
             chunk=chunk,
             bias=bias,
+            state_bytes=sum(each.nbytes for each in geometry.states),
         )
+
+    def open_states(self, max_num_seqs: int) -> RecurrentStates | None:
+        """Return memory for what layers keep of sequences in place of KVs; None: none does."""
+        states = self.geometry.states
+        return RecurrentStates(states, max_num_seqs, self.device) if states else None
+
+    def compute(
+        self,
+        tokens: torch.Tensor,
+        spans: Spans,
+        wanted: torch.Tensor | int,
+        step: "AttentionStep",
+        states: RecurrentStates | None,
+    ) -> torch.Tensor:
+        """Return logits of a packed step, [n, V].
+
+        Args:
+            tokens: int64 [T], where `spans` says.
+            wanted: tokens whose logits are wanted, int64 [n]; 0: all.
+            states: of the model's layers, as `open_states` gave them; they are after these tokens then.
+        """
+        more = {}
+        if states is not None:
+            from winnow.models.mixers import PackedStates
+
+            more[self._cache_argument] = PackedStates(states, spans)
+        logits: torch.Tensor = self.forward_model(
+            input_ids=tokens[None],
+            position_ids=spans.position[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+            winnow_step=step,
+            **more,
+        ).logits
+        return logits[0]
+
+    @cached_property
+    def _cache_argument(self) -> str:
+        from winnow.models.binding import cache_argument
+
+        return cache_argument(self.model)
 
     @property
     def forward_model(self) -> "ServedModel":

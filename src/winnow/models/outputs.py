@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.residuals import decoder_layers
+from winnow.models.residuals import attends, decoder_layers
 
 _NAMES = ("output", "o_proj", "out_proj", "dense", "c_proj", "wo")
 
@@ -38,7 +38,7 @@ def projection_weights(projection: nn.Module, width: int, like: Tensor) -> Tenso
 
 
 def _projection(layer: nn.Module) -> nn.Module | None:
-    parts = [layer, *(part for part in layer.children() if hasattr(part, "layer_idx"))]
+    parts = [layer, *(part for part in layer.children() if hasattr(part, "layer_idx") and attends(part))]
     for part in parts:
         for name in _NAMES:
             projection = getattr(part, name, None)

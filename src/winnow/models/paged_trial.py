@@ -1,6 +1,7 @@
 """A few tokens through a model over a small paged cache, to be compared with what they should give. No transformers."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from winnow.attention import (
 )
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.cache.codec import PlainCodec
+from winnow.cache.recurrent import Computed
 from winnow.errors import UnsupportedModelError
 from winnow.kv_dtype import WideParts
 from winnow.models.loaded import LoadedModel
@@ -90,24 +92,20 @@ def differences_of(found: Tensor, expected: Tensor) -> Tensor:
 def paged_logits(
     loaded: LoadedModel, tokens: Tensor, backend: AttentionBackend, layout: CacheLayout
 ) -> Tensor:
-    """Return logits of each token, float32 [T, V]: all but the last in one chunk, and the last by itself."""
+    """Return logits of each token, float32 [T, V]: all but the last in a chunk or two, and the last by itself."""
     length = len(tokens)
     size = CacheSize.of_blocks(layout, layout.blocks_for(length), 1, length)
     cache = LocalCache(layout, size, loaded.device)
-    slot = cache.ledger.open()
+    slot, states = cache.ledger.open(), loaded.open_states(1)
     rows = []
-    for start, end in ((0, length - 1), (length - 1, length)):
-        if end == start:
-            continue
+    # A chunk, where there are states one that goes on from the first, and a token by itself.
+    for start, end in pairwise(sorted({0, length // 2 if states else 0, length - 1, length})):
         cache.append([slot], [end - start])
         lengths = cache.paged.tables.longest([slot])
         spans = Spans.build([slot], [start], [end - start], lengths, loaded.device)
-        output = loaded.forward_model(
-            input_ids=tokens[None, start:end],
-            position_ids=spans.position[None],
-            use_cache=False,
-            logits_to_keep=torch.arange(end - start, device=loaded.device),
-            winnow_step=_Step(backend, cache.paged, spans),
-        )
-        rows.append(output.logits[0].float())
+        if states is not None:
+            states.begin([Computed(slot, start, end)])
+        wanted = torch.arange(end - start, device=loaded.device)
+        step = _Step(backend, cache.paged, spans)
+        rows.append(loaded.compute(tokens[start:end], spans, wanted, step, states).float())
     return torch.cat(rows)

@@ -68,10 +68,12 @@ def _hooked(model: nn.Module, num_layers: int) -> list[tuple[nn.Module, nn.Modul
     return pairs
 
 
-def decoder_layers(model: nn.Module, num_layers: int) -> nn.ModuleList:
-    """Return the model's layers in order; empty if they cannot be identified."""
+def decoder_layers(model: Any, num_layers: int) -> nn.ModuleList:
+    """Return the model's layers in order, those without attention too; empty if they cannot be identified."""
+    config = getattr(model, "config", None)
+    depth = num_layers if config is None else config.get_text_config().num_hidden_layers
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
             return module
     return nn.ModuleList()
 
@@ -87,7 +89,13 @@ def input_watcher(step: Any) -> InputWatcher | None:
 
 
 def _attentions(layer: nn.Module) -> list[nn.Module]:
-    return [part for part in layer.children() if hasattr(part, "layer_idx")]
+    parts = [part for part in layer.children() if hasattr(part, "layer_idx")]
+    return [part for part in parts if attends(part)]
+
+
+def attends(module: nn.Module) -> bool:
+    """Return whether attention is somewhere in a module of transformers' whose geometry is known."""
+    return any(hasattr(part, "kv_layer") for part in module.modules())
 
 
 def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,4 +110,5 @@ def _enter_attention(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 
 def _leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     if step := watching(kwargs.get("winnow_step")):
-        step.leave_attention(int(module.layer_idx), output[0] if isinstance(output, tuple) else output)  # type: ignore[arg-type]
+        layer = next(part.kv_layer for part in module.modules() if hasattr(part, "kv_layer"))
+        step.leave_attention(int(layer), output[0] if isinstance(output, tuple) else output)  # type: ignore[arg-type]

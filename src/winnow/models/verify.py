@@ -51,7 +51,7 @@ def _record_mask(
 ) -> tuple[Tensor, None]:
     """Return attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
     if winnow_masks is not None:
-        winnow_masks.by_layer[int(module.layer_idx)] = attention_mask  # type: ignore[arg-type]
+        winnow_masks.by_layer[int(module.kv_layer)] = attention_mask  # type: ignore[arg-type]
     return torch.zeros_like(query).transpose(1, 2), None
 
 
@@ -148,13 +148,14 @@ def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> 
     if past < 1:
         return 0
     masks = _Masks()
+    depth = model.config.get_text_config().num_hidden_layers
     positions = torch.arange(past, past + 2, device=model.device)
     model(
         input_ids=torch.zeros_like(positions)[None],
         position_ids=positions[None],
         use_cache=True,
         winnow_masks=masks,
-        **{cache_argument(model): Cache(layers=[_PastLayer(past) for _ in range(geometry.num_layers)])},
+        **{cache_argument(model): Cache(layers=[_PastLayer(past) for _ in range(depth)])},
     )
     age = positions[:, None] - torch.arange(past + 2, device=model.device)
     checked = 0

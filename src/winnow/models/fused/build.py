@@ -85,7 +85,7 @@ def _fused(
     shape: tuple[int, int, int],
     kernels: LayerKernels,
 ) -> FusedLayer:
-    index = int(layer.self_attn.layer_idx)  # type: ignore[arg-type, union-attr]
+    index = int(layer.self_attn.kv_layer)  # type: ignore[arg-type, union-attr]
     public = {n: v for n, v in vars(layer).items() if not n.startswith("_") and n != "training"}
     return FusedLayer(index, parts.norms, parts.activation, products, spec, shape, kernels, public)
 

@@ -113,7 +113,8 @@ class Description:
         counts = asdict(geometry) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
-        del counts["windows"]
+        del counts["windows"], counts["states"]
+        require(not geometry.states, "states", "none in a packed model", geometry.states)
         for name, count in counts.items():
             require(_is_count(count), name, "a whole number above 0", count)
         check_choice("dtype", self.dtype, _DTYPES)
@@ -201,7 +202,7 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
         "panel": tuple(values["panel"]),
         **_int8(values),
         **_tokenizer(values),
-        "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"])}),
+        "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"]), "states": ()}),
         "eos_token_ids": tuple(values["eos_token_ids"]),
         "rotaries": tuple(
             RotaryNumbers(tuple(rotary["frequencies"]), rotary["scale"]) for rotary in values["rotaries"]

@@ -1,0 +1,114 @@
+"""Geometry of a model's attention layers and states, learnt by watching one token pass through them."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from winnow.attention import AttentionSpec
+from winnow.errors import UnsupportedModelError
+from winnow.models.binding import attention_of, cache_argument, paged_attention
+from winnow.models.geometry import ModelGeometry
+from winnow.models.kinds import attending_layers, has_states
+from winnow.models.mixers import StateProbe, bind_mixers
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+class _Probe:
+    """Stand-in for a step that writes down what each layer hands over."""
+
+    def __init__(self) -> None:
+        self.modules: list[nn.Module] = []
+        self.shapes: list[tuple[int, int, int]] = []  # by layer: query heads, KV heads, head_dim
+        self.windows: list[int | None] = []
+
+    def enter(self, module: nn.Module) -> None:
+        """Give a module its number in the cache, in the order in which they attend."""
+        if module in self.modules:
+            raise UnsupportedModelError(
+                f"layer {module.layer_idx} attends twice; Winnow keeps one row per layer and KV head"
+            )
+        module.kv_layer = len(self.modules)  # type: ignore[assignment]
+        self.modules.append(module)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        if not q.shape[2] == k.shape[2] == v.shape[2]:
+            sizes = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}"
+            raise UnsupportedModelError(f"the heads of queries, keys and values differ in size: {sizes}")
+        self.shapes.append((q.shape[1], k.shape[1], k.shape[2]))
+        self.windows.append(spec.window)
+        return torch.zeros_like(q)
+
+
+def _probe_attention(
+    module: nn.Module, *args: Any, winnow_step: _Probe, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Return what `paged_attention` does, once the module has its number."""
+    winnow_step.enter(module)
+    return paged_attention(module, *args, winnow_step=winnow_step, **kwargs)
+
+
+# As `winnow.models.binding` registers its own.
+_PROBE = "winnow_probe"
+AttentionInterface.register(_PROBE, _probe_attention)
+
+
+def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
+    """Run one token through the model and check that its attention is of a kind that the cache can hold.
+
+    Modules that attend get their numbers in the cache (`kv_layer`), those that keep states are bound to packed rows.
+
+    Raises:
+        UnsupportedModelError: names the model's class and the reason.
+    """
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    probe, states = _Probe(), StateProbe(model)
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    try:
+        with torch.inference_mode(), attention_of(model, _PROBE), states.watching():
+            model(
+                input_ids=token,
+                position_ids=token,
+                use_cache=False,
+                logits_to_keep=token[0],
+                winnow_step=probe,
+                **({cache_argument(model): states} if has_states(config) else {}),
+            )
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"model: {name} is not supported: {error}") from None
+    except (TypeError, AttributeError) as error:
+        raise UnsupportedModelError(
+            f"model: {name} is not supported: its forward does not pass keyword arguments to its attention ({error})"
+        ) from error
+    geometry = _geometry(name, probe, states, config)
+    bind_mixers(states.mixers)
+    return geometry
+
+
+def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
+    num_layers = len(probe.modules)
+    expected = attending_layers(config)
+    if num_layers != len(expected) or not num_layers:
+        raise UnsupportedModelError(
+            f"model: {name} is not supported: {num_layers} of its {len(expected)} layers attend through the cache"
+        )
+    shapes = set(probe.shapes)
+    if len(shapes) > 1:
+        raise UnsupportedModelError(
+            f"model: {name} is not supported: its layers differ in heads or head size: {sorted(shapes)}"
+        )
+    query_heads, kv_heads, head_dim = shapes.pop()
+    lost = [
+        layer for layer, kind in enumerate(expected) if "sliding" in kind and probe.windows[layer] is None
+    ]
+    if lost:
+        raise UnsupportedModelError(
+            f"model: {name} is not supported: the sliding window of layer {lost[0]} reaches masks only, and none is "
+            "built"
+        )
+    shapes_of_states = tuple(states.shapes[key] for key in sorted(states.shapes))
+    return ModelGeometry(num_layers, query_heads, kv_heads, head_dim, tuple(probe.windows), shapes_of_states)

@@ -1,0 +1,202 @@
+"""Binding of transformers' layers that keep a state in place of KVs: convolutions and recurrences over tokens.
+
+Their own code runs. It takes and leaves its states in a cache of transformers', so a packed step hands the model a
+cache that splits the packed row: sequences with one token are one batch, and each longer piece of a prompt goes by
+itself, from the state that its sequence has.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.cache_utils import LinearAttentionLayer
+
+from winnow.attention import Spans
+from winnow.cache.recurrent import RecurrentStates, StateShape
+
+# What layers call the cache that has their states.
+_CACHE_NAMES = ("cache", "cache_params", "past_key_values")
+
+
+class PackedStates(Cache):
+    """Cache that a packed step hands to the model. KVs are none of it: attention is bound by itself."""
+
+    def __init__(self, states: RecurrentStates, spans: Spans) -> None:
+        super().__init__(layers=[])
+        self._states = states
+        self._spans = spans
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Return KVs as they are."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0: positions are given."""
+        return 0
+
+    def run(self, layer: int, compute: Callable[[Tensor, Cache], Any], hidden: Tensor) -> Any:
+        """Return what a layer gives for a packed row, [1, T, size], sequence by sequence.
+
+        Args:
+            compute: it gives that for rows alike, [B, n, size], that have a cache.
+        """
+        spans, found = self._spans, []
+        decodes = spans.num_decodes
+        if decodes:
+            out = self._compute(layer, compute, hidden[0, :decodes, None], spans.device_slots[:decodes])
+            found.append(_each(out, lambda part: part.transpose(0, 1)))
+        for index in range(decodes, len(spans.counts)):
+            first = int(spans.starts[index])
+            piece = hidden[:, first : first + int(spans.counts[index])]
+            found.append(self._compute(layer, compute, piece, spans.device_slots[index : index + 1]))
+        return found[0] if len(found) == 1 else _joined(found)
+
+    def _compute(
+        self, layer: int, compute: Callable[[Tensor, Cache], Any], hidden: Tensor, slots: Tensor
+    ) -> Any:
+        rows = self._states.by_layer[layer]
+        numbers = 1 + max(index for _, index in rows)
+        held = LinearAttentionLayer(number_of_states=numbers)
+        for (kind, index), row in rows.items():
+            state = row.index_select(0, slots)
+            held.has_previous_state[index] = True
+            if kind == "conv":
+                held.conv_states[index], held.is_conv_states_initialized[index] = state, True
+                held.conv_kernel_size[index] = state.shape[-1]
+                held.dtype, held.device = state.dtype, state.device
+            else:
+                held.recurrent_states[index], held.is_recurrent_states_initialized[index] = state, True
+        out = compute(hidden, Cache(layers=[held] * (layer + 1)))
+        for (kind, index), row in rows.items():
+            state = held.conv_states[index] if kind == "conv" else held.recurrent_states[index]
+            row.index_copy_(0, slots, state)
+        return out
+
+
+class StateProbe(Cache):
+    """Cache without a past that writes down which modules ask it for which states.
+
+    Attributes:
+        shapes: of the states, as they were first given.
+        mixers: which modules of the model gave them, with their numbers as layers.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(layers=[])
+        self.shapes: dict[tuple[int, str, int], StateShape] = {}
+        self.mixers: dict[nn.Module, int] = {}
+        self._model = model
+        self._running: list[nn.Module] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch which module runs."""
+
+        def enter(module: nn.Module, _: Any) -> None:
+            self._running.append(module)
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            self._running.pop()
+
+        hooks = [module.register_forward_pre_hook(enter) for module in self._model.modules()]
+        hooks += [module.register_forward_hook(leave) for module in self._model.modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Return KVs as they are."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return 0."""
+        return 0
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """Return False: there is no past."""
+        return False
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Return False."""
+        return False
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: there is no past."""
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None: there is no past."""
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Note the state of a convolution; return its inputs behind the zeros that stand for its past."""
+        size = conv_states.shape[-1] if conv_kernel_size is None else conv_kernel_size
+        self._note("conv", layer_idx, state_idx, (*conv_states.shape[1:-1], size), conv_states)
+        return nn.functional.pad(conv_states, (max(size - conv_states.shape[-1], 0), 0))
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Tensor:
+        """Note the state of a recurrence, and return it."""
+        self._note("recurrent", layer_idx, state_idx, tuple(recurrent_states.shape[1:]), recurrent_states)
+        return recurrent_states
+
+    def _note(self, kind: str, layer: int, index: int, shape: tuple[int, ...], state: Tensor) -> None:
+        dtype = str(state.dtype).removeprefix("torch.")
+        self.shapes[layer, kind, index] = StateShape(layer, kind, index, shape, dtype)
+        self.mixers[self._running[-1]] = layer
+
+
+def bind_mixers(mixers: dict[nn.Module, int]) -> None:
+    """Let modules that keep states split packed rows, where a packed step runs; else they are as they were.
+
+    Args:
+        mixers: the modules, with their numbers as layers.
+    """
+    for module, layer in mixers.items():
+        module.forward = _packed(layer, module.forward)  # type: ignore[method-assign]
+
+
+def _packed(layer: int, own: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of a module that keeps states, over packed rows, around its own."""
+    parameters = inspect.signature(own).parameters
+    names = [name for name in parameters if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
+    [cache_name] = [name for name in names if name in _CACHE_NAMES]
+    hidden_name = names[0]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        # What layers hand on to their kernels beside it is meant for attention.
+        given = dict(zip(names, args, strict=False)) | {n: kwargs[n] for n in names if n in kwargs}
+        cache, hidden = given.pop(cache_name, None), given.pop(hidden_name)
+        if not isinstance(cache, PackedStates):
+            return own(hidden, **given)
+
+        def compute(rows: Tensor, held: Cache) -> Any:
+            return own(rows, **given | {cache_name: held})
+
+        return cache.run(layer, compute, hidden)
+
+    return forward
+
+
+def _each(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return a layer's result with each tensor of it changed."""
+    return tuple(map(change, out)) if isinstance(out, tuple) else change(out)
+
+
+def _joined(found: list[Any]) -> Any:
+    """Return results for parts of a row, one behind the other."""
+    if isinstance(found[0], tuple):
+        return tuple(torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+    return torch.cat(found, dim=1)
