@@ -43,7 +43,7 @@ MOST_PARAMETERS = 30_000_000
 # Names under which configurations give their sizes, and what they are set to where they exist.
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB),
-    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "attention_hidden_size"), 32),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size"), 32),
     **dict.fromkeys(
         ("intermediate_size", "ffn_dim", "d_ff", "ffn_hidden_size", "decoder_ffn_dim", "encoder_ffn_dim"), 48
     ),
@@ -61,6 +61,16 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
     **dict.fromkeys(("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts"), 2),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace"), 1),
+    **dict.fromkeys(("linear_num_value_heads", "mamba_n_heads", "mamba_num_heads"), 4),
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_attention_heads"), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim"), 8),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "mamba_headdim"), 16),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size"), 8),
+    **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 1),
+    **dict.fromkeys(("mamba_d_ssm", "attention_hidden_size"), 64),
+    **dict.fromkeys(("mamba_expand", "n_mamba_heads"), 2),
+    "mamba_dt_rank": 4,
+    "router_hidden_size": 16,
     "rotary_dim": 8,
     "num_kv_shared_layers": 0,
     "sliding_window": WINDOW,
@@ -71,6 +81,22 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
     "max_seq_len": 512,
+}
+_MIXED = ["linear_attention", "full_attention"] * 2
+_BLOCKS = ["linear_attention", "moe", "full_attention", "linear_attention", "mlp", "full_attention"]
+# What some kinds need beside: their layers of each kind, or sizes that follow from others. None: left out.
+OWN: dict[str, dict[str, Any]] = {
+    "bamba": {"layer_types": None, "attn_layer_indices": [1, 3]},
+    "falcon_h1": {"layer_types": None, "mamba_rms_norm": True},
+    "granitemoehybrid": {"layer_types": _MIXED},
+    "jamba": {"layer_types": None, "attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "nemotron_h": {"layers_block_type": _BLOCKS, "num_hidden_layers": None, "n_groups": 2},
+    "qwen3_5": {"layer_types": _MIXED},
+    "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 32},
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "use_shared_attention_adapter": True},
+    "zaya": {"num_experts_per_tok": 1},
 }
 
 
@@ -126,6 +152,8 @@ def tiny(model_type: str, sizes: dict[str, Any]) -> PretrainedConfig:
     if layers and "num_hidden_layers" in sizes:
         every = sorted(set(layers), key=list(layers).index)
         sizes["layer_types"] = [every[i % len(every)] for i in range(LAYERS)]
+    own = OWN.get(text.model_type.removesuffix("_text"), {})
+    sizes = {name: value for name, value in (sizes | own).items() if value is not None}
     config = type(text)(**sizes)
     if type(text) is kind or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return config
@@ -163,7 +191,9 @@ def expected(model: Any, prompts: list[list[int]]) -> list[list[int]]:
 def answers(path: Path, engine: str, prompts: list[list[int]]) -> list[list[int]]:
     """Winnow's."""
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
-    with LLM(path, engine=engine, kv_memory="8MiB", max_model_len=128, prefill_chunk=16) as llm:
+    with LLM(
+        path, engine=engine, kv_memory="8MiB", max_model_len=128, prefill_chunk=16, max_num_seqs=8
+    ) as llm:
         return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
 
@@ -185,7 +215,7 @@ def attempt(model_type: str) -> Row:
                 break
             except Exception as error:  # whatever a class stumbles over
                 trouble = trouble or f"not tried, no tiny model runs: {_short(error)}"
-        trouble = trouble or "not tried, no tiny configuration"
+        trouble = "" if wanted is not None else trouble or "not tried, no tiny configuration"
         if wanted is None:  # is its kind refused? Without weights, or a model of full size would be made up.
             path = path / "kind"
             with contextlib.suppress(Exception):

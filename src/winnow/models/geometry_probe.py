@@ -85,7 +85,7 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
             f"model: {name} is not supported: its forward does not pass keyword arguments to its attention ({error})"
         ) from error
     geometry = _geometry(name, probe, states, config)
-    bind_mixers(states.mixers)
+    bind_mixers(states)
     return geometry
 
 

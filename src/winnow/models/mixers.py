@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache
@@ -38,11 +39,14 @@ class PackedStates(Cache):
         """Return 0: positions are given."""
         return 0
 
-    def run(self, layer: int, compute: Callable[[Tensor, Cache], Any], hidden: Tensor) -> Any:
+    def run(
+        self, layer: int, compute: Callable[[Tensor, Cache], Any], hidden: Tensor, *, continues: bool = True
+    ) -> Any:
         """Return what a layer gives for a packed row, [1, T, size], sequence by sequence.
 
         Args:
             compute: it gives that for rows alike, [B, n, size], that have a cache.
+            continues: a piece of several tokens may begin with a state; else such a piece goes token by token.
         """
         spans, found = self._spans, []
         decodes = spans.num_decodes
@@ -52,7 +56,10 @@ class PackedStates(Cache):
         for index in range(decodes, len(spans.counts)):
             first = int(spans.starts[index])
             piece = hidden[:, first : first + int(spans.counts[index])]
-            found.append(self._compute(layer, compute, piece, spans.device_slots[index : index + 1]))
+            slot = spans.device_slots[index : index + 1]
+            whole = continues or not spans.first_position[index]
+            parts = [piece] if whole else piece.split(1, dim=1)
+            found += [self._compute(layer, compute, part, slot) for part in parts]
         return found[0] if len(found) == 1 else _joined(found)
 
     def _compute(
@@ -82,27 +89,29 @@ class StateProbe(Cache):
 
     Attributes:
         shapes: of the states, as they were first given.
-        mixers: which modules of the model gave them, with their numbers as layers.
+        mixers: which modules of the model gave them, with their numbers as layers and what they got, [1, 1, size].
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(layers=[])
         self.shapes: dict[tuple[int, str, int], StateShape] = {}
-        self.mixers: dict[nn.Module, int] = {}
+        self.mixers: dict[nn.Module, tuple[int, Tensor]] = {}
         self._model = model
-        self._running: list[nn.Module] = []
+        self._running: list[tuple[nn.Module, Any]] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch which module runs."""
 
-        def enter(module: nn.Module, _: Any) -> None:
-            self._running.append(module)
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._running.append((module, next(iter((*args, *kwargs.values())), None)))
 
         def leave(module: nn.Module, _: Any, __: Any) -> None:
             self._running.pop()
 
-        hooks = [module.register_forward_pre_hook(enter) for module in self._model.modules()]
+        hooks = [
+            module.register_forward_pre_hook(enter, with_kwargs=True) for module in self._model.modules()
+        ]
         hooks += [module.register_forward_hook(leave) for module in self._model.modules()]
         try:
             yield
@@ -155,20 +164,48 @@ class StateProbe(Cache):
     def _note(self, kind: str, layer: int, index: int, shape: tuple[int, ...], state: Tensor) -> None:
         dtype = str(state.dtype).removeprefix("torch.")
         self.shapes[layer, kind, index] = StateShape(layer, kind, index, shape, dtype)
-        self.mixers[self._running[-1]] = layer
+        module, given = self._running[-1]
+        self.mixers[module] = layer, given
 
 
-def bind_mixers(mixers: dict[nn.Module, int]) -> None:
-    """Let modules that keep states split packed rows, where a packed step runs; else they are as they were.
+def bind_mixers(probe: StateProbe) -> None:
+    """Let modules that keep states split packed rows, where a packed step runs; else they are as they were."""
+    continues: dict[type[nn.Module], bool] = {}
+    for module, (layer, given) in probe.mixers.items():
+        kind, own = type(module), module.forward
+        if kind not in continues:
+            states = [each for each in probe.shapes.values() if each.layer == layer]
+            continues[kind] = _continues(_packed(layer, own), states, given)
+        module.forward = _packed(layer, own, continues=continues[kind])  # type: ignore[method-assign]
+
+
+@torch.inference_mode()
+def _continues(forward: Callable[..., Any], states: list[StateShape], given: Tensor) -> bool:
+    """Return whether a piece of several tokens begins with the states that there are, each kind of which then tells.
+
+    transformers' scan of Mamba's first kind begins with none, whatever its cache holds.
 
     Args:
-        mixers: the modules, with their numbers as layers.
+        forward: of one layer, packed.
+        given: what the layer got, [1, 1, size].
     """
-    for module, layer in mixers.items():
-        module.forward = _packed(layer, module.forward)  # type: ignore[method-assign]
+    chance = torch.Generator().manual_seed(0)
+    hidden = torch.randn((1, 3, given.shape[-1]), generator=chance, device="cpu").to(given)
+    spans = Spans.build([0], [1], [3], np.array([4]), given.device)
+
+    def result(kind: str | None) -> Any:
+        held = RecurrentStates(states, 1, given.device)
+        for (name, _), rows in held.by_layer[states[0].layer].items():
+            if name == kind:
+                rows.copy_(torch.randn(rows.shape, generator=chance, device="cpu"))
+        out = forward(hidden, PackedStates(held, spans))
+        return torch.cat([part.flatten() for part in (out if isinstance(out, tuple) else (out,))])
+
+    without = result(None)
+    return not any(torch.equal(result(kind), without) for kind in {each.kind for each in states})
 
 
-def _packed(layer: int, own: Callable[..., Any]) -> Callable[..., Any]:
+def _packed(layer: int, own: Callable[..., Any], *, continues: bool = True) -> Callable[..., Any]:
     """Return the forward of a module that keeps states, over packed rows, around its own."""
     parameters = inspect.signature(own).parameters
     names = [name for name in parameters if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
@@ -178,14 +215,14 @@ def _packed(layer: int, own: Callable[..., Any]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         # What layers hand on to their kernels beside it is meant for attention.
         given = dict(zip(names, args, strict=False)) | {n: kwargs[n] for n in names if n in kwargs}
-        cache, hidden = given.pop(cache_name, None), given.pop(hidden_name)
+        cache, hidden = given.get(cache_name), given.pop(hidden_name)
         if not isinstance(cache, PackedStates):
-            return own(hidden, **given)
+            return own(hidden, **given | {cache_name: None})
 
         def compute(rows: Tensor, held: Cache) -> Any:
             return own(rows, **given | {cache_name: held})
 
-        return cache.run(layer, compute, hidden)
+        return cache.run(layer, compute, hidden, continues=continues)
 
     return forward
 
