@@ -45,6 +45,9 @@ KINDS: dict[str, tuple[PretrainedConfig, str]] = {
     "bert": (BertConfig(vocab_size=50, hidden_size=24), "BertLMHeadModel is not supported: it is an encoder"),
     "llava": (LlavaConfig(), "llava is not supported: it is a model of several parts"),
     "mamba": (MambaConfig(vocab_size=50), f"MambaForCausalLM is not supported: it {_STATE}"),
+}
+# Served by engine=paged alone; see test_recurrent.py.
+WITH_STATES: dict[str, tuple[PretrainedConfig, str]] = {
     "qwen3.5": (
         Qwen3_5TextConfig(**_GROUPED, head_dim=16, layer_types=_MIXED),
         f"Qwen3_5ForCausalLM is not supported: it {_STATE} .linear_attention.",
@@ -65,6 +68,14 @@ KINDS: dict[str, tuple[PretrainedConfig, str]] = {
         f"GraniteMoeHybridForCausalLM is not supported: it {_STATE}",
     ),
 }
+
+
+@pytest.mark.parametrize("kind", WITH_STATES)
+def test_states_are_refused_by_the_padded_engine(kind: str, tmp_path: Path) -> None:
+    config, message = WITH_STATES[kind]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=f"model: {message}"):
+        load_plain_model(ModelConfig(tmp_path, load_format="dummy"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

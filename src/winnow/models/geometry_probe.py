@@ -92,6 +92,11 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
 def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
     num_layers = len(probe.modules)
     expected = attending_layers(config)
+    # What a model would say in a mask is refused, since none is built.
+    if "chunked_attention" in expected:
+        raise UnsupportedModelError(
+            f"model: {name} is not supported: it has layers of kind 'chunked_attention'"
+        )
     if num_layers != len(expected) or not num_layers:
         raise UnsupportedModelError(
             f"model: {name} is not supported: {num_layers} of its {len(expected)} layers attend through the cache"

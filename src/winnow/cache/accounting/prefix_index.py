@@ -5,6 +5,9 @@ A prefix is a chain of blocks of tokens. Each has a key: SHA-256 over the key be
 first key comes from a salt, so requests share nothing unless they share a salt. For each block of tokens the index
 holds the block of every row.
 
+Layers that keep a state in place of KVs add that a prefix is of use only where the state after it is kept. That is so
+after few blocks, and at the ends of sequences, also where those lie within a block: there the chain has a tail.
+
 Rounds of eviction leave rows of uneven length, which no chain describes. A snapshot holds all of them: the state of a
 sequence after a round, under a key of its tokens and of the rule by which KVs went.
 
@@ -42,6 +45,8 @@ class PrefixChain:
         self._last = self._seed
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
         """Key and tokens of each block."""
+        self.branches: set[int] = set()
+        """Numbers of tokens after which others go on in another way, so that a state after them is worth keeping."""
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
         """Keys and rules of snapshots that may be there, by number of tokens, most first."""
 
@@ -59,6 +64,16 @@ class PrefixChain:
             self._last = _digest(self._last, tokens)
             self.links.append((self._last, tokens))
 
+    def key_after(self, num_blocks: int) -> PrefixKey:
+        """Return the key of its first blocks."""
+        return self.links[num_blocks - 1][0] if num_blocks else self._seed
+
+    def tail_key(self, token_ids: Sequence[int]) -> PrefixKey:
+        """Return the key of the tokens of `token_ids` that fill no block, behind those that do."""
+        whole = len(token_ids) // self._block_size
+        rest = token_ids[whole * self._block_size :]
+        return sha256(b"tail" + _digest(self.key_after(whole), rest)).digest()
+
     def document_key(self, token_ids: Sequence[int]) -> PrefixKey:
         """Return the key of `token_ids`, which the chain begins with, under any rule."""
         return self.snapshot_key(token_ids, b"")
@@ -66,7 +81,7 @@ class PrefixChain:
     def snapshot_key(self, token_ids: Sequence[int], rule: bytes) -> PrefixKey:
         """Return the key of the state after `token_ids`, which the chain begins with, under a rule of this digest."""
         whole = len(token_ids) // self._block_size
-        last = self.links[whole - 1][0] if whole else self._seed
+        last = self.key_after(whole)
         rest = token_ids[whole * self._block_size :]
         return sha256(
             b"snapshot" + _digest(last, rest) + len(token_ids).to_bytes(8, "little") + rule
@@ -163,6 +178,9 @@ class PrefixIndex:
         # Least recently used first. A chain's end stands before its front, and is taken back first.
         self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
         self._key_of: dict[int, PrefixKey] = {}  # by a chain link's block in the first row
+        self._resumable: set[PrefixKey] = set()  # after which the layers' states are kept
+        self._tails: dict[PrefixKey, dict[PrefixKey, None]] = {}  # by the key before them
+        self._before: dict[PrefixKey, PrefixKey] = {}  # of tails
         self._snapshots: dict[PrefixKey, Snapshot] = {}
         self._wanted: set[PrefixKey] = set()
         self.num_asked_tokens = self.num_hit_tokens = 0
@@ -200,6 +218,34 @@ class PrefixIndex:
             found.append(key)
         return found
 
+    def longest_resumable(
+        self, chain: PrefixChain, known: Sequence[PrefixKey], token_ids: Sequence[int], limit: int
+    ) -> list[PrefixKey]:
+        """Return, of a known prefix, the longest part after which layers' states are kept, of at most `limit` tokens.
+
+        Args:
+            known: as `match` found it.
+            token_ids: those of `chain`; a tail may follow on whole blocks.
+        """
+        size = self._layout.block_size
+        for count in range(len(known), -1, -1):
+            first = count * size
+            tails = [
+                (len(tokens), key)
+                for key in self._tails.get(chain.key_after(count), ())
+                if first + len(tokens := self._entries[key].token_ids) <= limit
+                and tuple(token_ids[first : first + len(tokens)]) == tokens
+            ]
+            if tails:
+                return [*known[:count], max(tails)[1]]
+            if count and known[count - 1] in self._resumable:
+                return list(known[:count])
+        return []
+
+    def num_tokens(self, keys: Sequence[PrefixKey]) -> int:
+        """Return tokens of a matched prefix."""
+        return sum(len(self._entries[key].token_ids) for key in keys)
+
     def hold(self, keys: Sequence[PrefixKey]) -> IntArray:
         """Add a holder to the blocks of a matched prefix. Returns them, int32 [n, rows]."""
         blocks = [self._entries[key].blocks for key in keys]
@@ -210,17 +256,37 @@ class PrefixIndex:
         self._allocator.share(held.ravel())
         return held
 
-    def put(self, key: PrefixKey, token_ids: tuple[int, ...], blocks: IntArray, state_bytes: int = 0) -> bool:
+    def put(
+        self,
+        key: PrefixKey,
+        token_ids: tuple[int, ...],
+        blocks: IntArray,
+        state_bytes: int = 0,
+        *,
+        resumable: bool = False,
+        tail_of: PrefixKey | None = None,
+    ) -> bool:
         """Learn of a block of tokens; the index holds its `blocks`, int32 [rows], too.
 
         Args:
             state_bytes: of its state, which is kept beside its blocks.
+            resumable: with it the states of layers after these tokens; a block that is known without them is put anew.
+            tail_of: the key before it, where the tokens do not fill the block.
 
         Returns:
             Whether it was new, and there was room for its state.
         """
-        if key in self._entries or not self._count_state(key, state_bytes):
+        if key in self._entries:
+            if not resumable or key in self._resumable:
+                return False
+            self._forget(key)
+        if not self._count_state(key, state_bytes):
             return False
+        if resumable:
+            self._resumable.add(key)
+        if tail_of is not None:
+            self._before[key] = tail_of
+            self._tails.setdefault(tail_of, {})[key] = None
         self._entries[key] = _Entry(token_ids, blocks)
         self._key_of[int(blocks[0])] = key
         self._allocator.index(blocks)
@@ -322,6 +388,7 @@ class PrefixIndex:
             "states are miscounted"
         )
         assert self._state_bytes.keys() <= self._entries.keys(), "a state is kept of no prefix"
+        assert self._resumable <= self._state_bytes.keys(), "the state after a prefix is not counted"
         assert len(self._key_of) + len(self._snapshots) == len(self._entries), (
             "a prefix is not found by its block"
         )
@@ -331,17 +398,32 @@ class PrefixIndex:
         if nbytes > self._state_limit:
             return False
         while self._num_state_bytes + nbytes > self._state_limit:
-            self._forget(next(key for key in self._entries if key in self._state_bytes))
+            self._drop_state(next(key for key in self._entries if key in self._state_bytes))
         if nbytes:
             self._state_bytes[key] = nbytes
             self._num_state_bytes += nbytes
         return True
 
-    def _forget(self, key: PrefixKey) -> None:
-        entry = self._entries.pop(key)
+    def _drop_state(self, key: PrefixKey) -> None:
+        """Forget a state, and with it the prefix, unless its blocks are of use to those that go on from later ones."""
+        if key in self._resumable and key not in self._before and not self._layout.wide.any:
+            self._discard(key)
+        else:
+            self._forget(key)
+
+    def _discard(self, key: PrefixKey) -> None:
+        self._resumable.discard(key)
         if key in self._state_bytes:
             self._num_state_bytes -= self._state_bytes.pop(key)
             self.discard_state(key)
+
+    def _forget(self, key: PrefixKey) -> None:
+        entry = self._entries.pop(key)
+        self._discard(key)
+        if (before := self._before.pop(key, None)) is not None:
+            del self._tails[before][key]
+            if not self._tails[before]:
+                del self._tails[before]
         self._wanted.discard(key)
         if self._snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]

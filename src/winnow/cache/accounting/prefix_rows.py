@@ -22,7 +22,7 @@ class PrefixRows:
     # -- into rows -----------------------------------------------------------------------------------------------
 
     def adopt(self, slot: int, keys: Sequence[PrefixKey]) -> None:
-        """Let an open, empty sequence begin with the blocks of a known prefix.
+        """Let an open, empty sequence begin with the blocks of a known prefix, the last of which may be partly filled.
 
         Raises:
             OutOfBlocksError: there are not enough table pages; nothing has changed.
@@ -31,10 +31,14 @@ class PrefixRows:
         if not keys:
             return
         assert not rows.reserved[slot], "what is reserved is not shared"
-        lengths = rows.layout.even_rows(len(keys) * rows.layout.block_size)
+        num_tokens = self._index.num_tokens(keys)
+        lengths = rows.layout.even_rows(num_tokens)
         self._require_pages(slot, lengths)
         rows.hold(slot, lengths, self._index.hold(keys).T.ravel())
-        self._shared.add(slot)
+        if num_tokens % rows.layout.block_size:
+            self._shared.add_with_tail(slot)
+        else:
+            self._shared.add(slot)
         if rows.layout.has_prefix_state:
             rows.changes.copies.append(StateRestored(slot, tuple(keys)))
 
@@ -74,6 +78,9 @@ class PrefixRows:
         key: PrefixKey,
         token_ids: tuple[int, ...],
         num_computed: int | None = None,
+        *,
+        resumable: bool = False,
+        tail_of: PrefixKey | None = None,
     ) -> None:
         """Let the index know block `index` of a sequence, counted from its first token, in each row.
 
@@ -81,17 +88,21 @@ class PrefixRows:
 
         Args:
             num_computed: tokens of the sequence that its rows end with; None: as many as the longest row has.
+            resumable: with the states of layers, which are those after these tokens.
+            tail_of: the key before it, where the tokens do not fill the block.
         """
         lengths = self._rows.lengths[[slot]]
         computed = lengths.max() if num_computed is None else num_computed
         size, has_row = self._rows.layout.block_size, self._rows.layout.has_row
         # Rows may have room for tokens that are not computed yet.
         first = (index - (computed - lengths).clip(min=0) // size) * has_row
-        positions = index * size, (index + 1) * size
+        positions = index * size, index * size + len(token_ids)
         state_bytes = self._rows.layout.wide_bytes_of(*positions)
-        is_new = self._index.put(
-            key, token_ids, self._rows.blocks([slot], first, first + has_row), state_bytes
-        )
+        resumable = resumable and self._rows.layout.state_bytes > 0
+        if resumable:
+            state_bytes += self._rows.layout.state_bytes
+        blocks = self._rows.blocks([slot], first, first + has_row)
+        is_new = self._index.put(key, token_ids, blocks, state_bytes, resumable=resumable, tail_of=tail_of)
         if is_new and state_bytes:
             self._rows.changes.copies.append(StateSaved(slot, key, positions))
         self._shared.add(slot)

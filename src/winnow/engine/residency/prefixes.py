@@ -18,6 +18,9 @@ from winnow.eviction import SequenceEviction
 _LOOKED_AT = 256
 """Waiting sequences whose prefixes are kept for them."""
 
+_STATE_TOKENS = 2048
+"""Tokens of a prompt after each of which the states of layers are kept for others."""
+
 
 @dataclass(frozen=True)
 class FoundPrefix:
@@ -45,6 +48,10 @@ class PrefixSharing:
     first query that adds to accumulators. Samples of one prompt share with others only where all rounds come before
     they part.
 
+    Where layers keep states in place of KVs, a prefix is found as far as a state is kept. That is after the last whole
+    block of a prompt that leaves a token to compute, where prompts were seen to part, every `_STATE_TOKENS` tokens, and
+    at the end of a sequence, so that a conversation goes on where it was.
+
     Args:
         enabled: False: no sequence takes part.
         saved: compressed prefixes on disk; None: there are none.
@@ -70,8 +77,12 @@ class PrefixSharing:
             most = min(most, sequence.request.fork_at - 1)
         # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
         most_as_computed = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
-        keys = self._ledger.prefixes.match(sequence.prefix, _num_shareable(sequence, most_as_computed))
-        computed, snapshot = len(keys) * self._ledger.layout.block_size, self._snapshot(sequence)
+        index, most = self._ledger.prefixes, _num_shareable(sequence, most_as_computed)
+        keys = index.match(sequence.prefix, most)
+        if self._ledger.layout.state_bytes:
+            sequence.prefix.branches.add(len(keys) * self._ledger.layout.block_size)
+            keys = index.longest_resumable(sequence.prefix, keys, sequence.token_ids, most)
+        computed, snapshot = index.num_tokens(keys), self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
             state = KVState(None, computed, computed, snapshot.num_rounds, snapshot.position_offset)
@@ -149,10 +160,49 @@ class PrefixSharing:
         if self._ledger.layout.value_tier is not None:
             end = min(end, sequence.prompt_len)  # later tokens read some values, and as part of a prompt all
         chain.extend(sequence.token_ids)
+        keeps_state = num_computed in self._state_points(sequence, start)
         for index in range(start // size, end // size):
             self._ledger.prefix_rows.remember(
-                sequence.kv.running_slot, index, *chain.links[index], num_computed
+                sequence.kv.running_slot,
+                index,
+                *chain.links[index],
+                num_computed,
+                resumable=keeps_state and (index + 1) * size == num_computed,
             )
+
+    def remember_end(self, sequence: Sequence) -> None:
+        """Let later requests go on where a sequence ends that is about to lose its slot, if layers keep states."""
+        chain, computed = sequence.prefix, sequence.kv.num_computed
+        if (
+            chain is None
+            or sequence.eviction is not None
+            or not computed
+            or not self._ledger.layout.state_bytes
+        ):
+            return
+        size, token_ids = self._ledger.layout.block_size, sequence.token_ids[:computed]
+        chain.extend(token_ids)
+        slot, whole = sequence.kv.running_slot, computed // size
+        if computed % size:
+            key, rest = chain.tail_key(token_ids), tuple(token_ids[whole * size :])
+            before = chain.key_after(whole)
+            self._ledger.prefix_rows.remember(
+                slot, whole, key, rest, computed, resumable=True, tail_of=before
+            )
+        else:
+            self._ledger.prefix_rows.remember(
+                slot, whole - 1, *chain.links[whole - 1], computed, resumable=True
+            )
+
+    def until_state(self, sequence: Sequence) -> int:
+        """Return how many tokens a prompt may go on to where a state is to be kept.
+
+        What policies keep depends on where chunks end, so theirs end where they do without: rounds keep states.
+        """
+        if sequence.eviction is not None:
+            return sequence.num_to_compute
+        points = self._state_points(sequence, sequence.kv.num_computed)
+        return min(points) - sequence.kv.num_computed if points else sequence.num_to_compute
 
     def remember_round(self, sequence: Sequence) -> None:
         """Let later requests find what a round has just left of a sequence, if it has left them the same."""
@@ -215,6 +265,16 @@ class PrefixSharing:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
+    def _state_points(self, sequence: Sequence, computed: int) -> set[int]:
+        """Return numbers of tokens above `computed` after which the states of a prompt's layers are kept."""
+        layout, chain = self._ledger.layout, sequence.prefix
+        if not layout.state_bytes or chain is None:
+            return set()
+        last = (sequence.prompt_len - 1) // layout.block_size * layout.block_size
+        every = max(_STATE_TOKENS // layout.block_size, 1) * layout.block_size
+        following = (computed // every + 1) * every
+        return {point for point in (*chain.branches, last, min(following, last)) if point > computed}
+
     def _chain(self, sequence: Sequence) -> PrefixChain:
         """Return the keys of a sequence's prefixes, those of its snapshots included."""
         return chain_of(
@@ -249,6 +309,8 @@ class PrefixSharing:
         end = first
         while end < most // size and mine.links[end][0] == theirs.links[end][0]:
             end += 1
+        if end > first and self._ledger.layout.state_bytes:
+            theirs.branches.add(end * size)
         return end * size - known if end > first else 0
 
     def _snapshot(self, sequence: Sequence) -> Snapshot | None:

@@ -11,6 +11,7 @@ from winnow.engine.executor import Executor
 from winnow.engine.requests.beam_groups import group, share_prefix
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.preemption import Preemption, VictimPolicy, kept_on_host
+from winnow.engine.residency.prefixes import PrefixSharing
 from winnow.engine.residency.replays import drop
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_budget import AdmissionBudget
@@ -34,6 +35,7 @@ class Running(SequenceType[Sequence]):
         ledger: Ledger,
         waiting: WaitingQueue,
         preemption: Preemption,
+        prefixes: PrefixSharing,
         victims: VictimPolicy,
         accounts: TenantAccounts,
         budget: AdmissionBudget,
@@ -43,6 +45,7 @@ class Running(SequenceType[Sequence]):
         self._ledger = ledger
         self._waiting = waiting
         self._preemption = preemption
+        self._prefixes = prefixes
         self._victims = victims
         self._accounts = accounts
         self._budget = budget
@@ -96,6 +99,7 @@ class Running(SequenceType[Sequence]):
             # A step that is in progress has room for one more.
             lengths = self._ledger.lengths[sequence.kv.slot]
             sequence.kept = np.minimum(lengths, sequence.kv.num_computed).astype(lengths.dtype)
+            self._prefixes.remember_end(sequence)
             self.close(sequence)
         else:
             self._waiting.remove(sequence)

@@ -77,7 +77,14 @@ class Scheduler:
             self._preemption.loss, self._preemption.has_progressed, self.waiting.order
         )
         self.running = Running(
-            executor, self.ledger, self.waiting, self._preemption, victims, self.accounts, self._budget
+            executor,
+            self.ledger,
+            self.waiting,
+            self._preemption,
+            self.prefixes,
+            victims,
+            self.accounts,
+            self._budget,
         )
         self._ownership = BlockOwnership(self.ledger, self.prefixes, self.running, config.prefill_chunk)
         self._rounds = EvictionScheduler(
@@ -237,6 +244,7 @@ class Scheduler:
                 most = wanted
         else:
             most = min(budget, self._config.prefill_chunk)
+        wanted = min(wanted, self.prefixes.until_state(sequence))
         if sequence.forks:
             wanted = min(wanted, sequence.request.fork_at - sequence.kv.num_computed)
         eviction = sequence.eviction
