@@ -132,6 +132,7 @@ def candidates(model_type: str) -> Iterator[PretrainedConfig]:
         {name: SIZES[name] for name in SIZES if name not in HEADS}
         | {"qk_head_dim": 16, "rope_interleave": False},
         fewer,
+        SIZES | dict.fromkeys(HEADS, 8) | {"num_key_value_heads": 4},  # latent attention has no groups
         {name: SIZES[name] for name in COMMON},
         {name: SIZES[name] for name in COMMON if name != "num_hidden_layers"},
     ]

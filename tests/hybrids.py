@@ -1,12 +1,18 @@
-"""Tiny random models with layers that keep a state in place of KVs, or beside them: two of each kind or more."""
+"""Tiny random models with layers that keep a state in place of KVs, or beside them: two of each kind or more.
+
+And models with keys and values of two sizes, or layers of other heads than others.
+"""
 
 from typing import Any
 
 from transformers import (
     BambaConfig,
+    DeepseekV3Config,
     FalconH1Config,
+    Gemma4TextConfig,
     GraniteMoeHybridConfig,
     JambaConfig,
+    KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
     NemotronHConfig,
@@ -47,6 +53,14 @@ _DELTA = {
 }
 _MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 _MAMBA = {"mamba_d_state": 8, "mamba_dt_rank": 4}
+_FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LATENT = _COMMON | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 _NEMOTRON = {name: value for name, value in _COMMON.items() if name != "num_hidden_layers"}
 
 HYBRIDS: dict[str, PretrainedConfig] = {
@@ -93,4 +107,36 @@ HYBRIDS: dict[str, PretrainedConfig] = {
     # short convolutions
     "lfm2": Lfm2Config(**_COMMON, **_SHORT),
     "lfm2-moe": Lfm2MoeConfig(**_COMMON, **_SHORT, **_EXPERTS, num_dense_layers=1),
+    # latent attention, which is computed with keys and values of two sizes
+    "deepseek-v3": DeepseekV3Config(
+        **_LATENT,
+        head_dim=8,
+        q_lora_rank=16,
+        n_routed_experts=4,
+        n_group=1,
+        topk_group=1,
+        **_FEW,
+        first_k_dense_replace=1,
+    ),
+    "kimi-linear": KimiLinearConfig(
+        **_LATENT,
+        layer_types=_LAYERS,
+        linear_head_dim=8,
+        linear_num_heads=4,
+        num_experts=4,
+        num_experts_per_token=2,
+        moe_intermediate_size=16,
+    ),
+    # layers with a window have other heads
+    "gemma4": Gemma4TextConfig(
+        **_COMMON,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        sliding_window=24,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
+        num_kv_shared_layers=0,
+    ),
 }

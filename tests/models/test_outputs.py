@@ -93,4 +93,4 @@ def test_positions_that_cannot_be_taken_back_are_refused(policy: str, tmp_path: 
 
 def test_a_model_whose_projections_are_unknown_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="cannot find the output projections of its 2"):
-        output_projections(nn.Sequential(nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])), 2, 4)
+        output_projections(nn.Sequential(nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])), [4, 4])

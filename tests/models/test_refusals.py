@@ -8,7 +8,6 @@ from architectures import ARCHITECTURES, save
 from transformers import (
     BloomConfig,
     CpmAntConfig,
-    DeepseekV3Config,
     LlamaConfig,
     OpenAIGPTConfig,
     PretrainedConfig,
@@ -51,28 +50,6 @@ def test_no_model_is_sent_to_an_engine_that_refuses_it_too(
     with pytest.raises(UnsupportedModelError, match=hint) as refusal:
         load_model(dummy(directory(tmp_path, config)))
     assert ("runs it as it is" in str(refusal.value)) == ("runs it as it is" in hint)
-
-
-def test_keys_and_values_of_different_size(tmp_path: Path) -> None:
-    config = DeepseekV3Config(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=32,
-        moe_intermediate_size=16,
-        num_hidden_layers=1,
-        first_k_dense_replace=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        q_lora_rank=16,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-    )
-    with pytest.raises(
-        UnsupportedModelError, match=r"DeepseekV3ForCausalLM is not supported: .* in size: 16, 16, 8"
-    ):
-        load_model(dummy(directory(tmp_path, config)))
 
 
 def test_not_a_causal_model(tmp_path: Path) -> None:

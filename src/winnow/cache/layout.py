@@ -67,14 +67,16 @@ class CacheLayout:
         chunk: int | None = None,
         wide: WideParts | None = None,
         value_tier: ValueTier | None = None,
+        shapes: Sequence[tuple[int, int]] = (),
     ) -> "CacheLayout":
-        """Return the layout of layers that have the same heads.
+        """Return the layout of layers that have the same heads, but for what `shapes` says.
 
         Args:
             kv_format: how KVs are stored, independent of the activations' dtype: a codec, its name, or the torch dtype
                 of vectors.
             windows: sliding window of each layer, None where a layer sees everything; empty: all layers do.
             value_tier: where the values of the upper layers lie; None: on the device.
+            shapes: KV heads and head_dim of each layer, where they differ.
 
         Raises:
             ConfigError: no codec has the name that `kv_format` gives.
@@ -82,20 +84,24 @@ class CacheLayout:
         codec, near = codec_of(kv_format), num_layers if value_tier is None else value_tier.layers
         seen = list(windows) or [None] * num_layers
 
-        def alike(layer: int) -> tuple[bool, int]:
-            return layer >= near, seen[layer] or 0
+        every = list(shapes) or [(num_kv_heads, head_dim)] * num_layers
+
+        def alike(layer: int) -> tuple[bool, int, tuple[int, int]]:
+            return layer >= near, seen[layer] or 0, every[layer]
 
         groups = [
             RowGroup(
                 tuple(layers),
-                num_kv_heads,
-                head_dim,
-                head_dim,
+                heads,
+                size,
+                size,
                 codec,
                 window or None,
                 value_tier if far else None,
             )
-            for (far, window), layers in groupby(sorted(range(num_layers), key=alike), key=alike)
+            for (far, window, (heads, size)), layers in groupby(
+                sorted(range(num_layers), key=alike), key=alike
+            )
         ]
         return cls(tuple(groups), block_size, num_accumulators, chunk, wide or WideParts())
 

@@ -126,11 +126,12 @@ class EngineSignals(SlotState):
             self._predictors[needs.predictor] = opened
 
     def moments(self, layer: int, slots: SequenceType[int]) -> QueryMoments:
-        geometry = self._model.geometry
-        return self.queries.moments(layer, slots, (geometry.num_query_heads, geometry.head_dim))
+        query_heads, _, head_dim = self._model.geometry.shape(layer)
+        return self.queries.moments(layer, slots, (query_heads, head_dim))
 
     def chunk_attention(self, layer: int, slots: SequenceType[int]) -> Tensor:
-        return self.queries.chunk_attention(layer, slots, self._model.geometry.num_kv_heads).to(self._device)
+        _, kv_heads, _ = self._model.geometry.shape(layer)
+        return self.queries.chunk_attention(layer, slots, kv_heads).to(self._device)
 
     def reference_queries(self, layer: int, slot: int) -> ReferenceQueries | None:
         return self.references.of(layer, slot)
@@ -139,14 +140,14 @@ class EngineSignals(SlotState):
         return self._rotation.turn(layer, keys, difference)
 
     def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
-        return self._rotation.mean_turn(layer, first, count, self._model.geometry.head_dim)
+        return self._rotation.mean_turn(layer, first, count, self._model.geometry.shape(layer)[2])
 
     def output_weights(self, layer: int) -> Tensor:
-        geometry = self._model.geometry
-        width = geometry.num_query_heads * geometry.head_dim
+        query_heads, _, head_dim = self._model.geometry.shape(layer)
+        width = query_heads * head_dim
         like = torch.empty(0, dtype=self._model.dtype, device=self._device)
         weights = projection_weights(self._projections[layer], width, like)
-        return weights.unflatten(0, (geometry.num_query_heads, geometry.head_dim))
+        return weights.unflatten(0, (query_heads, head_dim))
 
     def output_products(self, layer: int) -> Tensor:
         """Return W W^T of each query head's output weights W, float32 [Hq, d, d], so that |v W|^2 = v (W W^T) v^T.
@@ -174,5 +175,5 @@ class EngineSignals(SlotState):
     @cached_property
     def _projections(self) -> list[nn.Module]:
         geometry = self._model.geometry
-        width = geometry.num_query_heads * geometry.head_dim
-        return output_projections(self._model.model, geometry.num_layers, width)
+        shapes = map(geometry.shape, range(geometry.num_layers))
+        return output_projections(self._model.model, [heads * size for heads, _, size in shapes])

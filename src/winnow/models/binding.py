@@ -114,6 +114,10 @@ def paged_attention(
             f"{type(module).__name__} is not causal; Winnow computes causal attention only"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # Kernels read keys and values of one size (DeepSeek's are of two): zeros behind a value add nothing.
+    size = value.shape[-1]
+    if size < key.shape[-1]:
+        value = nn.functional.pad(value, (0, key.shape[-1] - size))
     out = winnow_step.attend(
         int(module.kv_layer),  # type: ignore[arg-type]
         query[0].transpose(0, 1),
@@ -121,7 +125,7 @@ def paged_attention(
         value[0].transpose(0, 1),
         AttentionSpec(scale, sliding_window, softcap, s_aux),
     )
-    return out[None], None
+    return out[None, ..., :size], None
 
 
 # The registry is transformers' own; entering the same function twice is harmless. No mask function goes with it: that

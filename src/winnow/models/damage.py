@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from winnow.errors import UnsupportedModelError, WinnowError
 
@@ -51,7 +51,12 @@ def first_line(error: BaseException) -> str:
 def check_sizes(config: "PretrainedConfig") -> None:
     """Raise ValueError if a configuration's sizes make no model; transformers would find that out late, or never."""
     text = config.get_text_config()
-    sizes = {name: getattr(text, name, None) for name in _COUNTS}
+    sizes: dict[str, Any] = {}
+    for name in _COUNTS:
+        try:
+            sizes[name] = getattr(text, name, None)
+        except RuntimeError:  # it has another for some layers, and says no other
+            sizes[name] = [getattr(each, name, None) for each in text.per_layer_config]
     for name, size in sizes.items():
         values = size if isinstance(size, list) else [size]  # some have one for each layer
         for value in values:

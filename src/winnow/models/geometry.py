@@ -18,3 +18,10 @@ class ModelGeometry:
     """Sliding window of each layer, None where a layer sees everything."""
     states: tuple[StateShape, ...] = ()
     """States that layers keep in place of KVs, or beside them."""
+    by_layer: tuple[tuple[int, int, int], ...] = ()
+    """Query heads, KV heads and head_dim of each layer, where they differ: those above are the largest then."""
+
+    def shape(self, layer: int) -> tuple[int, int, int]:
+        """Return query heads, KV heads and head_dim of a layer."""
+        alike = self.num_query_heads, self.num_kv_heads, self.head_dim
+        return self.by_layer[layer] if self.by_layer else alike

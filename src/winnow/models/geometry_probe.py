@@ -35,7 +35,7 @@ class _Probe:
         self.modules.append(module)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        if not q.shape[2] == k.shape[2] == v.shape[2]:
+        if not q.shape[2] == k.shape[2] == v.shape[2]:  # values of fewer numbers came with zeros behind them
             sizes = f"{q.shape[2]}, {k.shape[2]}, {v.shape[2]}"
             raise UnsupportedModelError(f"the heads of queries, keys and values differ in size: {sizes}")
         self.shapes.append((q.shape[1], k.shape[1], k.shape[2]))
@@ -101,12 +101,8 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
         raise UnsupportedModelError(
             f"model: {name} is not supported: {num_layers} of its {len(expected)} layers attend through the cache"
         )
-    shapes = set(probe.shapes)
-    if len(shapes) > 1:
-        raise UnsupportedModelError(
-            f"model: {name} is not supported: its layers differ in heads or head size: {sorted(shapes)}"
-        )
-    query_heads, kv_heads, head_dim = shapes.pop()
+    query_heads, kv_heads, head_dim = map(max, zip(*probe.shapes, strict=True))
+    by_layer = tuple(probe.shapes) if len(set(probe.shapes)) > 1 else ()
     lost = [
         layer for layer, kind in enumerate(expected) if "sliding" in kind and probe.windows[layer] is None
     ]
@@ -116,4 +112,5 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
             "built"
         )
     shapes_of_states = tuple(states.shapes[key] for key in sorted(states.shapes))
-    return ModelGeometry(num_layers, query_heads, kv_heads, head_dim, tuple(probe.windows), shapes_of_states)
+    windows = tuple(probe.windows)
+    return ModelGeometry(num_layers, query_heads, kv_heads, head_dim, windows, shapes_of_states, by_layer)

@@ -66,7 +66,7 @@ def layer_kinds(config: PretrainedConfig) -> list[str]:
 
 
 def takes_attention(model_class: type[PreTrainedModel]) -> bool:
-    """Return whether a class takes its attention from transformers' registry. Classes with states do so in silence."""
+    """Return whether a class takes its attention from transformers' registry; those with states do not say so."""
     module = sys.modules[model_class.__module__]
     return model_class.is_backend_compatible() or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
 

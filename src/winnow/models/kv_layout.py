@@ -1,5 +1,6 @@
 """The layout that a configuration gives a model's cache: host arithmetic, which engine and planner share. No torch."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from winnow.cache.codec import make_codec
@@ -26,12 +27,13 @@ def configured_layout(
     chunk: int | None = None,
     bias: bool = False,
     state_bytes: int = 0,
+    shapes: Sequence[tuple[int, int]] = (),
 ) -> CacheLayout:
     """Return the shape of the cache of a model with these numbers.
 
     Args:
         dtype: of activations, in which `kv_cache_dtype=auto` stores KVs.
-        windows, chunk, state_bytes: as `CacheLayout` has them.
+        windows, chunk, state_bytes, shapes: as `CacheLayout` has them.
         bias: whether KVs have a bias, though `config` does not ask for one.
 
     Raises:
@@ -77,6 +79,7 @@ def configured_layout(
         chunk,
         wide,
         tier,
+        shapes,
     )
     for each in layout.kinds:
         _ = each.form

@@ -103,6 +103,7 @@ class LoadedModel(PlainModel):
             chunk=chunk,
             bias=bias,
             state_bytes=sum(each.nbytes for each in geometry.states),
+            shapes=[shape[1:] for shape in geometry.by_layer],
         )
 
     def open_states(self, max_num_seqs: int) -> RecurrentStates | None:

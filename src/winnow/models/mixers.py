@@ -176,7 +176,7 @@ def bind_mixers(probe: StateProbe) -> None:
         if kind not in continues:
             states = [each for each in probe.shapes.values() if each.layer == layer]
             continues[kind] = _continues(_packed(layer, own), states, given)
-        module.forward = _packed(layer, own, continues=continues[kind])  # type: ignore[method-assign]
+        module.forward = _packed(layer, own, continues=continues[kind])
 
 
 @torch.inference_mode()

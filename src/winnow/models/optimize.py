@@ -54,7 +54,7 @@ def optimize_model(
     """
     kernels = native_kernels()
     layers = decoder_layers(model, geometry.num_layers)
-    if model.device.type != "cpu" or kernels is None or not layers or geometry.states:
+    if model.device.type != "cpu" or kernels is None or not layers or geometry.states or geometry.by_layer:
         if int8 is not None:
             quantize_model(model, geometry.num_layers, int8)
         return Optimized()

@@ -1,5 +1,7 @@
 """The weights that project what attention read to the hidden state."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -9,17 +11,22 @@ from winnow.models.residuals import attends, decoder_layers
 _NAMES = ("output", "o_proj", "out_proj", "dense", "c_proj", "wo")
 
 
-def output_projections(model: nn.Module, num_layers: int, width: int) -> list[nn.Module]:
-    """Return, for each layer, the projection that takes [n, width] to [n, hidden_size], `width` being query heads times
-    head_dim.
+def output_projections(model: nn.Module, widths: Sequence[int]) -> list[nn.Module]:
+    """Return the projection of each layer that attends, from [n, width] to [n, hidden_size].
+
+    Args:
+        widths: of each of these layers: query heads times head_dim.
 
     Raises:
         UnsupportedModelError: they cannot be found.
     """
+    num_layers = len(widths)
     found = [_projection(layer) for layer in decoder_layers(model, num_layers)]
     projections = [projection for projection in found if projection is not None]
-    fitting = [p for p in projections if getattr(p, "in_features", width) == width]
-    if len(fitting) != num_layers:
+    fitting = [
+        p for p, width in zip(projections, widths, strict=False) if getattr(p, "in_features", width) == width
+    ]
+    if not len(fitting) == len(projections) == num_layers:
         raise UnsupportedModelError(
             f"{type(model).__name__}: cannot find the output projections of its {num_layers} attention layers"
         )

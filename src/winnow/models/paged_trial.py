@@ -74,7 +74,13 @@ def plain_layout(loaded: LoadedModel) -> CacheLayout:
     """Return a cache of KVs as they are."""
     geometry = loaded.geometry
     return CacheLayout.even(
-        geometry.num_layers, geometry.num_kv_heads, geometry.head_dim, _BLOCK_SIZE, loaded.dtype, 1
+        geometry.num_layers,
+        geometry.num_kv_heads,
+        geometry.head_dim,
+        _BLOCK_SIZE,
+        loaded.dtype,
+        1,
+        shapes=[shape[1:] for shape in geometry.by_layer],
     )
 
 

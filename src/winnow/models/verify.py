@@ -52,7 +52,7 @@ def _record_mask(
     """Return attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
     if winnow_masks is not None:
         winnow_masks.by_layer[int(module.kv_layer)] = attention_mask  # type: ignore[arg-type]
-    return torch.zeros_like(query).transpose(1, 2), None
+    return query.new_zeros((*query.shape[:3], value.shape[-1])).transpose(1, 2), None
 
 
 def _whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:

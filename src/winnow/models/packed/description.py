@@ -113,8 +113,9 @@ class Description:
         counts = asdict(geometry) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
-        del counts["windows"], counts["states"]
-        require(not geometry.states, "states", "none in a packed model", geometry.states)
+        del counts["windows"], counts["states"], counts["by_layer"]
+        for name, others in {"states": geometry.states, "by_layer": geometry.by_layer}.items():
+            require(not others, name, "none in a packed model", others)
         for name, count in counts.items():
             require(_is_count(count), name, "a whole number above 0", count)
         check_choice("dtype", self.dtype, _DTYPES)
@@ -202,7 +203,9 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
         "panel": tuple(values["panel"]),
         **_int8(values),
         **_tokenizer(values),
-        "geometry": ModelGeometry(**geometry | {"windows": tuple(geometry["windows"]), "states": ()}),
+        "geometry": ModelGeometry(
+            **geometry | {"windows": tuple(geometry["windows"]), "states": (), "by_layer": ()}
+        ),
         "eos_token_ids": tuple(values["eos_token_ids"]),
         "rotaries": tuple(
             RotaryNumbers(tuple(rotary["frequencies"]), rotary["scale"]) for rotary in values["rotaries"]
