@@ -63,9 +63,10 @@ class CacheSize:
             name, least, got = "kv_memory", smallest.nbytes(layout), kv_memory
             if limit is not None and not fits_tier(smallest):
                 name, least, got = "value_tier: size", layout.tier_bytes(smallest.by_kind), limit
+            states = f" and {max_num_seqs} states (max_num_seqs)" * (layout.state_bytes > 0)
             raise ConfigError(
                 f"{name} must be at least {format_bytes(least)} ({least} bytes) for one block in each of the "
-                f"{layout.num_layers} layers x {layout.num_kv_heads} KV heads, got {format_bytes(got)}"
+                f"{layout.num_layers} layers x {layout.num_kv_heads} KV heads{states}, got {format_bytes(got)}"
             )
         return size(low)
 

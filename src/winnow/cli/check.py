@@ -15,6 +15,7 @@ from winnow.cli.engine import COMMON, model_exists, silence_transformers
 from winnow.cli.options import add_flags, add_model_argument, given
 from winnow.config import ModelConfig
 from winnow.models.hub import locate_model
+from winnow.units import format_bytes
 
 if TYPE_CHECKING:
     from winnow.models import LoadedModel
@@ -72,6 +73,15 @@ def _stored(path: Path) -> dict[str, str]:
     return {"stored as": ", ".join(f"{kind} ({100 * count / total:.1f} %)" for kind, count in kinds.items())}
 
 
+def _states(loaded: "LoadedModel") -> dict[str, str]:
+    """Return what layers keep of a sequence in place of KVs, if some do."""
+    states = loaded.geometry.states
+    if not states:
+        return {}
+    nbytes, layers = sum(each.nbytes for each in states), len({each.layer for each in states})
+    return {"states": f"{format_bytes(nbytes)} of each sequence, in {layers} layers, whatever its length"}
+
+
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
     """Return what there is to say, by name."""
     from winnow.eviction import PAPER_POOL
@@ -84,6 +94,7 @@ def _facts(loaded: "LoadedModel") -> dict[str, str]:
         "device": str(loaded.device),
         "layers": f"{geometry.num_layers}, of {geometry.num_query_heads} query heads and {geometry.num_kv_heads} KV "
         f"heads of {geometry.head_dim}",
+        **_states(loaded),
         "window": _windows(geometry.windows),
         "context": f"{loaded.max_model_len} tokens",
         "pool=text": f"{text_pool(loaded.tokenizer)} tokens, for the text of {PAPER_POOL} in the papers",

@@ -45,7 +45,7 @@ def load_checkpoint(
             f"(transformers' class takes none from AttentionInterface){_padded_hint(model_class)}"
         )
     wanted = config.max_model_len
-    limit = context_limit(model_config)
+    limit = context_limit(model_config, masks=False)
     trained_len = limit.take(None if beyond_trained_len else wanted)
     device, int8 = _device(config.device), Int8Weights.of(config)
     if int8 is not None and device.type != "cpu":

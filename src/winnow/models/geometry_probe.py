@@ -92,8 +92,8 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
 def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
     num_layers = len(probe.modules)
     expected = attending_layers(config)
-    # What a model would say in a mask is refused, since none is built.
-    if "chunked_attention" in expected:
+    # No mask is built: a chunk's size limits the context.
+    if "chunked_attention" in expected and not getattr(config, "attention_chunk_size", None):
         raise UnsupportedModelError(
             f"model: {name} is not supported: it has layers of kind 'chunked_attention'"
         )

@@ -54,7 +54,7 @@ def optimize_model(
     """
     kernels = native_kernels()
     layers = decoder_layers(model, geometry.num_layers)
-    if model.device.type != "cpu" or kernels is None or not layers or geometry.states or geometry.by_layer:
+    if model.device.type != "cpu" or kernels is None or not layers:
         if int8 is not None:
             quantize_model(model, geometry.num_layers, int8)
         return Optimized()
@@ -77,7 +77,9 @@ def optimize_model(
         weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
         quantized = int8 is not None and int8.of_layer(index, len(layers))
         make_linear = narrow if quantized else plain
-        fused = fuse_layer(layers[index], call, shape, layer_kernels, make_linear, int8=quantized)
+        fused: FusedLayer | str = "the model has layers of several kinds"
+        if not (geometry.states or geometry.by_layer):
+            fused = fuse_layer(layers[index], call, shape, layer_kernels, make_linear, int8=quantized)
         if isinstance(fused, FusedLayer):
             layers[index] = fused
         else:

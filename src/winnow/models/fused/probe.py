@@ -89,14 +89,16 @@ class Tried:
         """Return what differs by more than rounding; None: nothing."""
         if not isinstance(self.out, Tensor) or not isinstance(other.out, Tensor):
             return "it returns more than hidden states"
-        if len(self.asked) != 1 or len(other.asked) != 1:
+        if len(self.asked) > 1 or len(other.asked) != len(self.asked):
             return "it does not attend once"
-        [(layer, *mine, spec)], [(other_layer, *theirs, other_spec)] = self.asked, other.asked
-        if layer != other_layer or not _same_spec(spec, other_spec):
-            return "it asks something else of attention"
-        for name, a, b in zip(("queries", "keys", "values"), mine, theirs, strict=True):
-            if not close(a, b, tolerance):
-                return f"other {name} on {self.name}"
+        for (layer, *mine, spec), (other_layer, *theirs, other_spec) in zip(
+            self.asked, other.asked, strict=True
+        ):
+            if layer != other_layer or not _same_spec(spec, other_spec):
+                return "it asks something else of attention"
+            for name, a, b in zip(("queries", "keys", "values"), mine, theirs, strict=True):
+                if not close(a, b, tolerance):
+                    return f"other {name} on {self.name}"
         if not _same_addition(self.hidden, self.out, other.out, tolerance):
             return f"another output on {self.name}"
         return None
