@@ -87,6 +87,7 @@ _BLOCKS = ["linear_attention", "moe", "full_attention", "linear_attention", "mlp
 # What some kinds need beside: their layers of each kind, or sizes that follow from others. None: left out.
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"layer_types": None, "attn_layer_indices": [1, 3]},
+    "dots1": {"n_shared_experts": 1},
     "falcon_h1": {"layer_types": None, "mamba_rms_norm": True},
     "granitemoehybrid": {"layer_types": _MIXED},
     "jamba": {"layer_types": None, "attn_layer_period": 2, "attn_layer_offset": 1},

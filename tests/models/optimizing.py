@@ -11,7 +11,7 @@ pytest.importorskip("winnow._native")
 from winnow.attention import AttentionSpec
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.kernels import LayerKernels
-from winnow.models.geometry import probe_geometry
+from winnow.models.geometry_probe import probe_geometry
 from winnow.models.optimize import optimize_model
 from winnow.models.packed_linear import (
     one_dnn_works,
@@ -56,6 +56,7 @@ class Step:
 def bound(architecture: str, dtype: torch.dtype) -> Any:
     model = build(ARCHITECTURES[architecture]).to(dtype)
     model.set_attn_implementation(ATTENTION_NAME)
+    probe_geometry(model)  # modules that attend get their numbers
     return model
 
 

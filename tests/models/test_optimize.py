@@ -21,7 +21,7 @@ from winnow.attention import AttentionSpec
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
-from winnow.models.geometry import probe_geometry
+from winnow.models.geometry_probe import probe_geometry
 from winnow.models.optimize import optimize_model
 from winnow.models.packed_linear import (
     OneDnnLinear,

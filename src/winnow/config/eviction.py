@@ -41,10 +41,9 @@ class EvictionConfig:
     )
     compression: float | str | None = option(
         None,
-        "tokens of the prompt per KV kept in each row on average, such as 8 (states that layers keep in place of KVs stay "
-        "whole); auto: every KV while memory suffices, and "
-        "as much less as keeps answers for requests that start while others wait for memory; left out, with no "
-        "kv_budget: what the preset's paper uses, else 4",
+        "tokens of the prompt per KV kept in each row on average, such as 8 (states that layers keep in place of KVs "
+        "stay whole); auto: every KV while memory suffices, and as much less as keeps answers for requests that start "
+        "while others wait for memory; left out, with no kv_budget: what the preset's paper uses, else 4",
         parse=_amount,
         engine="paged",
     )

@@ -125,7 +125,7 @@ def paged_attention(
         value[0].transpose(0, 1),
         AttentionSpec(scale, sliding_window, softcap, s_aux),
     )
-    return out[None, ..., :size], None
+    return (out if size == out.shape[-1] else out[..., :size].contiguous())[None], None
 
 
 # The registry is transformers' own; entering the same function twice is harmless. No mask function goes with it: that

@@ -77,11 +77,26 @@ class PackedStates(Cache):
                 held.dtype, held.device = state.dtype, state.device
             else:
                 held.recurrent_states[index], held.is_recurrent_states_initialized[index] = state, True
-        out = compute(hidden, Cache(layers=[held] * (layer + 1)))
+        out = compute(hidden, _Held(layers=[held] * (layer + 1)))
         for (kind, index), row in rows.items():
             state = held.conv_states[index] if kind == "conv" else held.recurrent_states[index]
             row.index_copy_(0, slots, state)
-        return out
+        if not isinstance(out, tuple):
+            return out
+        # Some return their state beside, which nobody reads there.
+        return tuple(part if part.shape[:2] == hidden.shape[:2] else None for part in out)
+
+
+class _Held(Cache):
+    """Cache of rows that have states, in one layer alone."""
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor:
+        """Return the state of a recurrence, under MiniMax's name."""
+        return self.layers[layer_idx].recurrent_states[0]
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        """Keep the state of a recurrence, under MiniMax's name."""
+        self.layers[layer_idx].recurrent_states[0] = linear_cache
 
 
 class StateProbe(Cache):
@@ -101,7 +116,7 @@ class StateProbe(Cache):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch which module runs."""
+        """Record which module runs, for a while."""
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._running.append((module, next(iter((*args, *kwargs.values())), None)))
@@ -149,7 +164,7 @@ class StateProbe(Cache):
         conv_kernel_size: int | None = None,
         **_: Any,
     ) -> Tensor:
-        """Note the state of a convolution; return its inputs behind the zeros that stand for its past."""
+        """Record the state of a convolution; return its inputs behind the zeros that stand for its past."""
         size = conv_states.shape[-1] if conv_kernel_size is None else conv_kernel_size
         self._note("conv", layer_idx, state_idx, (*conv_states.shape[1:-1], size), conv_states)
         return nn.functional.pad(conv_states, (max(size - conv_states.shape[-1], 0), 0))
@@ -157,9 +172,16 @@ class StateProbe(Cache):
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> Tensor:
-        """Note the state of a recurrence, and return it."""
+        """Record the state of a recurrence, and return it."""
         self._note("recurrent", layer_idx, state_idx, tuple(recurrent_states.shape[1:]), recurrent_states)
         return recurrent_states
+
+    def get_linear_cache(self, layer_idx: int) -> None:
+        """Return None: there is no past."""
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        """Record the state of a recurrence."""
+        self._note("recurrent", layer_idx, 0, tuple(linear_cache.shape[1:]), linear_cache)
 
     def _note(self, kind: str, layer: int, index: int, shape: tuple[int, ...], state: Tensor) -> None:
         dtype = str(state.dtype).removeprefix("torch.")
@@ -172,7 +194,8 @@ def bind_mixers(probe: StateProbe) -> None:
     """Let modules that keep states split packed rows, where a packed step runs; else they are as they were."""
     continues: dict[type[nn.Module], bool] = {}
     for module, (layer, given) in probe.mixers.items():
-        kind, own = type(module), module.forward
+        kind: Any = type(module)
+        own = kind.forward.__get__(module)  # as it is before any binding
         if kind not in continues:
             states = [each for each in probe.shapes.values() if each.layer == layer]
             continues[kind] = _continues(_packed(layer, own), states, given)
@@ -199,7 +222,8 @@ def _continues(forward: Callable[..., Any], states: list[StateShape], given: Ten
             if name == kind:
                 rows.copy_(torch.randn(rows.shape, generator=chance, device="cpu"))
         out = forward(hidden, PackedStates(held, spans))
-        return torch.cat([part.flatten() for part in (out if isinstance(out, tuple) else (out,))])
+        parts = out if isinstance(out, tuple) else (out,)
+        return torch.cat([part.flatten() for part in parts if part is not None])
 
     without = result(None)
     return not any(torch.equal(result(kind), without) for kind in {each.kind for each in states})
@@ -229,11 +253,16 @@ def _packed(layer: int, own: Callable[..., Any], *, continues: bool = True) -> C
 
 def _each(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """Return a layer's result with each tensor of it changed."""
-    return tuple(map(change, out)) if isinstance(out, tuple) else change(out)
+    if isinstance(out, tuple):
+        return tuple(None if part is None else change(part) for part in out)
+    return change(out)
 
 
 def _joined(found: list[Any]) -> Any:
     """Return results for parts of a row, one behind the other."""
     if isinstance(found[0], tuple):
-        return tuple(torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        together = zip(*found, strict=True)
+        return tuple(
+            None if any(part is None for part in parts) else torch.cat(parts, dim=1) for parts in together
+        )
     return torch.cat(found, dim=1)

@@ -52,7 +52,8 @@ def _record_mask(
     """Return attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
     if winnow_masks is not None:
         winnow_masks.by_layer[int(module.kv_layer)] = attention_mask  # type: ignore[arg-type]
-    return query.new_zeros((*query.shape[:3], value.shape[-1])).transpose(1, 2), None
+    batch, heads, tokens, _ = query.shape
+    return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
 
 
 def _whole_mask(*args: Any, **kwargs: Any) -> Tensor | None:
