@@ -71,6 +71,9 @@ def other_scale(self: LlamaDecoderLayer, hidden_states: Tensor, **kwargs: Any) -
     step = kwargs["winnow_step"]
 
     class Scaled:
+        def enter(self, module: nn.Module) -> None:
+            step.enter(module)  # of a geometry's probe
+
         def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
             return step.attend(layer, q, k * 1.01, v, spec)
 
