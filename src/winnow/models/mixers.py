@@ -198,18 +198,18 @@ def bind_mixers(probe: StateProbe) -> None:
         own = kind.forward.__get__(module)  # as it is before any binding
         if kind not in continues:
             states = [each for each in probe.shapes.values() if each.layer == layer]
-            continues[kind] = _continues(_packed(layer, own), states, given)
+            continues[kind] = _continues(own, states, given)
         module.forward = _packed(layer, own, continues=continues[kind])
 
 
 @torch.inference_mode()
-def _continues(forward: Callable[..., Any], states: list[StateShape], given: Tensor) -> bool:
+def _continues(own: Callable[..., Any], states: list[StateShape], given: Tensor) -> bool:
     """Return whether a piece of several tokens begins with the states that there are, each kind of which then tells.
 
     transformers' scan of Mamba's first kind begins with none, whatever its cache holds.
 
     Args:
-        forward: of one layer, packed.
+        own: the forward of one layer.
         given: what the layer got, [1, 1, size].
     """
     chance = torch.Generator().manual_seed(0)
@@ -221,7 +221,8 @@ def _continues(forward: Callable[..., Any], states: list[StateShape], given: Ten
         for (name, _), rows in held.by_layer[states[0].layer].items():
             if name == kind:
                 rows.copy_(torch.randn(rows.shape, generator=chance, device="cpu"))
-        out = forward(hidden, PackedStates(held, spans))
+        _, cache_name = _parameters(own)
+        out = _packed(states[0].layer, own)(hidden, **{cache_name: PackedStates(held, spans)})
         parts = out if isinstance(out, tuple) else (out,)
         return torch.cat([part.flatten() for part in parts if part is not None])
 
@@ -231,14 +232,14 @@ def _continues(forward: Callable[..., Any], states: list[StateShape], given: Ten
 
 def _packed(layer: int, own: Callable[..., Any], *, continues: bool = True) -> Callable[..., Any]:
     """Return the forward of a module that keeps states, over packed rows, around its own."""
-    parameters = inspect.signature(own).parameters
-    names = [name for name in parameters if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
-    [cache_name] = [name for name in names if name in _CACHE_NAMES]
-    hidden_name = names[0]
+    names, cache_name = _parameters(own)
+    hidden_name, parameters = names[0], inspect.signature(own).parameters
+    required = {name: None for name in names if parameters[name].default is inspect.Parameter.empty}
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         # What layers hand on to their kernels beside it is meant for attention.
-        given = dict(zip(names, args, strict=False)) | {n: kwargs[n] for n in names if n in kwargs}
+        given = required | dict(zip(names, args, strict=False))
+        given |= {name: kwargs[name] for name in names if name in kwargs}
         cache, hidden = given.get(cache_name), given.pop(hidden_name)
         if not isinstance(cache, PackedStates):
             return own(hidden, **given | {cache_name: None})
@@ -249,6 +250,14 @@ def _packed(layer: int, own: Callable[..., Any], *, continues: bool = True) -> C
         return cache.run(layer, compute, hidden, continues=continues)
 
     return forward
+
+
+def _parameters(own: Callable[..., Any]) -> tuple[list[str], str]:
+    """Return the names of a forward's parameters, and that of its cache."""
+    parameters = inspect.signature(own).parameters
+    names = [name for name in parameters if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
+    [cache_name] = [name for name in names if name in _CACHE_NAMES]
+    return names, cache_name
 
 
 def _each(out: Any, change: Callable[[Tensor], Tensor]) -> Any:

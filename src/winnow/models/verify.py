@@ -52,7 +52,7 @@ def _record_mask(
     """Return attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
     if winnow_masks is not None:
         winnow_masks.by_layer[int(module.kv_layer)] = attention_mask  # type: ignore[arg-type]
-    batch, heads, tokens, _ = query.shape
+    batch, heads, tokens = query.shape[:3]
     return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
 
 
@@ -154,7 +154,7 @@ def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> 
     model(
         input_ids=torch.zeros_like(positions)[None],
         position_ids=positions[None],
-        use_cache=True,
+        use_cache=not geometry.states,  # MiniMax would insist on a cache of its own
         winnow_masks=masks,
         **{cache_argument(model): Cache(layers=[_PastLayer(past) for _ in range(depth)])},
     )
