@@ -15,6 +15,7 @@ from transformers import (
     KimiLinearConfig,
     Lfm2Config,
     Lfm2MoeConfig,
+    MiniMaxConfig,
     NemotronHConfig,
     OlmoHybridConfig,
     PretrainedConfig,
@@ -103,6 +104,10 @@ HYBRIDS: dict[str, PretrainedConfig] = {
         **_MAMBA,
         layers_block_type=["linear_attention", "hybrid"] * 2,
         attention_head_dim=16,
+    ),
+    # lightning attention
+    "minimax": MiniMaxConfig(
+        **_COMMON, layer_types=_LAYERS, head_dim=16, num_local_experts=4, num_experts_per_tok=2
     ),
     # short convolutions
     "lfm2": Lfm2Config(**_COMMON, **_SHORT),
