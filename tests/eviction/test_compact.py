@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from torch import Tensor
 
 from winnow import LLM, SamplingParams
-from winnow.attention import AttentionSpec, PagedCache
+from winnow.attention import AttentionSpec, BackendStep, PagedCache, ReplayQueries, Spans
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, EvictionPolicy, Fit, KeyNorm, Reconstruction, Replay, When
@@ -81,7 +81,7 @@ def rows_of(
 ) -> list[HeldRow]:
     """What a request's rows hold of the document when its answer begins."""
     request_id = llm.submit(tokens or DOCUMENT + QUESTION, params)
-    scheduler = llm._engine._scheduler
+    scheduler = llm._engine.scheduler
     while True:
         llm.step()
         llm.check_integrity()
@@ -89,7 +89,7 @@ def rows_of(
         if sequence is None:
             continue
         if preempt_at is not None and sequence.kv.passes_done == preempt_at:
-            scheduler._preempt()
+            scheduler.running.preempt()
             preempt_at = None
         elif sequence.num_output_tokens >= 2:
             break
@@ -158,21 +158,26 @@ def test_reference_queries_are_those_of_the_replay(directory: Path, monkeypatch:
     replayed: dict[int, list[tuple[range, Tensor]]] = {}
     with open_llm(directory, prefill_chunk=50) as llm:
         executor = llm._engine._executor
-        backend, compact = executor._backend, executor.compact
-        replay = backend.replay
+        compact, prepare = executor.compact, executor._backend.prepare
 
-        def watch(
-            cache: PagedCache, layer: int, slot: int, q: Tensor, spec: AttentionSpec, **how: Any
-        ) -> None:
-            replayed.setdefault(layer, []).append((range(how["first"], how["first"] + len(q)), q.clone()))
-            replay(cache, layer, slot, q, spec, **how)
+        def watched(cache: PagedCache, spans: Spans) -> BackendStep:
+            step = prepare(cache, spans)
+            replay = step.replay
+
+            def watch(layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:
+                first, q = queries.first, queries.q
+                replayed.setdefault(layer, []).append((range(first, first + len(q)), q.clone()))
+                replay(layer, slot, queries, spec)
+
+            step.replay = watch  # type: ignore[method-assign]
+            return step
 
         def remember() -> None:
             for each in executor._planned_rounds:
                 found.extend(executor._signals.reference_queries(layer, each.slots[0]) for layer in range(3))
             compact()
 
-        monkeypatch.setattr(backend, "replay", watch)
+        monkeypatch.setattr(executor._backend, "prepare", watched)
         monkeypatch.setattr(executor, "compact", remember)
         rows_of(llm, greedy())
     for layer, reference in enumerate(found):
