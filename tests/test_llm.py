@@ -186,7 +186,7 @@ class TestPreemption:
         assert failures == 3
         assert ids([finished[name] for name in names]) == expected
 
-    @pytest.mark.parametrize("where", ["_sampler._slots.add", "_sampler.add", "_sampler.sample", "_forward"])
+    @pytest.mark.parametrize("where", ["_sampler._slots.add", "_sampler.add", "_sampler.begin", "_forward"])
     def test_who_makes_steps_fail_can_be_aborted_and_tried_again_alone(
         self, llm: LLM, where: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
