@@ -167,7 +167,7 @@ def test_preemption(gemma: Path, policy: str, host_memory: str | None, steps: in
         llm.submit(PROMPT, params)
         for _ in range(steps):
             llm.step()
-        scheduler_of(llm)._preempt()
+        scheduler_of(llm).running.preempt()
         outputs: list[Any] = []
         while llm.has_unfinished:
             outputs = llm.step()

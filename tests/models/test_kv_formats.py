@@ -29,8 +29,10 @@ def logits(
     monkeypatch.undo()  # of an earlier call
     even = CacheLayout.even
 
-    def layout(layers: int, heads: int, dim: int, block_size: int, _: torch.dtype, rest: int) -> CacheLayout:
-        return even(layers, heads, dim, block_size, kv_format, rest)
+    def layout(
+        layers: int, heads: int, dim: int, block_size: int, _: torch.dtype, *rest: int, **others: object
+    ) -> CacheLayout:
+        return even(layers, heads, dim, block_size, kv_format, *rest, **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(paged_trial.CacheLayout, "even", layout)
     loaded = load_model(ModelConfig(model=directory, dtype=dtype, device="cpu", verify_model=False))
