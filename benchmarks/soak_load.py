@@ -135,7 +135,7 @@ class Failures:
             host.save = self._failing(host.save, copies, "copies")
             host.load = self._failing(host.load, copies, "copies")
         if steps:
-            executor.execute = self._failing(executor.execute, steps, "steps")
+            executor.submit = self._failing(executor.submit, steps, "steps")
             executor.plan_evictions = self._failing(executor.plan_evictions, steps, "steps")
 
     def _failing(self, work: Callable[..., Any], share: float, kind: str) -> Callable[..., Any]:

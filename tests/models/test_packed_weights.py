@@ -22,6 +22,7 @@ from winnow.config import ModelConfig
 from winnow.models.binding import ATTENTION_NAME
 from winnow.models.fused.kernels import LayerKernels
 from winnow.models.fused.probe import run_model
+from winnow.models.geometry_probe import probe_geometry
 from winnow.models.loader import load_model
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
 from winnow.models.packed_embedding import PackedEmbedding
@@ -103,6 +104,7 @@ def tied(**changes: Any) -> Any:
     config = LlamaConfig(**ARCHITECTURES["llama-gqa"].to_dict() | {"tie_word_embeddings": True} | changes)
     model = build(config)
     model.set_attn_implementation(ATTENTION_NAME)
+    probe_geometry(model)  # modules that attend get their numbers
     return model
 
 
