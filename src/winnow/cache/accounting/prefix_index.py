@@ -46,7 +46,7 @@ class PrefixChain:
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
         """Key and tokens of each block."""
         self.branches: set[int] = set()
-        """Numbers of tokens after which others go on in another way, so that a state after them is worth keeping."""
+        """Numbers of tokens after which other sequences differ, so that a state after them is worth keeping."""
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
         """Keys and rules of snapshots that may be there, by number of tokens, most first."""
 
@@ -70,9 +70,7 @@ class PrefixChain:
 
     def tail_key(self, token_ids: Sequence[int]) -> PrefixKey:
         """Return the key of the tokens of `token_ids` that fill no block, behind those that do."""
-        whole = len(token_ids) // self._block_size
-        rest = token_ids[whole * self._block_size :]
-        return sha256(b"tail" + _digest(self.key_after(whole), rest)).digest()
+        return sha256(b"tail" + self._digest_of(token_ids)).digest()
 
     def document_key(self, token_ids: Sequence[int]) -> PrefixKey:
         """Return the key of `token_ids`, which the chain begins with, under any rule."""
@@ -80,12 +78,12 @@ class PrefixChain:
 
     def snapshot_key(self, token_ids: Sequence[int], rule: bytes) -> PrefixKey:
         """Return the key of the state after `token_ids`, which the chain begins with, under a rule of this digest."""
+        length = len(token_ids).to_bytes(8, "little")
+        return sha256(b"snapshot" + self._digest_of(token_ids) + length + rule).digest()
+
+    def _digest_of(self, token_ids: Sequence[int]) -> PrefixKey:
         whole = len(token_ids) // self._block_size
-        last = self.key_after(whole)
-        rest = token_ids[whole * self._block_size :]
-        return sha256(
-            b"snapshot" + _digest(last, rest) + len(token_ids).to_bytes(8, "little") + rule
-        ).digest()
+        return _digest(self.key_after(whole), token_ids[whole * self._block_size :])
 
 
 def _digest(before: PrefixKey, tokens: Sequence[int]) -> PrefixKey:
@@ -243,8 +241,10 @@ class PrefixIndex:
         return []
 
     def num_tokens(self, keys: Sequence[PrefixKey]) -> int:
-        """Return tokens of a matched prefix."""
-        return sum(len(self._entries[key].token_ids) for key in keys)
+        """Return tokens of a matched prefix, whose last block alone may be partly filled."""
+        return (
+            (len(keys) - 1) * self._layout.block_size + len(self._entries[keys[-1]].token_ids) if keys else 0
+        )
 
     def hold(self, keys: Sequence[PrefixKey]) -> IntArray:
         """Add a holder to the blocks of a matched prefix. Returns them, int32 [n, rows]."""
@@ -405,7 +405,7 @@ class PrefixIndex:
         return True
 
     def _drop_state(self, key: PrefixKey) -> None:
-        """Forget a state, and with it the prefix, unless its blocks are of use to those that go on from later ones."""
+        """Forget a state, and with it the prefix, unless later states need its blocks."""
         if key in self._resumable and key not in self._before and not self._layout.wide.any:
             self._discard(key)
         else:

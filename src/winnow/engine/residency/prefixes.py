@@ -50,7 +50,7 @@ class PrefixSharing:
 
     Where layers keep states in place of KVs, a prefix is found as far as a state is kept. That is after the last whole
     block of a prompt that leaves a token to compute, where prompts were seen to part, every `_STATE_TOKENS` tokens, and
-    at the end of a sequence, so that a conversation goes on where it was.
+    at the end of a sequence, so that a conversation continues where it was.
 
     Args:
         enabled: False: no sequence takes part.
@@ -66,10 +66,8 @@ class PrefixSharing:
         """Return what a waiting sequence may begin with."""
         if not self._enabled or not _takes_part(sequence):
             return FoundPrefix()
-        if sequence.prefix is None:
-            sequence.prefix = self._chain(sequence)
-            self._load(sequence)
-        sequence.prefix.extend(sequence.token_ids)
+        chain = self._known_chain(sequence)
+        chain.extend(sequence.token_ids)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
         most = sequence.num_tokens - 1  # logits come from the last one
@@ -78,10 +76,10 @@ class PrefixSharing:
         # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
         most_as_computed = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
         index, most = self._ledger.prefixes, _num_shareable(sequence, most_as_computed)
-        keys = index.match(sequence.prefix, most)
+        keys = index.match(chain, most)
         if self._ledger.layout.state_bytes:
-            sequence.prefix.branches.add(len(keys) * self._ledger.layout.block_size)
-            keys = index.longest_resumable(sequence.prefix, keys, sequence.token_ids, most)
+            chain.branches.add(len(keys) * self._ledger.layout.block_size)
+            keys = index.longest_resumable(chain, keys, sequence.token_ids, most)
         computed, snapshot = index.num_tokens(keys), self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
@@ -96,11 +94,8 @@ class PrefixSharing:
             return
         keys: list[PrefixKey] = []
         for sequence in islice(waiting, _LOOKED_AT):
-            if sequence.prefix is None and _takes_part(sequence):
-                sequence.prefix = self._chain(sequence)
-                self._load(sequence)
-            if sequence.prefix is not None:
-                keys += (key for key, _ in sequence.prefix.snapshots.values())
+            if _takes_part(sequence):
+                keys += (key for key, _ in self._known_chain(sequence).snapshots.values())
         index.want(keys)
 
     def num_wanted(self, sequence: Sequence) -> int:
@@ -171,7 +166,7 @@ class PrefixSharing:
             )
 
     def remember_end(self, sequence: Sequence) -> None:
-        """Let later requests go on where a sequence ends that is about to lose its slot, if layers keep states."""
+        """Let later requests continue where a sequence ends that is about to lose its slot, if layers keep states."""
         chain, computed = sequence.prefix, sequence.kv.num_computed
         if (
             chain is None
@@ -195,7 +190,7 @@ class PrefixSharing:
             )
 
     def until_state(self, sequence: Sequence) -> int:
-        """Return how many tokens a prompt may go on to where a state is to be kept.
+        """Return how many tokens of a prompt remain until a state is to be kept.
 
         What policies keep depends on where chunks end, so theirs end where they do without: rounds keep states.
         """
@@ -280,6 +275,13 @@ class PrefixSharing:
         return chain_of(
             sequence.token_ids, sequence.request.tenant, self._ledger.layout.block_size, sequence.eviction
         )
+
+    def _known_chain(self, sequence: Sequence) -> PrefixChain:
+        """Return a waiting sequence's keys, made and looked up on disk when they are first asked for."""
+        if sequence.prefix is None:
+            sequence.prefix = self._chain(sequence)
+            self._load(sequence)
+        return sequence.prefix
 
     def _load(self, sequence: Sequence) -> None:
         """Look on disk, once for each sequence, for more than the index knows."""

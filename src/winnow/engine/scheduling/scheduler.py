@@ -199,6 +199,7 @@ class Scheduler:
                 taken, budget = more, budget - count
         self._append(chunks)
         planned += chunks
+        self.prefixes.note_wanted(self.waiting)
         while first := self._admit_next(budget):
             planned.append((self.running[-1], first))
             budget -= first
@@ -279,7 +280,6 @@ class Scheduler:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
         if not self.waiting or not self._budget.is_open(self.running):
             return 0
-        self.prefixes.note_wanted(self.waiting)
         passed: list[Sequence] = []
         for sequence in self._admission_order.candidates(self.running):
             if count := self._start(sequence, budget):
