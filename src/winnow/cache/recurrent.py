@@ -1,7 +1,7 @@
 """States that layers keep of a sequence in place of KVs: of convolutions, of recurrences. One row for each slot.
 
 A row holds the states of all layers one behind the other, so that a fork, a swap or a snapshot copies one piece. It is
-the state after a number of tokens, and a step must go on right there.
+the state after a number of tokens, and the next step must continue right there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -83,7 +83,7 @@ class PackedStates(Cache):
             row.index_copy_(0, slots, state)
         if not isinstance(out, tuple):
             return out
-        # Some return their state beside, which nobody reads there.
+        # Some return their state beside, which is not read there.
         return tuple(part if part.shape[:2] == hidden.shape[:2] else None for part in out)
 
 

@@ -104,7 +104,7 @@ def paged_logits(
     cache = LocalCache(layout, size, loaded.device)
     slot, states = cache.ledger.open(), loaded.open_states(1)
     rows = []
-    # A chunk, where there are states one that goes on from the first, and a token by itself.
+    # A chunk, where there are states one that continues the first, and a token by itself.
     for start, end in pairwise(sorted({0, length // 2 if states else 0, length - 1, length})):
         cache.append([slot], [end - start])
         lengths = cache.paged.tables.longest([slot])

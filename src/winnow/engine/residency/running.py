@@ -123,12 +123,12 @@ class Running(SequenceType[Sequence]):
     def preempt(self, victim: Sequence | None = None) -> None:
         """Preempt a sequence: `victim`, or the one that the policy names.
 
-        Admission has found that each request fits alone. Should one not, it fails, and those behind it go on: who
+        Admission has found that each request fits alone. Should one not, it fails, and those behind it continue: who
         waits while nothing runs, and who for the second time is preempted for itself alone without progress.
         """
         if not self._sequences:
             first = self._waiting.first
-            assert first is not None, "somebody lacks room"
+            assert first is not None, "a sequence lacks room"
             if first.kv.host_id is not None:
                 self._preemption.discard(first)
             else:

@@ -31,22 +31,24 @@ class Lookahead:
         # Should `step` fail, only the update after it is said again: it has lost nothing if all it did was to grow.
         if not self._is_regular or self._waiting or update.closed or update.copies:
             return None
-        going_on = [
+        continuing = [
             (entry, sequence)
             for entry, sequence in zip(step.plan.entries, step.sequences, strict=True)
             if not sequence.finished
         ]
-        if len(going_on) < max(len(self._running), 1) or not all(_decodes_next(*each) for each in going_on):
+        if len(continuing) < max(len(self._running), 1) or not all(
+            _decodes_next(*each) for each in continuing
+        ):
             return None
-        slots, counts = [entry.slot for entry, _ in going_on], [1] * len(going_on)
+        slots, counts = [entry.slot for entry, _ in continuing], [1] * len(continuing)
         if not self._ledger.has_room_for(self._ledger.demand(slots, counts)):
             return None
         self._ledger.append(slots, counts)
         entries = tuple(
             PlannedSequence(entry.slot, entry.end, [LAST_SAMPLED], entry.position_offset, (entry.slot,))
-            for entry, _ in going_on
+            for entry, _ in continuing
         )
-        sequences = tuple(sequence for _, sequence in going_on)
+        sequences = tuple(sequence for _, sequence in continuing)
         return ScheduledStep(StepPlan(entries, self._ledger.take_update()), sequences, sequences)
 
 
