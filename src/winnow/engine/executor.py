@@ -69,7 +69,7 @@ class Executor(Protocol):
         """
 
     def collect(self, handle: Any) -> StepResult:
-        """Wait for a step's end; in the order in which they were submitted. A step whose result is not wanted may be left out."""
+        """Wait for a step's end; in the order in which they were submitted. Unwanted ones may be left out."""
 
     def plan_evictions(self, planned: Sequence[PlannedEviction]) -> IntArray:
         """Decide which KVs of sequences stay under their budgets; `compact` follows before anything else is computed.

@@ -242,9 +242,9 @@ class PrefixIndex:
 
     def num_tokens(self, keys: Sequence[PrefixKey]) -> int:
         """Return tokens of a matched prefix, whose last block alone may be partly filled."""
-        return (
-            (len(keys) - 1) * self._layout.block_size + len(self._entries[keys[-1]].token_ids) if keys else 0
-        )
+        if not keys:
+            return 0
+        return (len(keys) - 1) * self._layout.block_size + len(self._entries[keys[-1]].token_ids)
 
     def hold(self, keys: Sequence[PrefixKey]) -> IntArray:
         """Add a holder to the blocks of a matched prefix. Returns them, int32 [n, rows]."""
