@@ -9,18 +9,17 @@ same logits at once and attends to nothing. Greedy, no logprobs, no text: what e
 import argparse
 import statistics
 import time
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from winnow.attention import ReferenceBackend
 from winnow.config import EngineConfig
-from winnow.engine.admission import Admission
+from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.scheduling.scheduler import Scheduler
+from winnow.engine.served_model import ServedModel
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, ModelGeometry
 from winnow.sampling import SamplingParams
@@ -61,22 +60,8 @@ def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engi
         eos_token_ids=frozenset(),
     )
     executor = TorchExecutor(model, config, ReferenceBackend(), model.kv_layout(config.cache, 1))
-    scheduler = Scheduler(config.scheduler, executor, time.monotonic)
-    return Engine(
-        executor,
-        scheduler,
-        None,
-        frozenset(),
-        Admission(scheduler.ledger, config, VOCAB, max_model_len, max_model_len),
-        config.cache.kv_memory,
-        time.perf_counter,
-        config.scheduler,
-        _no_store,
-    )
-
-
-def _no_store(directory: Path) -> NoReturn:
-    raise AssertionError(f"nothing is saved to {directory} here")
+    served = ServedModel(VOCAB, max_model_len, max_model_len)
+    return assemble(executor, served, config, time.perf_counter)
 
 
 def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str, float]:

@@ -10,6 +10,8 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
+constexpr int64_t MOVES_AHEAD = 8;
+
 void clear_accumulators(const Pool &pool, int64_t slot) {
   for (int64_t n = 0; n < pool.num_accumulators; ++n) pool.accumulators[n * pool.num_slots + slot] = 0.0f;
 }
@@ -25,6 +27,16 @@ void move(const Pool &pool, int64_t from, int64_t to) {
     float *accumulator = pool.accumulators + n * pool.num_slots;
     accumulator[to] = accumulator[from];
   }
+}
+
+/// Ask for the memory of a KV that is moved soon: survivors lie apart, so the processor cannot guess where.
+void prefetch(const Pool &pool, int64_t slot) {
+  const int64_t block = slot / pool.block_size, offset = slot % pool.block_size;
+  for (const Field &field : pool.fields) {
+    const char *from = field.at(block, offset);
+    for (int64_t byte = 0; byte < field.slot_bytes; byte += 64) __builtin_prefetch(from + byte);
+  }
+  __builtin_prefetch(pool.position + slot);
 }
 
 /// Copy a vector of n numbers from one format to another.
@@ -180,7 +192,10 @@ void write(const Cache &cache, const Batch &batch, const NewKVs &kvs, int thread
 
 void compact(const Pool &pool, const int64_t *source, const int64_t *target, int64_t n, int threads) {
 #pragma omp parallel for num_threads(threads) if (n > 256)
-  for (int64_t i = 0; i < n; ++i) move(pool, source[i], target[i]);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + MOVES_AHEAD < n) prefetch(pool, source[i + MOVES_AHEAD]), prefetch(pool, target[i + MOVES_AHEAD]);
+    move(pool, source[i], target[i]);
+  }
 }
 
 void keep_best(const Pool &pool, const RankedRows &rows, int threads) {

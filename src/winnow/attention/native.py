@@ -30,11 +30,16 @@ class NativeBackend(AttentionBackend):
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         source, target = source.contiguous(), target.contiguous()
+        if len(pool.kinds) == 1:
+            self._compact(pool.kinds[0], source, target)
+            return
         for kind, mask in pool.split(source // pool.layout.block_size):
-            here, to = source[mask], target[mask]
-            self._kernels.compact(
-                native_pool(kind), here.data_ptr(), to.data_ptr(), len(here), torch.get_num_threads()
-            )
+            self._compact(kind, source[mask], target[mask])
+
+    def _compact(self, kind: KindPool, source: Tensor, target: Tensor) -> None:
+        self._kernels.compact(
+            native_pool(kind), source.data_ptr(), target.data_ptr(), len(source), torch.get_num_threads()
+        )
 
     def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
         assert rows.score.shape[-1] == rows.block.shape[-1] * pool.layout.block_size, (
