@@ -6,8 +6,8 @@ from torch import Tensor
 from winnow.errors import UnsupportedModelError
 from winnow.models.damage import first_line
 from winnow.padded.cache import PaddedCache, Shape
-from winnow.padded.inputs import PaddedInputs
 from winnow.padded.model import PaddedModel
+from winnow.padded.prefill import PaddedInputs
 from winnow.padded.shape import KVShape
 from winnow.sampling.faults import Fault, sound_rows
 

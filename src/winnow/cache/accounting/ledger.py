@@ -137,26 +137,14 @@ class Ledger:
     @property
     def filled_bytes(self) -> int:
         """Bytes of the device that slots take which hold KVs of sequences; those of shared blocks count once."""
-        filled = self._filled_slots()
+        filled = self._rows.filled_slots(self.size.num_blocks)
         kinds = self.allocator.kind_of(np.arange(len(filled)))
         count = np.bincount(kinds, weights=filled, minlength=len(self.layout.kinds)).astype(np.int64)
         return self.layout.device_bytes(count.tolist()) // self.layout.block_size
 
     def num_filled_slots(self) -> int:
         """Return slots of the pool that hold KVs of sequences; those of shared blocks count once."""
-        return int(self._filled_slots().sum())
-
-    def _filled_slots(self) -> IntArray:
-        """Return the filled slots of each block."""
-        slots = np.flatnonzero(self.lengths.any(axis=(1, 2)))
-        num_blocks = self.layout.row_blocks(self.lengths[slots])
-        counts = num_blocks.ravel()
-        blocks = self._rows.blocks(slots.tolist(), np.zeros_like(num_blocks), num_blocks)
-        entry = np.arange(len(blocks)) - np.repeat(np.cumsum(counts) - counts, counts)
-        left = np.repeat(self.lengths[slots].ravel(), counts) - entry * self.layout.block_size
-        filled = np.zeros(self.size.num_blocks, dtype=np.int64)
-        np.maximum.at(filled, blocks, np.minimum(left, self.layout.block_size))
-        return filled
+        return int(self._rows.filled_slots(self.size.num_blocks).sum())
 
     # -- the life of a sequence ----------------------------------------------------------------------------------
 
@@ -377,17 +365,7 @@ class Ledger:
         """Assert what must hold between steps."""
         open_slots = np.setdiff1d(np.arange(self.size.max_num_seqs), self._free_slots)
         assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
-        num_blocks = self._rows.num_blocks_of(open_slots, self.lengths[open_slots])
-        blocks = self._rows.blocks(open_slots.tolist(), np.zeros_like(num_blocks), num_blocks)
-        kinds = self.layout.kinds_of(num_blocks)
-        assert kinds is None or np.array_equal(self.allocator.kind_of(blocks), kinds), (
-            "a row holds a block of another kind"
-        )
-        assert not self.lengths[:, ~self.layout.has_row].any(), "a row that does not exist has a length"
-        owners = np.repeat(open_slots, num_blocks.sum(axis=(1, 2)))
-        holdings = np.sort(owners * self.size.num_blocks + blocks)
-        twice = holdings[1:][holdings[1:] == holdings[:-1]] // self.size.num_blocks
-        assert not len(twice), f"slot {twice[0]} holds a block twice"
+        owners, blocks = self._rows.check_integrity(open_slots)
         holders = np.bincount(blocks, minlength=self.size.num_blocks)
         shared = (holders + self.allocator.indexed)[blocks] > 1
         unknowing = set(owners[shared].tolist()) - self._shared.slots

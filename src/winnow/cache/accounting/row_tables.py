@@ -85,6 +85,32 @@ class RowTables:
         found: IntArray = self.pages.entries.reshape(-1)[index]
         return found
 
+    def filled_slots(self, num_blocks: int) -> IntArray:
+        """Return the slots of each of the cache's blocks that hold KVs of sequences, [num_blocks]."""
+        slots = np.flatnonzero(self.lengths.any(axis=(1, 2)))
+        held = self.layout.row_blocks(self.lengths[slots])
+        counts = held.ravel()
+        entry = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        left = np.repeat(self.lengths[slots].ravel(), counts) - entry * self.layout.block_size
+        filled = np.zeros(num_blocks, dtype=np.int64)
+        blocks = self.blocks(slots.tolist(), np.zeros_like(held), held)
+        np.maximum.at(filled, blocks, np.minimum(left, self.layout.block_size))
+        return filled
+
+    def check_integrity(self, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Assert what must hold of the rows of open sequences. Returns the holder and the id of each block held."""
+        num_blocks = self.num_blocks_of(slots, self.lengths[slots])
+        blocks = self.blocks(slots.tolist(), np.zeros_like(num_blocks), num_blocks)
+        kinds = self.layout.kinds_of(num_blocks)
+        assert kinds is None or np.array_equal(self.allocator.kind_of(blocks), kinds), (
+            "a row holds a block of another kind"
+        )
+        assert not self.lengths[:, ~self.layout.has_row].any(), "a row that does not exist has a length"
+        owners: IntArray = np.repeat(slots, num_blocks.sum(axis=(1, 2)))
+        holdings, times = np.unique(np.stack([owners, blocks]), axis=1, return_counts=True)
+        assert (times == 1).all(), f"slot {holdings[0][times > 1][0]} holds a block twice"
+        return owners, blocks
+
     # -- changes -------------------------------------------------------------------------------------------------
 
     def enter(self, index: IntArray, blocks: IntArray) -> None:
