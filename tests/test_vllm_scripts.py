@@ -203,8 +203,8 @@ def test_step_by_step(llm: LLM) -> None:
     ("options", "message"),
     [
         (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
-            "tokens are not speculated",
+            {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 2}},
+            "method must be one of ngram, got 'eagle3'",
         ),
         ({"enable_lora": True, "max_loras": 1}, "adapters are not served: merge them into the weights"),
         ({"trust_remote_code": True}, "Winnow runs no code from a model's directory"),

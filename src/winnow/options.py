@@ -63,6 +63,7 @@ class EngineOptions(TypedDict, total=False):
     max_queued_requests: int | None
     max_queued_tokens: int | None
     tenants: str | Path | Mapping[str, Mapping[str, float]] | Sequence[Tenant]
+    speculative_config: str | Mapping[str, Any] | None
     # EvictionConfig
     eviction: str | EvictionPolicy
     compression: float | str | None

@@ -306,6 +306,10 @@ class EngineStats:
     """Requests that began while not all that waited would have fitted into the KV memory whole."""
     outlook: CompressionOutlook | None = None
     """Expectation of compressing when memory was last found short; None: it never was."""
+    num_draft_tokens: int = 0
+    """Tokens proposed under speculative_config."""
+    num_accepted_tokens: int = 0
+    """Tokens of these that became part of answers."""
     num_replays_replaced: int = 0
     """Requests whose policy replays the context, for which a replay did not fit: a cheaper score took its place."""
     elapsed: dict[str, float] = field(default_factory=dict)

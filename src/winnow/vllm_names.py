@@ -17,7 +17,7 @@ _ONE_DEVICE = "a model runs on one device"
 _ONE_PROCESS = "a model runs in one process on one device: there is nothing to place"
 _TEXT = "models of text alone are served"
 _NO_ADAPTERS = "adapters are not served: merge them into the weights"
-_NO_DRAFTS = "tokens are not speculated"
+_NO_DRAFTS = "speculative_config says how tokens are proposed: by method ngram"
 _GENERATES = "text is generated; embeddings, scores and classes are not served"
 _FORMS = "llguidance constrains answers to every form"
 _ACCEPTED = "accepted: answers do not depend on it"
@@ -166,7 +166,7 @@ ENGINE: Mapping[str, ForeignName] = {
         "false",
     ),
     **_group(
-        "speculative_config speculative_model num_speculative_tokens spec_method spec_model spec_tokens",
+        "speculative_model num_speculative_tokens spec_method spec_model spec_tokens",
         _NO_DRAFTS,
     ),
     **_group("enable_lora enable_lora_bias enable_prompt_adapter", _NO_ADAPTERS, "false", switch=True),
@@ -216,6 +216,7 @@ SHARED: tuple[str, ...] = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "scheduling_policy",
+    "speculative_config",
 )
 """Arguments of both. None, which is vLLM's default of many, is as if they were left out."""
 

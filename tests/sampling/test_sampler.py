@@ -262,7 +262,7 @@ def test_misuse_by_the_engine_is_caught() -> None:
         sampler.sample(torch.zeros(1, 3), [1])
     with pytest.raises(AssertionError, match="once per step"):
         sampler.sample(torch.zeros(2, 3), [0, 0])
-    with pytest.raises(AssertionError, match="one row of logits per slot"):
+    with pytest.raises(AssertionError, match="one row of logits per token"):
         sampler.sample(torch.zeros(2, 3), [0])
     with pytest.raises(AssertionError, match="outside the vocabulary"):
         Sampler(1, 3, CPU, frozenset({3}))

@@ -5,6 +5,7 @@ from typing import Any
 
 from winnow.checks import check_choice, check_integer, check_number
 from winnow.config.option import Effect, option, optional_int
+from winnow.config.speculative import parse_speculative
 from winnow.errors import ConfigError
 from winnow.tenants import parse_tenants
 
@@ -78,6 +79,16 @@ class SchedulerConfig:
         effect=Effect.BATCHES,
     )
 
+    speculative_config: Any = option(
+        None,
+        'propose what followed the last tokens where they stood before, and compute it in the same step: {"method": '
+        '"ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; for answers that quote',
+        parse=parse_speculative,
+        metavar="JSON",
+        effect=Effect.BATCHES,
+        engine="paged",
+    )
+
     @property
     def chunk(self) -> int | None:
         """Most tokens that a step computes of one request; None: as many as a step has."""
@@ -104,6 +115,7 @@ class SchedulerConfig:
                     f"got {self.watermark_low:g}"
                 )
         object.__setattr__(self, "tenants", parse_tenants(self.tenants))
+        object.__setattr__(self, "speculative_config", parse_speculative(self.speculative_config))
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "

@@ -54,7 +54,8 @@ class Engine(RequestLoop):
         self._lookahead = Lookahead(
             scheduler.ledger, scheduler.running, scheduler.waiting, scheduler.accounts
         )
-        self._looks_ahead = executor.overlaps
+        # What is proposed follows from the tokens of the step before.
+        self._looks_ahead = self._overlaps = executor.overlaps and not scheduler.drafts
         # A step that was submitted before the results of the one before it were known.
         self._ahead: tuple[ScheduledStep, Any] | None = None
 
@@ -86,6 +87,8 @@ class Engine(RequestLoop):
             host_bytes_budget=host.limit,
             value_tier=self._tier_stats(),
             num_steps=self._num_steps,
+            num_draft_tokens=self.scheduler.drafts.num_proposed,
+            num_accepted_tokens=self.scheduler.drafts.num_accepted,
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
             kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
@@ -255,7 +258,7 @@ class Engine(RequestLoop):
         if result.traffic is not None:
             self._last_traffic = result.traffic
             self._traffic.add(result.traffic)
-        self.scheduler.advance(step)
+        self.scheduler.advance(step, result.offsets)
         self._count_shares(step, executed - scheduled)
         self.scheduler.record_step(step, executed - scheduled)
         self._seconds["schedule"] += scheduled - start
@@ -268,6 +271,7 @@ class Engine(RequestLoop):
             _count_prompt_tokens(step),
             {step.sequences[index]: found for index, found in result.prompt_logprobs.items()},
             executed,
+            result.offsets,
         )
 
     def _take_ahead(self) -> tuple[ScheduledStep, Any] | None:
@@ -284,7 +288,7 @@ class Engine(RequestLoop):
             try:
                 self._take_step()
             finally:
-                self._looks_ahead = self._executor.overlaps
+                self._looks_ahead = self._overlaps
 
     def _restart(self) -> None:
         self._ahead = None

@@ -29,8 +29,8 @@ class Sampled:
 
     Attributes:
         sequences: those that sampled; the three that follow are theirs, in the same order.
-        token_ids: the next token of each.
-        logprobs: of that token, where they are asked for.
+        token_ids: the next tokens of each.
+        logprobs: of these tokens, where they are asked for.
         errors: by index: why a sequence got no token. Its request fails; others are unaffected.
         prompt_tokens: number of prompt tokens computed.
         prompt_logprobs: by sequence: those of its prompt's next tokens.
@@ -44,6 +44,8 @@ class Sampled:
     prompt_tokens: int
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
     time: float
+    offsets: SequenceType[int] | None = None
+    """Where the tokens of each begin, and after the last where they end; None: one each."""
 
 
 class RequestLoop(ABC):
@@ -231,24 +233,28 @@ class RequestLoop(ABC):
         requests.prompt_tokens += sampled.prompt_tokens
         for sequence, found in sampled.prompt_logprobs.items():
             requests.append_prompt_logprobs(sequence.request, found)
-        errors = sampled.errors
+        errors, offsets = sampled.errors, sampled.offsets or range(len(sampled.sequences) + 1)
         for index, sequence in enumerate(sampled.sequences):
             request = sequence.request
             if sequence.finished:  # since the step was submitted
                 continue
             touched[request] = None
             if request.beams is not None:
-                self._append_candidates(sequence, sampled.logprobs[index], errors.get(index), sampled.time)
+                self._append_candidates(
+                    sequence, sampled.logprobs[offsets[index]], errors.get(index), sampled.time
+                )
                 continue
             if request.observer is not None and sequence.num_output_tokens == 1:
                 self._observe(sequence, request.observer.first_token)
-            reason: FinishReason | None
+            reason: FinishReason | None = None
             if index in errors:
                 reason = requests.fail(sequence, errors[index])
             else:
-                reason = requests.append_token(
-                    sequence, sampled.token_ids[index], sampled.logprobs[index], sampled.time
-                )
+                for at in range(offsets[index], offsets[index + 1]):
+                    token, logprobs = sampled.token_ids[at], sampled.logprobs[at]
+                    reason = requests.append_token(sequence, token, logprobs, sampled.time)
+                    if reason is not None:
+                        break
             if reason is not None:
                 if request.observer is not None:
                     self._observe(sequence, request.observer.finished)

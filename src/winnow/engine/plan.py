@@ -42,6 +42,8 @@ class PlannedSequence:
         replay: which pass of its replay the tokens are of: they repeat its context, behind it, and their KVs do not
             stay. None: they are its own.
         logprobs: indices of tokens, half-open, whose logits are asked for since they predict the prompt's next ones.
+        num_drafts: its last tokens of this number are proposals: the slot, which alone samples, samples from the logits
+            of the token before them and of each, as far as it samples what is proposed.
     """
 
     slot: int
@@ -52,6 +54,7 @@ class PlannedSequence:
     forks: tuple[int, ...] = ()
     replay: int | None = None
     logprobs: tuple[int, int] | None = None
+    num_drafts: int = 0
 
     @property
     def count(self) -> int:
@@ -77,6 +80,17 @@ class StepPlan:
         return sum(len(entry.token_ids) for entry in self.entries)
 
     @cached_property
+    def drafts(self) -> list[list[int]]:
+        """What is proposed of each of the samplers; empty if nothing is of any."""
+        if not any(entry.num_drafts for entry in self.entries):
+            return []
+        return [
+            entry.token_ids[entry.count - entry.num_drafts :]
+            for entry in self.entries
+            for _ in entry.samplers
+        ]
+
+    @cached_property
     def samplers(self) -> list[int]:
         """The slots that sample, in order."""
         return [slot for entry in self.entries for slot in entry.samplers]
@@ -98,7 +112,7 @@ class PlannedEviction:
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step: one token for each of `StepPlan.samplers`, in order."""
+    """Result of a step: the tokens of each of `StepPlan.samplers`, in order."""
 
     token_ids: list[int]
     logprobs: list[LogprobDict | None]
@@ -106,5 +120,7 @@ class StepResult:
     """Logprobs, by index of the plan's entry, of the prompt tokens that follow those computed."""
     errors: dict[int, str] = field(default_factory=dict)
     """Reasons, by index of the sampler, for which it gave no token. Its request fails alone."""
+    offsets: list[int] | None = None
+    """Where the tokens of each sampler begin in `token_ids`, and after the last where they end; None: one each."""
     traffic: TierTraffic | None = None
     """Traffic to and from tiers since the last step; None: none do."""

@@ -150,7 +150,7 @@ class LogitsRows:
 
     Attributes:
         tokens: indices into the packed batch; the others index the logits of these.
-        samples: the row of each of `StepPlan.samplers`.
+        samples: the row of each of `StepPlan.samplers`, and behind it those of its drafts.
         prompts: by entry: the rows that predict prompt tokens whose logprobs are asked for.
     """
 
@@ -170,7 +170,10 @@ class LogitsRows:
                 prompts[index] = slice(len(tokens), len(tokens) + last - known)
                 tokens += range(first + known - entry.start, first + last - entry.start)
             first += len(entry.token_ids)
-            if entry.samplers:
+            if entry.num_drafts:
+                samples += range(len(tokens), len(tokens) + 1 + entry.num_drafts)
+                tokens += range(first - 1 - entry.num_drafts, first)
+            elif entry.samplers:
                 samples += [len(tokens)] * len(entry.samplers)
                 tokens.append(first - 1)
         return cls(tokens, samples, prompts)

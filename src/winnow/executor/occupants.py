@@ -50,8 +50,9 @@ class Occupants(dict[int, Occupant], SlotState):
             self.add(new)
         for entry in plan.entries:
             occupant = self[entry.slot]
-            if occupant.eviction is not None and entry.replay is None and entry.end > len(occupant.token_ids):
-                occupant.token_ids += entry.token_ids[len(occupant.token_ids) - entry.end :]
+            if occupant.eviction is not None and entry.replay is None:
+                # In place of drafts too, which may have been rejected.
+                occupant.token_ids[entry.start : entry.end] = entry.token_ids
 
     def add(self, new: NewSequence) -> None:
         """Learn of a sequence that has got a slot."""

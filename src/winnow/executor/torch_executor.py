@@ -182,7 +182,7 @@ class TorchExecutor:
         if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
         self._enter(samplers)
-        sampled = self._sampler.begin(rows, samplers)
+        sampled = self._sampler.begin(rows, samplers, plan.drafts)
         if self.overlaps:
             self._last_sampled[self._to_device(sampled.slots)] = sampled.on_device()
         return SubmittedStep(sampled, scored, traffic)
@@ -192,7 +192,14 @@ class TorchExecutor:
             return StepResult([], [], handle.prompt_logprobs, traffic=handle.traffic)
         sampled = handle.sampled.read()
         errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
-        return StepResult(sampled.token_ids, sampled.logprobs, handle.prompt_logprobs, errors, handle.traffic)
+        return StepResult(
+            sampled.token_ids,
+            sampled.logprobs,
+            handle.prompt_logprobs,
+            errors,
+            sampled.offsets,
+            handle.traffic,
+        )
 
     def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
         """Return the traffic of tiers since the last step, with that of the rounds before this one."""

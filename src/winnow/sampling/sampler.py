@@ -28,14 +28,16 @@ class SamplerOutput:
     """One step's tokens, in the order of the slots asked for.
 
     Attributes:
-        token_ids: [B]; 0 in rows with a fault.
-        logprobs: [B], per row the sampled token and the most probable ones, or None where not asked for.
-        faults: by row, why it gave no token; mostly empty.
+        token_ids: [B], or those of each slot one behind the other; 0 where there is a fault.
+        logprobs: of each, the sampled token and the most probable ones, or None where not asked for.
+        faults: by slot, as they were asked for, why it gave no token; mostly empty.
+        offsets: where the tokens of each slot begin, and after the last where they end; None: one each.
     """
 
     token_ids: list[int]
     logprobs: list[dict[int, Logprob] | None]
     faults: dict[int, Fault] = field(default_factory=dict)
+    offsets: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,14 @@ class Sampler:
         return self.begin(logits, slots).read()
 
     @torch.inference_mode()
-    def begin(self, logits: Tensor, slots: Sequence[int]) -> PendingSample:
+    def begin(
+        self, logits: Tensor, slots: Sequence[int], drafts: Sequence[Sequence[int]] = ()
+    ) -> PendingSample:
         """Choose the next token of each slot; every answer is one token longer afterwards.
+
+        Where tokens are proposed to follow, a slot has a row of logits for its next token and one behind each of its
+        drafts. It gets the tokens that it would get one step after the other: as long as what is sampled is the draft,
+        the next row counts. Slots with a penalty or a form get no drafts.
 
         One transfer to the device before the work, one from it afterwards, for which only `PendingSample.read` waits.
         An answer in a form must be read before its slot is sampled again.
@@ -187,21 +195,46 @@ class Sampler:
         Args:
             logits: [B, V] on the sampler's device, any float type; left unchanged.
             slots: [B] distinct slots in use; row i belongs to slot `slots[i]`.
+            drafts: [B] tokens proposed for each; empty: none are for any.
         """
-        assert logits.shape == (len(slots), self.vocab_size), "one row of logits per slot"
         assert len(set(slots)) == len(slots), "a slot can only be sampled once per step"
+        if drafts:
+            return self._begin_drafted(logits, slots, drafts)
+        return self._begin(logits, slots, self._slots.positions(np.array(slots, dtype=np.int64)))
+
+    def _begin_drafted(
+        self, logits: Tensor, slots: Sequence[int], drafts: Sequence[Sequence[int]]
+    ) -> PendingSample:
+        """Choose as `begin`, which counts a token of each slot; reading counts what more was accepted."""
+        counts = np.array([1 + len(draft) for draft in drafts])
+        rows = np.repeat(np.array(slots, dtype=np.int64), counts)
+        ahead = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        pending = self._begin(logits, rows.tolist(), self._slots.positions(rows) + ahead)
+
+        def read() -> SamplerOutput:
+            output = _accepted(pending.read(), drafts)
+            assert output.offsets is not None, "drafts make it ragged"
+            more = np.diff(output.offsets) - 1
+            self._slots.advance(np.array(slots, dtype=np.int64), more)
+            return output
+
+        return PendingSample(read, pending.slots, pending.tables)
+
+    def _begin(self, logits: Tensor, slots: Sequence[int], positions: NDArray[np.int64]) -> PendingSample:
+        """Choose a token for each row of logits, that at a position, [B], of the answer in its slot."""
+        assert logits.shape == (len(slots), self.vocab_size), "one row of logits per token"
         if not slots:
             return PendingSample(lambda: SamplerOutput([], []), [], [])
         rows = np.array(slots, dtype=np.int64)
         assert self._slots.are_used(rows), "only a slot in use can be sampled"
-        if self._slots.need_nothing(rows):
+        if self._slots.need_nothing(rows, positions):
             self._slots.advance(rows)
             tokens = self._argmax(logits)
             marked = marked_tokens(tokens, logits)
             return PendingSample(
                 lambda: _separate_faults(marked(), [None] * len(slots)), list(slots), [tokens[:, None]]
             )
-        batch = self._slots.batch(rows)
+        batch = self._slots.batch(rows, positions)
         packed = self._to_device(batch.packed)
         columns = packed[: NUM_COLUMNS * len(slots)].view(NUM_COLUMNS, len(slots))
         edits = packed[NUM_COLUMNS * len(slots) :].view(3, -1)
@@ -282,6 +315,30 @@ class Sampler:
             counts_row = columns.counts_row.long()
             self._counts.penalise(x, counts_row, *(penalty.float()[:, None] for penalty in penalties))
         return _draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1), left
+
+
+def _accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> SamplerOutput:
+    """Return of each slot's tokens those up to the first that is not what was proposed, or has a fault behind it."""
+    token_ids: list[int] = []
+    logprobs: list[dict[int, Logprob] | None] = []
+    faults: dict[int, Fault] = {}
+    offsets, first = [0], 0
+    for index, draft in enumerate(drafts):
+        count = 1
+        if first in output.faults:
+            faults[index] = output.faults[first]
+        else:
+            while (
+                count <= len(draft)
+                and output.token_ids[first + count - 1] == draft[count - 1]
+                and first + count not in output.faults
+            ):
+                count += 1
+        token_ids += output.token_ids[first : first + count]
+        logprobs += output.logprobs[first : first + count]
+        offsets.append(len(token_ids))
+        first += 1 + len(draft)
+    return SamplerOutput(token_ids, logprobs, faults, offsets)
 
 
 def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:

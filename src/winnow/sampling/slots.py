@@ -119,11 +119,16 @@ class SlotTable:
         """Return whether every slot is occupied."""
         return bool(self._occupied[slots].all())
 
-    def need_nothing(self, slots: NDArray[np.int64]) -> bool:
-        """Return whether an argmax suffices for every slot in this step."""
-        if not self._features[slots].any() and not (self._position[slots] < self._num_forced[slots]).any():
+    def positions(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many tokens each of these answers holds."""
+        found: NDArray[np.int64] = self._position[slots]
+        return found
+
+    def need_nothing(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> bool:
+        """Return whether an argmax suffices for the token at each of the positions in the answers of slots."""
+        if not self._features[slots].any() and not (positions < self._num_forced[slots]).any():
             return True  # most steps of greedy requests, without a look at what each feature asks
-        return not self._needs(slots).any()
+        return not self._needs(slots, positions).any()
 
     def counts_row(self, slot: int) -> int | None:
         """Return its row of the penalty tables, where it has one."""
@@ -189,18 +194,24 @@ class SlotTable:
         del self._bias[slot], self._ends[slot], self._forced[slot]
         self._occupied[slot] = False
 
-    def advance(self, slots: NDArray[np.int64]) -> None:
-        """Count one more token in each of these answers."""
-        self._position[slots] += 1
+    def advance(self, slots: NDArray[np.int64], counts: NDArray[np.int64] | int = 1) -> None:
+        """Count more tokens in each of these answers."""
+        self._position[slots] += counts
 
-    def batch(self, slots: NDArray[np.int64]) -> SamplingBatch:
-        """Sort the rows by need, cut them into blocks and pack what the device must know."""
-        features = self._needs(slots)
+    def batch(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> SamplingBatch:
+        """Sort the rows by need, cut them into blocks and pack what the device must know.
+
+        Args:
+            positions: of the token that each row chooses, in the answer of its slot.
+        """
+        features = self._needs(slots, positions)
         order = np.argsort(features, kind="stable")
-        sorted_slots, features = slots[order], features[order]
-        draws = uniform(self._key[sorted_slots], self._position[sorted_slots])
+        sorted_slots, features, places = slots[order], features[order], positions[order]
+        draws = uniform(self._key[sorted_slots], places)
         settings = self._settings[:, sorted_slots]
-        forced = [self._forced_token(slot) for slot in sorted_slots.tolist()]
+        forced = [
+            self._forced_token(*each) for each in zip(sorted_slots.tolist(), places.tolist(), strict=True)
+        ]
         columns = np.concatenate([[order, self._counts_row[sorted_slots], draws, forced], settings])
 
         blocks: list[Block] = []
@@ -227,17 +238,17 @@ class SlotTable:
         packed = np.concatenate([columns.ravel(), flat_edits.ravel()])
         return SamplingBatch(order, blocks, packed, self._top[slots])
 
-    def _needs(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the features that each of them needs in this step."""
-        features, position = self._features[slots], self._position[slots]
-        features[position >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
-        forced = position < self._num_forced[slots]
+    def _needs(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the features that the token at each of the positions needs."""
+        features = self._features[slots]
+        features[positions >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
+        forced = positions < self._num_forced[slots]
         features[forced] = features[forced] & (Feature.PENALTIES | Feature.LOGPROBS) | Feature.FORCED
         return features
 
-    def _forced_token(self, slot: int) -> int:
-        """Return what its answer must continue with; 0 where it is free."""
-        forced, position = self._forced[slot], int(self._position[slot])
+    def _forced_token(self, slot: int, position: int) -> int:
+        """Return what its answer must hold at a position; 0 where it is free."""
+        forced = self._forced[slot]
         return forced[position] if position < len(forced) else 0
 
     def _add_edits(self, edits: list[tuple[int, int, float]], kind: Feature, slots: list[int]) -> None:

@@ -282,6 +282,12 @@ class Ledger:
         given: IntArray = (have - keep).sum(axis=(1, 2))
         return given
 
+    def take_back(self, slots: Sequence[int], counts: Sequence[int]) -> None:
+        """Cut the last `counts[i]` KVs, which were just appended, off every row of sequence `slots[i]`."""
+        slot_array = np.asarray(slots, dtype=np.int64)
+        less = np.asarray(counts, dtype=np.int32)[:, None, None] * self.layout.has_row
+        self.shrink(slots, self.lengths[slot_array] - less)
+
     def drop_unseen(self, slots: Sequence[int]) -> None:
         """Give back the blocks at the front of rows of windowed layers that no later token of a sequence sees.
 

@@ -58,7 +58,7 @@ class MeasuredCosts:
     def record_step(self, plan: StepPlan, seconds: float) -> None:
         if plan.num_tokens == len(plan.entries):
             return  # nobody computes a prompt, as in most steps
-        chunks = [entry for entry in plan.entries if entry.count > 1]
+        chunks = [entry for entry in plan.entries if entry.count - entry.num_drafts > 1]
         if sum(entry.count for entry in chunks) <= _MOSTLY * plan.num_tokens:
             return
         n = float(plan.num_tokens)

@@ -142,8 +142,12 @@ class PrefixSharing:
         is_last = found.snapshot.num_tokens == sequence.eviction.context_len
         return index.num_held(found.snapshot.blocks) if is_last else 0
 
-    def remember(self, sequence: Sequence, start: int, end: int) -> None:
-        """Let later requests find the blocks that tokens start..end - 1 of a sequence have filled."""
+    def remember(self, sequence: Sequence, start: int, end: int, accepted: SequenceType[int] = ()) -> None:
+        """Let later requests find the blocks that tokens start..end - 1 of a sequence have filled.
+
+        Args:
+            accepted: the last of them, which the sequence is about to get.
+        """
         size, chain, eviction = self._ledger.layout.block_size, sequence.prefix, sequence.eviction
         if chain is None or start // size == end // size:
             return
@@ -154,7 +158,7 @@ class PrefixSharing:
             end = min(end, eviction.num_shareable)
         if self._ledger.layout.value_tier is not None:
             end = min(end, sequence.prompt_len)  # later tokens read some values, and as part of a prompt all
-        chain.extend(sequence.token_ids)
+        chain.extend([*sequence.token_ids, *accepted] if accepted else sequence.token_ids)
         keeps_state = num_computed in self._state_points(sequence, start)
         for index in range(start // size, end // size):
             self._ledger.prefix_rows.remember(

@@ -1,5 +1,6 @@
 """WHAT a step's plan says of each sequence: its tokens, who samples, who forks off, whose logprobs are asked for."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 
@@ -37,18 +38,24 @@ class PlanBuilder:
         self._running = running
         self._waiting = waiting
 
-    def build(self, planned: SequenceType[tuple[Sequence, int]]) -> ScheduledStep:
-        """Return the plan of a step that computes the given number of tokens of each sequence."""
+    def build(
+        self, planned: SequenceType[tuple[Sequence, int]], drafts: Mapping[Sequence, list[int]]
+    ) -> ScheduledStep:
+        """Return the plan of a step that computes the given number of tokens of each sequence, drafts among them."""
         # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
         samplers: list[Sequence] = []
-        entries = tuple(self._entry(sequence, count, samplers) for sequence, count in planned)
+        entries = tuple(
+            self._entry(sequence, count, samplers, drafts.get(sequence, ())) for sequence, count in planned
+        )
         if not entries:
             return ScheduledStep(StepPlan(()))
         new = tuple(map(new_sequence, self._running.take_entered()))
         plan = StepPlan(entries, self._ledger.take_update(), new)
         return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
-    def _entry(self, sequence: Sequence, count: int, sampling: list[Sequence]) -> PlannedSequence:
+    def _entry(
+        self, sequence: Sequence, count: int, sampling: list[Sequence], draft: SequenceType[int]
+    ) -> PlannedSequence:
         """Plan the next `count` tokens of a sequence.
 
         Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
@@ -59,7 +66,10 @@ class PlanBuilder:
             again = replay.token_ids[kv.replayed : kv.replayed + count]
             return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
         planned = PlannedSequence(slot, start, token_ids[start : start + count], offset)
-        samples = start + count == len(token_ids)
+        if draft:
+            planned.token_ids += draft
+            planned.num_drafts = len(draft)
+        samples = start + count == len(token_ids) + len(draft)
         if samples:
             planned.samplers = (slot,)
             sampling.append(sequence)

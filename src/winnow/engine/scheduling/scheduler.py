@@ -7,6 +7,9 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 import sys
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceType
+
+import numpy as np
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
 from winnow.config import SchedulerConfig
@@ -32,6 +35,7 @@ from winnow.engine.residency.tier_grants import TierGrants
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.engine.scheduling.admission_order import AdmissionOrder
+from winnow.engine.scheduling.drafts import Drafts
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.engine.scheduling.orders import TenantName, build_order
 from winnow.engine.scheduling.payoff import CompressionDecisions
@@ -48,6 +52,7 @@ class Scheduler:
         saved_prefixes: those on disk.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
+        drafts: what is proposed of answers.
         accounts: what tenants may hold, hold and got.
         decisions: whether policies hold that are for short memory alone.
     """
@@ -64,6 +69,7 @@ class Scheduler:
         host_bytes: int = 0,
         prefix_store: PrefixStore | None = None,
     ) -> None:
+        self.drafts = Drafts(config.speculative_config, executor.layout)
         self.waiting = WaitingQueue(build_order(config))
         self._config = config
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
@@ -173,8 +179,8 @@ class Scheduler:
             urgent: waiting sequences that start before prompts in progress go on.
         """
         budget = self._config.max_num_batched_tokens
-        planned = self._append_decodes(waits, budget)
-        budget -= len(planned)
+        planned, drafts = self._append_decodes(waits, budget)
+        budget -= sum(count for _, count in planned) if drafts else len(planned)
         # In most steps everybody decodes, and no other sequence need be looked at again.
         rest = list(self.running) if len(planned) < len(self.running) else ()
         for sequence in urgent:
@@ -203,20 +209,27 @@ class Scheduler:
         while first := self._admit_next(budget):
             planned.append((self.running[-1], first))
             budget -= first
-        return self._builder.build(planned)
+        return self._builder.build(planned, drafts)
 
-    def _append_decodes(self, waits: set[Sequence], most: int) -> list[tuple[Sequence, int]]:
-        """Take room for one more KV a row of the decoding sequences, `most` of them.
+    def _append_decodes(
+        self, waits: set[Sequence], most: int
+    ) -> tuple[list[tuple[Sequence, int]], dict[Sequence, list[int]]]:
+        """Take room for one more KV a row of the decoding sequences, `most` of them, and for what is proposed of them.
 
-        Where there is none, what policies allow is compressed, and then sequences are preempted, until there is.
+        Where there is none, nothing is proposed, what policies allow is compressed, and then sequences are preempted,
+        until there is. Returns the sequences with numbers of tokens, and the proposals.
         """
+        proposes = True
         while True:
-            planned = [(s, 1) for s in self.running if s.is_decoding and s not in waits][:most]
+            decoding = [s for s in self.running if s.is_decoding and s not in waits][:most]
+            drafts = self.drafts.propose(decoding, most - len(decoding)) if proposes else {}
+            planned = [(s, 1 + len(drafts[s]) if s in drafts else 1) for s in decoding]
             try:
                 self._append(planned)
-                return planned
+                return planned, drafts
             except OutOfBlocksError:
-                if not self._rounds.evict_under_pressure(self.running):
+                proposes = False
+                if not drafts and not self._rounds.evict_under_pressure(self.running):
                     self.running.preempt()
 
     def _make_room(self) -> None:
@@ -366,17 +379,35 @@ class Scheduler:
         self.decisions.record(step.plan, seconds)
         self._preemption.record_step(step.plan, step.sequences, seconds)
 
-    def advance(self, step: ScheduledStep) -> None:
-        """Count the planned tokens as computed."""
+    def advance(self, step: ScheduledStep, offsets: SequenceType[int] | None = None) -> None:
+        """Count the planned tokens as computed, and take those back that were proposed and not sampled.
+
+        Args:
+            offsets: where the tokens of each sampler begin; None: each has one.
+        """
+        lengths = {} if offsets is None else dict(zip(step.samplers, np.diff(offsets).tolist(), strict=True))
+        rejected: dict[int, int] = {}
         for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
             if sequence.finished:  # since the step was submitted
                 continue
             if entry.replay is not None:
                 sequence.kv.replayed += entry.count
-            else:
-                sequence.kv.num_computed = entry.end
-                self.prefixes.remember(sequence, entry.start, entry.end)
-        for tenant, count in Counter([s.request.tenant for s in step.samplers if not s.finished]).items():
+                continue
+            accepted = lengths.get(sequence, 1) - 1
+            if entry.num_drafts:
+                self.drafts.count(entry.num_drafts, accepted)
+                if accepted < entry.num_drafts:
+                    rejected[entry.slot] = entry.num_drafts - accepted
+            known = entry.count - entry.num_drafts
+            sequence.kv.num_computed = end = entry.start + known + accepted
+            self.prefixes.remember(sequence, entry.start, end, entry.token_ids[known : known + accepted])
+        if rejected:
+            self.ledger.take_back(list(rejected), list(rejected.values()))
+        counts: Counter[TenantName] = Counter()
+        for sequence in step.samplers:
+            if not sequence.finished:
+                counts[sequence.request.tenant] += lengths.get(sequence, 1)
+        for tenant, count in counts.items():
             self._charge(tenant, 0, count)
 
     def _charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:

@@ -1,0 +1,55 @@
+"""Options of speculation: tokens are proposed, computed together in one step, and kept as far as they are right."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from winnow.checks import check_choice, check_integer, check_names, require
+from winnow.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SpeculativeConfig:
+    """Prompt lookup: what followed the last tokens where they stood before is proposed to follow them again.
+
+    Attributes:
+        num_speculative_tokens: most tokens proposed in a step.
+        prompt_lookup_max, prompt_lookup_min: how many last tokens must be found, the most and the fewest.
+    """
+
+    method: str = "ngram"
+    num_speculative_tokens: int = 5
+    prompt_lookup_max: int = 4
+    prompt_lookup_min: int = 2
+
+    def __post_init__(self) -> None:
+        check_choice("speculative_config: method", self.method, ("ngram",))
+        check_integer("speculative_config: num_speculative_tokens", self.num_speculative_tokens, 1, 64)
+        check_integer("speculative_config: prompt_lookup_max", self.prompt_lookup_max, 1, 64)
+        check_integer(
+            "speculative_config: prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max
+        )
+
+
+def parse_speculative(value: Any) -> SpeculativeConfig | None:
+    """Read vLLM's speculative_config: JSON text, such a mapping, a `SpeculativeConfig`, or None.
+
+    Raises:
+        ConfigError: names the field and the limit.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"speculative_config: unreadable JSON: {error}") from None
+    if value is None or isinstance(value, SpeculativeConfig):
+        return value
+    require(isinstance(value, Mapping), "speculative_config", 'an object {"method": "ngram", ...}', value)
+    check_names("speculative_config", list(value), [each.name for each in fields(SpeculativeConfig)])
+    values = {name: each for name, each in value.items() if each is not None}
+    if "prompt_lookup_max" in values:  # as in vLLM: one bound given is both
+        values.setdefault("prompt_lookup_min", values["prompt_lookup_max"])
+    elif "prompt_lookup_min" in values:
+        values["prompt_lookup_max"] = values["prompt_lookup_min"]
+    return SpeculativeConfig(**values)
