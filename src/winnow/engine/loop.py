@@ -45,7 +45,7 @@ class Sampled:
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
     time: float
     offsets: SequenceType[int] | None = None
-    """Where the tokens of each begin, and after the last where they end; None: one each."""
+    """Offsets at which the tokens of each begin, and after the last where they end; None: one each."""
 
 
 class RequestLoop(ABC):

@@ -81,7 +81,7 @@ class StepPlan:
 
     @cached_property
     def drafts(self) -> list[list[int]]:
-        """What is proposed of each of the samplers; empty if nothing is of any."""
+        """The tokens proposed for each of the samplers; empty if nothing is of any."""
         if not any(entry.num_drafts for entry in self.entries):
             return []
         return [
@@ -121,6 +121,6 @@ class StepResult:
     errors: dict[int, str] = field(default_factory=dict)
     """Reasons, by index of the sampler, for which it gave no token. Its request fails alone."""
     offsets: list[int] | None = None
-    """Where the tokens of each sampler begin in `token_ids`, and after the last where they end; None: one each."""
+    """Offsets at which the tokens of each sampler begin in `token_ids`, and after the last where they end; None: one each."""
     traffic: TierTraffic | None = None
     """Traffic to and from tiers since the last step; None: none do."""
