@@ -121,6 +121,6 @@ class StepResult:
     errors: dict[int, str] = field(default_factory=dict)
     """Reasons, by index of the sampler, for which it gave no token. Its request fails alone."""
     offsets: list[int] | None = None
-    """Offsets at which the tokens of each sampler begin in `token_ids`, and after the last where they end; None: one each."""
+    """Offsets in `token_ids` at which the tokens of each sampler begin, and after the last the end; None: one each."""
     traffic: TierTraffic | None = None
     """Traffic to and from tiers since the last step; None: none do."""
