@@ -1,11 +1,17 @@
 """Compile every kernel for a GPU that need not be there: `python triton_compile.py 90 bfloat16 128 [float32]`.
 
-Arguments: compute capability, the dtype of activations, head_dim, and the format of KVs where it is another. The
-interpreter takes programs that the compiler refuses. Prints a line for each kernel, with its shared memory.
+Arguments: compute capability, the dtype of activations, head_dim, the format of KVs where it is another, and names of
+kernels where not all are wanted. The interpreter takes programs that the compiler refuses. Prints a line of JSON for
+each kernel: its tile, shared memory, and what the assembler made of it.
 """
 
+import json
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +28,7 @@ from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.cache.codec import make_codec
 from winnow.kv_dtype import KVDtype
 
+DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 FORMATS = {
     torch.bfloat16: (tl.bfloat16, "*bf16"),
     torch.float32: (tl.float32, "*fp32"),
@@ -48,12 +55,12 @@ FLOAT32 = {
 
 
 def variants(
-    dtype: torch.dtype, codec: KVCodec, head_dim: int
+    dtype: torch.dtype, codec: KVCodec, head_dim: int, capability: int
 ) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
     pool = KVPool(CacheLayout.even(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
     products = product_dtype(torch.empty(0, dtype=dtype), pool.kinds[0].kind.codec)
-    tuning = tuning_for(head_dim, products)
+    tuning = tuning_for(head_dim, products, capability)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
     sizes_of_kvs = {**sizes, **side_formats(pool.kinds[0].kind)}
     plain = {
@@ -121,15 +128,34 @@ def argument(kernel: Any, name: str, dtype: torch.dtype, word: torch.dtype) -> s
     return "fp32" if name == "scale" else "i32"
 
 
-def compile_all(capability: int, dtype: torch.dtype, head_dim: int, codec: KVCodec) -> None:
+def alignment(kernel: Any, name: str, kind: str) -> bool:
+    """Whether the JIT finds this argument to be a multiple of 16: memory that torch gave, and strides of heads."""
+    return kind.startswith("*") or name.endswith(("token_stride", "head_stride"))
+
+
+def compile_all(
+    capability: int, dtype: torch.dtype, head_dim: int, codec: KVCodec, only: frozenset[str]
+) -> Iterator[dict[str, Any]]:
+    """Each kernel's name, tile and resources; `only`: names of kernels, or none for all."""
     word = KVPool(CacheLayout.even(1, 1, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1).kinds[0].words.dtype
-    for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim):
+    for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim, capability):
+        if only and kernel.__name__ not in only:
+            continue
         names = kernel.arg_names
         signature = {
             name: "constexpr" if name in constants else argument(kernel, name, dtype, word) for name in names
         }
         compiled = triton.compile(
-            ASTSource(kernel, signature, {(names.index(name),): v for name, v in constants.items()}),
+            ASTSource(
+                kernel,
+                signature,
+                {(names.index(name),): v for name, v in constants.items()},
+                {
+                    (names.index(name),): [["tt.divisibility", 16]]
+                    for name, kind in signature.items()
+                    if alignment(kernel, name, kind)
+                },
+            ),
             target=GPUTarget("cuda", capability, 32),
             options={
                 "num_warps": num_warps,
@@ -137,10 +163,48 @@ def compile_all(capability: int, dtype: torch.dtype, head_dim: int, codec: KVCod
                 "enable_fp_fusion": kernel is not move.write_kvs,
             },
         )
-        print(kernel.__name__, compiled.metadata.shared)
+        tile = [constants[name] for name in ("BLOCK_M", "BLOCK_G", "BLOCK_Q", "BLOCK_N") if name in constants]
+        yield {
+            "kernel": kernel.__name__,
+            "bent": constants.get("WINDOW") is not None,
+            "tile": tile,
+            "warps": num_warps,
+            "shared": compiled.metadata.shared,
+            **resources(compiled.asm["cubin"]),
+        }
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers of a thread, bytes of its stack (spills), and instructions: all, and of the longest loop."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage, code = (
+            subprocess.run(
+                [str(DISASSEMBLER), option, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for option in ("--dump-resource-usage", "--dump-sass")
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert found, usage
+    places = [int(at, 16) for at in re.findall(r"/\*([0-9a-f]{4,})\*/ ", code)]
+    jumps = [
+        (int(target, 16), int(at, 16))
+        for at, target in re.findall(r"/\*([0-9a-f]{4,})\*/ [^;]*BRA(?:\.U)?[^;]* 0x([0-9a-f]+)", code)
+    ]
+    loops = [sum(target <= at <= end for at in places) for target, end in jumps if target < end]
+    return {
+        "registers": int(found[1]),
+        "stack": int(found[2]),
+        "instructions": len(places),
+        "loop": max(loops, default=0),
+    }
 
 
 if __name__ == "__main__":
-    _, capability, dtype, head_dim, *kv_format = sys.argv
-    codec = make_codec(KVDtype.parse((kv_format or [dtype])[0]), rotate="kv")
-    compile_all(int(capability), getattr(torch, dtype), int(head_dim), codec)
+    _, capability, dtype, head_dim, *rest = sys.argv
+    codec = make_codec(KVDtype.parse((rest or [dtype])[0]), rotate="kv")
+    for line in compile_all(
+        int(capability), getattr(torch, dtype), int(head_dim), codec, frozenset(rest[1:])
+    ):
+        print(json.dumps(line), flush=True)

@@ -13,6 +13,7 @@ from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
 from winnow.attention.triton.launch import (
     cache_layout,
+    capability_of,
     padded,
     product_dtype,
     unit_stride,
@@ -128,7 +129,8 @@ class _TritonStep(TorchStep):
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
         codec = pair_codec(pool.kind.codec)
-        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, codec))
+        capability = capability_of(q.device)
+        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, codec), capability)
         queries = turned(q).to(q.dtype) if codec.rotate_keys else q
         # Summed values are turned back before they are rounded.
         out = q.new_empty(q.shape, dtype=torch.float32 if codec.rotate_values else q.dtype)

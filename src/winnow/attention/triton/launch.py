@@ -32,6 +32,14 @@ def device_refusal(device: torch.device) -> str | None:
     )
 
 
+def capability_of(device: torch.device) -> int:
+    """Return the compute capability of a GPU, as 90; the interpreter passes for the least that is supported."""
+    if device.type != "cuda":
+        return 80
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def cache_layout(cache: PagedCache) -> dict[str, Any]:
     """Return the compile-time constants of kernels that describe the cache."""
     layout = cache.pool.layout

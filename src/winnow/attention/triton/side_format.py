@@ -52,6 +52,11 @@ class SideFormat:
     outliers: int = 0
     bias: int = 0
 
+    @property
+    def row_scaled(self) -> bool:
+        """Return whether one scale multiplies the whole vector, so that products can be scaled instead."""
+        return self.kind in ("int8", "fp8_e4m3") and self.group == self.head_dim
+
 
 def reads(*codecs: KVCodec) -> bool:
     """Return whether the kernels read KVs that the codecs store."""

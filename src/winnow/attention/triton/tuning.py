@@ -30,17 +30,19 @@ class Tuning:
     decode: Launch
     chunk: Launch
     observe: Launch
-    min_split: int = 256
+    min_split: int = 1024
     max_splits: int = 64
 
 
-# By bytes of a padded key: two or three stages of the tiles of K and V must fit into shared memory (99 KiB on the
-# smallest supported GPUs, compute capability 8.6; 163 KiB on A100, 227 KiB on Hopper).
-_HALF = {
-    128: Tuning(Launch(16, 128, 4, 3), Launch(128, 64, 8, 3), Launch(64, 64, 4, 2)),
-    256: Tuning(Launch(16, 64, 4, 3), Launch(128, 64, 8, 2), Launch(64, 64, 4, 2)),
-    512: Tuning(Launch(16, 32, 4, 2), Launch(64, 32, 8, 2), Launch(32, 64, 4, 2)),
-}
+# By bytes of a padded key, from a sweep on an H100 at 256 bytes: 64 rows of 4,096 KVs, and chunks of 512 queries at
+# their end. Decoding, few stages of large tiles win, since three programs of a multiprocessor hide each other's loads:
+# the tiles of K and V of three have to fit into its shared memory.
+_DECODE_HOPPER = {128: Launch(16, 128, 4, 2), 256: Launch(16, 128, 4, 2), 512: Launch(16, 64, 4, 2)}
+# The same for 99 KiB (compute capability 8.6 and 8.9) and 163 KiB (8.0) instead of 227.
+_DECODE_AMPERE = {128: Launch(16, 128, 4, 2), 256: Launch(16, 64, 4, 2), 512: Launch(16, 32, 4, 2)}
+# Chunks: one warp for 32 rows of a tile, and sums that fit into registers.
+_CHUNK = {128: Launch(128, 64, 4, 3), 256: Launch(128, 32, 4, 3), 512: Launch(64, 32, 4, 2)}
+_OBSERVE = {128: Launch(64, 64, 4, 2), 256: Launch(64, 64, 4, 2), 512: Launch(32, 64, 4, 2)}
 # float32 is multiplied in registers, without tensor cores: smaller tiles.
 _FULL = {
     256: Tuning(Launch(16, 32, 4, 2), Launch(32, 32, 4, 2), Launch(16, 32, 4, 1)),
@@ -49,8 +51,17 @@ _FULL = {
 }
 
 
-def tuning_for(head_dim: int, dtype: torch.dtype) -> Tuning:
-    """Return the parameters for `head_dim` and the dtype of products; beyond the table, those of its widest entry."""
-    table = _FULL if dtype is torch.float32 else _HALF
+def tuning_for(head_dim: int, dtype: torch.dtype, capability: int) -> Tuning:
+    """Return launch parameters; beyond the table, those of its widest entry.
+
+    Args:
+        head_dim: padded.
+        dtype: of products.
+        capability: the GPU's, as 90.
+    """
     row_bytes = head_dim * dtype.itemsize
-    return next((tuning for most, tuning in table.items() if row_bytes <= most), list(table.values())[-1])
+    if dtype is torch.float32:
+        return _FULL[min(max(256, row_bytes), 1024)]
+    size = min(max(128, row_bytes), 512)
+    decode = _DECODE_HOPPER if capability >= 90 else _DECODE_AMPERE
+    return Tuning(decode[size], _CHUNK[size], _OBSERVE[size])

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import biased, load_vectors
+from winnow.attention.triton.kernels.codec import biased, load_keys, load_values
 from winnow.attention.triton.kernels.rows import (
     find_slots,
     logits_of,
@@ -87,23 +87,19 @@ def attend_chunk(
         n = first + tl.arange(0, BLOCK_N)
         inside = n < end
         flat = find_slots(
-            pages, page_table, slot, layer, head, n, inside,
-            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+            pages, page_table, slot, layer, head, first, end,
+            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
         )  # fmt: skip
         positions = tl.load(position_pool + flat, mask=inside, other=0)
         wanted = inside
         if WINDOW is not None:  # skip KVs that no query of the tile sees
             wanted = inside & (positions > earliest - WINDOW)
-        keys = load_vectors(
-            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
-        ).to(DOT)
+        keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
         visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
-        logits = biased(logits_of(queries, keys, scale, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
+        logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
         logits = tl.where(visible, logits, float("-inf"))
-        values = load_vectors(
-            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
-        ).to(DOT)
-        row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
+        values, factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+        row_max, row_sum, acc = online_softmax(logits, values, factor, row_max, row_sum, acc)
         if statistics is not None:
             seen += tl.sum(visible.to(tl.float32), axis=1)
 

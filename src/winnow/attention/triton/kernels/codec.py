@@ -105,6 +105,147 @@ def float_of_e4m3(code):
 
 
 @triton.jit
+def bfloat16_of_int8(code):
+    """Return int8 codes as bfloat16, four at a time by eight instructions.
+
+    128 + the low seven bits, less 128, or 256 where the sign is set: both are bits of a bfloat16.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 x, y, high, low, one;
+        mov.b32 one, 0x3f803f80;
+        prmt.b32 x, $2, 0, 0x4140;
+        prmt.b32 y, $2, 0, 0x4342;
+        lop3.b32 high, x, 0x007f007f, 0x43004300, 0xea;
+        lop3.b32 low, x, 0x00800080, 0xc300c300, 0xea;
+        fma.rn.bf16x2 $0, high, one, low;
+        lop3.b32 high, y, 0x007f007f, 0x43004300, 0xea;
+        lop3.b32 low, y, 0x00800080, 0xc300c300, 0xea;
+        fma.rn.bf16x2 $1, high, one, low;
+        }
+        """,
+        "=&r,=r,r",
+        [code],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def bfloat16_of_e4m3(code):
+    """Return bytes of e4m3fn as bfloat16, four at a time by ten instructions; of NaN any.
+
+    As exponent and mantissa of a bfloat16, whose exponent counts from 120 lower.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 x, y, size, two_120, zero;
+        mov.b32 two_120, 0x7b807b80;
+        mov.b32 zero, 0x80008000;
+        prmt.b32 x, $2, 0, 0x1404;
+        prmt.b32 y, $2, 0, 0x3424;
+        shr.u32 size, x, 4;
+        and.b32 size, size, 0x07f007f0;
+        lop3.b32 x, x, 0x80008000, size, 0xea;
+        fma.rn.bf16x2 $0, x, two_120, zero;
+        shr.u32 size, y, 4;
+        and.b32 size, size, 0x07f007f0;
+        lop3.b32 y, y, 0x80008000, size, 0xea;
+        fma.rn.bf16x2 $1, y, two_120, zero;
+        }
+        """,
+        "=&r,=r,r",
+        [code],
+        dtype=tl.bfloat16,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def folds_scales(SIDE: tl.constexpr, DOT: tl.constexpr) -> tl.constexpr:
+    """Return whether products are scaled instead of vectors; float16 could not hold a small weight times a scale."""
+    return SIDE.row_scaled and tl.float16 != DOT
+
+
+@triton.jit
+def load_unscaled(
+    storage,
+    flat,
+    slot_inside,
+    channel,
+    channel_inside,
+    SIDE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Return the codes of vectors with one scale, as DOT; see `load_vectors`."""
+    at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE.block_bytes, BLOCK_SIZE)
+    code = tl.load(at + channel, mask=slot_inside & channel_inside, other=0)
+    if tl.bfloat16 == DOT:
+        x = bfloat16_of_int8(code) if SIDE.kind == "int8" else bfloat16_of_e4m3(code)
+    else:
+        x = code.to(DOT) if SIDE.kind == "int8" else float_of_e4m3(code).to(DOT)
+    return x
+
+
+@triton.jit
+def load_keys(
+    storage,
+    flat,
+    inside,
+    scale,
+    KEY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Return keys, DOT [D, N], and by what their products with queries are multiplied, `scale` among it."""
+    d = tl.arange(0, BLOCK_D)[:, None]
+    if folds_scales(KEY, DOT):
+        keys = load_unscaled(
+            storage, flat[None, :], inside[None, :], d, d < HEAD_DIM, KEY, BLOCK_SIZE, DOT
+        )  # fmt: skip
+        factor = scale * load_halves(storage, flat, 0, inside, KEY.scale, KEY, BLOCK_SIZE)[None, :]
+    else:
+        keys = load_vectors(
+            storage, flat[None, :], inside[None, :], d, d < HEAD_DIM, KEY, BLOCK_SIZE, 0
+        ).to(DOT)  # fmt: skip
+        factor = scale
+    return keys, factor
+
+
+@triton.jit
+def load_values(
+    storage,
+    flat,
+    inside,
+    VALUE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    DOT: tl.constexpr,
+):
+    """Return values, DOT [N, D], and by what their attention weights are multiplied: float32 [1, N], or None."""
+    d = tl.arange(0, BLOCK_D)[None, :]
+    if folds_scales(VALUE, DOT):
+        values = load_unscaled(
+            storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, BLOCK_SIZE, DOT
+        )  # fmt: skip
+        factor = load_halves(storage, flat, 0, inside, VALUE.scale, VALUE, BLOCK_SIZE)[None, :]
+    else:
+        values = load_vectors(
+            storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, BLOCK_SIZE, 1
+        ).to(DOT)  # fmt: skip
+        factor = None
+    return values, factor
+
+
+@triton.jit
 def load_vectors(
     storage,
     flat,

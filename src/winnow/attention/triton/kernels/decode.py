@@ -6,7 +6,7 @@ The split of a row depends on its own length only, so a sequence's result is bit
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import biased, load_vectors
+from winnow.attention.triton.kernels.codec import biased, load_keys, load_values
 from winnow.attention.triton.kernels.rows import (
     find_slots,
     logits_of,
@@ -96,24 +96,20 @@ def attend_split(
         n = first + tl.arange(0, BLOCK_N)
         inside = n < length
         flat = find_slots(
-            pages, page_table, slot, layer, head, n, inside,
-            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+            pages, page_table, slot, layer, head, first, length,
+            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
         )  # fmt: skip
         age = now - tl.load(position_pool + flat, mask=inside, other=0)
         visible = sees(age, inside, WINDOW)
         # Skip KVs outside the window. Without a window, loads of keys do not depend on positions.
         wanted = inside if WINDOW is None else visible
-        keys = load_vectors(
-            storage, flat[None, :], wanted[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
-        ).to(DOT)
-        logits = biased(logits_of(queries, keys, scale, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
+        keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+        logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
         logits = tl.where(visible[None, :], logits, float("-inf"))
         if raw is not None:
             tl.store(raw + mine[:, None] * raw_stride + n[None, :], logits, real[:, None] & inside[None, :])
-        values = load_vectors(
-            storage, flat[:, None], wanted[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
-        ).to(DOT)
-        row_max, row_sum, acc = online_softmax(logits, values, row_max, row_sum, acc)
+        values, factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+        row_max, row_sum, acc = online_softmax(logits, values, factor, row_max, row_sum, acc)
         seen += visible.to(tl.float32)
 
     splits = tl.num_programs(2)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from winnow.attention.triton.kernels.codec import field_at, store_vectors
-from winnow.attention.triton.kernels.rows import find_slots, row_length
+from winnow.attention.triton.kernels.rows import find_blocks, row_length
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -50,10 +50,11 @@ def write_kvs(
     if tokens_after is not None:
         n -= tl.load(tokens_after + token).to(tl.int32)
     inside = n >= 0  # the row of a padding sequence is empty
-    flat = find_slots(
-        pages, page_table, slot, layer, head, n, inside,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+    block = find_blocks(
+        pages, page_table, slot, layer, head, n // BLOCK_SIZE, inside,
+        LAYERS, KV_HEADS, PAGE_ENTRIES, PAGES_PER_SEQ,
     )  # fmt: skip
+    flat = block * BLOCK_SIZE + n % BLOCK_SIZE
     key_at = k + token * k_token_stride + head * k_head_stride
     store_vectors(storage, flat, key_at, inside, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D)
     value_at = v + token * v_token_stride + head * v_head_stride

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import biased, load_vectors
+from winnow.attention.triton.kernels.codec import biased, load_keys, load_vectors
 from winnow.attention.triton.kernels.decode import sequence_of
 from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees
 
@@ -76,8 +76,8 @@ def observe_decode(
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < length
     flat = find_slots(
-        pages, page_table, slot, layer, head, n, inside,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+        pages, page_table, slot, layer, head, block * BLOCK_N, length,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
     )  # fmt: skip
     g = tl.arange(0, BLOCK_G)
     real = g < GROUP
@@ -197,13 +197,11 @@ def observe_chunk(
     d = tl.arange(0, BLOCK_D)
     inside = n < length
     flat = find_slots(
-        pages, page_table, slot, layer, head, n, inside,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+        pages, page_table, slot, layer, head, block * BLOCK_N, length,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
     )  # fmt: skip
     positions = tl.load(position_pool + flat, mask=inside, other=0)
-    keys = load_vectors(
-        storage, flat[None, :], inside[None, :], d[:, None], (d < HEAD_DIM)[:, None], KEY, BLOCK_SIZE, 0
-    ).to(DOT)
+    keys, factor = load_keys(storage, flat, inside, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
     plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
     added = tl.zeros([BLOCK_N], tl.float32)
     # The chunk's own KVs are the last of the row: skip queries before the block's first KV.
@@ -221,7 +219,7 @@ def observe_chunk(
             query_head = part * HEADS + h
             q_at = q + token[:, None] * q_token_stride + query_head * q_head_stride + d[None, :]
             queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
-            logits = biased(logits_of(queries, keys, scale, SOFTCAP), storage, flat, inside, KEY, BLOCK_SIZE)
+            logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, inside, KEY, BLOCK_SIZE)
             mine = token * (KV_HEADS * GROUP) + query_head
             row_max = tl.load(statistics + mine, mask=real, other=0.0)
             row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
@@ -273,8 +271,8 @@ def replace_accumulators(
     n = block * BLOCK_N + tl.arange(0, BLOCK_N)
     inside = n < length
     flat = find_slots(
-        pages, page_table, slot, layer, head, n, inside,
-        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+        pages, page_table, slot, layer, head, block * BLOCK_N, length,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
     )  # fmt: skip
     value = tl.load(values + (row.to(tl.int64) * KV_HEADS + head) * longest + n, mask=inside, other=0.0)
     put(accumulator, flat, value, inside, True)

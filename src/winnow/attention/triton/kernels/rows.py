@@ -15,26 +15,60 @@ def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.co
 
 
 @triton.jit
+def find_blocks(
+    pages,
+    page_table,
+    slot,
+    layer,
+    head,
+    block,
+    inside,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+):
+    """Return the pool's blocks, int64, that are the block-th of a row; 0 where not `inside`."""
+    page = tl.load(page_table + slot * PAGES_PER_SEQ + block // PAGE_ENTRIES, mask=inside, other=0)
+    row = (page.to(tl.int64) * LAYERS + layer) * KV_HEADS + head
+    return tl.load(pages + row * PAGE_ENTRIES + block % PAGE_ENTRIES, mask=inside, other=0).to(tl.int64)
+
+
+@triton.jit
 def find_slots(
     pages,
     page_table,
     slot,
     layer,
     head,
-    n,
-    inside,
+    first,
+    length,
     LAYERS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """Return flat slot numbers, int64, of the n-th KVs of a row; 0 .. BLOCK_SIZE - 1 where not `inside`."""
-    block = n // BLOCK_SIZE
-    page = tl.load(page_table + slot * PAGES_PER_SEQ + block // PAGE_ENTRIES, mask=inside, other=0)
-    row = (page.to(tl.int64) * LAYERS + layer) * KV_HEADS + head
-    entry = tl.load(pages + row * PAGE_ENTRIES + block % PAGE_ENTRIES, mask=inside, other=0)
-    return entry.to(tl.int64) * BLOCK_SIZE + n % BLOCK_SIZE
+    """Return flat slot numbers, int64 [BLOCK_N], of the KVs of a row from `first` on, a multiple of BLOCK_N.
+
+    Those from `length` on are any slots of the pool.
+    """
+    n = first + tl.arange(0, BLOCK_N)
+    if BLOCK_N % BLOCK_SIZE == 0 and BLOCK_SIZE & (BLOCK_SIZE - 1) == 0:  # look each block up once
+        blocks: tl.constexpr = BLOCK_N // BLOCK_SIZE
+        number = first // BLOCK_SIZE + tl.arange(0, blocks)
+        block = find_blocks(
+            pages, page_table, slot, layer, head, number, number * BLOCK_SIZE < length,
+            LAYERS, KV_HEADS, PAGE_ENTRIES, PAGES_PER_SEQ,
+        )  # fmt: skip
+        block = tl.reshape(tl.broadcast_to(block[:, None], [blocks, BLOCK_SIZE]), [BLOCK_N])
+    else:
+        block = find_blocks(
+            pages, page_table, slot, layer, head, n // BLOCK_SIZE, n < length,
+            LAYERS, KV_HEADS, PAGE_ENTRIES, PAGES_PER_SEQ,
+        )  # fmt: skip
+    return block * BLOCK_SIZE + n % BLOCK_SIZE
 
 
 @triton.jit
@@ -47,10 +81,10 @@ def sees(age, inside, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def logits_of(queries, keys, scale, SOFTCAP: tl.constexpr):
-    """Return scaled products of queries [M, D] and keys [D, N], with the soft-cap applied: float32 [M, N]."""
+def logits_of(queries, keys, factor, SOFTCAP: tl.constexpr):
+    """Return products of queries [M, D] and keys [D, N] times `factor`, soft-capped: float32 [M, N]."""
     # "ieee": multiply float32 in full precision, not in TF32.
-    logits = tl.dot(queries, keys, input_precision="ieee") * scale
+    logits = tl.dot(queries, keys, input_precision="ieee") * factor
     if SOFTCAP is not None:
         # tanh from exp(-2 |x|), which cannot overflow
         e = tl.exp(tl.abs(logits) * (-2.0 / SOFTCAP))
@@ -60,10 +94,11 @@ def logits_of(queries, keys, scale, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def online_softmax(logits, values, row_max, row_sum, acc):
+def online_softmax(logits, values, factor, row_max, row_sum, acc):
     """Update the online softmax of each query by a block of KVs.
 
-    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D]. row_max [M]: largest logit so far,
+    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D], to be multiplied by
+    `factor`, [1, N], if that is given. row_max [M]: largest logit so far,
     row_sum [M]: sum of exp(logit - row_max), acc [M, D]: sum of exp(logit - row_max) v. Returns the updated three.
     """
     new_max = tl.maximum(row_max, tl.max(logits, axis=1))
@@ -72,5 +107,7 @@ def online_softmax(logits, values, row_max, row_sum, acc):
     rescale = tl.exp(row_max - base)
     weight = tl.exp(logits - base[:, None])
     row_sum = row_sum * rescale + tl.sum(weight, axis=1)
+    if factor is not None:
+        weight = weight * factor
     acc = tl.dot(weight.to(values.dtype), values, acc * rescale[:, None], input_precision="ieee")
     return new_max, row_sum, acc
