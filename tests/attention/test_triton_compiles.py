@@ -2,13 +2,16 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
+TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Shared memory of one program, in bytes, at most: a card with 99 KiB, and one with 227.
 MOST_SHARED = {86: 99 * 1024, 90: 227 * 1024}
 
@@ -27,14 +30,13 @@ def compile_kernels(tmp_path: Path, capability: int, *wanted: str) -> list[dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", MOST_SHARED)
 @pytest.mark.parametrize(
-    "formats",
+    ("formats", "capability"),
     [
-        ("bfloat16", "bfloat16"),
-        ("bfloat16", "k=float32,v=int3"),
-        ("float32", "k=bfloat16,v=int8"),
-        ("float16", "k=int4-outlier,v=fp8_e4m3"),
+        (("bfloat16", "bfloat16"), 86),
+        (("bfloat16", "k=float32,v=int3"), 90),
+        (("float32", "k=bfloat16,v=int8"), 86),
+        (("float16", "k=int4-outlier,v=fp8_e4m3"), 90),
     ],
 )
 def test_kernels_compile_and_fit(formats: tuple[str, str], capability: int, tmp_path: Path) -> None:
@@ -44,3 +46,31 @@ def test_kernels_compile_and_fit(formats: tuple[str, str], capability: int, tmp_
     assert len({line["kernel"] for line in found}) == 8, "every kernel"
     for line in found:
         assert line["shared"] <= MOST_SHARED[capability], line
+
+
+# Registers of a thread that let three programs of 128 threads share a multiprocessor, and what the formats need today.
+MOST_REGISTERS = {
+    ("attend_split", "bfloat16"): 168,
+    ("attend_split", "int8"): 200,
+    ("attend_split", "fp8_e4m3"): 200,
+    ("attend_split", "int4"): 192,
+    ("observe_decode", "bfloat16"): 80,
+    ("write_kvs", "bfloat16"): 48,
+}
+# Instructions of the longest loop, which is over tiles of 128 KVs.
+MOST_INSTRUCTIONS = {"bfloat16": 1450, "int8": 2350, "fp8_e4m3": 2450, "int4": 3050}
+
+
+@pytest.mark.skipif(
+    shutil.which("cuobjdump", path=str(TOOLS)) is None, reason="triton comes without its tools"
+)
+@pytest.mark.parametrize("kv_format", MOST_INSTRUCTIONS)
+def test_decoding_keeps_to_its_registers(kv_format: str, tmp_path: Path) -> None:
+    """With aligned memory, as the JIT finds it, and nothing spilled: what a Hopper GPU would run."""
+    wanted = [name for name, of in MOST_REGISTERS if of == kv_format]
+    found = compile_kernels(tmp_path, 90, "bfloat16", "128", kv_format, *wanted)
+    assert {line["kernel"] for line in found} == set(wanted)
+    for line in found:
+        assert line["stack"] == 0, line
+        assert line["registers"] <= MOST_REGISTERS[line["kernel"], kv_format], line
+        assert max(line["loops"], default=0) <= MOST_INSTRUCTIONS[kv_format], line

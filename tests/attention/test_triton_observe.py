@@ -1,13 +1,16 @@
 """What the Triton backend tells the scores, against the reference: sequences of one batch tell different things."""
 
 import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from triton_case import DEVICE, build, compare, compute, with_observers
+from triton_case import DEVICE, SMALL, build, compare, compute, with_observers
 
 from winnow.attention import AttentionObserver, AttentionSpec, Group, ReferenceBackend, Smoothing, Term
-from winnow.attention.triton import TritonBackend, batch
+from winnow.attention.triton import TritonBackend, attend, batch
 
 SPEC = AttentionSpec(1.0, window=20, softcap=3.0, sinks=torch.linspace(-1, 1, 6, device=DEVICE))
 TERMS = [*((term,) for term in Term), (Term.ATTENTION, Term.GROUP_SQUARED)]
@@ -53,6 +56,36 @@ def test_watched_and_unwatched_share_a_batch() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision(dtype: torch.dtype) -> None:
     compare(build(37, [1, 1, 9], dtype=dtype, group=1, observe=[AttentionObserver()] * 3), AttentionSpec(0.3))
+
+
+@pytest.mark.parametrize("term", Term)
+def test_decoding_is_observed_without_tiles_of_queries(term: Term, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is observed: one launch that reads the KVs for attention, and one for each term."""
+    launched: list[tuple[str, int]] = []
+    for name in ("attend_split", "merge_splits", "observe_decode", "attend_chunk", "observe_chunk"):
+        monkeypatch.setattr(attend, name, Counted(getattr(attend, name), name, launched))
+    case = build(41, [1] * 4, longest=40, observe=[AttentionObserver((term,))] * 4)
+    compute(TritonBackend(SMALL), case, SPEC)
+    longest, kv_heads = int(case.spans.lengths.max()), case.k.shape[1]
+    splits = min(SMALL.max_splits, -(-longest // SMALL.min_split))
+    assert launched == [
+        ("attend_split", 4 * kv_heads * splits),
+        ("merge_splits", 4 * case.q.shape[1]),
+        ("observe_decode", 4 * kv_heads),
+    ]
+
+
+@dataclass
+class Counted:
+    """A kernel that notes its launches: its name and the programs of its grid."""
+
+    kernel: Any
+    name: str
+    launched: list[tuple[str, int]]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        self.launched.append((self.name, math.prod(grid)))
+        return self.kernel[grid]
 
 
 def test_several_launches_when_scratch_is_short(monkeypatch: pytest.MonkeyPatch) -> None:

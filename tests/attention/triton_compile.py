@@ -1,8 +1,8 @@
 """Compile every kernel for a GPU that need not be there: `python triton_compile.py 90 bfloat16 128 [float32]`.
 
 Arguments: compute capability, the dtype of activations, head_dim, the format of KVs where it is another, and names of
-kernels where not all are wanted. The interpreter takes programs that the compiler refuses. Prints a line of JSON for
-each kernel: its tile, shared memory, and what the assembler made of it.
+kernels where not all are wanted, which then come without windows. The interpreter takes programs that the compiler
+refuses. Prints a line of JSON for each kernel: its tile, shared memory, and what the assembler made of it.
 """
 
 import json
@@ -94,13 +94,10 @@ def variants(
     summed = {**observer_args, "TERM": "value aware", "SUMS": True, "HEADS": 1}
     yield observer.observe_chunk, {**plain, **tiles, **added}, *launch
     yield observer.observe_chunk, {**bent, **tiles, **summed}, *launch
-    observer_args = {**observer_args, "TERM": "group squared", "AGGREGATE": "max"}
-    yield (
-        observer.observe_decode,
-        {**LAYOUT, **observer_args, "GROUP": GROUP, "BLOCK_G": 4, "BLOCK_N": 128},
-        4,
-        3,
-    )
+    observed = {**LAYOUT, **sizes, **observer_args, "VALUE": plain["VALUE"], "GROUP": GROUP, "BLOCK_G": 4}
+    few = {"TERM": "group squared", "AGGREGATE": "max", "BLOCK_N": 128, "exact": None, "storage": None}
+    yield observer.observe_decode, {**observed, **few}, 4, 3
+    yield observer.observe_decode, {**observed, "TERM": "value aware", "BLOCK_N": 4096 // head_dim}, 4, 3
     yield observer.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
     yield move.write_kvs, {**LAYOUT, **sizes_of_kvs, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
     of_pool = {
@@ -136,10 +133,10 @@ def alignment(kernel: Any, name: str, kind: str) -> bool:
 def compile_all(
     capability: int, dtype: torch.dtype, head_dim: int, codec: KVCodec, only: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
-    """Each kernel's name, tile and resources; `only`: names of kernels, or none for all."""
+    """Each kernel's name, tile and resources; `only`: names of kernels, without windows; empty: all."""
     word = KVPool(CacheLayout.even(1, 1, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1).kinds[0].words.dtype
     for kernel, constants, num_warps, num_stages in variants(dtype, codec, head_dim, capability):
-        if only and kernel.__name__ not in only:
+        if only and (kernel.__name__ not in only or constants.get("WINDOW") is not None):
             continue
         names = kernel.arg_names
         signature = {
@@ -174,8 +171,8 @@ def compile_all(
         }
 
 
-def resources(cubin: bytes) -> dict[str, int]:
-    """Registers of a thread, bytes of its stack (spills), and instructions: all, and of the longest loop."""
+def resources(cubin: bytes) -> dict[str, Any]:
+    """Registers of a thread, bytes of its stack (spills), and instructions: all, and of its long loops."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -193,11 +190,12 @@ def resources(cubin: bytes) -> dict[str, int]:
         for at, target in re.findall(r"/\*([0-9a-f]{4,})\*/ [^;]*BRA(?:\.U)?[^;]* 0x([0-9a-f]+)", code)
     ]
     loops = [sum(target <= at <= end for at in places) for target, end in jumps if target < end]
+    loops = [size for size in loops if size > 100]
     return {
         "registers": int(found[1]),
         "stack": int(found[2]),
         "instructions": len(places),
-        "loop": max(loops, default=0),
+        "loops": loops,
     }
 
 

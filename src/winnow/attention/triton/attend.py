@@ -23,6 +23,8 @@ from winnow.cache.layout import ceil_div
 
 # KVs of one program of the kernels that only touch accumulators.
 _KVS_PER_PROGRAM = 128
+# Elements of values that a program of them holds in registers.
+_VALUES_PER_PROGRAM = 4096
 
 
 class Attend:
@@ -86,10 +88,12 @@ class Attend:
         splits = max(1, min(tuning.max_splits, ceil_div(part.longest, tuning.min_split)))
         partial = q.new_empty((part.count, query_heads, splits, head_dim), dtype=torch.float32)
         statistics = q.new_empty((3, part.count, query_heads, splits), dtype=torch.float32)
-        raw = merged = None
+        raw = merged = exact = None
         if part.observe is not None:
             raw = q.new_empty((part.count, query_heads, part.longest), dtype=torch.float32)
             merged = q.new_empty((3, part.count, query_heads), dtype=torch.float32)
+            if Term.VALUE_AWARE in part.observe.terms:
+                exact = q.new_empty((part.count, query_heads, head_dim), dtype=torch.float32)
         cut = {"MIN_SPLIT": tuning.min_split, "MAX_SPLITS": tuning.max_splits}
         attend_split[(part.count, kv_heads, splits)](
             q,
@@ -120,6 +124,7 @@ class Attend:
             *self._rows[2:],
             part.index,
             self.out,
+            exact,
             merged,
             self._layer,
             splits,
@@ -133,16 +138,25 @@ class Attend:
             num_warps=4,
         )
         if part.observe is not None:
-            self._observe_decodes(part, part.observe, raw, merged)
+            self._observe_decodes(part, part.observe, raw, merged, exact)
 
     def _observe_decodes(
-        self, part: Decodes, observe: AttentionObserver, raw: Tensor | None, merged: Tensor | None
+        self,
+        part: Decodes,
+        observe: AttentionObserver,
+        raw: Tensor | None,
+        merged: Tensor | None,
+        exact: Tensor | None,
     ) -> None:
-        blocks = ceil_div(part.longest, _KVS_PER_PROGRAM)
         for term, accumulator in zip(observe.terms, self._accumulators, strict=False):
-            observe_decode[(part.count, self._layout["KV_HEADS"], blocks)](
+            needs_values = term is Term.VALUE_AWARE
+            keys = _VALUES_PER_PROGRAM // self._formula["BLOCK_D"] if needs_values else _KVS_PER_PROGRAM
+            grid = part.count, self._layout["KV_HEADS"], ceil_div(part.longest, keys)
+            observe_decode[grid](
                 raw,
                 merged,
+                exact if needs_values else None,
+                self._pool.storage if needs_values else None,
                 self._cache.pool.position,
                 accumulator,
                 *self._rows,
@@ -151,13 +165,16 @@ class Attend:
                 self._layer,
                 part.longest,
                 **self._layout,
+                VALUE=self._formula["VALUE"],
+                HEAD_DIM=self._formula["HEAD_DIM"],
+                BLOCK_D=self._formula["BLOCK_D"],
                 GROUP=self._group,
                 TERM=term.value,
                 AGGREGATE=observe.group.value,
                 EXCLUDE_FIRST=observe.exclude_first,
                 REPLACE=observe.replace,
                 BLOCK_G=triton.next_power_of_2(self._group),
-                BLOCK_N=_KVS_PER_PROGRAM,
+                BLOCK_N=keys,
                 num_warps=4,
             )
 

@@ -81,11 +81,11 @@ class Batch:
         for observe, index in _by_observer(observers[: spans.num_decodes]).items():
             if observe is None:
                 decodes.append(_decodes(spans, index, None))
-            elif observe.smoothing is None and Term.VALUE_AWARE not in observe.terms:
+            elif observe.smoothing is None:
                 decodes += [
                     _decodes(spans, part, observe) for part in _parts(spans.lengths, index, query_heads)
                 ]
-            else:  # logits alone do not suffice: treat it as a chunk of one query
+            else:  # neighbours are pooled: treat it as a chunk of one query
                 chunked += index
         for observe, index in _by_observer(observers, chunked).items():
             if observe is not None:

@@ -13,6 +13,66 @@ from winnow.attention.triton.kernels.rows import (
 )
 
 
+@triton.jit
+def attend_tile(
+    queries,
+    now,
+    earliest,
+    row_max,
+    row_sum,
+    acc,
+    seen,
+    storage,
+    position_pool,
+    pages,
+    page_table,
+    slot,
+    layer,
+    head,
+    first,
+    end,
+    scale,
+    LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    DOT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Update the online softmax of a tile of queries by the KVs of a row from `first` on; MASKED: not all see all."""
+    flat = find_slots(
+        pages, page_table, slot, layer, head, first, end,
+        LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
+    )  # fmt: skip
+    if MASKED:
+        inside = first + tl.arange(0, BLOCK_N) < end
+        positions = tl.load(position_pool + flat, mask=inside, other=0)
+        wanted = inside
+        if WINDOW is not None:  # skip KVs that no query of the tile sees
+            wanted = inside & (positions > earliest - WINDOW)
+    else:
+        wanted = tl.full([BLOCK_N], True, tl.int1)
+    keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+    logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
+    if MASKED:
+        visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
+        logits = tl.where(visible, logits, float("-inf"))
+        seen += tl.sum(visible.to(tl.float32), axis=1)
+    else:
+        seen += BLOCK_N
+    values, value_factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
+    row_max, row_sum, acc = online_softmax(logits, values, value_factor, row_max, row_sum, acc)
+    return row_max, row_sum, acc, seen
+
+
 @triton.jit(do_not_specialize=["layer", "tokens"])
 def attend_chunk(
     q,
@@ -83,25 +143,25 @@ def attend_chunk(
     seen = tl.zeros([BLOCK_M], tl.float32)
     # A chunk's own KVs are the last of its row, in order: skip those after the tile's last query.
     end = length - count + tl.minimum(first_query + queries_per_tile, count)
-    for first in range(0, end, BLOCK_N):
-        n = first + tl.arange(0, BLOCK_N)
-        inside = n < end
-        flat = find_slots(
-            pages, page_table, slot, layer, head, first, end,
-            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
+    # KVs older than the chunk are visible to all of its queries, unless there is a window: whole tiles of them need no
+    # mask.
+    masked = 0
+    if WINDOW is None:
+        masked = (length - count) // BLOCK_N * BLOCK_N
+        for first in range(0, masked, BLOCK_N):
+            row_max, row_sum, acc, seen = attend_tile(
+                queries, now, earliest, row_max, row_sum, acc, seen,
+                storage, position_pool, pages, page_table, slot, layer, head, first, end, scale,
+                LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+                KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, False,
+            )  # fmt: skip
+    for first in range(masked, end, BLOCK_N):
+        row_max, row_sum, acc, seen = attend_tile(
+            queries, now, earliest, row_max, row_sum, acc, seen,
+            storage, position_pool, pages, page_table, slot, layer, head, first, end, scale,
+            LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
+            KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, True,
         )  # fmt: skip
-        positions = tl.load(position_pool + flat, mask=inside, other=0)
-        wanted = inside
-        if WINDOW is not None:  # skip KVs that no query of the tile sees
-            wanted = inside & (positions > earliest - WINDOW)
-        keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-        visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
-        logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
-        logits = tl.where(visible, logits, float("-inf"))
-        values, factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-        row_max, row_sum, acc = online_softmax(logits, values, factor, row_max, row_sum, acc)
-        if statistics is not None:
-            seen += tl.sum(visible.to(tl.float32), axis=1)
 
     if sinks is not None:
         sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)

@@ -166,12 +166,6 @@ def bfloat16_of_e4m3(code):
 
 
 @triton.jit
-def folds_scales(SIDE: tl.constexpr, DOT: tl.constexpr) -> tl.constexpr:
-    """Return whether products are scaled instead of vectors; float16 could not hold a small weight times a scale."""
-    return SIDE.row_scaled and tl.float16 != DOT
-
-
-@triton.jit
 def load_unscaled(
     storage,
     flat,
@@ -206,7 +200,8 @@ def load_keys(
 ):
     """Return keys, DOT [D, N], and by what their products with queries are multiplied, `scale` among it."""
     d = tl.arange(0, BLOCK_D)[:, None]
-    if folds_scales(KEY, DOT):
+    folded: tl.constexpr = KEY.row_scaled and tl.float16 != DOT
+    if folded:
         keys = load_unscaled(
             storage, flat[None, :], inside[None, :], d, d < HEAD_DIM, KEY, BLOCK_SIZE, DOT
         )  # fmt: skip
@@ -230,9 +225,11 @@ def load_values(
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Return values, DOT [N, D], and by what their attention weights are multiplied: float32 [1, N], or None."""
+    """Return values, DOT [N, D], and by what their attention weights are multiplied: float32 [1, N] or [1, 1]."""
     d = tl.arange(0, BLOCK_D)[None, :]
-    if folds_scales(VALUE, DOT):
+    # float16 could not hold a small weight times a scale.
+    folded: tl.constexpr = VALUE.row_scaled and tl.float16 != DOT
+    if folded:
         values = load_unscaled(
             storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, BLOCK_SIZE, DOT
         )  # fmt: skip
@@ -241,7 +238,7 @@ def load_values(
         values = load_vectors(
             storage, flat[:, None], inside[:, None], d, d < HEAD_DIM, VALUE, BLOCK_SIZE, 1
         ).to(DOT)  # fmt: skip
-        factor = None
+        factor = tl.full([1, 1], 1.0, tl.float32)  # multiplying by a constant 1 costs nothing
     return values, factor
 
 

@@ -40,6 +40,8 @@ def put(accumulator, flat, added, inside, REPLACE: tl.constexpr):
 def observe_decode(
     raw,
     statistics,
+    exact,
+    storage,
     position_pool,
     accumulator,
     pages,
@@ -55,6 +57,9 @@ def observe_decode(
     BLOCK_SIZE: tl.constexpr,
     PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr,
+    VALUE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     GROUP: tl.constexpr,
     TERM: tl.constexpr,
     AGGREGATE: tl.constexpr,
@@ -65,7 +70,8 @@ def observe_decode(
 ):
     """Observe one query per row, from the logits of `attend_split`. Grid (R, H, blocks of KVs).
 
-    statistics: float32 [3, R, Hq] of `merge_splits`; accumulator: float32 [slots of the pool].
+    statistics: float32 [3, R, Hq], and exact, float32 [R, Hq, d], of `merge_splits`; accumulator: float32 [slots of
+    the pool].
     """
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = sequence_of(row, index)
@@ -97,6 +103,19 @@ def observe_decode(
         counted = counted & (age >= EXCLUDE_FIRST)[None, :]
     p = tl.where(counted, tl.exp(logits - row_max[:, None]) / row_sum[:, None], 0.0)
     p = term_of(p, counted, seen[:, None], TERM)
+    if TERM == "value aware":  # every value is read once for the whole group
+        d = tl.arange(0, BLOCK_D)
+        values = load_vectors(
+            storage, flat[:, None], inside[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
+        ).to(tl.float32)
+        distance = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
+        first = (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP) * HEAD_DIM
+        for h in range(GROUP):
+            output = tl.load(exact + first + h * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
+            # Channels that pad a tile may hold a minimum.
+            apart = tl.where((d < HEAD_DIM)[None, :], values - output[None, :], 0.0)
+            distance = tl.where((g == h)[:, None], tl.sum(apart * apart, axis=1)[None, :], distance)
+        p = p * distance
     if AGGREGATE == "max":
         added = tl.max(p, axis=0)
     else:

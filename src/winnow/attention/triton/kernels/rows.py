@@ -98,7 +98,7 @@ def online_softmax(logits, values, factor, row_max, row_sum, acc):
     """Update the online softmax of each query by a block of KVs.
 
     logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D], to be multiplied by
-    `factor`, [1, N], if that is given. row_max [M]: largest logit so far,
+    `factor`, [1, N] or [1, 1]. row_max [M]: largest logit so far,
     row_sum [M]: sum of exp(logit - row_max), acc [M, D]: sum of exp(logit - row_max) v. Returns the updated three.
     """
     new_max = tl.maximum(row_max, tl.max(logits, axis=1))
@@ -107,7 +107,5 @@ def online_softmax(logits, values, factor, row_max, row_sum, acc):
     rescale = tl.exp(row_max - base)
     weight = tl.exp(logits - base[:, None])
     row_sum = row_sum * rescale + tl.sum(weight, axis=1)
-    if factor is not None:
-        weight = weight * factor
-    acc = tl.dot(weight.to(values.dtype), values, acc * rescale[:, None], input_precision="ieee")
+    acc = tl.dot((weight * factor).to(values.dtype), values, acc * rescale[:, None], input_precision="ieee")
     return new_max, row_sum, acc
