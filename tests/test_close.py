@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import gc, weakref
 gc.disable()
@@ -26,6 +28,48 @@ def left_alive(eviction: str | None, engine: str, kinds: set[str]) -> str:
 
 def test_model_and_cache_are_freed_without_the_garbage_collector() -> None:
     assert left_alive("snapkv", "paged", {"LlamaForCausalLM", "PagedCache", "KVPool"}) == "[]"
+
+
+GRAPHS = """
+import gc, weakref
+gc.disable()
+from winnow import LLM, SamplingParams
+from winnow.attention import ReferenceBackend
+from winnow.executor import torch_executor
+from winnow.executor.decode_graph import DecodeGraphs
+
+# On a CPU a step "captured" is computed again.
+torch_executor.graph_capture = lambda device: lambda compute: compute
+ReferenceBackend.capturable = lambda self, spans, heads: True
+class Recorded(DecodeGraphs):
+    def run(self, tokens, spans):
+        try:
+            return super().run(tokens, spans)
+        finally:
+            ran.append(len(self._graphs))
+torch_executor.DecodeGraphs = Recorded
+
+ran, alive = [], []
+for _ in range({engines}):
+    llm = LLM(kv_memory="8MiB", load_format="dummy", attention_backend="reference", verify_model=False)
+    llm.generate(["some words"], SamplingParams(max_tokens=3))
+    executor = llm._engine._executor
+    alive += map(weakref.ref, (executor, executor.cache, executor._graphs, executor._model.model))
+    del executor
+    llm.close()
+    del llm
+    assert ran and ran[-1] == 1, ran
+    assert not [ref() for ref in alive if ref() is not None], alive
+print("freed")
+"""
+
+
+@pytest.mark.parametrize("engines", [20])
+def test_engines_of_a_process_hold_no_more_than_one(engines: int) -> None:
+    """Graphs included: what captures them must not hold what holds them."""
+    command = [sys.executable, "-W", "ignore", "-c", GRAPHS.format(engines=engines)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.strip() == "freed", done.stderr
 
 
 def test_and_those_of_the_padded_engine() -> None:

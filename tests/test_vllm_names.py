@@ -176,7 +176,6 @@ def test_what_says_nothing_changes_nothing(harmless: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"gpu_memory_utilization": 0.9}, r'gpu_memory_utilization=0.9: .*kv_memory="8GiB"'),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2: a model runs on one device"),
         ({"quantization": "awq"}, "quantization='awq': weights are read as they were stored"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb=4: weights stay on their device"),

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from winnow import vllm_names
+from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.engine.admission import requested_eviction
@@ -19,6 +20,7 @@ from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
 from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine
+from winnow.executor.device_memory import with_device_memory
 from winnow.foreign_names import accept_arguments
 from winnow.inspect import Inspection, KeptTokens
 from winnow.models import PlainModel, load_model, load_plain_model
@@ -63,7 +65,7 @@ class LLM(EngineClient):
         self._team_wait = TeamWait()
         try:
             with _LOADING:
-                loaded, engine = _open_engine(self.config)
+                loaded, engine, self.config = _open_engine(self.config)
         except BaseException:
             self._team_wait.stop()
             raise
@@ -265,6 +267,7 @@ class LLM(EngineClient):
         """Free model and cache. Requests in progress are lost; threads that wait for them get a `ClosedError`."""
         self._team_wait.stop()
         self._driver.close()
+        release_cached(self.device)
 
     def __enter__(self) -> Self:
         return self
@@ -308,23 +311,29 @@ class LLM(EngineClient):
         return OutputStream(self._driver, box)
 
 
-def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop]:
+def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineConfig]:
     # No model is kept in a local; see `LLM.__init__`.
     if config.model.engine == "padded":
         # Imports transformers' caches, which the paged engine does not need.
         from winnow.padded import build_padded_engine
 
         return _with_engine(
-            load_plain_model(config.model), lambda plain: build_padded_engine(plain, config, time.monotonic)
+            load_plain_model(config.model),
+            lambda plain, config: build_padded_engine(plain, config, time.monotonic),
+            config,
         )
     policy = resolve_policy(config.eviction).policy
     if policy.score.needs.predictor is not None:  # before the model takes its time
         require_predictor(policy.score.needs.predictor, locate_model(config.model))
     return _with_engine(
         load_model(config.model, beyond_trained_len=policy.reassign_positions),
-        lambda loaded: build_engine(loaded, config, policy, time.monotonic),
+        lambda loaded, config: build_engine(loaded, config, policy, time.monotonic),
+        config,
     )
 
 
-def _with_engine(loaded: _Model, build: Callable[[_Model], RequestLoop]) -> tuple[PlainModel, RequestLoop]:
-    return loaded, build(loaded)
+def _with_engine(
+    loaded: _Model, build: Callable[[_Model, EngineConfig], RequestLoop], config: EngineConfig
+) -> tuple[PlainModel, RequestLoop, EngineConfig]:
+    config = with_device_memory(config, loaded)
+    return loaded, build(loaded, config), config

@@ -5,7 +5,7 @@ tests/test_engine_options.py fails where the two differ, and prints the line to 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, make_dataclass
+from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -38,6 +38,7 @@ class EngineOptions(TypedDict, total=False):
     seed: int
     # CacheConfig
     kv_memory: int | str
+    gpu_memory_utilization: float | None
     block_size: int
     enable_prefix_caching: bool
     prefix_store: str | Path | None
@@ -82,7 +83,12 @@ class EngineOptions(TypedDict, total=False):
     overlap_prefill: bool | None
 
 
-_FIELDS = [(each.name, each.type, each) for part in PARTS.values() for each in fields(part)]
+_FIELDS = [
+    # None, as what is left out on a GPU is no size that could be written here.
+    (each.name, each.type, field(default=None, metadata=each.metadata) if each.name == "kv_memory" else each)
+    for part in PARTS.values()
+    for each in fields(part)
+]
 EngineArgs: Any = make_dataclass("EngineArgs", _FIELDS, namespace={"__module__": __name__})
 """Options to open an `LLM` with, as in vLLM: `LLM(**vars(EngineArgs(model=..., max_model_len=2048)))`."""
 accept_fields(vllm_names.ENGINE, ConfigError, "option")(EngineArgs)

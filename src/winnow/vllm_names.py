@@ -29,10 +29,6 @@ ENGINE: Mapping[str, ForeignName] = {
         means="kv_offloading_size",
         convert=gibibytes,
     ),
-    "gpu_memory_utilization": ForeignName(
-        'Winnow takes a size instead of a part of the memory: kv_memory, such as kv_memory="8GiB" '
-        "(--kv-memory 8GiB)"
-    ),
     "num_gpu_blocks_override": ForeignName("Winnow takes a size instead of blocks: kv_memory"),
     "cpu_offload_gb": ForeignName(
         "weights stay on their device; weight_dtype=int8 halves them on a CPU, value_tier moves values of KVs",
@@ -209,6 +205,7 @@ SHARED: tuple[str, ...] = (
     "seed",
     "device",
     "attention_backend",
+    "gpu_memory_utilization",
     "block_size",
     "enable_prefix_caching",
     "kv_cache_dtype",

@@ -24,6 +24,12 @@ class CacheConfig:
         parse=parse_bytes,
         effect=Effect.MEMORY,
     )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "part of a GPU's memory that may be in use once the model serves, weights included: kv_memory is what that "
+        "leaves; left out: 0.9 where kv_memory is left out too; nothing where kv_memory is given, or on a CPU",
+        effect=Effect.MEMORY,
+    )
     block_size: int = option(
         16, "slots of one block; memory is handed out and given back in blocks", engine="paged"
     )
@@ -107,6 +113,10 @@ class CacheConfig:
         check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        if self.gpu_memory_utilization is not None:
+            part = self.gpu_memory_utilization
+            number = isinstance(part, int | float) and not isinstance(part, bool)
+            require(number and 0 < part <= 1, "gpu_memory_utilization", "above 0 and at most 1", part)
         if self.kv_offloading_size is not None:
             size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
             object.__setattr__(self, "kv_offloading_size", size)

@@ -63,6 +63,11 @@ class EngineConfig:
         """
         names = {part: [f.name for f in fields(config)] for part, config in PARTS.items()}
         options = present_options(options)
+        # Only here is known what was left out.
+        if "kv_memory" in options:
+            options["gpu_memory_utilization"] = None
+        elif options.get("gpu_memory_utilization") is None:
+            options["gpu_memory_utilization"] = _GPU_PART
         return cls(
             **{
                 part: config(**{name: options[name] for name in names[part] if name in options})
@@ -99,6 +104,9 @@ def _by_present_name(options: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
+_GPU_PART = 0.9
+"""Part of a GPU's memory in use where no option says it; as vLLM's."""
+
 PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}
 """Name -> dataclass of each part of the configuration."""
 
@@ -113,7 +121,7 @@ _NEVER_NONE = frozenset(
     each.name
     for config in PARTS.values()
     for each in fields(config)
-    if each.name in vllm_names.SHARED and each.default is not None
+    if each.name in (*vllm_names.SHARED, "kv_memory") and each.default is not None
 )
 
 EFFECTS: Mapping[str, Effect] = {

@@ -31,6 +31,11 @@ Forward = Callable[[Tensor, Spans], Tensor]
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
+def graph_capture(device: torch.device) -> Capture | None:
+    """Return how a device repeats what it computed once; None: it has no graphs."""
+    return CudaCapture() if device.type == "cuda" else None
+
+
 class CudaCapture:
     """Capture of CUDA graphs, which share one pool of memory: they never run at the same time."""
 
@@ -166,8 +171,9 @@ class DecodeGraphs:
         )
         if not self._capturable(spans):
             return None
+        forward = self._forward  # a graph that held `self` would keep all of them until garbage is collected
         try:
-            return _Graph(inputs, self._capture(lambda: self._forward(token[None], spans)))
+            return _Graph(inputs, self._capture(lambda: forward(token[None], spans)))
         except RuntimeError as error:
             # A model may do what no graph can hold, such as ask the device for a number.
             warnings.warn(f"decoding runs without CUDA graphs, more slowly: {error}", stacklevel=2)

@@ -42,7 +42,7 @@ from winnow.eviction import (
     plan_round,
 )
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
-from winnow.executor.decode_graph import CudaCapture, DecodeGraphs
+from winnow.executor.decode_graph import DecodeGraphs, Forward, graph_capture
 from winnow.executor.occupants import Occupants
 from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
@@ -110,13 +110,14 @@ class TorchExecutor:
         self._watches_residuals = self._watches_inputs = False
         self._graphs: DecodeGraphs | None = None
         # Values on a tier are chosen on the host; states are split on it.
-        if model.device.type == "cuda" and layout.value_tier is None and self._recurrent is None:
+        capture = graph_capture(model.device)
+        if capture is not None and layout.value_tier is None and self._recurrent is None:
             self._graphs = DecodeGraphs(
-                self.decode_logits,
+                _decode_forward(model, backend, self.cache, self._signals),
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
                 size.max_num_seqs,
                 model.device,
-                CudaCapture(),
+                capture,
             )
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
@@ -395,11 +396,6 @@ class TorchExecutor:
         slots = self._to_device([entry.slot for entry in plan.entries for _ in entry.token_ids])
         return torch.where(known == LAST_SAMPLED, self._last_sampled[slots], known)
 
-    def decode_logits(self, tokens: Tensor, spans: Spans) -> Tensor:
-        """Return logits, [B, V], of sequences that bring a token each, int64 [1, B]; their rows have room."""
-        step = PagedAttentionStep(self._backend.prepare(self.cache, spans), self._signals, None, None)
-        return self._model.compute(tokens[0], spans, 0, step, self._recurrent)
-
     def _enter(self, slots: Iterable[int]) -> None:
         """Let the sampler know each of the slots."""
         for slot in slots:
@@ -414,6 +410,18 @@ class TorchExecutor:
         top, wanted = state.params.prompt_logprobs, entry.logprobs
         assert top is not None and wanted is not None, "prompt logprobs are collected only where asked for"
         return prompt_logprobs(logits, state.token_ids[wanted[0] + 1 : wanted[1] + 1], top)
+
+
+def _decode_forward(
+    model: LoadedModel, backend: AttentionBackend, cache: PagedCache, signals: EngineSignals
+) -> Forward:
+    """Return a step of sequences that bring a token each; holds no executor, which holds the graphs of it."""
+
+    def logits(tokens: Tensor, spans: Spans) -> Tensor:
+        step = PagedAttentionStep(backend.prepare(cache, spans), signals, None, None)
+        return model.compute(tokens[0], spans, 0, step, None)
+
+    return logits
 
 
 def _by_policy(targets: SequenceType[EvictionTarget]) -> dict[EvictionPolicy, list[int]]:

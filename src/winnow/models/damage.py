@@ -1,11 +1,15 @@
 """A directory that a model cannot be loaded from: whatever is wrong with it, one line says so."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from winnow.errors import UnsupportedModelError, WinnowError
+from winnow.units import format_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -33,9 +37,22 @@ def loading(path: Path) -> Iterator[None]:
         yield
     except (WinnowError, MemoryError):
         raise
+    except torch.OutOfMemoryError as error:
+        raise UnsupportedModelError(_too_large(path, error)) from None
     # safetensors, tokenizers and transformers each raise what they like, down to plain `Exception`.
     except Exception as error:
         raise UnsupportedModelError(f"model: cannot load {path}: {first_line(error)}") from error
+
+
+def _too_large(path: Path, error: Exception) -> str:
+    """Return what did not fit, from torch's report of it."""
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    said = f"asked for {asked[1]} more" if asked else first_line(error)
+    free, total = torch.cuda.mem_get_info()
+    return (
+        f"model: {path} does not fit the memory of the device: {said}, and {format_bytes(free)} of "
+        f"{format_bytes(total)} are free; close what else uses the device, or give dtype bfloat16 or a smaller model"
+    )
 
 
 def first_line(error: BaseException) -> str:

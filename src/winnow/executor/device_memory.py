@@ -1,0 +1,48 @@
+"""KV memory where its size was left out: what a GPU has left beside the model."""
+
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from winnow.cache.memory import release_cached
+from winnow.config import EngineConfig
+from winnow.errors import ConfigError
+from winnow.models import PlainModel
+from winnow.units import format_bytes
+
+# Of activations that live at the same time within a layer, and float32 copies of logits while they are sampled from.
+_LIVE_ACTIVATIONS = 4
+_LOGITS_COPIES = 3
+
+
+def with_device_memory(config: EngineConfig, loaded: PlainModel) -> EngineConfig:
+    """Return the configuration with the KV memory that `gpu_memory_utilization` leaves on the model's GPU.
+
+    What is in use now counts, by this process and others, and a step's activations as far as they are foreseen.
+
+    Raises:
+        ConfigError: nothing is left; names total, use and what a step needs.
+    """
+    part = config.cache.gpu_memory_utilization
+    if loaded.device.type != "cuda" or part is None:
+        return config
+    release_cached(loaded.device)
+    free, total = torch.cuda.mem_get_info(loaded.device)
+    step = _step_bytes(config, loaded)
+    room = int(total * part) - (total - free) - step
+    if room <= 0:
+        raise ConfigError(
+            f"gpu_memory_utilization {part:g} of {format_bytes(total)} leaves no memory for KVs: "
+            f"{format_bytes(total - free)} are in use with the model, and a step of max_num_batched_tokens="
+            f"{config.scheduler.max_num_batched_tokens} may need {format_bytes(step)}"
+        )
+    return replace(config, cache=replace(config.cache, kv_memory=room))
+
+
+def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:
+    """Return an upper estimate of a step's activations and logits."""
+    scheduler, sizes = config.scheduler, cast(Any, loaded.model).config.get_text_config()
+    widest = max(getattr(sizes, name, None) or 0 for name in ("hidden_size", "intermediate_size"))
+    activations = scheduler.max_num_batched_tokens * widest * _LIVE_ACTIVATIONS * loaded.dtype.itemsize
+    return activations + scheduler.max_num_seqs * loaded.vocab_size * _LOGITS_COPIES * 4
