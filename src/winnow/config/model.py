@@ -85,7 +85,7 @@ class ModelConfig:
     )
     optimize: bool = option(
         True,
-        "on CPU, compute layers in fused native passes and keep weights packed for the processor, wherever that gives "
+        "compute layers in fused passes, and on CPU keep weights packed for the processor, wherever that gives "
         "what the model's own code gives",
     )
     generation_config: str = option(

@@ -1,7 +1,8 @@
-"""Optimization of a loaded model on a CPU: fused layers where they compute the same, packed products elsewhere."""
+"""Optimization of a loaded model: fused layers where they compute the same, packed products elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -54,6 +55,8 @@ def optimize_model(
     """
     kernels = native_kernels()
     layers = decoder_layers(model, geometry.num_layers)
+    if layers and kernels is not None and int8 is None and _passes_fit(model):
+        return _fuse_for_gpu(model, geometry, layers, trained_len)
     if model.device.type != "cpu" or kernels is None or not layers:
         if int8 is not None:
             quantize_model(model, geometry.num_layers, int8)
@@ -101,6 +104,38 @@ def optimize_model(
         return Optimized(extract_parts(model, geometry.num_layers, trained_len), unfused)
     except UnsupportedModelError:
         return Optimized(unfused=unfused)
+
+
+def _passes_fit(model: PreTrainedModel) -> bool:
+    """Return whether Triton computes passes where the model is, without importing it for a CPU."""
+    return model.device.type == "cuda" and find_spec("triton") is not None
+
+
+def _fuse_for_gpu(
+    model: PreTrainedModel, geometry: ModelGeometry, layers: nn.ModuleList, trained_len: int
+) -> Optimized:
+    """Replace layers by fused ones where they compute the same, their products by cuBLAS's, joined."""
+    from winnow.models.fused.build import fuse_layer
+    from winnow.models.fused.layer import FusedLayer, FusedNorm
+    from winnow.models.fused.parts import read_norm
+    from winnow.models.fused.probe import record_calls
+    from winnow.models.fused.triton.passes import TritonPasses, join_linears
+
+    passes, unfused = TritonPasses(), {}
+    shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
+    if geometry.states or geometry.by_layer:
+        return Optimized(unfused=dict.fromkeys(range(len(layers)), "the model has layers of several kinds"))
+    for index, call in enumerate(record_calls(model, layers, trained_len)):
+        fused = fuse_layer(layers[index], call, shape, passes, join_linears)
+        if isinstance(fused, FusedLayer):
+            layers[index] = fused
+        else:
+            unfused[index] = fused
+    base = model.base_model
+    norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
+    if norm is not None and not unfused:
+        base.norm = FusedNorm(norm, passes)
+    return Optimized(unfused=unfused)
 
 
 @torch.inference_mode()

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec
-from winnow.models.fused.kernels import LayerKernels
-from winnow.models.fused.layer import FusedLayer
+from winnow.models.fused.layer import FusedLayer, LayerPasses
 from winnow.models.fused.parts import LayerParts
 from winnow.models.fused.probe import INT8_TOLERANCE, LayerCall
 from winnow.models.packed_linear import MakeLinear
@@ -29,7 +28,7 @@ def fuse_layer(
     layer: nn.Module,
     call: LayerCall,
     shape: tuple[int, int, int],
-    kernels: LayerKernels,
+    kernels: LayerPasses,
     make_linear: MakeLinear,
     *,
     int8: bool = False,
@@ -65,7 +64,7 @@ def fuse_layer(
 
 
 def _difference_in_float32(
-    layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: LayerKernels
+    layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: LayerPasses
 ) -> str | None:
     copy, call = deepcopy(layer).float(), call.to(torch.float32)
     parts = LayerParts.of(copy, *shape)
@@ -83,7 +82,7 @@ def _fused(
     products: dict[str, nn.Module],
     spec: AttentionSpec,
     shape: tuple[int, int, int],
-    kernels: LayerKernels,
+    kernels: LayerPasses,
 ) -> FusedLayer:
     index = int(layer.self_attn.kv_layer)  # type: ignore[arg-type, union-attr]
     public = {n: v for n, v in vars(layer).items() if not n.startswith("_") and n != "training"}

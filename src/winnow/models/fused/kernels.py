@@ -329,8 +329,9 @@ class LayerKernels:
         )
         return out
 
-    def add_normed(self, x: Tensor, norm: NormWeight, to: Tensor) -> None:
-        """Add the norm of x, [T, size], to another tensor of its shape, in place."""
+    def add_normed(self, x: Tensor, norm: NormWeight, to: Tensor, *, in_place: bool = True) -> Tensor:
+        """Return `to`, [T, size], plus the norm of x, of its shape."""
+        to = to if in_place else to.clone()
         assert x.is_contiguous() and to.is_contiguous() and x.shape == to.shape and x.dtype == to.dtype
         self._kernels.add_normed(
             native.native_dtype(x.dtype),
@@ -341,6 +342,7 @@ class LayerKernels:
             norm.native,
             torch.get_num_threads(),
         )
+        return to
 
     def rotate(
         self,

@@ -6,7 +6,7 @@ and what lies after it another. Called one by one, the parts of a small step tak
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,36 @@ if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
 
 
-class FusedNorm(nn.Module):
-    """The norm between the last layer and the head in one native pass: [..., size] -> the same shape."""
+class LayerPasses(Protocol):
+    """The passes between a layer's products; `LayerKernels` says what each computes."""
 
-    def __init__(self, norm: NormWeight, kernels: LayerKernels) -> None:
+    def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
+        """Return the norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
+
+    def add_normed(self, x: Tensor, norm: NormWeight, to: Tensor, *, in_place: bool = True) -> Tensor:
+        """Return `to`, [T, size], plus the norm of x, of its shape."""
+
+    def rotate(
+        self,
+        heads: Tensor,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        cos: Tensor,
+        sin: Tensor,
+        query_norm: NormWeight | None = None,
+        key_norm: NormWeight | None = None,
+    ) -> None:
+        """Norm and rotate queries and keys in place."""
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
+
+
+class FusedNorm(nn.Module):
+    """The norm between the last layer and the head in one pass: [..., size] -> the same shape."""
+
+    def __init__(self, norm: NormWeight, kernels: LayerPasses) -> None:
         super().__init__()
         self.norm = norm
         self._kernels = kernels
@@ -62,7 +88,7 @@ class FusedLayer(nn.Module):
         products: dict[str, nn.Module],
         spec: AttentionSpec,
         shape: tuple[int, int, int],
-        kernels: LayerKernels,
+        kernels: LayerPasses,
         attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
@@ -81,6 +107,11 @@ class FusedLayer(nn.Module):
     def is_native(self) -> bool:
         """Return whether all products are of packed weights, so that native calls compute the layer."""
         return self._native is not None
+
+    @property
+    def _native_kernels(self) -> LayerKernels:
+        assert self.is_native, "packed weights are made by native kernels alone"
+        return cast(LayerKernels, self.kernels)
 
     def stacked(self) -> StackedLayer:
         """Return the layer as a part of a native decoder. It points into the layer, which must be native."""
@@ -109,7 +140,7 @@ class FusedLayer(nn.Module):
         native: NativeStep | None = getattr(winnow_step, "native", None)
         if self._native is not None and native is not None and watcher is None and logits_indices is None:
             cos, sin = position_embeddings[0][0], position_embeddings[1][0]
-            whole = self.kernels.decoder_layer(
+            whole = self._native_kernels.decoder_layer(
                 self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
             )
             return whole[None]
@@ -130,7 +161,7 @@ class FusedLayer(nn.Module):
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
         if self._native is not None:
-            qkv = self.kernels.pre_attention(self._native, x, cos, sin, num_heads * head_dim)
+            qkv = self._native_kernels.pre_attention(self._native, x, cos, sin, num_heads * head_dim)
         else:
             qkv = self.qkv(self.kernels.rms_norm(x, self.norms.input))
             norms = self.norms.query, self.norms.key
@@ -142,7 +173,7 @@ class FusedLayer(nn.Module):
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Return the output projection and feed-forward part: both arguments [n, ...] -> output, [n, hidden_size]."""
         if self._native is not None and watcher is None:
-            return self.kernels.post_attention(self._native, residual, attended)
+            return self._native_kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)
         if watcher is not None:
             watcher.leave_attention(self.layer_idx, stream[None])
@@ -151,14 +182,12 @@ class FusedLayer(nn.Module):
         if norms.output is None:
             normed = kernels.rms_norm(stream, norms.post, add=residual)
         else:
-            projected, stream = stream, residual.clone()
-            kernels.add_normed(projected, norms.output, to=stream)
+            stream = kernels.add_normed(stream, norms.output, to=residual, in_place=False)
             normed = kernels.rms_norm(stream, norms.post)
         out: Tensor = self.down(kernels.gate(self.gate_up(normed), self.activation))
         if norms.down is None:
             return out.add_(stream)
-        kernels.add_normed(out, norms.down, to=stream)
-        return stream
+        return kernels.add_normed(out, norms.down, to=stream)
 
 
 def native_layer(
