@@ -7,10 +7,13 @@ from random import Random
 from typing import Any
 
 import pytest
+import torch
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.engine.plan import StepPlan, StepResult
+from winnow.executor import torch_executor
+from winnow.executor.decode_graph import computes_apart
 from winnow.executor.torch_executor import TorchExecutor
 
 
@@ -180,3 +183,16 @@ def test_a_step_that_fails_loses_no_token(opened: Callable[..., tuple[LLM, LLM]]
     assert failures == 1
     assert [[(found[name], "length")] for name in names] == expected
     overlapping.check_integrity()
+
+
+def test_steps_overlap_by_default_where_the_device_computes_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for apart in (False, True):
+        with monkeypatch.context() as patch:
+            assert computes_apart(torch.device("cuda")) and not computes_apart(torch.device("cpu"))
+            patch.setattr(torch_executor, "computes_apart", lambda device, apart=apart: apart)
+            with LLM(kv_memory="8MiB") as llm:
+                assert llm._engine._looks_ahead == apart
+                [output] = llm.generate(["some words"], SamplingParams(temperature=0, max_tokens=8))
+                found.append(output.outputs[0].token_ids)
+    assert found[0] == found[1]

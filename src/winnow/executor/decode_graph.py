@@ -36,6 +36,11 @@ def graph_capture(device: torch.device) -> Capture | None:
     return CudaCapture() if device.type == "cuda" else None
 
 
+def computes_apart(device: torch.device) -> bool:
+    """Return whether a device computes while the host goes on, so that the next step is submitted meanwhile."""
+    return device.type == "cuda"
+
+
 class CudaCapture:
     """Capture of CUDA graphs, which share one pool of memory: they never run at the same time."""
 

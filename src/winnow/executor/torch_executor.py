@@ -42,7 +42,7 @@ from winnow.eviction import (
     plan_round,
 )
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
-from winnow.executor.decode_graph import DecodeGraphs, Forward, graph_capture
+from winnow.executor.decode_graph import DecodeGraphs, Forward, computes_apart, graph_capture
 from winnow.executor.occupants import Occupants
 from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
@@ -102,7 +102,7 @@ class TorchExecutor:
             size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
         )
         self.cache.states.add(self._occupants, self._signals, self._signals.queries, self._signals.references)
-        self.overlaps = False
+        self.overlaps = computes_apart(model.device)
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
         self._recurrent = model.open_states(size.max_num_seqs)
         if self._recurrent is not None:

@@ -99,9 +99,10 @@ def join_linears(linears: Sequence[nn.Linear]) -> nn.Module:
     first, width = linears[0], sum(each.out_features for each in linears)
     biased = any(each.bias is not None for each in linears)
     joined = nn.Linear(first.in_features, width, biased, device="meta")
-    joined.weight = nn.Parameter(torch.cat(tuple(each.weight for each in linears)), requires_grad=False)
+    weights: list[Tensor] = [each.weight for each in linears]
+    joined.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
     if biased:
-        biases = [
+        biases: list[Tensor] = [
             each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in linears
         ]
         joined.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
