@@ -3,6 +3,7 @@
 import dis
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.binding import ATTENTION_NAME
+from winnow.models.binding import ATTENTION_NAME, attention_of
 from winnow.models.context import ContextLimit, context_limit
 from winnow.models.damage import check_sizes, check_vocabulary, first_line
 from winnow.models.dummy import RepeatedRandom
@@ -22,6 +23,7 @@ from winnow.models.int8_linear import Int8Weights
 from winnow.models.kinds import causal_class, config_class, takes_attention
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import Optimized, optimize_model
+from winnow.models.positions import bind_positions
 from winnow.models.published import Published, open_published
 from winnow.models.quantize import quantize_model, round_beside_blocks
 from winnow.models.tokens import end_tokens
@@ -53,6 +55,8 @@ def load_checkpoint(
     report("reading weights")
     model = _load_weights(path, published, model_config, config, device, ATTENTION_NAME)
     geometry = probe_geometry(model)
+    limit = limit.less(bind_positions(model, attention_of(model, "eager")))
+    trained_len = limit.take(None if beyond_trained_len else wanted)
     dtype = _dtype(config.dtype, model_config, device)
     if model.dtype != dtype:
         assert int8 is not None
@@ -105,9 +109,11 @@ def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     model_config = _read_config(path, published)
     causal_class(model_config)
     tokenizer = _tokenizer(path, published, model_config)
+    model = _load_weights(path, published, model_config, config, _device(config.device), None)
+    first = bind_positions(model, nullcontext())
     return PlainModel(
-        max_model_len=context_limit(model_config).take(config.max_model_len),
-        model=_load_weights(path, published, model_config, config, _device(config.device), None),
+        max_model_len=context_limit(model_config).less(first).take(config.max_model_len),
+        model=model,
         tokenizer=tokenizer,
         vocab_size=_vocab_size(model_config),
         eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),

@@ -1,7 +1,7 @@
 """The longest sequence that a model serves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from winnow.errors import ConfigError
@@ -25,6 +25,10 @@ class ContextLimit:
     """None: its configuration does not say."""
     reason: str
     """Reason for the limit, or for none."""
+
+    def less(self, places: int) -> "ContextLimit":
+        """Return the limit of a model whose table of positions has so many places that are none."""
+        return self if self.tokens is None or not places else replace(self, tokens=self.tokens - places)
 
     def take(self, wanted: int | None) -> int:
         """Return the longest sequence served, where `wanted` is what the user asks for.

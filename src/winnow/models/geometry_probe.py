@@ -1,5 +1,6 @@
 """Geometry of a model's attention layers and states, learnt by watching one token pass through them."""
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ from transformers import AttentionInterface
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
 from winnow.models.binding import attention_of, cache_argument, paged_attention
+from winnow.models.carried import Carrier
 from winnow.models.geometry import ModelGeometry
 from winnow.models.kinds import attending_layers, has_states
 from winnow.models.mixers import StateProbe, bind_mixers
@@ -43,10 +45,16 @@ class _Probe:
         return torch.zeros_like(q)
 
 
+class _StepLostError(Exception):
+    """Signal that keyword arguments of the model's forward do not reach its attention."""
+
+
 def _probe_attention(
-    module: nn.Module, *args: Any, winnow_step: _Probe, **kwargs: Any
+    module: nn.Module, *args: Any, winnow_step: _Probe | None = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Return what `paged_attention` does, once the module has its number."""
+    if winnow_step is None:
+        raise _StepLostError("they do not arrive")
     winnow_step.enter(module)
     return paged_attention(module, *args, winnow_step=winnow_step, **kwargs)
 
@@ -67,26 +75,37 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
     name = type(model).__name__
     config = model.config.get_text_config()
     probe, states = _Probe(), StateProbe(model)
-    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     try:
-        with torch.inference_mode(), attention_of(model, _PROBE), states.watching():
-            model(
-                input_ids=token,
-                position_ids=token,
-                use_cache=False,
-                logits_to_keep=token[0],
-                winnow_step=probe,
-                **({cache_argument(model): states} if has_states(config) else {}),
-            )
+        try:
+            _run(model, probe, states if has_states(config) else None)
+        except _StepLostError:
+            Carrier().bind(model)
+            _run(model, probe, states if has_states(config) else None)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"model: {name} is not supported: {error}") from None
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, _StepLostError) as error:
         raise UnsupportedModelError(
             f"model: {name} is not supported: its forward does not pass keyword arguments to its attention ({error})"
         ) from error
     geometry = _geometry(name, probe, states, config)
     bind_mixers(states)
     return geometry
+
+
+@torch.inference_mode()
+def _run(model: "PreTrainedModel", probe: _Probe, states: StateProbe | None) -> None:
+    """Let one token pass."""
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    more: dict[str, Any] = {} if states is None else {cache_argument(model): states}
+    with attention_of(model, _PROBE), nullcontext() if states is None else states.watching():
+        model(
+            input_ids=token,
+            position_ids=token,
+            use_cache=False,
+            logits_to_keep=token[0],
+            winnow_step=probe,
+            **more,
+        )
 
 
 def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:

@@ -36,7 +36,8 @@ class PackedLinear(nn.Module):
     def __init__(self, packed: "PackedWeight", bias: Tensor | None, kernels: "LayerKernels") -> None:
         super().__init__()
         self.out_features, self.in_features = packed.out_features, packed.in_features
-        self.bias = bias if bias is None else bias.detach().contiguous()
+        # A parameter: BERT's kind registers its head's bias a second time.
+        self.bias = None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
         self.packed = packed
         self.kernels = kernels
 
