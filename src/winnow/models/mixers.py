@@ -18,6 +18,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from winnow.attention import Spans
 from winnow.cache.recurrent import RecurrentStates, StateShape
+from winnow.models.delta_rule import StateRows, steps_in_place
 
 # What layers call the cache that has their states.
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
@@ -30,6 +31,9 @@ class PackedStates(Cache):
         super().__init__(layers=[])
         self._states = states
         self._spans = spans
+        self._slots: list[int] = (
+            spans.device_slots.tolist() if spans.device_slots.device.type == "cpu" else []
+        )
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Return KVs as they are."""
@@ -40,18 +44,26 @@ class PackedStates(Cache):
         return 0
 
     def run(
-        self, layer: int, compute: Callable[[Tensor, Cache], Any], hidden: Tensor, *, continues: bool = True
+        self,
+        layer: int,
+        compute: Callable[[Tensor, Cache], Any],
+        hidden: Tensor,
+        *,
+        continues: bool = True,
+        in_place: bool = False,
     ) -> Any:
         """Return what a layer gives for a packed row, [1, T, size], sequence by sequence.
 
         Args:
             compute: it gives that for rows alike, [B, n, size], that have a cache.
             continues: a piece of several tokens may begin with a state; else such a piece goes token by token.
+            in_place: one token of each changes states of recurrences where they lie (`winnow.models.delta_rule`).
         """
         spans, found = self._spans, []
         decodes = spans.num_decodes
         if decodes:
-            out = self._compute(layer, compute, hidden[0, :decodes, None], spans.device_slots[:decodes])
+            rows, slots = hidden[0, :decodes, None], spans.device_slots[:decodes]
+            out = self._compute(layer, compute, rows, slots, in_place=in_place and bool(self._slots))
             found.append(_each(out, lambda part: part.transpose(0, 1)))
         for index in range(decodes, len(spans.counts)):
             first = int(spans.starts[index])
@@ -63,14 +75,24 @@ class PackedStates(Cache):
         return found[0] if len(found) == 1 else _joined(found)
 
     def _compute(
-        self, layer: int, compute: Callable[[Tensor, Cache], Any], hidden: Tensor, slots: Tensor
+        self,
+        layer: int,
+        compute: Callable[[Tensor, Cache], Any],
+        hidden: Tensor,
+        slots: Tensor,
+        *,
+        in_place: bool = False,
     ) -> Any:
         rows = self._states.by_layer[layer]
         numbers = 1 + max(index for _, index in rows)
         held = LinearAttentionLayer(number_of_states=numbers)
         for (kind, index), row in rows.items():
-            state = row.index_select(0, slots)
             held.has_previous_state[index] = True
+            if kind != "conv" and in_place:
+                held.recurrent_states[index] = StateRows(row, self._slots[: len(slots)])
+                held.is_recurrent_states_initialized[index] = True
+                continue
+            state = row.index_select(0, slots)
             if kind == "conv":
                 held.conv_states[index], held.is_conv_states_initialized[index] = state, True
                 held.conv_kernel_size[index] = state.shape[-1]
@@ -80,7 +102,8 @@ class PackedStates(Cache):
         out = compute(hidden, _Held(layers=[held] * (layer + 1)))
         for (kind, index), row in rows.items():
             state = held.conv_states[index] if kind == "conv" else held.recurrent_states[index]
-            row.index_copy_(0, slots, state)
+            if kind == "conv" or not in_place:
+                row.index_copy_(0, slots, state)
         if not isinstance(out, tuple):
             return out
         # Some return their state beside, which is not read there.
@@ -195,11 +218,12 @@ def bind_mixers(probe: StateProbe) -> None:
     continues: dict[type[nn.Module], bool] = {}
     for module, (layer, given) in probe.mixers.items():
         kind: Any = type(module)
-        own = kind.forward.__get__(module)  # as it is before any binding
+        stepping = steps_in_place(kind)
+        own = (stepping or kind.forward).__get__(module)  # as it is before any binding
         if kind not in continues:
             states = [each for each in probe.shapes.values() if each.layer == layer]
             continues[kind] = _continues(own, states, given)
-        module.forward = _packed(layer, own, continues=continues[kind])
+        module.forward = _packed(layer, own, continues=continues[kind], in_place=stepping is not None)
 
 
 @torch.inference_mode()
@@ -230,7 +254,9 @@ def _continues(own: Callable[..., Any], states: list[StateShape], given: Tensor)
     return not any(torch.equal(result(kind), without) for kind in {each.kind for each in states})
 
 
-def _packed(layer: int, own: Callable[..., Any], *, continues: bool = True) -> Callable[..., Any]:
+def _packed(
+    layer: int, own: Callable[..., Any], *, continues: bool = True, in_place: bool = False
+) -> Callable[..., Any]:
     """Return the forward of a module that keeps states, over packed rows, around its own."""
     names, cache_name = _parameters(own)
     hidden_name, parameters = names[0], inspect.signature(own).parameters
@@ -247,7 +273,7 @@ def _packed(layer: int, own: Callable[..., Any], *, continues: bool = True) -> C
         def compute(rows: Tensor, held: Cache) -> Any:
             return own(rows, **given | {cache_name: held})
 
-        return cache.run(layer, compute, hidden, continues=continues)
+        return cache.run(layer, compute, hidden, continues=continues, in_place=in_place)
 
     return forward
 
