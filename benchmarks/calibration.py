@@ -25,7 +25,7 @@ from winnow.bench.pressure import play
 from winnow.bench.throughput import measure_throughput
 from winnow.bench.traces import TraceRequest, read_trace, scaled
 from winnow.bench.workload import Workload, vocab_size
-from winnow.cli.paths import write_json
+from winnow.cli.flags.paths import write_json
 from winnow.config import EngineConfig
 from winnow.plan.calibrate import calibrate, read_run, run_errors, work_of
 from winnow.plan.deployment import Deployment

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow import LLM, SamplingParams
-from winnow.cli.paths import check_json_path, write_json
+from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.config import WIDE_WEIGHTS
 from winnow.evaluate.wikitext import cut_windows, wikitext
 from winnow.report.console import console, print_tables

@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     preset = PRESETS[arguments.work]
     from benchmarks.peers.environment import PeerError
     from benchmarks.peers.work_arguments import options_by_eviction
-    from winnow.cli.paths import write_json
+    from winnow.cli.flags.paths import write_json
     from winnow.report.console import console, print_tables
     from winnow.report.provenance import Machine, report_head
 

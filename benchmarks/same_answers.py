@@ -29,7 +29,7 @@ from benchmarks.peers.work_arguments import (
 )
 from winnow import LLM, SamplingParams
 from winnow.bench.presets import PRESETS, model_cache
-from winnow.cli.paths import check_json_path, write_json
+from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.config import WEIGHT_DTYPES
 from winnow.errors import WinnowError
 from winnow.inspect.inspection import Rows

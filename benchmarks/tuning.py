@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from winnow import LLM
+from winnow.cli.flags.paths import write_json
 from winnow.cli.main import main as winnow
-from winnow.cli.paths import write_json
 from winnow.cli.tune import read_prompts
 from winnow.config import FULL
 from winnow.evaluate.settings import settings_for

@@ -25,7 +25,7 @@ from winnow.attention import AttentionBackend, AttentionSpec, Spans, open_backen
 from winnow.bench.timing import interleave
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.cache.layout import ceil_div
-from winnow.cli.paths import write_json
+from winnow.cli.flags.paths import write_json
 from winnow.plan.value_tier import TierModel, TierSpeeds, tier_gain
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import Machine, report_head, typed_command

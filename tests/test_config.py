@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow.cli import options as flags
+from winnow.cli.flags import options as flags
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import ConfigError
 from winnow.units import format_bytes, parse_bytes

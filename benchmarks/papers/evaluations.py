@@ -11,7 +11,7 @@ from benchmarks.papers.page import results_json
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import add_compression_flag
 from winnow.cli.eval.prompts import add_prompt_flags
-from winnow.cli.progress import add_progress_flag
+from winnow.cli.screen.progress import add_progress_flag
 from winnow.evaluate.result import Evaluation
 from winnow.report.tables import TextTable
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from benchmarks.papers.page import page
-from winnow.cli.engine import check_written
-from winnow.cli.paths import require_writable
+from winnow.cli.flags.engine import check_written
+from winnow.cli.flags.paths import require_writable
 from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.report.console import console, print_tables

@@ -59,7 +59,7 @@ def test_tables_files_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_progress_names_the_cell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnow.cli.progress.PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("winnow.cli.screen.progress.PLAIN_SECONDS", 0.0)
     assert main([*SMALL[:-1], "plain"]) == 0
     printed = capsys.readouterr()
     assert "0/2 done" in printed.err

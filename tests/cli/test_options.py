@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from winnow.cli.engine import add_engine_flags, add_sampling_flags
+from winnow.cli.flags.engine import add_engine_flags, add_sampling_flags
+from winnow.cli.flags.options import add_flags, given
 from winnow.cli.main import Parser
-from winnow.cli.options import add_flags, given
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import WinnowError
 from winnow.sampling import SamplingParams

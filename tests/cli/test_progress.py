@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from winnow.cli.meter import Meter, Snapshot
-from winnow.cli.progress import LiveProgress, PlainProgress, open_progress, plain_line
+from winnow.cli.screen.meter import Meter, Snapshot
+from winnow.cli.screen.progress import LiveProgress, PlainProgress, open_progress, plain_line
 from winnow.outputs import EngineStats
 
 STATS = EngineStats(

@@ -253,7 +253,7 @@ def test_a_rerun_of_a_finished_run_tells_the_same_scores(
 def test_plain_progress_goes_to_standard_error(
     run: Run, write_prompts: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnow.cli.progress.PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("winnow.cli.screen.progress.PLAIN_SECONDS", 0.0)
     write_prompts([{"prompt": "ab"}, {"prompt": "cd"}])
     assert run("--progress", "plain") == 0
     lines = capsys.readouterr().err.splitlines()

@@ -15,8 +15,8 @@ import pytest
 from fake_llm import FakeLLM
 
 from winnow.batch.writer import ResultWriter
+from winnow.cli.flags.paths import require_writable
 from winnow.cli.main import main
-from winnow.cli.paths import require_writable
 from winnow.errors import UsageError
 from winnow.outputs import CompletionOutput, RequestOutput
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from winnow.batch.tally import Tally
-from winnow.cli.summary import Forecast, Summary
+from winnow.cli.screen.summary import Forecast, Summary
 from winnow.outputs import CompressionOutlook, EngineStats
 
 if TYPE_CHECKING:

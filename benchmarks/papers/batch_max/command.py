@@ -13,10 +13,10 @@ from benchmarks.papers.batch_max.methods import BatchMaxConfig
 from benchmarks.papers.batch_max.protocol import BatchMaxBench, OnStage
 from benchmarks.papers.batch_max.results import BatchMaxReport, TaskResult, all_tables
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
-from winnow.cli.engine import demo_model, silence_transformers
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import write_json
-from winnow.cli.progress import add_progress_flag
+from winnow.cli.flags.engine import demo_model, silence_transformers
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import write_json
+from winnow.cli.screen.progress import add_progress_flag
 from winnow.errors import UsageError
 from winnow.evaluate.journal import ResultJournal
 from winnow.report.fingerprint import model_digest

@@ -19,11 +19,17 @@ from benchmarks.papers.baton.results import (
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from winnow.bench.answering import OnStep
 from winnow.bench.workload import vocab_size
-from winnow.cli.engine import add_engine_flags, engine_options, model_path, open_llm, silence_transformers
-from winnow.cli.meter import Meter
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import write_json
-from winnow.cli.progress import add_progress_flag, open_progress, show_steps
+from winnow.cli.flags.engine import (
+    add_engine_flags,
+    engine_options,
+    model_path,
+    open_llm,
+    silence_transformers,
+)
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import write_json
+from winnow.cli.screen.meter import Meter
+from winnow.cli.screen.progress import add_progress_flag, open_progress, show_steps
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.errors import UsageError
 from winnow.evaluate.journal import ResultJournal

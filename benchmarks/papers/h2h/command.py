@@ -7,11 +7,11 @@ from benchmarks.papers.evaluations import CONTROLS, QUERIES, TASK, add_evaluatio
 from benchmarks.papers.h2h.protocol import Continuations, text_presets
 from benchmarks.papers.h2h.results import NOTES, TITLE, picture, tables
 from benchmarks.papers.harness import check_outputs
-from winnow.cli.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.cli.eval import typed
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
+from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.evaluate.cell import engine_needs, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result_files import JOURNAL

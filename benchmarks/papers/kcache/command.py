@@ -10,8 +10,8 @@ from benchmarks.papers.kcache.protocol import CATEGORIES, LAYERS, TOP_N, Setting
 from benchmarks.papers.kcache.results import NOTES, TITLE, answer_table, throughput_table, traffic_table
 from benchmarks.papers.kcache.throughput import Cell, measure
 from benchmarks.papers.page import results_json
-from winnow.cli.engine import silence_transformers
 from winnow.cli.eval import typed
+from winnow.cli.flags.engine import silence_transformers
 from winnow.report.tables import TextTable
 
 DESCRIPTION = """\

@@ -24,11 +24,11 @@ from winnow.bench.answering import OnStep
 from winnow.bench.kv_memory import kv_memory_for
 from winnow.bench.presets import model_cache
 from winnow.bench.workload import vocab_size
-from winnow.cli.engine import engine_options, model_path, open_llm, silence_transformers
-from winnow.cli.meter import Meter
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import write_json
-from winnow.cli.progress import add_progress_flag, open_progress, show_steps
+from winnow.cli.flags.engine import engine_options, model_path, open_llm, silence_transformers
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import write_json
+from winnow.cli.screen.meter import Meter
+from winnow.cli.screen.progress import add_progress_flag, open_progress, show_steps
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import UsageError
 from winnow.threads import set_threads

@@ -13,11 +13,11 @@ from benchmarks.papers.kvpress.compare import Comparison
 from benchmarks.papers.kvpress.presses import PACKAGE, PRESSES, SOURCES
 from benchmarks.peers.environment import Environment, PeerError
 from winnow.bench.presets import model_cache
-from winnow.cli.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.cli.eval import typed
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
+from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.errors import UsageError, known_names
 from winnow.evaluate.cell import check_presets, engine_needs, plan_cells
 from winnow.evaluate.result_tables import all_tables

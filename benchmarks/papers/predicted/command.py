@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.papers.predicted import PAPERS
 from benchmarks.papers.predicted.memory_text import TABLES
-from winnow.cli.paths import check_json_path, write_json
+from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
 

@@ -10,8 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
-from winnow.cli.banner import engine_lines
-from winnow.cli.engine import (
+from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,
@@ -19,8 +18,9 @@ from winnow.cli.engine import (
     sampling_options,
     say_sampling,
 )
-from winnow.cli.options import add_model_argument
+from winnow.cli.flags.options import add_model_argument
 from winnow.cli.prompt import require_utf8
+from winnow.cli.screen.banner import engine_lines
 from winnow.errors import UsageError, WinnowError, known_names
 from winnow.sampling import SamplingParams
 

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.engine import COMMON, model_exists, silence_transformers
-from winnow.cli.options import add_flags, add_model_argument, given
+from winnow.cli.flags.engine import COMMON, model_exists, silence_transformers
+from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.config import ModelConfig
 from winnow.models.hub import locate_model
 from winnow.units import format_bytes

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from winnow.checks import check_integer
-from winnow.cli.engine import COMMON, model_exists, open_llm, silence_transformers
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_distinct, require_writable
+from winnow.cli.flags.engine import COMMON, model_exists, open_llm, silence_transformers
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import require_distinct, require_writable
 from winnow.config import ModelConfig
 from winnow.errors import UsageError
 from winnow.models.hub import is_repository, locate_model

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import cast
 
-from winnow.cli.engine import (
+from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,

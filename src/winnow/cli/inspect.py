@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.engine import (
+from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,
@@ -17,9 +17,9 @@ from winnow.cli.engine import (
     open_llm,
     sampling_options,
 )
-from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
+from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import read_prompt
-from winnow.cli.terminal import show
+from winnow.cli.screen.terminal import show
 from winnow.errors import UsageError
 from winnow.inspect import Inspection
 from winnow.json_values import dump_json

@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from winnow import __version__
-from winnow.cli.llama_cpp_flags import llama_cpp_hint
-from winnow.cli.options import merge_model, rare_flags
-from winnow.cli.terminal import named_standard_output, occupy_standard_streams, silence
+from winnow.cli.flags.llama_cpp_flags import llama_cpp_hint
+from winnow.cli.flags.options import merge_model, rare_flags
+from winnow.cli.screen.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import UsageError, WinnowError, known_names
 
 DESCRIPTION = "Winnow runs large language models on little memory."

@@ -4,8 +4,8 @@ import argparse
 import time
 from pathlib import Path
 
-from winnow.cli.engine import COMMON, silence_transformers
-from winnow.cli.options import add_flags, given
+from winnow.cli.flags.engine import COMMON, silence_transformers
+from winnow.cli.flags.options import add_flags, given
 from winnow.config import ModelConfig
 from winnow.units import format_bytes
 

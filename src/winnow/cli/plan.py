@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.checks import check_integer
-from winnow.cli.engine import COMMON
-from winnow.cli.options import add_flags, add_model_argument, given, require_model
-from winnow.cli.paths import check_json_path, require_writable, write_json
+from winnow.cli.flags.engine import COMMON
+from winnow.cli.flags.options import add_flags, add_model_argument, given, require_model
+from winnow.cli.flags.paths import check_json_path, require_writable, write_json
 from winnow.config import WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError
 from winnow.report.console import console, print_tables

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.policy_notes import NOTES
+from winnow.cli.screen.policy_notes import NOTES
 from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset

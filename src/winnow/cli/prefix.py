@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from winnow.cli.engine import add_engine_flags, check_written, engine_options, open_llm
+from winnow.cli.flags.engine import add_engine_flags, check_written, engine_options, open_llm
 from winnow.cli.prompt import read_prompt
 from winnow.errors import UsageError
 from winnow.units import format_bytes

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
-from winnow.cli.paths import STANDARD
+from winnow.cli.flags.paths import STANDARD
 from winnow.errors import UsageError
 
 

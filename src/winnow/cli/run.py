@@ -16,7 +16,7 @@ from winnow.batch.reader import InputFile
 from winnow.batch.stream import OrderedWriter, StreamWriter
 from winnow.batch.tally import Tally
 from winnow.batch.writer import OutputError, ResultWriter
-from winnow.cli.engine import (
+from winnow.cli.flags.engine import (
     UNFLAGGED,
     add_engine_flags,
     add_sampling_flags,
@@ -26,12 +26,12 @@ from winnow.cli.engine import (
     sampling_options,
     say_sampling,
 )
-from winnow.cli.meter import Meter
-from winnow.cli.paths import STANDARD, require_distinct, require_writable, write_text
-from winnow.cli.progress import add_progress_flag, open_progress
+from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt_file import open_prompts
-from winnow.cli.summary import Forecast, Summary
-from winnow.cli.terminal import resume_hint, show, silence
+from winnow.cli.screen.meter import Meter
+from winnow.cli.screen.progress import add_progress_flag, open_progress
+from winnow.cli.screen.summary import Forecast, Summary
+from winnow.cli.screen.terminal import resume_hint, show, silence
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.json_values import dump_json, json_value

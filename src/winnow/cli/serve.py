@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow import vllm_names
-from winnow.cli.banner import engine_lines
-from winnow.cli.engine import (
+from winnow.cli.flags.engine import (
     add_engine_flags,
     add_foreign_flags,
     engine_options,
@@ -17,7 +16,8 @@ from winnow.cli.engine import (
     open_llm,
     sampling_note,
 )
-from winnow.cli.options import add_flags, add_model_argument, given
+from winnow.cli.flags.options import add_flags, add_model_argument, given
+from winnow.cli.screen.banner import engine_lines
 from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.foreign_names import translate

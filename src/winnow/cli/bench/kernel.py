@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from winnow.bench.kernel_config import KernelConfig
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import check_json_path, write_json
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.report.console import console
 from winnow.report.provenance import typed_command
 from winnow.units import format_bytes

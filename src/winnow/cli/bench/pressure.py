@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.bench.pressure_config import PressureConfig
-from winnow.cli.engine import (
+from winnow.cli.flags.engine import (
     add_engine_flags,
     check_written,
     engine_options,
     open_llm,
     silence_transformers,
 )
-from winnow.cli.meter import Meter
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import check_json_path, require_writable, write_json
-from winnow.cli.progress import add_progress_flag, open_progress, show_steps
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import check_json_path, require_writable, write_json
+from winnow.cli.screen.meter import Meter
+from winnow.cli.screen.progress import add_progress_flag, open_progress, show_steps
 from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.report.console import console

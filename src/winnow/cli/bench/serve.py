@@ -21,9 +21,9 @@ from winnow.bench.serve import (
     summarise,
 )
 from winnow.bench.traces import read_trace, scaled
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import check_json_path, write_json
-from winnow.cli.terminal import show
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import check_json_path, write_json
+from winnow.cli.screen.terminal import show
 from winnow.errors import UsageError
 from winnow.report.provenance import commit, typed_command
 

@@ -12,17 +12,17 @@ from rich.table import Table
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
 from winnow.checks import check_integer
-from winnow.cli.engine import (
+from winnow.cli.flags.engine import (
     add_engine_flags,
     check_written,
     engine_options,
     open_llm,
     silence_transformers,
 )
-from winnow.cli.meter import Meter
-from winnow.cli.options import add_flags, add_model_argument, given
-from winnow.cli.paths import check_json_path, write_json
-from winnow.cli.progress import add_progress_flag, open_progress, show_steps
+from winnow.cli.flags.options import add_flags, add_model_argument, given
+from winnow.cli.flags.paths import check_json_path, write_json
+from winnow.cli.screen.meter import Meter
+from winnow.cli.screen.progress import add_progress_flag, open_progress, show_steps
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.report.console import console

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from winnow.cli.meter import Meter
-from winnow.cli.progress import open_progress
+from winnow.cli.screen.meter import Meter
+from winnow.cli.screen.progress import open_progress
 
 if TYPE_CHECKING:
     from winnow.evaluate.runner import EvaluationProgress

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.engine import model_files
-from winnow.cli.paths import require_distinct, require_writable
-from winnow.cli.progress import add_progress_flag
+from winnow.cli.flags.engine import model_files
+from winnow.cli.flags.paths import require_distinct, require_writable
+from winnow.cli.screen.progress import add_progress_flag
 from winnow.errors import UsageError
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command

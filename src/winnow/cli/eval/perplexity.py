@@ -7,14 +7,14 @@ import sys
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
-from winnow.cli.meter import Meter
-from winnow.cli.options import add_model_argument
-from winnow.cli.progress import open_progress
-from winnow.cli.terminal import resume_hint
+from winnow.cli.flags.engine import add_engine_flags, evaluation_options, open_llm
+from winnow.cli.flags.options import add_model_argument
+from winnow.cli.screen.meter import Meter
+from winnow.cli.screen.progress import open_progress
+from winnow.cli.screen.terminal import resume_hint
 from winnow.errors import UsageError
 
 if TYPE_CHECKING:

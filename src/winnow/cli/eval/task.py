@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.eval import typed
 from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
 from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
-from winnow.cli.options import add_model_argument
-from winnow.cli.terminal import resume_hint
+from winnow.cli.flags.engine import add_engine_flags, evaluation_options, open_llm
+from winnow.cli.flags.options import add_model_argument
+from winnow.cli.screen.terminal import resume_hint
 from winnow.evaluate.tasks import Task
 from winnow.extras import install_hint
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from winnow.cli.loading import PLAIN_SECONDS
-from winnow.cli.meter import Meter, Snapshot
+from winnow.cli.screen.meter import Meter, Snapshot
 from winnow.outputs import EngineStats
 from winnow.units import format_bytes
 

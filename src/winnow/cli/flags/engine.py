@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from winnow import vllm_names
 from winnow.batch.journal import OF_REQUESTS
+from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.paths import require_distinct
 from winnow.cli.loading import LoadingDisplay
-from winnow.cli.options import add_flags, given
-from winnow.cli.paths import require_distinct
 from winnow.config import COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
 from winnow.foreign_names import ForeignName

@@ -1,0 +1,1 @@
+"""Flags: their words, types and places in `--help`."""

@@ -1,0 +1,1 @@
+"""Output of commands to a terminal: banners, progress, summaries."""
