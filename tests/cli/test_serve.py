@@ -60,6 +60,7 @@ def test_model_and_options(model_dir: Path) -> None:
         ("--enable-prefix-caching",),
         ("--kv-cache-dtype", "fp8"),
         ("--scheduling-policy", "fcfs"),
+        ("--gpu-memory-utilization", "0.9"),
     ],
 )
 def test_flags_of_vllm_that_are_taken(arguments: tuple[str, ...]) -> None:
@@ -69,7 +70,6 @@ def test_flags_of_vllm_that_are_taken(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [
-        (("--gpu-memory-utilization", "0.9"), "--kv-memory"),
         (("--tensor-parallel-size", "2"), "one device"),
         (("--quantization", "awq"), "GGUF"),
         (("--trust-remote-code",), "no code"),
