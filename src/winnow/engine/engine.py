@@ -332,8 +332,9 @@ class Engine(RequestLoop):
 
     def _count_shares(self, step: ScheduledStep, seconds: float) -> None:
         """Divide a step's seconds by tokens: among replays, prompts and decoding."""
+        of_token = seconds / step.plan.num_tokens
         for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
-            share = seconds * entry.count / step.plan.num_tokens
+            share = of_token * len(entry.token_ids)
             if entry.replay is not None:
                 for tally in (sequence.replay, self._replay):
                     tally.add(entry.count, share)

@@ -44,15 +44,24 @@ class Occupants(dict[int, Occupant], SlotState):
         super().__init__()
         self._sampler = sampler
 
-    def note(self, plan: StepPlan) -> None:
-        """Learn of the plan's new sequences, and of tokens that are computed for the first time."""
+    def note(self, plan: StepPlan) -> bool:
+        """Learn of the plan's new sequences, and of tokens that are computed for the first time.
+
+        Returns:
+            Whether any of its sequences has a policy.
+        """
+        evicts = False
         for new in plan.new_sequences:
             self.add(new)
         for entry in plan.entries:
             occupant = self[entry.slot]
-            if occupant.eviction is not None and entry.replay is None:
+            if occupant.eviction is None:
+                continue
+            evicts = True
+            if entry.replay is None:
                 # In place of drafts too, which may have been rejected.
                 occupant.token_ids[entry.start : entry.end] = entry.token_ids
+        return evicts
 
     def add(self, new: NewSequence) -> None:
         """Learn of a sequence that has got a slot."""

@@ -148,25 +148,22 @@ class TorchExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> SubmittedStep:
         self.apply(plan.update)
-        self._occupants.note(plan)
+        evicts = self._occupants.note(plan)
         spans = self._spans(plan)
         if self._recurrent is not None:
             self._recurrent.begin(Computed(e.slot, e.start, e.end, e.replay is None) for e in plan.entries)
         logits = LogitsRows.of(plan.entries)
         wanted = self._to_device(logits.tokens)
-        queries = self._signals.queries.note(plan, self._occupants)
-        references = self._signals.references.note(plan, self._occupants)
-        replays = replay_spans(plan, self._occupants)
-        predicted = predicted_spans(plan, self._occupants)
+        replays = replay_spans(plan, self._occupants) if evicts else ()
         step = PagedAttentionStep(
             with_own_parts(self._backend, self.cache, spans, replays),
             self._signals,
-            self._signals.note(plan),
+            self._signals.note(plan) if evicts else None,
             None if len(wanted) == len(spans.position) else wanted,
-            queries,
-            references,
+            self._signals.queries.note(plan, self._occupants) if evicts else (),
+            self._signals.references.note(plan, self._occupants) if evicts else (),
             replays,
-            predicted,
+            predicted_spans(plan, self._occupants) if evicts else (),
         )
         rows = self._forward(plan, spans, step, wanted)
         traffic = self._take_traffic(plan)
