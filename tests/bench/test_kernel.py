@@ -196,13 +196,13 @@ def test_every_operation_is_measured_on_every_backend(no_measuring: None) -> Non
 
 
 def test_formats_of_kvs_are_compared_side_by_side(no_measuring: None) -> None:
-    config = replace(SMALL, attention_backend="auto", kv_cache_dtype="auto,int8,k=int8,v=int4")
+    config = replace(SMALL, attention_backend="auto", kv_cache_dtype="auto,int8,k=int8,v=int4,int8+bias")
     report = measure_kernels(config, lambda _: None)
-    formats = ["float32", "int8", "k=int8,v=int4"]
+    formats = ["float32", "int8", "k=int8,v=int4", "int8+bias"]
     decodes = [m for m in report.measurements if m.operation == "decode"]
     assert [m.kv_format for m in decodes] == formats == [cache.kv_format for cache in report.caches]
-    # A scale each, and where there are 4 bits a minimum.
-    assert [m.bytes_read / (3 * 2 * 64) for m in decodes] == [64, 20, 18]
+    # A scale each, and where there are 4 bits a minimum; a bias.
+    assert [m.bytes_read / (3 * 2 * 64) for m in decodes] == [64, 20, 18, 22]
     observed = [m for m in report.measurements if m.operation == "decode, attention"]
     assert [m.unobserved for m in observed] == [m.seconds for m in decodes]
 

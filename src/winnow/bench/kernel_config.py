@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from winnow.bench.lists import names
+from winnow.cache.codec import WITH_BIAS
 from winnow.checks import check_choice, check_counts, check_names, require
 from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
 from winnow.errors import ConfigError
@@ -23,7 +24,7 @@ class KernelConfig:
     kv_cache_dtype: str = option(
         "auto",
         f"how KVs are stored, to compare, commas between them; of {', '.join(KV_FORMATS)}, or such as k=int8,v=int4; "
-        "auto: in the dtype of queries",
+        f"auto: in the dtype of queries; with {WITH_BIAS} behind it each KV has a bias",
     )
     device: str = option("cpu", "torch device, such as cpu or cuda:0")
     batch: int = option(32, "sequences that decode together")
@@ -89,7 +90,11 @@ class KernelConfig:
                 formats[-1] += f",{name}"
             else:
                 formats.append(name)
-        return tuple(str(KVDtype.parse(name).resolved(self.dtype)) for name in formats)
+        return tuple(
+            str(KVDtype.parse(name.removesuffix(WITH_BIAS)).resolved(self.dtype))
+            + WITH_BIAS * name.endswith(WITH_BIAS)
+            for name in formats
+        )
 
     @property
     def layer_kvs(self) -> int:
