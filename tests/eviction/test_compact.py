@@ -22,6 +22,7 @@ BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
 IN_CHUNKS = replace(KVZIP, score=Reconstruction(Replay(chunk=70)), compact=Fit(most_queries=40))
 SEEN_FIT = PRESETS["winnow-seen-fit"].policy
+WITHIN = replace(SEEN_FIT, when=When(after_prefill=True, prefill_every=40))
 DOCUMENT = random.Random(5).choices(range(3, VOCAB), k=150)
 QUESTION = random.Random(6).choices(range(3, VOCAB), k=9)
 
@@ -206,6 +207,41 @@ def test_a_window_is_its_own_reference(directory: Path) -> None:
         torch.testing.assert_close(ours.values[kept], theirs.values[kept])
 
 
+def test_rounds_within_a_prompt_fit_to_their_own_windows(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are fitted again and again, whatever the chunks; a fit counts the biases of those before."""
+    asked = greedy(context_tokens=None, compression=2.5)
+    rounds: list[tuple[list[int], float]] = []
+    with open_llm(directory, eviction=WITHIN, prefill_chunk=40) as llm:
+        executor = llm._engine._executor
+        compact = executor.compact
+
+        def remember() -> None:
+            for each in executor._planned_rounds:
+                reference = executor._signals.reference_queries(0, each.slots[0])
+                assert reference is not None and len(reference.q) == len(reference.position)
+                blocks = each.ranking.rows.block[0].flatten()
+                before = executor.cache.pool.of_layer(0).biases_of(blocks)
+                rounds.append((reference.position.tolist(), float(before.abs().max())))
+            compact()
+
+        monkeypatch.setattr(executor, "compact", remember)
+        within = rows_of(llm, asked, DOCUMENT)
+        ends = [positions[-1] + 1 for positions, _ in rounds]
+        assert ends == [100, 140, 150]
+        assert [positions for positions, _ in rounds] == [
+            list(range(max(end - 32, before), end)) for before, end in zip([0, *ends], ends, strict=False)
+        ]
+        assert rounds[0][1] == 0.0 and rounds[1][1] > 0.0
+    assert any(row.bias.any() for row in within)
+    for row in within:
+        kept = (row.position < 4) | (row.position >= 118)
+        assert not row.bias[kept & (row.position >= 140)].any() and not row.bias[row.position < 4].any()
+    with open_llm(directory, eviction=WITHIN, max_num_batched_tokens=50, max_num_seqs=8) as llm:
+        check_same(rows_of(llm, asked, DOCUMENT), within)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8", "k=int8,v=int4"])
 def test_fitted_values_are_encoded(directory: Path, fitted: list[HeldRow], kv_cache_dtype: str) -> None:
     with open_llm(directory, kv_cache_dtype=kv_cache_dtype) as llm:
@@ -270,7 +306,7 @@ def test_what_cannot_be_fitted_is_refused(directory: Path) -> None:
             lambda: EvictionPolicy(KeyNorm(), when=When(after_prefill=True), compact=Fit()),
             "such as Reconstruction",
         ),
-        (lambda: replace(SEEN_FIT, when=When(after_prefill=True, decode_every=8)), "takes no other rounds"),
+        (lambda: replace(SEEN_FIT, when=When(after_prefill=True, decode_every=8)), "none while decoding"),
         (lambda: Fit("later"), "queries must be one of replay, window, got 'later'"),
         (lambda: Fit(ridge=0.0), "ridge of a fit must be above 0"),
         (lambda: Fit(most_queries=0), "most_queries of a fit must be at least 1"),

@@ -81,10 +81,10 @@ class EvictionPolicy:
         if self.compact is None:
             return
         when, queries = self.when, self.compact.queries
-        if not when.after_prefill or when.in_prefill or when.in_decode or self.reassign_positions:
+        if when.in_decode or self.reassign_positions:
             raise ConfigError(
-                "compact fits what stays once, where reference queries are known: it needs after_prefill, and takes "
-                "no other rounds and no re-assigned positions"
+                "compact fits what stays where reference queries are known: it takes rounds after the prompt and "
+                "within it, none while decoding, and no re-assigned positions"
             )
         if (self.score.replay if queries == "replay" else self.score.window) is None:
             scores = "Reconstruction" if queries == "replay" else "Window or ValueAware"

@@ -133,11 +133,12 @@ def _span(entry: PlannedSequence, eviction: SequenceEviction, first: int) -> Ref
         part, start, end = entry.replay, entry.start, entry.end
         since = eviction.context_len
     else:
-        window = eviction.policy.score.window
-        assert window is not None and entry.replay is None, "checked by the policy"
-        every = ceil_div(window, fit.most_queries)
-        part, since = 0, max(eviction.question_end - window, 0)
-        start, end = max(entry.start, since), min(entry.end, eviction.question_end)
+        # The queries that the next round observes, all in one chunk; none where no round follows it.
+        observer, since = eviction.observe(entry.start, entry.end)
+        if observer is None or entry.start >= eviction.context_len:
+            return None
+        part, start, end = 0, since, entry.end
+        every = ceil_div(end - start, fit.most_queries)
     start += -(start - since) % every
     if start >= end:
         return None
