@@ -66,7 +66,7 @@ def fit_round(
                 row = _RowRound(
                     rows.block[at], int(rows.length[at]), rows.position[at], stays[at], rows.must_stay[at]
                 )
-                fitted.append(_fit(fit, cache, layer, row, _of_head(reference, head, kept.shape[-1])))
+                fitted.append(_fit(fit, cache, layer, row, queries_of_head(reference, head, kept.shape[-1])))
     return fitted
 
 
@@ -106,7 +106,8 @@ def _layer(ranked: RankedRows, index: int) -> RankedRows:
     )
 
 
-def _of_head(reference: ReferenceQueries, head: int, heads: int) -> RowQueries:
+def queries_of_head(reference: ReferenceQueries, head: int, heads: int) -> RowQueries:
+    """Return the queries of the group of a KV head out of `heads`."""
     q, spec = reference.q, reference.spec  # [n, Hq, d]
     group = q.shape[1] // heads
     part = q[:, head * group : (head + 1) * group].float() * spec.scale
