@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from winnow import LLM, RequestOutput, SamplingParams
+from winnow.engine.requests.new_request import KeptKVs
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EvictionPolicy, Keep, KeyNorm, When
 from winnow.inspect import Held, Inspection, Token, read_tokens
@@ -347,7 +348,8 @@ class TestPage:
         rng = random.Random(1)
         rows = [[sorted(rng.sample(range(3900), 500)) for _ in range(2)] for _ in range(6)]
         tokens = tuple(Token(i, f" word{i % 97}") for i in range(4000))
-        held = Held.of(rows, 3900), Held.of(rows, 3999)
+        kept = KeptKVs(rows, [[500.0, 520.5]] * 6)
+        held = Held.of(kept, 3900), Held.of(kept, 3999)
         html = Inspection("own", {}, tokens, 3900, "", *held, None).to_html()
         assert len(html) < 600_000
         assert len(PageParser(html).tokens) == 4000

@@ -7,7 +7,7 @@ import pytest
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.engine.loop import RequestLoop
-from winnow.engine.requests.new_request import KeptPositions, NewRequest
+from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.output_state import FinishReason
 from winnow.engine.requests.request_table import RequestTable
 from winnow.errors import InvalidRequestError
@@ -126,16 +126,16 @@ class Observer:
     """Notes what it is shown; fails where it is asked to."""
 
     def __init__(self, fails: str | None = None) -> None:
-        self.shown: list[tuple[str, KeptPositions]] = []
+        self.shown: list[tuple[str, KeptKVs]] = []
         self._fails = fails
 
-    def first_token(self, kept: KeptPositions) -> None:
+    def first_token(self, kept: KeptKVs) -> None:
         self._show("first_token", kept)
 
-    def finished(self, kept: KeptPositions) -> None:
+    def finished(self, kept: KeptKVs) -> None:
         self._show("finished", kept)
 
-    def _show(self, hook: str, kept: KeptPositions) -> None:
+    def _show(self, hook: str, kept: KeptKVs) -> None:
         self.shown.append((hook, kept))
         if hook == self._fails:
             raise ValueError("no such\nplot")
@@ -149,7 +149,8 @@ class TestObservers:
         (first, after_prompt), (last, at_end) = observer.shown
         assert (first, last) == ("first_token", "finished")
         for kept, length in ((after_prompt, 6), (at_end, 8)):
-            assert all(list(row) == list(range(length)) for layer in kept for row in layer)
+            assert all(list(row) == list(range(length)) for layer in kept.positions for row in layer)
+            assert kept.weights == [[length] * 2] * len(kept.weights)
 
     def test_an_answer_of_one_token_has_no_first_token_computed(self, paged: LLM) -> None:
         observer = Observer()

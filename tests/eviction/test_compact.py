@@ -242,6 +242,25 @@ def test_rounds_within_a_prompt_fit_to_their_own_windows(
         check_same(rows_of(llm, asked, DOCUMENT), within)
 
 
+def test_inspections_say_what_biases_add(llm: LLM, fitted: list[HeldRow]) -> None:
+    inspection = llm.inspect(DOCUMENT + QUESTION, greedy())
+    expected = [float(row.bias.exp().sum()) - len(row.bias) for row in fitted]
+    added = [each for layer in inspection.after_prompt.added for each in layer]
+    assert added == pytest.approx(expected, abs=0.05) and max(map(abs, added)) > 1.0
+    labels = [label for layer in inspection.after_prompt.labels for label in layer]
+    counts = [count for layer in inspection.after_prompt.counts for count in layer]
+    assert labels == [
+        f"{count}({each:+.1f})" if abs(each) >= 0.05 else f"{count}"
+        for count, each in zip(counts, added, strict=True)
+    ]
+    page = inspection.to_html()
+    assert all(f"head {index % 2}: {label} KVs" in page for index, label in enumerate(labels))
+    assert inspection.to_json()["at_end"]["added"] == [list(layer) for layer in inspection.at_end.added]
+    plain = llm.inspect(DOCUMENT, greedy(eviction="full", compression=None))
+    assert not any(each for layer in plain.at_end.added for each in layer)
+    assert plain.at_end.labels == tuple(tuple(map(str, layer)) for layer in plain.at_end.counts)
+
+
 @pytest.mark.parametrize("kv_cache_dtype", ["bfloat16", "int8", "k=int8,v=int4"])
 def test_fitted_values_are_encoded(directory: Path, fitted: list[HeldRow], kv_cache_dtype: str) -> None:
     with open_llm(directory, kv_cache_dtype=kv_cache_dtype) as llm:

@@ -123,12 +123,12 @@ def _facts(inspection: Inspection) -> Table:
 
 
 def _rows(inspection: Inspection) -> Table:
-    """Return KVs of each layer, head by head, at both moments."""
+    """Return KVs of each layer, head by head, at both moments, and what biases add to them."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("layer", justify="right")
     table.add_column("KVs of its heads after the prompt")
     table.add_column("at the end of the answer")
-    moments = (inspection.after_prompt.counts, inspection.at_end.counts)
-    for layer, counts in enumerate(zip(*moments, strict=True)):
-        table.add_row(str(layer), *(" ".join(map(str, heads)) for heads in counts))
+    moments = (inspection.after_prompt.labels, inspection.at_end.labels)
+    for layer, labels in enumerate(zip(*moments, strict=True)):
+        table.add_row(str(layer), *map(" ".join, labels))
     return table

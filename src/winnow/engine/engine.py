@@ -15,7 +15,7 @@ from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.requests.beams import BeamSearch, Continuation
 from winnow.engine.requests.eviction_report import eviction_report
 from winnow.engine.requests.forked_request import forked_params, inherit, source_of
-from winnow.engine.requests.new_request import KeptPositions, NewRequest
+from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.request import ReplayTally, Request, Sequence
 from winnow.engine.residency.occupancy import Occupancy, measure_occupancy
 from winnow.engine.scheduling.lookahead import Lookahead
@@ -307,8 +307,9 @@ class Engine(RequestLoop):
     def _take_failed(self) -> list[Sequence]:
         return self.scheduler.running.take_failed()
 
-    def _kept_positions(self, sequence: Sequence) -> KeptPositions:
-        return self._executor.kept_positions(sequence.kv.running_slot)
+    def _kept(self, sequence: Sequence) -> KeptKVs:
+        slot = sequence.kv.running_slot
+        return KeptKVs(self._executor.kept_positions(slot), self._executor.kept_weights(slot))
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
         if sequence.request.beams is not None:  # an answer's KVs may have gone with its beam

@@ -105,5 +105,8 @@ class Executor(Protocol):
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Return token positions whose KVs a slot holds, by layer and head, ascending; reads them from the device."""
 
+    def kept_weights(self, slot: int) -> list[list[float]]:
+        """Return the sum of e^bias of the KVs that each row of a slot holds, by layer and head."""
+
     def check_integrity(self, ledger: Ledger) -> None:
         """Assert that memory follows the ledger, all of whose updates have been applied. Slow."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from winnow.config import SchedulerConfig
 from winnow.engine.requests.beams import Continuation
-from winnow.engine.requests.new_request import KeptPositions, NewRequest
+from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.output_state import FinishReason
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.requests.request_table import RequestTable
@@ -201,8 +201,8 @@ class RequestLoop(ABC):
         """See `LLM.save_prefix`."""
         raise PrefixStoreError("engine must be paged to save a prefix")
 
-    def _kept_positions(self, sequence: Sequence) -> KeptPositions:
-        """Return which positions of a running sequence have KVs, for observers."""
+    def _kept(self, sequence: Sequence) -> KeptKVs:
+        """Return the KVs of a running sequence, for observers."""
         raise AssertionError("this engine admits no observers")
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
@@ -290,12 +290,12 @@ class RequestLoop(ABC):
             self._release(each, "abort", None)
             self._requests.forget(each)
 
-    def _observe(self, sequence: Sequence, hook: Callable[[KeptPositions], None]) -> None:
+    def _observe(self, sequence: Sequence, hook: Callable[[KeptKVs], None]) -> None:
         """Call an observer's hook for a request's first sample. What it raises fails the request alone."""
         if sequence.index != 0:
             return
         try:
-            hook(self._kept_positions(sequence))
+            hook(self._kept(sequence))
         except Exception as error:
             sequence.request.error = sequence.error = describe_error(error)
 

@@ -254,14 +254,31 @@ class TorchExecutor:
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Return positions of the KVs in a slot's rows, by layer and head, ascending; reads them from the device."""
-        tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
-        most = ceil_div(int(lengths.max()), self.layout.block_size)
-        blocks = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0].long()
+        blocks, lengths = self._held_blocks(slot)
         held = self.cache.pool.numbers.positions_of(blocks).cpu().numpy()  # [L, H, N]
         return [
             [sorted(row[:length].tolist()) for row, length in zip(rows, layer.tolist(), strict=True)]
             for rows, layer in zip(held, lengths, strict=True)
         ]
+
+    def kept_weights(self, slot: int) -> list[list[float]]:
+        blocks, lengths = self._held_blocks(slot)
+        if not self.layout.has_bias:
+            return lengths.astype(float).tolist()
+        pools = map(self.cache.pool.of_layer, range(len(blocks)))
+        bias = torch.stack([pool.biases_of(row) for pool, row in zip(pools, blocks, strict=True)])
+        within = (
+            torch.arange(bias.shape[-1], device=bias.device)
+            < torch.from_numpy(lengths).to(bias.device)[..., None]
+        )
+        return bias.exp().masked_fill(~within, 0.0).sum(dim=-1).tolist()
+
+    def _held_blocks(self, slot: int) -> tuple[Tensor, IntArray]:
+        """Return the blocks of a slot's rows, int64 [L, H, n], and their lengths, [L, H]."""
+        tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
+        most = ceil_div(int(lengths.max()), self.layout.block_size)
+        slots = torch.tensor([slot], device=tables.pages.device)
+        return tables.lookup_layers(slots, most)[:, 0].long(), lengths
 
     def prepare(self, policy: EvictionPolicy) -> None:
         if not (self.layout.movable or policy.when.never):

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from winnow.engine.requests.new_request import KeptPositions
+from winnow.engine.requests.new_request import KeptKVs
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
-from winnow.inspect.page import Moment, Page, render
+from winnow.inspect.page import Moment, Page, render, row_label
 from winnow.outputs import EvictionReport, RequestOutput
 from winnow.sampling import SamplingParams, TextStream
 from winnow.units import format_bytes
@@ -24,21 +24,34 @@ class Held:
     num_tokens: int
     """Tokens that had been computed by then, of which a row without eviction would hold all."""
     rows: Rows
+    added: tuple[tuple[float, ...], ...]
+    """What the biases of its KVs add to the mass of each row, in KVs without a bias: e^bias - 1, summed."""
 
     @classmethod
-    def of(cls, rows: KeptPositions, num_tokens: int) -> Self:
-        """Return what `rows` say of the first `num_tokens` tokens."""
-        return cls(
-            num_tokens,
-            tuple(
-                tuple(tuple(token for token in row if token < num_tokens) for row in layer) for layer in rows
-            ),
+    def of(cls, kept: KeptKVs, num_tokens: int) -> Self:
+        """Return what `kept` says of the first `num_tokens` tokens; later ones have no bias."""
+        rows = tuple(
+            tuple(tuple(token for token in row if token < num_tokens) for row in layer)
+            for layer in kept.positions
         )
+        added = tuple(
+            tuple(weight - len(row) for weight, row in zip(*layer, strict=True))
+            for layer in zip(kept.weights, kept.positions, strict=True)
+        )
+        return cls(num_tokens, rows, added)
 
     @property
     def counts(self) -> tuple[tuple[int, ...], ...]:
         """KVs held, by layer and head."""
         return tuple(tuple(len(row) for row in layer) for layer in self.rows)
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """KVs held, by layer and head, and what their biases add where they add anything."""
+        return tuple(
+            tuple(map(row_label, counts, added))
+            for counts, added in zip(self.counts, self.added, strict=True)
+        )
 
     @property
     def mean(self) -> float:
@@ -115,7 +128,9 @@ class Inspection:
             tokens=read_tokens(tokenizer, [*prompt, *answer.token_ids]),
             num_prompt_tokens=len(prompt),
             answer=answer.text,
-            after_prompt=Held.of(kept.after_prompt or kept.at_end, len(prompt)),
+            after_prompt=Held.of(
+                kept.after_prompt if kept.after_prompt.positions else kept.at_end, len(prompt)
+            ),
             # The last token of an answer is never computed, so no row holds it.
             at_end=Held.of(kept.at_end, len(prompt) + len(answer.token_ids) - 1),
             report=answer.eviction,
@@ -153,8 +168,18 @@ class Inspection:
                 texts=tuple(token.text for token in self.tokens),
                 num_prompt_tokens=self.num_prompt_tokens,
                 moments=(
-                    Moment("after the prompt", self.after_prompt.num_tokens, self.after_prompt.rows),
-                    Moment("at the end of the answer", self.at_end.num_tokens, self.at_end.rows),
+                    Moment(
+                        "after the prompt",
+                        self.after_prompt.num_tokens,
+                        self.after_prompt.rows,
+                        self.after_prompt.added,
+                    ),
+                    Moment(
+                        "at the end of the answer",
+                        self.at_end.num_tokens,
+                        self.at_end.rows,
+                        self.at_end.added,
+                    ),
                 ),
             )
         )
@@ -184,13 +209,13 @@ class KeptTokens:
     """A `RequestObserver` that keeps what it is called with, by layer and head; empty: it was not called."""
 
     def __init__(self) -> None:
-        self.after_prompt: KeptPositions = ()
-        self.at_end: KeptPositions = ()
+        self.after_prompt = KeptKVs((), ())
+        self.at_end = KeptKVs((), ())
 
-    def first_token(self, kept: KeptPositions) -> None:
+    def first_token(self, kept: KeptKVs) -> None:
         self.after_prompt = kept
 
-    def finished(self, kept: KeptPositions) -> None:
+    def finished(self, kept: KeptKVs) -> None:
         self.at_end = kept
 
 
@@ -216,4 +241,5 @@ def _held_json(held: Held) -> dict[str, Any]:
     return {
         "num_tokens": held.num_tokens,
         "rows": [[list(row) for row in layer] for layer in held.rows],
+        "added": [list(layer) for layer in held.added],
     }

@@ -23,6 +23,8 @@ class Moment:
     name: str
     num_tokens: int
     rows: tuple[tuple[tuple[int, ...], ...], ...]
+    added: tuple[tuple[float, ...], ...]
+    """What biases add to the mass of each row, in KVs."""
 
     @property
     def num_rows(self) -> int:
@@ -68,7 +70,10 @@ def render(page: Page) -> str:
         autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     ).from_string(source)
     first, spans = page.moments[0], list(_spans(page))
-    counts = [[len(row) for row in layer] for layer in first.rows]
+    bars = [
+        [(len(row), row_label(len(row), added)) for row, added in zip(*layer, strict=True)]
+        for layer in zip(first.rows, first.added, strict=True)
+    ]
     return template.render(
         page=page,
         controls={
@@ -78,10 +83,19 @@ def render(page: Page) -> str:
         },
         prompt="".join(spans[: page.num_prompt_tokens]),
         answer="".join(spans[page.num_prompt_tokens :]),
-        counts=counts,
-        longest=max(1, *(count for layer in counts for count in layer)),
+        bars=bars,
+        longest=max(1, *(count for layer in bars for count, _ in layer)),
         data=_data(page),
     )
+
+
+def row_label(count: int, added: float) -> str:
+    """Return a row's KVs and, in parentheses, what their biases add to its mass; nothing where they add nothing."""
+    return f"{count}{_added(added)}"
+
+
+def _added(added: float) -> str:
+    return f"({added:+.1f})" if abs(added) >= 0.05 else ""
 
 
 def _spans(page: Page) -> Iterator[str]:
@@ -120,7 +134,12 @@ def _data(page: Page) -> str:
         "heads": len(first.rows[0]),
         "prompt": page.num_prompt_tokens,
         "moments": [
-            {"name": moment.name, "tokens": moment.num_tokens, "held": moment.packed()}
+            {
+                "name": moment.name,
+                "tokens": moment.num_tokens,
+                "held": moment.packed(),
+                "added": [_added(added) for layer in moment.added for added in layer],
+            }
             for moment in page.moments
         ],
     }

@@ -222,5 +222,8 @@ class SimulatedExecutor:
         """Return the simulation knows lengths only; it says that the oldest tokens stayed."""
         return [[list(range(length)) for length in heads] for heads in self.lengths[slot].tolist()]
 
+    def kept_weights(self, slot: int) -> list[list[float]]:
+        return self.lengths[slot].astype(float).tolist()
+
     def check_integrity(self, ledger: Ledger) -> None:
         assert np.array_equal(self.lengths, ledger.lengths)

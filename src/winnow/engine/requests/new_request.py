@@ -2,14 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from winnow.checks import require
 from winnow.errors import InvalidRequestError
 from winnow.sampling import SamplingParams
 
-KeptPositions = Sequence[Sequence[Sequence[int]]]
-"""Token positions whose KVs are held, ascending, by layer and head."""
+
+class KeptKVs(NamedTuple):
+    """KVs that a sequence holds, by layer and head.
+
+    Attributes:
+        positions: of their tokens, ascending.
+        weights: sum of e^bias over a row: KVs that it stands for, as many as it holds where none is fitted.
+    """
+
+    positions: Sequence[Sequence[Sequence[int]]]
+    weights: Sequence[Sequence[float]]
 
 
 class RequestObserver(Protocol):
@@ -20,13 +29,13 @@ class RequestObserver(Protocol):
     An exception in a hook fails the request; other requests are unaffected.
     """
 
-    def first_token(self, kept: KeptPositions) -> None:
+    def first_token(self, kept: KeptKVs) -> None:
         """Handle the first output token, once it has been computed, after the prompt's last eviction round.
 
         Not called if the answer ends with its first token, which is never computed.
         """
 
-    def finished(self, kept: KeptPositions) -> None:
+    def finished(self, kept: KeptKVs) -> None:
         """Handle the end of the answer by its own, before its KVs are freed; not after an abort."""
 
 
