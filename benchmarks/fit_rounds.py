@@ -55,7 +55,9 @@ def context_rows(llm: LLM, context: list[int]) -> list[tuple[RowKVs, RowQueries]
         compact()
 
     executor.compact = grab
-    llm.generate([context], SamplingParams(max_tokens=1, eviction="winnow-fit", compression=4.0))
+    llm.generate(
+        [context], SamplingParams(max_tokens=2, ignore_eos=True, eviction="winnow-fit", compression=4.0)
+    )
     executor.compact = compact
     return rows
 
@@ -83,7 +85,7 @@ def output_error(kvs: RowKVs, queries: RowQueries, rounds: int, budget: int, fit
 
 
 def nats(
-    llm: LLM, context: list[int], text: list[int], policy: EvictionPolicy | str, compression: float
+    llm: LLM, context: list[int], text: list[int], policy: EvictionPolicy | str, compression: float | None
 ) -> float:
     """Nats a token of the text behind a context that a policy has compressed."""
     params = SamplingParams(
@@ -142,7 +144,7 @@ def main() -> None:
         enable_prefix_caching=False,
     )
     parts = list(contexts(llm, arguments.contexts, arguments.tokens, arguments.text))
-    full = [nats(llm, context, text, "full", 1.0) for context, text in parts]
+    full = [nats(llm, context, text, "full", None) for context, text in parts]
     print(f"\nfull cache: {statistics.fmean(full):.3f} nats a token")
     for compression in arguments.compressions:
         budget = math.ceil(arguments.tokens / compression)

@@ -25,7 +25,7 @@ class Held:
     """Tokens that had been computed by then, of which a row without eviction would hold all."""
     rows: Rows
     added: tuple[tuple[float, ...], ...]
-    """What the biases of its KVs add to the mass of each row, in KVs without a bias: e^bias - 1, summed."""
+    """Mass that biases add to each row, in KVs without a bias: e^bias - 1, summed."""
 
     @classmethod
     def of(cls, kept: KeptKVs, num_tokens: int) -> Self:

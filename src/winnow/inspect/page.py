@@ -24,7 +24,7 @@ class Moment:
     num_tokens: int
     rows: tuple[tuple[tuple[int, ...], ...], ...]
     added: tuple[tuple[float, ...], ...]
-    """What biases add to the mass of each row, in KVs."""
+    """Mass that biases add to each row, in KVs without a bias."""
 
     @property
     def num_rows(self) -> int:
