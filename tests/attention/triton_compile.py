@@ -27,6 +27,7 @@ from winnow.attention.triton.tuning import tuning_for
 from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.cache.codec import make_codec
 from winnow.kv_dtype import KVDtype
+from winnow.sampling import triton_kernels
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 FORMATS = {
@@ -39,7 +40,7 @@ GROUP = 4
 WORDS = {torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
 # What kernels call their arguments says what they are; what is in none of these sets is int32.
 OF_MODEL = {"q", "k", "v", "out", "sinks"}
-INT64 = {"slots", "position", "token_slots", "tokens_after", "source"}
+INT64 = {"slots", "position", "token_slots", "tokens_after", "source", "chosen", "top_k"}
 INT32 = {"pages", "page_table", "lengths", "index", "position_pool", "extents", "tiles"}
 FLOAT32 = {
     "partial",
@@ -51,6 +52,7 @@ FLOAT32 = {
     "accumulator",
     "target",
     "values",
+    "logits",
 }
 
 
@@ -108,14 +110,16 @@ def variants(
         ),
     }
     yield move.move_kvs, {**of_pool, "NUM_ACCUMULATORS": 2, "BLOCK_N": 16}, 4, 3
+    yield triton_kernels.argmax_rows, {"FAULT": -1, "BLOCK": 4096}, 8, 3
+    yield triton_kernels.keep_top_rows, {"BLOCK": 4096}, 16, 3
 
 
 def argument(kernel: Any, name: str, dtype: torch.dtype, word: torch.dtype) -> str:
     """The type of a kernel's argument, in Triton's words."""
     if name in OF_MODEL:
         return FORMATS[dtype][1]
-    if name == "storage":
-        return "*u8"
+    if name in ("storage", "top_p"):
+        return "*u8" if name == "storage" else "*fp64"
     if name == "words":
         return WORDS[word]
     if name in INT64 or (kernel is move.move_kvs and name == "target"):

@@ -5,10 +5,15 @@ equals are treated alike, no filter can empty a row, and no sorted copy has to b
 gets depends on no other row.
 """
 
+from collections.abc import Callable
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+KeepTop = Callable[[Tensor, Tensor | None, int, Tensor | None], None]
+"""See `keep_top`."""
 
 
 class TopK(NamedTuple):
@@ -43,6 +48,29 @@ def keep_min_p(logits: Tensor, log_min_p: Tensor) -> None:
         log_min_p: [R, 1] float32, natural logarithm of min_p.
     """
     logits.masked_fill_(logits < log_min_p, -torch.inf)
+
+
+def open_keep_top(device: torch.device) -> KeepTop:
+    """Return the fastest that there is on a device: on GPUs one kernel that sorts nothing."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from winnow.sampling import gpu
+
+        return gpu.keep_top
+    return keep_top
+
+
+def keep_top(logits: Tensor, k: Tensor | None, largest_k: int, top_p: Tensor | None) -> None:
+    """Drop, in place, what top-k, then what top-p leaves out.
+
+    Args:
+        logits: [R, V] float32, contiguous, scaled.
+        k: [R] int64, 1 to `largest_k`; None: all stay.
+        largest_k: the most of `k`, at most V.
+        top_p: [R] float64, above 0, at most 1; None: all stay.
+    """
+    kept = None if k is None else keep_top_k(logits, k, largest_k)
+    if top_p is not None:
+        keep_top_p(logits, top_p, kept)
 
 
 def keep_top_k(logits: Tensor, k: Tensor, largest_k: int) -> TopK:

@@ -1,19 +1,48 @@
 """The most probable token of each row."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from winnow.native import DTYPES, native_kernels
+from winnow.sampling.faults import marked_tokens
+from winnow.sampling.host_copy import HostCopy
 from winnow.sampling.row_blocks import clean_rows, row_blocks
 
 Argmax = Callable[[Tensor], Tensor]
-"""Logits [R, V] of any float type -> tokens [R] int64. The first of equals; NaN is impossible; 0 if all are."""
+"""Logits [R, V] of any float type -> tokens [R] int64. The first of equals; NaN is impossible; 0 if all are.
+
+On GPUs a row that no token can be taken from may give `Fault.NOT_FINITE` instead."""
+Greedy = Callable[[Tensor], tuple[Tensor, Callable[[], list[int]]]]
+"""Logits [R, V] -> tokens [R] int64, and what waits for them and returns them, with faults in their places."""
+
+
+def open_greedy(device: torch.device) -> Greedy:
+    """Return the fastest choice of tokens for rows that ask for nothing else; on GPUs it is one kernel."""
+    argmax = open_argmax(device)
+    if device.type == "cuda" and find_spec("triton") is not None:
+        return lambda logits: _on_the_way(argmax(logits))
+
+    def greedy(logits: Tensor) -> tuple[Tensor, Callable[[], list[int]]]:
+        tokens = argmax(logits)
+        return tokens, marked_tokens(tokens, logits)
+
+    return greedy
+
+
+def _on_the_way(tokens: Tensor) -> tuple[Tensor, Callable[[], list[int]]]:
+    copy = HostCopy(tokens)
+    return tokens, lambda: copy.read().tolist()
 
 
 def open_argmax(device: torch.device) -> Argmax:
     """Return the fastest that there is on a device."""
+    if device.type == "cuda" and find_spec("triton") is not None:
+        from winnow.sampling import gpu
+
+        return gpu.marked_argmax
     kernels = native_kernels() if device.type == "cpu" else None
     if kernels is None:
         return _argmax

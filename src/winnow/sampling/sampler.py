@@ -10,10 +10,10 @@ from torch import Tensor
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling.counts import TokenCounts
-from winnow.sampling.faults import Fault, mark_faults, marked_tokens
-from winnow.sampling.filters import draw, keep_min_p, keep_top_k, keep_top_p, scale
+from winnow.sampling.faults import Fault, mark_faults
+from winnow.sampling.filters import draw, keep_min_p, open_keep_top, scale
 from winnow.sampling.grammar import AnswerMatcher, GrammarCompiler
-from winnow.sampling.greedy import open_argmax
+from winnow.sampling.greedy import open_argmax, open_greedy
 from winnow.sampling.host_copy import HostCopy
 from winnow.sampling.logprob import Logprob
 from winnow.sampling.logprobs import logprob_table, read_logprobs
@@ -97,7 +97,8 @@ class Sampler:
         self.device = device
         self._slots = SlotTable(max_num_seqs, vocab_size, eos_token_ids)
         self._counts = TokenCounts(vocab_size, device)
-        self._argmax = open_argmax(device)
+        self._argmax, self._greedy = open_argmax(device), open_greedy(device)
+        self._keep_top = open_keep_top(device)
         self._seed_key = np.array([stream_key(seed, 0)], dtype=np.uint64)
         self._seeds_drawn = 0
         self._grammars = grammars
@@ -229,8 +230,7 @@ class Sampler:
         assert self._slots.are_used(rows), "only a slot in use can be sampled"
         if self._slots.need_nothing(rows, positions):
             self._slots.advance(rows)
-            tokens = self._argmax(logits)
-            marked = marked_tokens(tokens, logits)
+            tokens, marked = self._greedy(logits)
             return PendingSample(
                 lambda: _separate_faults(marked(), [None] * len(slots)), list(slots), [tokens[:, None]]
             )
@@ -314,7 +314,18 @@ class Sampler:
             penalties = (columns.repetition, columns.frequency, columns.presence)
             counts_row = columns.counts_row.long()
             self._counts.penalise(x, counts_row, *(penalty.float()[:, None] for penalty in penalties))
-        return _draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1), left
+        return self._draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1), left
+
+    def _draw_filtered(self, x: Tensor, block: Block, columns: Columns) -> Tensor:
+        """Return sampled tokens [R] int64; the logits `x` [R, V] are used up."""
+        scale(x, columns.temperature.float()[:, None])
+        if Feature.MIN_P in block.features:
+            keep_min_p(x, columns.log_min_p.float()[:, None])
+        k = columns.top_k.long() if Feature.TOP_K in block.features else None
+        top_p = columns.top_p if Feature.TOP_P in block.features else None
+        if k is not None or top_p is not None:
+            self._keep_top(x, k, block.largest_k, top_p)
+        return draw(x, columns.uniform)
 
 
 def _accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> SamplerOutput:
@@ -339,19 +350,6 @@ def _accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> Sampler
         offsets.append(len(token_ids))
         first += 1 + len(draft)
     return SamplerOutput(token_ids, logprobs, faults, offsets)
-
-
-def _draw_filtered(x: Tensor, block: Block, columns: Columns) -> Tensor:
-    """Return sampled tokens [R] int64; the logits `x` [R, V] are used up."""
-    scale(x, columns.temperature.float()[:, None])
-    if Feature.MIN_P in block.features:
-        keep_min_p(x, columns.log_min_p.float()[:, None])
-    kept = None
-    if Feature.TOP_K in block.features:
-        kept = keep_top_k(x, columns.top_k.long(), block.largest_k)
-    if Feature.TOP_P in block.features:
-        keep_top_p(x, columns.top_p, kept)
-    return draw(x, columns.uniform)
 
 
 def _read_tables(numbers: NDArray[np.float64], batch: SamplingBatch) -> SamplerOutput:
