@@ -20,6 +20,7 @@ from winnow.attention import (
 )
 from winnow.attention.triton import TritonBackend, batch
 from winnow.attention.triton.launch import product_dtype
+from winnow.attention.triton.tuning import tuning_for
 from winnow.cache import CacheLayout, KVCodec, KVPool, codec_of
 from winnow.errors import ConfigError
 
@@ -159,6 +160,15 @@ def test_scratch_for_logits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     parts = list(batch._parts(lengths, [0, 1, 2], 6))
     assert sorted(i for part in parts for i in part) == [0, 1, 2] and len(parts) > 1
     assert all(len(part) == 1 or lengths[part].max() * len(part) <= 60 for part in parts)
+
+
+def test_few_rows_take_shorter_splits() -> None:
+    """One row of 4,096 KVs with 8 heads: 128 programs in place of 32, on an H100."""
+    tuning = tuning_for(128, torch.bfloat16, 90)
+    sizes = {(rows, n): tuning.split_of(8 * rows, n, 132) for rows in (1, 8, 64) for n in (100, 4096, 32768)}
+    assert sizes[1, 4096] == 256 and sizes[1, 32768] == 512 and sizes[64, 4096] == tuning.min_split == 1024
+    assert sizes[8, 4096] == 512 and sizes[1, 100] == 256
+    assert all(split % tuning.decode.keys == 0 for split in sizes.values())
 
 
 def test_is_opened_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

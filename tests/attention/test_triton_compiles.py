@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import triton
 
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 # Shared memory of one program, in bytes, at most: a card with 99 KiB, and one with 227.
 MOST_SHARED = {86: 99 * 1024, 90: 227 * 1024}
+# Compiling all takes more than a minute.
+ON_GPUS = (
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="compiles long: only where there is a GPU"),
+)
 
 
 def compile_kernels(tmp_path: Path, capability: int, *wanted: str) -> list[dict[str, Any]]:
@@ -29,14 +35,16 @@ def compile_kernels(tmp_path: Path, capability: int, *wanted: str) -> list[dict[
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("formats", "capability"),
     [
-        (("bfloat16", "bfloat16"), 86),
-        (("bfloat16", "k=float32,v=int3"), 90),
-        (("float32", "k=bfloat16,v=int8"), 86),
-        (("float16", "k=int4-outlier,v=fp8_e4m3"), 90),
+        pytest.param(*each, marks=ON_GPUS)
+        for each in (
+            (("bfloat16", "bfloat16"), 86),
+            (("bfloat16", "k=float32,v=int3"), 90),
+            (("float32", "k=bfloat16,v=int8"), 86),
+            (("float16", "k=int4-outlier,v=fp8_e4m3"), 90),
+        )
     ],
 )
 def test_kernels_compile_and_fit(formats: tuple[str, str], capability: int, tmp_path: Path) -> None:
@@ -64,7 +72,10 @@ MOST_INSTRUCTIONS = {"bfloat16": 1450, "int8": 2350, "fp8_e4m3": 2450, "int4": 3
 @pytest.mark.skipif(
     shutil.which("cuobjdump", path=str(TOOLS)) is None, reason="triton comes without its tools"
 )
-@pytest.mark.parametrize("kv_format", MOST_INSTRUCTIONS)
+@pytest.mark.parametrize(
+    "kv_format",
+    ["bfloat16", *(pytest.param(each, marks=ON_GPUS) for each in MOST_INSTRUCTIONS if each != "bfloat16")],
+)
 def test_decoding_keeps_to_its_registers(kv_format: str, tmp_path: Path) -> None:
     """With aligned memory, as the JIT finds it, and nothing spilled: what a Hopper GPU would run."""
     wanted = [name for name, of in MOST_REGISTERS if of == kv_format]

@@ -1,6 +1,7 @@
 """One call of `attend`: its launches and their scratch, whose size is bounded by the batch."""
 
 from functools import cached_property
+from math import e, log2
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from winnow.attention.triton.batch import Chunks, Decodes, Watched
 from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
 from winnow.attention.triton.kernels.observer import observe_chunk, observe_decode, replace_accumulators
-from winnow.attention.triton.launch import cache_layout, dot_format, padded, product_dtype
+from winnow.attention.triton.launch import cache_layout, dot_format, multiprocessors_of, padded, product_dtype
 from winnow.attention.triton.side_format import pair_codec, side_formats
 from winnow.attention.triton.tuning import Tuning
 from winnow.cache import PagedCache
@@ -79,13 +80,19 @@ class Attend:
             "DOT": dot_format(product_dtype(self._q, pair_codec(self._pool.kind.codec))),
         }
 
+    @property
+    def _scale(self) -> float:
+        """Return the factor of products: logits are to base 2, which a soft-cap brings about by itself."""
+        return self._spec.scale * (log2(e) if self._spec.softcap is None else 1.0)
+
     # -- one query each ------------------------------------------------------------------------------------------
 
     def decode(self, part: Decodes) -> None:
         """Compute sequences with one query; update accumulators from the logits that attention kept."""
         tuning, q = self._tuning, self._q
         kv_heads, query_heads, head_dim = self._layout["KV_HEADS"], q.shape[1], q.shape[2]
-        splits = max(1, min(tuning.max_splits, ceil_div(part.longest, tuning.min_split)))
+        split = tuning.split_of(part.count * kv_heads, part.longest, multiprocessors_of(q.device))
+        splits = max(1, min(tuning.max_splits, ceil_div(part.longest, split)))
         partial = q.new_empty((part.count, query_heads, splits, head_dim), dtype=torch.float32)
         statistics = q.new_empty((3, part.count, query_heads, splits), dtype=torch.float32)
         raw = merged = exact = None
@@ -94,7 +101,7 @@ class Attend:
             merged = q.new_empty((3, part.count, query_heads), dtype=torch.float32)
             if Term.VALUE_AWARE in part.observe.terms:
                 exact = q.new_empty((part.count, query_heads, head_dim), dtype=torch.float32)
-        cut = {"MIN_SPLIT": tuning.min_split, "MAX_SPLITS": tuning.max_splits}
+        cut = {"MIN_SPLIT": split, "MAX_SPLITS": tuning.max_splits}
         attend_split[(part.count, kv_heads, splits)](
             q,
             *self._kvs,
@@ -108,7 +115,7 @@ class Attend:
             q.stride(0),
             q.stride(1),
             part.longest,
-            self._spec.scale,
+            self._scale,
             **self._layout,
             **self._formula,
             **cut,
@@ -203,7 +210,7 @@ class Attend:
             q.stride(0),
             q.stride(1),
             len(q),
-            self._spec.scale,
+            self._scale,
             **self._layout,
             **self._formula,
             BLOCK_M=self._tile,
@@ -251,7 +258,7 @@ class Attend:
             q.stride(1),
             len(q),
             longest,
-            self._spec.scale,
+            self._scale,
             **self._layout,
             **self._formula,
             TERM=term.value,

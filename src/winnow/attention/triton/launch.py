@@ -40,6 +40,11 @@ def capability_of(device: torch.device) -> int:
     return 10 * major + minor
 
 
+def multiprocessors_of(device: torch.device) -> int:
+    """Return multiprocessors of a GPU; the interpreter passes for one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
 def cache_layout(cache: PagedCache) -> dict[str, Any]:
     """Return the compile-time constants of kernels that describe the cache."""
     layout = cache.pool.layout

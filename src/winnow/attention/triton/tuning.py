@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from winnow.cache.layout import ceil_div
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -23,7 +25,8 @@ class Tuning:
         decode: `queries` is the minimum of rows in a tile, to which a group of query heads is padded.
         chunk: `queries` is the number of rows in a tile: tokens times query heads of a group.
         observe: `queries` is a number of tokens.
-        min_split: minimum of KVs that one program takes of a decoding row; a multiple of `decode.keys`.
+        min_split: minimum of KVs that one program takes of a decoding row where rows are many; a multiple of
+            `decode.keys`.
         max_splits: maximum of programs for one row, which bounds the scratch for partial results.
     """
 
@@ -33,6 +36,21 @@ class Tuning:
     min_split: int = 1024
     max_splits: int = 64
 
+    def split_of(self, rows: int, longest: int, multiprocessors: int) -> int:
+        """Return the minimum of KVs in a split: `min_split`, halved until programs would fill a GPU twice.
+
+        Args:
+            rows: of one KV head each.
+            longest: KVs in the longest of them.
+        """
+        split = self.min_split
+        while split > _LEAST_SPLIT and rows * ceil_div(longest, split) < 2 * multiprocessors:
+            split //= 2
+        return split
+
+
+# Merging costs more than what shorter splits gain.
+_LEAST_SPLIT = 256
 
 # By bytes of a padded key, from a sweep on an H100 at 256 bytes: 64 rows of 4,096 KVs, and chunks of 512 queries at
 # their end. Decoding, few stages of large tiles win, since three programs of a multiprocessor hide each other's loads:
@@ -40,8 +58,9 @@ class Tuning:
 _DECODE_HOPPER = {128: Launch(16, 128, 4, 2), 256: Launch(16, 128, 4, 2), 512: Launch(16, 64, 4, 2)}
 # The same for 99 KiB (compute capability 8.6 and 8.9) and 163 KiB (8.0) instead of 227.
 _DECODE_AMPERE = {128: Launch(16, 128, 4, 2), 256: Launch(16, 64, 4, 2), 512: Launch(16, 32, 4, 2)}
-# Chunks: one warp for 32 rows of a tile, and sums that fit into registers.
-_CHUNK = {128: Launch(128, 64, 4, 3), 256: Launch(128, 32, 4, 3), 512: Launch(64, 32, 4, 2)}
+# Chunks: sums that fit into registers. At 256 bytes 128 x 64 in 8 warps, 64 logits of a thread's row for each 529
+# instructions, spills with no window, soft-cap or format; in 4 warps 128 x 32 spills and takes 620 for half of that.
+_CHUNK = {128: Launch(128, 64, 4, 3), 256: Launch(128, 64, 8, 3), 512: Launch(64, 32, 4, 2)}
 _OBSERVE = {128: Launch(64, 64, 4, 2), 256: Launch(64, 64, 4, 2), 512: Launch(32, 64, 4, 2)}
 # float32 is multiplied in registers, without tensor cores: smaller tiles.
 _FULL = {

@@ -3,8 +3,9 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import biased, load_keys, load_values
+from winnow.attention.triton.kernels.codec import load_keys, load_values
 from winnow.attention.triton.kernels.rows import (
+    LOG2E,
     find_slots,
     logits_of,
     online_softmax,
@@ -61,7 +62,7 @@ def attend_tile(
     else:
         wanted = tl.full([BLOCK_N], True, tl.int1)
     keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-    logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
+    logits, unit = logits_of(queries, keys, factor, storage, flat, wanted, KEY, BLOCK_SIZE, SOFTCAP)
     if MASKED:
         visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
         logits = tl.where(visible, logits, float("-inf"))
@@ -69,7 +70,7 @@ def attend_tile(
     else:
         seen += BLOCK_N
     values, value_factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-    row_max, row_sum, acc = online_softmax(logits, values, value_factor, row_max, row_sum, acc)
+    row_max, row_sum, acc = online_softmax(logits, unit, values, value_factor, row_max, row_sum, acc)
     return row_max, row_sum, acc, seen
 
 
@@ -114,7 +115,7 @@ def attend_chunk(
 
     tiles: int32 [tiles, 2], sequence and first token within the chunk; extents: see `Chunks.extents`. Writes out
     [T, Hq, d]; if given, `exact` receives the same in float32, and `statistics`, float32 [3, T, Hq], the largest logit,
-    the sum of exponentials (sink included) and the number of KVs seen.
+    to base 2, the sum of exponentials (sink included) and the number of KVs seen.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(tiles + 2 * tile)
@@ -164,10 +165,10 @@ def attend_chunk(
         )  # fmt: skip
 
     if sinks is not None:
-        sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32)
+        sink = tl.load(sinks + query_head, mask=real, other=0.0).to(tl.float32) * LOG2E
         top = tl.maximum(row_max, sink)
-        rescale = tl.exp(row_max - top)
-        row_sum = row_sum * rescale + tl.exp(sink - top)
+        rescale = tl.exp2(row_max - top)
+        row_sum = row_sum * rescale + tl.exp2(sink - top)
         acc = acc * rescale[:, None]
         row_max = top
     result = acc / tl.where(row_sum > 0, row_sum, 1.0)[:, None]

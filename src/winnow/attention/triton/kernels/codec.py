@@ -13,12 +13,10 @@ ROUNDING = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def biased(logits, storage, flat, inside, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Add the biases of KVs in slots `flat`, [N], to logits, [M, N], where KVs have some."""
-    if KEY.bias > 0:
-        at = field_at(storage, flat, KEY.bias, 1, tl.float16, 2, KEY.block_bytes, BLOCK_SIZE)
-        logits += tl.load(at, mask=inside, other=0.0).to(tl.float32)[None, :]
-    return logits
+def load_biases(storage, flat, inside, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Return the biases of KVs in slots `flat`, [N], float32."""
+    at = field_at(storage, flat, KEY.bias, 1, tl.float16, 2, KEY.block_bytes, BLOCK_SIZE)
+    return tl.load(at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit

@@ -1,13 +1,14 @@
 """Attention of sequences with one query each, their rows split over many programs (Flash-Decoding, Dao et al. 2023).
 
-The split of a row depends on its own length only, so a sequence's result is bit-identical in any batch.
+Splits are shorter where there are few rows, so a sequence's result may differ in the last bits from batch to batch.
 """
 
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import biased, load_keys, load_values
+from winnow.attention.triton.kernels.codec import load_keys, load_values
 from winnow.attention.triton.kernels.rows import (
+    LOG2E,
     find_slots,
     logits_of,
     online_softmax,
@@ -68,7 +69,7 @@ def attend_split(
     """Compute one split of one row for all query heads that share it. Grid (R, H, splits).
 
     Writes partial, float32 [R, Hq, splits, d], statistics, float32 [3, R, Hq, splits] (largest logit, sum of
-    exponentials, KVs seen), and, if given, raw, float32 [R, Hq, raw_stride], the logits.
+    exponentials, KVs seen), and, if given, raw, float32 [R, Hq, raw_stride], the logits, to base 2.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = sequence_of(row, index)
@@ -104,12 +105,14 @@ def attend_split(
         # Skip KVs outside the window. Without a window, loads of keys do not depend on positions.
         wanted = inside if WINDOW is None else visible
         keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-        logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, wanted, KEY, BLOCK_SIZE)
+        logits, unit = logits_of(queries, keys, factor, storage, flat, wanted, KEY, BLOCK_SIZE, SOFTCAP)
         logits = tl.where(visible[None, :], logits, float("-inf"))
         if raw is not None:
-            tl.store(raw + mine[:, None] * raw_stride + n[None, :], logits, real[:, None] & inside[None, :])
+            tl.store(
+                raw + mine[:, None] * raw_stride + n[None, :], logits * unit, real[:, None] & inside[None, :]
+            )
         values, factor = load_values(storage, flat, wanted, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-        row_max, row_sum, acc = online_softmax(logits, values, factor, row_max, row_sum, acc)
+        row_max, row_sum, acc = online_softmax(logits, unit, values, factor, row_max, row_sum, acc)
         seen += visible.to(tl.float32)
 
     splits = tl.num_programs(2)
@@ -162,13 +165,13 @@ def merge_splits(
     row_max = tl.load(statistics + at, mask=there, other=float("-inf"))
     top = tl.max(row_max, axis=0)
     if sinks is not None:
-        sink = tl.load(sinks + query_head).to(tl.float32)
+        sink = tl.load(sinks + query_head).to(tl.float32) * LOG2E
         top = tl.maximum(top, sink)
     base = tl.where(top == float("-inf"), 0.0, top)
-    weight = tl.exp(row_max - base)
+    weight = tl.exp2(row_max - base)
     row_sum = tl.sum(tl.load(statistics + plane + at, mask=there, other=0.0) * weight, axis=0)
     if sinks is not None:
-        row_sum += tl.exp(sink - base)
+        row_sum += tl.exp2(sink - base)
     parts = tl.load(
         partial + at[:, None] * HEAD_DIM + d[None, :],
         mask=there[:, None] & (d < HEAD_DIM)[None, :],

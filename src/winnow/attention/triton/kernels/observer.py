@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import biased, load_keys, load_vectors
+from winnow.attention.triton.kernels.codec import load_keys, load_vectors
 from winnow.attention.triton.kernels.decode import sequence_of
 from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees
 
@@ -101,7 +101,7 @@ def observe_decode(
     if EXCLUDE_FIRST > 0:
         age = tl.load(position + sequence).to(tl.int32) - tl.load(position_pool + flat, inside, other=0)
         counted = counted & (age >= EXCLUDE_FIRST)[None, :]
-    p = tl.where(counted, tl.exp(logits - row_max[:, None]) / row_sum[:, None], 0.0)
+    p = tl.where(counted, tl.exp2(logits - row_max[:, None]) * (1.0 / row_sum)[:, None], 0.0)
     p = term_of(p, counted, seen[:, None], TERM)
     if TERM == "value aware":  # every value is read once for the whole group
         d = tl.arange(0, BLOCK_D)
@@ -238,12 +238,14 @@ def observe_chunk(
             query_head = part * HEADS + h
             q_at = q + token[:, None] * q_token_stride + query_head * q_head_stride + d[None, :]
             queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
-            logits = biased(logits_of(queries, keys, factor, SOFTCAP), storage, flat, inside, KEY, BLOCK_SIZE)
+            logits, unit = logits_of(
+                queries, keys, factor, storage, flat, inside, KEY, BLOCK_SIZE, SOFTCAP
+            )  # fmt: skip
             mine = token * (KV_HEADS * GROUP) + query_head
             row_max = tl.load(statistics + mine, mask=real, other=0.0)
             row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)
             seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
-            p = tl.where(counted, tl.exp(logits - row_max[:, None]) / row_sum[:, None], 0.0)
+            p = tl.where(counted, tl.exp2(logits * unit - row_max[:, None]) * (1.0 / row_sum)[:, None], 0.0)
             p = term_of(p, counted, seen[:, None], TERM)
             if TERM == "value aware":
                 p *= squared_distance(

@@ -3,6 +3,11 @@
 import triton
 import triton.language as tl
 
+from winnow.attention.triton.kernels.codec import load_biases
+
+# Logits are to base 2, since exponentials are.
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr):
@@ -81,31 +86,53 @@ def sees(age, inside, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def logits_of(queries, keys, factor, SOFTCAP: tl.constexpr):
-    """Return products of queries [M, D] and keys [D, N] times `factor`, soft-capped: float32 [M, N]."""
+def logits_of(
+    queries,
+    keys,
+    factor,
+    storage,
+    flat,
+    inside,
+    KEY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+):
+    """Return logits to base 2, float32 [M, N], and a number by which they are still to be multiplied.
+
+    They are products of queries [M, D] and keys [D, N] times `factor`, soft-capped and biased. `factor` is to base 2
+    unless there is a soft-cap. A factor of all KVs is left to the exponential, where it costs no instruction.
+    """
     # "ieee": multiply float32 in full precision, not in TF32.
-    logits = tl.dot(queries, keys, input_precision="ieee") * factor
-    if SOFTCAP is not None:
-        # tanh from exp(-2 |x|), which cannot overflow
-        e = tl.exp(tl.abs(logits) * (-2.0 / SOFTCAP))
-        bent = SOFTCAP * (1.0 - e) / (1.0 + e)
-        logits = tl.where(logits < 0, -bent, bent)
-    return logits
+    logits = tl.dot(queries, keys, input_precision="ieee")
+    one_factor: tl.constexpr = not KEY.row_scaled or queries.dtype == tl.float16
+    if SOFTCAP is None and KEY.bias == 0 and one_factor:
+        unit = factor
+    else:
+        unit = tl.full([], 1.0, tl.float32)  # multiplying by a constant 1 costs nothing
+        logits *= factor
+        if SOFTCAP is not None:
+            # tanh from exp(-2 |x|), which cannot overflow
+            e = tl.exp2(tl.abs(logits) * (-2.0 * LOG2E / SOFTCAP))
+            bent = (SOFTCAP * LOG2E) * (1.0 - e) / (1.0 + e)
+            logits = tl.where(logits < 0, -bent, bent)
+        if KEY.bias > 0:
+            logits += LOG2E * load_biases(storage, flat, inside, KEY, BLOCK_SIZE)[None, :]
+    return logits, unit
 
 
 @triton.jit
-def online_softmax(logits, values, factor, row_max, row_sum, acc):
+def online_softmax(logits, unit, values, factor, row_max, row_sum, acc):
     """Update the online softmax of each query by a block of KVs.
 
-    logits: float32 [M, N], -inf where a query does not see a KV; values: [N, D], to be multiplied by
-    `factor`, [1, N] or [1, 1]. row_max [M]: largest logit so far,
-    row_sum [M]: sum of exp(logit - row_max), acc [M, D]: sum of exp(logit - row_max) v. Returns the updated three.
+    logits, unit: see `logits_of`, -inf where a query does not see a KV; values: [N, D], to be multiplied by `factor`,
+    [1, N] or [1, 1]. row_max [M]: largest logit so far, to base 2, row_sum [M]: sum of 2 ** (logit - row_max),
+    acc [M, D]: sum of 2 ** (logit - row_max) v. Returns the updated three.
     """
-    new_max = tl.maximum(row_max, tl.max(logits, axis=1))
+    new_max = tl.maximum(row_max, tl.max(logits, axis=1) * unit)
     # Without a visible KV the maximum is -inf, and -inf - -inf would be NaN.
     base = tl.where(new_max == float("-inf"), 0.0, new_max)
-    rescale = tl.exp(row_max - base)
-    weight = tl.exp(logits - base[:, None])
+    rescale = tl.exp2(row_max - base)
+    weight = tl.exp2(logits * unit - base[:, None])
     row_sum = row_sum * rescale + tl.sum(weight, axis=1)
     acc = tl.dot((weight * factor).to(values.dtype), values, acc * rescale[:, None], input_precision="ieee")
     return new_max, row_sum, acc
