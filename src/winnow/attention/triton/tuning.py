@@ -58,9 +58,10 @@ _LEAST_SPLIT = 256
 _DECODE_HOPPER = {128: Launch(16, 128, 4, 2), 256: Launch(16, 128, 4, 2), 512: Launch(16, 64, 4, 2)}
 # The same for 99 KiB (compute capability 8.6 and 8.9) and 163 KiB (8.0) instead of 227.
 _DECODE_AMPERE = {128: Launch(16, 128, 4, 2), 256: Launch(16, 64, 4, 2), 512: Launch(16, 32, 4, 2)}
-# Chunks: sums that fit into registers. At 256 bytes 128 x 64 in 8 warps, 64 logits of a thread's row for each 529
-# instructions, spills with no window, soft-cap or format; in 4 warps 128 x 32 spills and takes 620 for half of that.
-_CHUNK = {128: Launch(128, 64, 4, 3), 256: Launch(128, 64, 8, 3), 512: Launch(64, 32, 4, 2)}
+# Chunks: sums that fit into registers. At 256 bytes 128 x 64 in 8 warps takes 529 instructions for a thread's 32 logits
+# and spills with no window, soft-cap or format; the sweep's 128 x 32 in 4 warps takes 620 and spills.
+_CHUNK_HOPPER = {128: Launch(128, 64, 8, 3), 256: Launch(128, 64, 8, 3), 512: Launch(128, 32, 8, 2)}
+_CHUNK_AMPERE = {**_CHUNK_HOPPER, 512: Launch(64, 32, 4, 2)}
 _OBSERVE = {128: Launch(64, 64, 4, 2), 256: Launch(64, 64, 4, 2), 512: Launch(32, 64, 4, 2)}
 # float32 is multiplied in registers, without tensor cores: smaller tiles.
 _FULL = {
@@ -82,5 +83,7 @@ def tuning_for(head_dim: int, dtype: torch.dtype, capability: int) -> Tuning:
     if dtype is torch.float32:
         return _FULL[min(max(256, row_bytes), 1024)]
     size = min(max(128, row_bytes), 512)
-    decode = _DECODE_HOPPER if capability >= 90 else _DECODE_AMPERE
-    return Tuning(decode[size], _CHUNK[size], _OBSERVE[size])
+    # 12.x has as little shared memory as 8.6.
+    if 90 <= capability < 120:
+        return Tuning(_DECODE_HOPPER[size], _CHUNK_HOPPER[size], _OBSERVE[size])
+    return Tuning(_DECODE_AMPERE[size], _CHUNK_AMPERE[size], _OBSERVE[size])
