@@ -169,6 +169,10 @@ def test_few_rows_take_shorter_splits() -> None:
     assert sizes[1, 4096] == 256 and sizes[1, 32768] == 512 and sizes[64, 4096] == tuning.min_split == 1024
     assert sizes[8, 4096] == 512 and sizes[1, 100] == 256
     assert all(split % tuning.decode.keys == 0 for split in sizes.values())
+    wider = tuning_for(512, torch.bfloat16, 90)
+    assert wider == tuning_for(256, torch.bfloat16, 80), (
+        "tiles that fit where rows are wider than the table's"
+    )
 
 
 def test_is_opened_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

