@@ -2,6 +2,9 @@
 
 import subprocess
 import sys
+from pathlib import Path
+
+from tests.tiny_llama import save_tiny_llama
 
 ANSWER = """
 import sys
@@ -14,8 +17,28 @@ with LLM(kv_memory="32MiB", eviction="leverage", kv_budget=48) as llm:
 assert answer.token_ids and answer.eviction.rounds > 0
 """
 
+FUSED = """
+import os, sys, torch
+sys.modules["winnow._native"] = None
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+from winnow.config import ModelConfig
+from winnow.models import load_model, optimize
+from winnow.models.fused.layer import FusedLayer
+optimize._passes_fit = lambda model: True  # as on a GPU
+loaded = load_model(ModelConfig(sys.argv[1]))
+assert not loaded.unfused and all(isinstance(layer, FusedLayer) for layer in loaded.model.model.layers)
+"""
+
 
 def test_an_answer_and_a_round_need_no_extension() -> None:
     done = subprocess.run([sys.executable, "-c", ANSWER], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "kernels are not in this installation" in done.stderr
+
+
+def test_fused_layers_of_a_gpu_need_no_extension(tmp_path: Path) -> None:
+    """The model is compared with its own code at load."""
+    model = save_tiny_llama(tmp_path, seed=0)
+    done = subprocess.run([sys.executable, "-c", FUSED, model], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,8 @@ _native = pytest.importorskip("winnow._native")
 from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Smoothing, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
-from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight, PackedWeight  # noqa: E402
+from winnow.models.fused.forms import NormWeight  # noqa: E402
+from winnow.models.fused.kernels import NO_NORM, LayerKernels, PackedWeight  # noqa: E402
 
 HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 48, 4, 2, 16, 100
 UNLIKE = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]

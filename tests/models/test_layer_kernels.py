@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.models.fused.kernels import LayerKernels, NormWeight  # noqa: E402
+from winnow.models.fused.forms import Activation, NormWeight  # noqa: E402
+from winnow.models.fused.kernels import LayerKernels  # noqa: E402
 
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 # Sizes with and without a rest after whole registers; many rows, so that threads share them.
@@ -130,7 +131,7 @@ def test_gate(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int],
     gate, up = (4 * torch.randn(2, *shape)).to(dtype)
     gate[0, :4] = torch.tensor([-100.0, 100.0, 0.0, -1e-3]).to(dtype)
     plain = F.silu if name == "silu" else lambda x: F.gelu(x, approximate="tanh")
-    found = kernels.gate(torch.cat([gate, up], dim=1), getattr(_native.Activation, name))
+    found = kernels.gate(torch.cat([gate, up], dim=1), Activation[name])
     expected = (plain(gate.double()) * up.double()).to(dtype)
     torch.testing.assert_close(found, expected, rtol=DTYPES[dtype] * 2, atol=1e-5)
 
@@ -179,7 +180,7 @@ def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels, dtype:
             residual,
             total,
             heads,
-            kernels.gate(x, _native.Activation.silu),
+            kernels.gate(x, Activation.silu),
             kernels.linear(x, packed, None),
         ]
 

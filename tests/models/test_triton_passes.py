@@ -10,15 +10,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
-pytest.importorskip("winnow._native")
 from optimizing import FUSED, MAX_POSITION, Step, bound, layers_of, optimized
 
 from winnow.models import optimize
-from winnow.models.fused.kernels import NormWeight
+from winnow.models.fused.forms import Activation, NormWeight
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
 from winnow.models.fused.triton.passes import TritonPasses, join_linears
-from winnow.native import Activation
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}

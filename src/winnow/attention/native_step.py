@@ -1,6 +1,7 @@
 """One step in the form that the CPU kernels take, so that a decoder layer can be one call."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from winnow import native
 from winnow.attention.spans import AttentionSpec
@@ -13,7 +14,13 @@ class NativeSpec:
     def __init__(self, spec: AttentionSpec) -> None:
         sinks = None if spec.sinks is None else spec.sinks.detach().float().contiguous()
         self._sinks = sinks  # what `native` points at
-        self.native = native.AttentionSpec(
+        self._spec = spec
+
+    @cached_property
+    def native(self) -> "native.AttentionSpec":
+        """The kernels' own form, which needs the extension."""
+        spec, sinks = self._spec, self._sinks
+        return native.AttentionSpec(
             scale=spec.scale,
             window=spec.window or 0,
             softcap=spec.softcap or 0.0,

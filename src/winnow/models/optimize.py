@@ -53,11 +53,11 @@ def optimize_model(
         native: all products by Winnow's kernels; see `linear_maker`.
         int8: which weights are quantized to 8 bits; None: none.
     """
-    kernels = native_kernels()
     layers = decoder_layers(model, geometry.num_layers)
-    if layers and kernels is not None and int8 is None and _passes_fit(model):
+    if layers and int8 is None and _passes_fit(model):
         return _fuse_for_gpu(model, geometry, layers, trained_len)
-    if model.device.type != "cpu" or kernels is None or not layers:
+    kernels = native_kernels() if model.device.type == "cpu" else None
+    if kernels is None or not layers:
         if int8 is not None:
             quantize_model(model, geometry.num_layers, int8)
         return Optimized()

@@ -5,26 +5,17 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.models.fused.forms import Activation, NormWeight
 from winnow.models.int8_linear import BLOCK, quantize_weight
-
-
-class NormWeight:
-    """The weight of a root-mean-square norm.
-
-    Args:
-        weight: [size], dense.
-        one_plus: rows are multiplied by 1 + weight (Gemma).
-    """
-
-    def __init__(self, weight: Tensor, eps: float, *, one_plus: bool = False) -> None:
-        assert weight.is_contiguous(), "the kernel reads the weight as one dense row"
-        self.weight = weight  # what `native` points at
-        self.eps, self.one_plus = eps, one_plus
-        self.native = native.RmsNorm(weight.data_ptr(), eps, one_plus)
-
 
 NO_NORM = native.RmsNorm(0, 0.0, False)
 """Value where a layer has no such norm."""
+
+
+def native_activation(activation: Activation) -> native.Activation:
+    """Return the kernels' name of an activation."""
+    found: native.Activation = getattr(native.Activation, activation.name)
+    return found
 
 
 class PackedWeight:
@@ -380,7 +371,7 @@ class LayerKernels:
             torch.get_num_threads(),
         )
 
-    def gate(self, gate_up: Tensor, activation: native.Activation) -> Tensor:
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
         assert gate_up.is_contiguous()
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
@@ -390,7 +381,7 @@ class LayerKernels:
             out.data_ptr(),
             out.shape[0],
             out.shape[1],
-            activation,
+            native_activation(activation),
             torch.get_num_threads(),
         )
         return out

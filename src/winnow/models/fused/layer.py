@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.models.fused.kernels import NO_NORM, LayerKernels, NormWeight
+from winnow.models.fused.forms import Activation, NormWeight
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.residuals import ResidualWatcher, input_watcher, watching
-from winnow.native import Activation, DecoderLayer, RmsNorm, StackedLayer
 
 if TYPE_CHECKING:
     from winnow.models.binding import AttentionStep
+    from winnow.models.fused.kernels import LayerKernels
+    from winnow.native import DecoderLayer, RmsNorm, StackedLayer
 
 
 class LayerPasses(Protocol):
@@ -109,13 +110,15 @@ class FusedLayer(nn.Module):
         return self._native is not None
 
     @property
-    def _native_kernels(self) -> LayerKernels:
+    def _native_kernels(self) -> "LayerKernels":
         assert self.is_native, "packed weights are made by native kernels alone"
-        return cast(LayerKernels, self.kernels)
+        return cast("LayerKernels", self.kernels)
 
-    def stacked(self) -> StackedLayer:
+    def stacked(self) -> "StackedLayer":
         """Return the layer as a part of a native decoder. It points into the layer, which must be native."""
         assert self._native is not None, "only packed weights can be stacked"
+        from winnow.native import StackedLayer
+
         return StackedLayer(self._native, self._native_spec.native, self.layer_idx)
 
     def forward(
@@ -195,11 +198,18 @@ def native_layer(
     activation: Activation,
     products: dict[str, nn.Module],
     shape: tuple[int, int, int],
-) -> DecoderLayer | None:
+) -> "DecoderLayer | None":
     """Return the layer as the kernels take it, pointing into norms and products; None: a product is not theirs."""
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}
     if len(packed) < len(products):
         return None
+    # They need the extension, as packed products do.
+    from winnow.models.fused.kernels import NO_NORM, native_activation
+    from winnow.native import DecoderLayer
+
+    def of(norm: NormWeight | None) -> "RmsNorm":
+        return NO_NORM if norm is None else norm.native
+
     qkv, output, gate_up, down = (packed[name] for name in ("qkv", "output", "gate_up", "down"))
     query_heads, kv_heads, head_dim = shape
     return DecoderLayer(
@@ -212,20 +222,16 @@ def native_layer(
         down=down.packed.native,
         down_bias=_address(down.bias),
         input_norm=norms.input.native,
-        query_norm=_native_norm(norms.query),
-        key_norm=_native_norm(norms.key),
+        query_norm=of(norms.query),
+        key_norm=of(norms.key),
         post_norm=norms.post.native,
-        output_norm=_native_norm(norms.output),
-        down_norm=_native_norm(norms.down),
-        activation=activation,
+        output_norm=of(norms.output),
+        down_norm=of(norms.down),
+        activation=native_activation(activation),
         num_query_heads=query_heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
     )
-
-
-def _native_norm(norm: NormWeight | None) -> RmsNorm:
-    return NO_NORM if norm is None else norm.native
 
 
 def _address(bias: Tensor | None) -> int:

@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from winnow.models.fused.kernels import NormWeight
-from winnow.native import Activation
+from winnow.models.fused.forms import Activation, NormWeight
 
 _CLOSE = 1e-5
 

@@ -13,7 +13,8 @@ from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.backend_tokenizer import BACKEND, BackendTokenizer
 from winnow.models.context import ContextLimit
 from winnow.models.damage import first_line
-from winnow.models.fused.kernels import LayerKernels, NormWeight, PackedWeight
+from winnow.models.fused.forms import Activation, NormWeight
+from winnow.models.fused.kernels import LayerKernels, PackedWeight
 from winnow.models.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fused.parts import LayerNorms
 from winnow.models.generation import sampling_defaults
@@ -24,7 +25,7 @@ from winnow.models.packed.description import OTHERS, PACKED, Description, LayerN
 from winnow.models.packed_embedding import PackedEmbedding, ScaledEmbedding
 from winnow.models.packed_linear import PackedLinear
 from winnow.models.tokens import end_tokens, load_tokenizer
-from winnow.native import Activation, Kernels
+from winnow.native import Kernels
 
 
 def load_packed(
@@ -151,9 +152,8 @@ class _Reader:
             self._norm_if_any(f"{name}.down_norm", hidden, numbers.down_norm),
         )
         spec = AttentionSpec(numbers.scale, geometry.windows[index], numbers.softcap)
-        activation: Activation = getattr(Activation, numbers.activation)
         shape = (query_heads, kv_heads, head_dim)
-        return FusedLayer(index, norms, activation, products, spec, shape, self._kernels)
+        return FusedLayer(index, norms, Activation[numbers.activation], products, spec, shape, self._kernels)
 
     def _linear(self, name: str, in_features: int, out_features: int) -> PackedLinear:
         scale_name = f"{name}.scale"

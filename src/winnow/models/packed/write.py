@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from winnow.models.backend_tokenizer import TokenizerNumbers
-from winnow.models.fused.kernels import NormWeight
+from winnow.models.fused.forms import NormWeight
 from winnow.models.fused.layer import FusedLayer
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.decoder import PackedDecoder

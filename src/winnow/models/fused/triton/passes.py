@@ -6,9 +6,8 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from winnow.models.fused.kernels import NormWeight
+from winnow.models.fused.forms import Activation, NormWeight
 from winnow.models.fused.triton.kernels import add_normed_rows, gate_rows, rms_norm_rows, rotate_heads
-from winnow.native import Activation
 
 # Elements of a row that a program of `gate_rows` has.
 _GATE_BLOCK = 1024
