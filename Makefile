@@ -11,7 +11,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test size demo real-model real-models real-demo real-eval payoff lint format clean
+.PHONY: help setup test test-gpu bench-gpu size demo real-model real-models real-demo real-eval payoff lint format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,17 @@ $(READY): pyproject.toml $(wildcard native/* native/kernels/*)
 # what another has left, which keeps the tests of a file, and their fixtures, mostly together.
 test: lint ## lint, types and the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $$(getconf _NPROCESSORS_ONLN) --dist worksteal
+
+# The environment of `make setup` where there is one, else what has torch, transformers, triton and pytest: nothing is built.
+GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
+
+# One process: those of several share a card's memory. What means a CPU says so by the marker `cpu`.
+test-gpu: ## the test suite on the GPU of this machine
+	PYTHONPATH=src $(GPU_PYTHON) -m tests.on_gpu
+
+# Other arguments: make bench-gpu ARGS='--parts limits,attention --vllm-python ~/vllm/bin/python'
+bench-gpu: ## a page about the GPU of this machine in six minutes
+	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
 size: ## lines of source by folder, against their budget
 	@$(PYTHON) tests/source_size.py
