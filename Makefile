@@ -34,7 +34,7 @@ GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 # One process: those of several share a card's memory. What means a CPU says so by the marker `cpu`.
 test-gpu: ## the test suite on the GPU of this machine
-	PYTHONPATH=src $(GPU_PYTHON) -m tests.on_gpu
+	PYTHONPATH=src WINNOW_TEST_GPU=1 $(GPU_PYTHON) -m pytest -q $(ARGS)
 
 # Other arguments: make bench-gpu ARGS='--parts limits,attention --vllm-python ~/vllm/bin/python'
 bench-gpu: ## a page about the GPU of this machine in six minutes

@@ -1,6 +1,7 @@
 """Settings that hold for every test."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,22 @@ if not torch.cuda.is_available():
 
 # Nothing is written into the home of who runs the tests, by them or by the commands that they start.
 os.environ["WINNOW_MODEL_CACHE"] = "0"
+
+
+def pytest_sessionstart() -> None:
+    """End where `make test-gpu` finds no GPU."""
+    if "WINNOW_TEST_GPU" in os.environ and not torch.cuda.is_available():
+        pytest.exit(f"torch {torch.__version__} finds no GPU here; nothing was tested", returncode=2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Hide GPUs from tests marked `cpu`, with their fixtures and the processes that they start."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("cpu"):
+            patch.setattr(torch.cuda, "is_available", lambda: False)
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,8 @@ import torch
 pytest.importorskip("winnow._native", reason="built without a compiler")
 from winnow import native
 
+pytestmark = pytest.mark.cpu
+
 
 def test_all_that_the_face_names_is_there() -> None:
     assert native.is_installed()

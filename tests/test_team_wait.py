@@ -9,6 +9,8 @@ import torch
 
 from winnow import threads
 
+pytestmark = pytest.mark.cpu
+
 _native = pytest.importorskip("winnow._native")
 
 

@@ -30,6 +30,8 @@ from winnow.cache.codec import PlainCodec  # noqa: E402
 from winnow.cache.layout import PAGE_ENTRIES  # noqa: E402
 from winnow.errors import ConfigError  # noqa: E402
 
+pytestmark = pytest.mark.cpu
+
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
 # Largest difference from the reference, relative to what is compared, and absolute below 1.

@@ -24,6 +24,8 @@ from winnow.cache import KVCodec, KVPool
 from winnow.cache.codec import PairCodec, PlainCodec, make_codec
 from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
 
+pytestmark = pytest.mark.cpu
+
 FORMATS = KV_FORMATS[1:]  # but `auto`
 CODED = [name for name in FORMATS if name not in PLAIN_FORMATS]
 CODECS = {

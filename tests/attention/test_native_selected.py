@@ -12,6 +12,8 @@ from winnow.cache.codec import make_codec
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.kv_dtype import KVDtype
 
+pytestmark = pytest.mark.cpu
+
 PLAIN = AttentionSpec(0.3)
 BENT = AttentionSpec(0.3, 300, 5.0, torch.linspace(-1, 2, 15))
 # Format of KVs, type of queries, query heads a group, channels, slots a block, N, and how the layer attends.

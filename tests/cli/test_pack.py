@@ -7,6 +7,8 @@ import pytest
 pytest.importorskip("winnow._native")
 from winnow.cli.main import main
 
+pytestmark = pytest.mark.cpu
+
 
 def test_pack_and_generate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed = tmp_path / "packed"

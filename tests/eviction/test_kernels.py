@@ -25,6 +25,8 @@ from winnow.eviction.round_rows import LayerRows, RoundInputs, RoundRows  # noqa
 from winnow.eviction.scores.keys import key_difference  # noqa: E402
 from winnow.eviction.scores.leverage import leverage  # noqa: E402
 
+pytestmark = pytest.mark.cpu
+
 KERNELS = {name: _native.Kernels(name) for name in _native.instruction_sets()}
 HEADS = 2
 

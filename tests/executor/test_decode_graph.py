@@ -98,7 +98,9 @@ class Engine:
 
 
 @pytest.mark.parametrize(
-    "observe", [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1)], ids=["unwatched", "watched"]
+    "observe",
+    [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1), AttentionObserver((Term.VALUE_AWARE,))],
+    ids=["unwatched", "watched", "values"],
 )
 def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_graph, "_LEAST_LENGTH", 4)
@@ -128,10 +130,9 @@ def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.Mon
     [
         [AttentionObserver(), None],
         [AttentionObserver(), AttentionObserver((Term.SQUARED,))],
-        [AttentionObserver((Term.VALUE_AWARE,))] * 2,
         [AttentionObserver(replace=True, smoothing=Smoothing(3))] * 2,
     ],
-    ids=["some", "differ", "values", "pooled"],
+    ids=["some", "differ", "pooled"],
 )
 def test_what_needs_the_host_is_left_to_it(observe: list[AttentionObserver | None]) -> None:
     engine = Engine(TritonBackend())

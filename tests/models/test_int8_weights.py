@@ -37,6 +37,8 @@ from winnow.models.packed.description import DESCRIPTION  # noqa: E402
 from winnow.models.packed_embedding import PackedEmbedding  # noqa: E402
 from winnow.models.packed_linear import linear_maker, linear_of  # noqa: E402
 
+pytestmark = pytest.mark.cpu
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # Features that fill panels and that do not, inputs that lie together and a rest of them, pieces of several passes.
 SIZES = [(64, 64), (130, 71), (5, 1), (70, 4200)]

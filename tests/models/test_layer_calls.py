@@ -14,6 +14,8 @@ from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fused.forms import NormWeight  # noqa: E402
 from winnow.models.fused.kernels import NO_NORM, LayerKernels, PackedWeight  # noqa: E402
 
+pytestmark = pytest.mark.cpu
+
 HIDDEN, QUERY_HEADS, KV_HEADS, HEAD_DIM, VOCAB = 48, 4, 2, 16, 100
 UNLIKE = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
 """Activations and KVs of different dtypes."""

@@ -11,6 +11,8 @@ _native = pytest.importorskip("winnow._native")
 from winnow.models.fused.forms import Activation, NormWeight  # noqa: E402
 from winnow.models.fused.kernels import LayerKernels  # noqa: E402
 
+pytestmark = pytest.mark.cpu
+
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 # Sizes with and without a rest after whole registers; many rows, so that threads share them.
 SHAPES = [(1, 5), (3, 64), (7, 771), (1400, 48)]

@@ -23,6 +23,8 @@ from winnow.models.packed import cache
 from winnow.models.packed.description import DESCRIPTION, PACKED
 from winnow.native import has_matrix_units
 
+pytestmark = pytest.mark.cpu
+
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
 TEXT = "The quick  brown fox, 123 <|endoftext|> déjà\n\n vu \U0001f600"
 

@@ -28,6 +28,8 @@ from winnow.models.packed_linear import (
 )
 from winnow.models.residuals import decoder_layers
 
+pytestmark = pytest.mark.cpu
+
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(

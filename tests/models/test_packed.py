@@ -31,6 +31,8 @@ from winnow.models.packed.write import write_packed
 from winnow.models.packed_linear import one_dnn_works
 from winnow.native import native_kernels
 
+pytestmark = pytest.mark.cpu
+
 PACKABLE = ["llama-gqa", "llama-mqa", "llama-mha", "mistral-window", "qwen2", "qwen3", "phi3", "gemma3"]
 WIDE = {"hidden_size": 64, "intermediate_size": 160}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)

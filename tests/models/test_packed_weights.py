@@ -36,6 +36,8 @@ from winnow.models.packed_linear import (
 )
 from winnow.native import native_kernels
 
+pytestmark = pytest.mark.cpu
+
 
 @pytest.fixture
 def kernels() -> LayerKernels:

@@ -26,9 +26,9 @@ def engine_lines(llm: "LLM", name: str) -> list[str]:
 
 
 def _implementation(llm: "LLM") -> dict[str, str]:
-    from winnow.native import ISA_VARIABLE, instruction_sets, is_installed
+    from winnow import native
 
     found = llm.implementation()
-    if is_installed() and llm.device.type == "cpu":
-        found["kernels"] = os.environ.get(ISA_VARIABLE) or instruction_sets()[-1]
+    if native.is_installed() and llm.device.type == "cpu":
+        found["kernels"] = os.environ.get(native.ISA_VARIABLE) or native.instruction_sets()[-1]
     return found
