@@ -3,11 +3,14 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.architectures import save
+from tests.hybrids import HYBRIDS
 from tests.tiny_llama import VOCAB, save_tiny_llama
 
 from winnow.cache import CacheSize
@@ -148,3 +151,41 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
     if policy.budget.equal_rows and len(lengths) == 1:
         blocks = deployment.kinds(held.peak)
         assert layout.device_bytes(blocks) + tables == expected[-1][0], "the closed form"
+
+
+@pytest.mark.parametrize("name", ["qwen3-next", "granite-4", "qwen3.5", "gemma4"])
+@pytest.mark.parametrize("eviction", ["full", "kv-compress-pd"])
+def test_bytes_of_hybrids_are_the_ledgers(name: str, eviction: str, tmp_path: Path) -> None:
+    """KVs of the layers that attend, and the states of the others, running, swapped out and in prefixes."""
+    save(HYBRIDS[name], tmp_path)
+    own = {"eviction": eviction, "kv_budget": 60, "max_num_seqs": 3, "kv_offloading_size": "1MiB"}
+    own |= {"kv_budget": None} if eviction == "full" else {}
+    config = EngineConfig.from_options(options(str(tmp_path), **own))
+    loaded, shape = load_model(config.model), find_model(tmp_path)
+    deployment = Deployment(
+        shape,
+        HARDWARE["desktop-ddr5"],
+        dtype="float32",
+        cache=config.cache,
+        eviction=config.eviction,
+        scheduler=config.scheduler,
+    )
+    assert shape.num_layers == 4 // (1 + bool(shape.states))
+    lengths = [(60, 60), (90, 40), (70, 50), (40, 5)]
+    peak = deployment.held(Request(60, 60)).peak
+    memory = CacheSize.of_blocks(deployment.layout, int(1.7 * peak), 3, loaded.max_model_len).nbytes(
+        deployment.layout
+    )
+    config = replace(config, cache=replace(config.cache, kv_memory=memory))
+    real = build_engine(loaded, config, resolve_policy(config.eviction).policy, time.monotonic)
+    assert real.scheduler.ledger.layout == deployment.layout
+    assert bool(deployment.layout.state_bytes) == (name != "gemma4")
+    expected = held_bytes(real, lengths)
+    setup = EngineSetup.of(deployment, memory, loaded.max_model_len, host_bytes=2**20)
+    found = held_bytes(setup.open(deployment).engine, lengths)
+    if eviction == "full":
+        assert expected[-1][1], "some were meant to be swapped out"
+        assert found == expected
+    else:  # where rows compete, each may end within another block
+        off = 2 * deployment.layout.rows_per_seq * max(k.device_bytes(1) for k in deployment.layout.kinds)
+        assert found[-1] == pytest.approx(expected[-1], abs=off)

@@ -72,6 +72,24 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
     Raises:
         UnsupportedModelError: names the model's class and the reason.
     """
+    geometry, states = _watch(model)
+    bind_mixers(states)
+    return geometry
+
+
+def predict_geometry(model: "PreTrainedModel") -> ModelGeometry:
+    """Return what `probe_geometry` finds of a model on the device "meta", which is of no use afterwards.
+
+    Raises:
+        UnsupportedModelError: as `probe_geometry`.
+    """
+    for name, module in model.named_modules():
+        if name.endswith(".experts"):  # where tokens go, numbers would tell
+            module.forward = lambda hidden, *_, **__: hidden
+    return _watch(model)[0]
+
+
+def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
     name = type(model).__name__
     config = model.config.get_text_config()
     probe, states = _Probe(), StateProbe(model)
@@ -87,9 +105,7 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
         raise UnsupportedModelError(
             f"model: {name} is not supported: its forward does not pass keyword arguments to its attention ({error})"
         ) from error
-    geometry = _geometry(name, probe, states, config)
-    bind_mixers(states)
-    return geometry
+    return _geometry(name, probe, states, config), states
 
 
 @torch.inference_mode()

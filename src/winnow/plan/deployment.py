@@ -104,6 +104,8 @@ class Deployment:
             windows=model.windows,
             chunk=None if chunk is None else min(chunk, self.scheduler.max_num_batched_tokens),
             bias=has_bias(self.eviction),
+            state_bytes=model.state_bytes(self.weight_dtype),
+            shapes=model.shapes,
         )
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -185,9 +187,14 @@ class Deployment:
         size = CacheSize.of_blocks(layout, layout.rows_per_seq, 1, request.computed)
         return batch * layout.wide_bytes(size.max_positions(layout))
 
+    def host_bytes(self, request: Request) -> int:
+        """Return what a preempted request of that kind takes of the host tier, but for its signals."""
+        kvs = self.layout.host_bytes(self.kinds(self.held(request).decoding))
+        return kvs + self.layout.state_bytes
+
     def host_requests(self, request: Request) -> int:
         """Return preempted requests of that kind that the host tier holds."""
-        each = self.layout.host_bytes(self.kinds(self.held(request).decoding))
+        each = self.host_bytes(request)
         return (self.cache.kv_offloading_size or 0) // each
 
     # -- inverses ------------------------------------------------------------------------------------------------
@@ -243,10 +250,13 @@ class Deployment:
         """Return tokens of the context per KV kept, at which `batch` decoding requests fit; None: at no rate."""
         full = replace(self, eviction=EvictionConfig())
         blocks = batch * full.layout.blocks_for(request.computed)
-        needed = cache_bytes(full.layout, blocks, batch, request.computed)
-        if self.kv_room <= 0:
+        # States do not shrink.
+        layout = replace(full.layout, state_bytes=0)
+        needed = cache_bytes(layout, blocks, batch, request.computed)
+        room = self.kv_room - cache_bytes(full.layout, blocks, batch, request.computed) + needed
+        if room <= 0:
             return None
-        rate = needed / self.kv_room
+        rate = needed / room
         return (
             None
             if request.computed / max(rate, 1e-9) < self.layout.block_size and rate > 1
@@ -274,6 +284,7 @@ class Deployment:
             self.weight_bytes,
             self.kv_token_bytes,
             self.gpus,
+            self.layout.state_bytes,
             self.factors or usual_factors(self.hardware),
         )
 

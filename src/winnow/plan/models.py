@@ -6,9 +6,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from winnow.errors import ConfigError, UnsupportedModelError, known_names
+
+if TYPE_CHECKING:
+    from winnow.cache.recurrent import StateShape
+    from winnow.models.geometry import ModelGeometry
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one weight, by dtype of the model."""
@@ -17,14 +21,17 @@ _SAFETENSORS_HEADER = 8
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder of equal layers.
+    """A decoder.
 
     Attributes:
+        num_layers: those that attend; `depth` all of them, None: the same.
+        num_kv_heads, head_dim: the largest of any layer; `shapes` are those of each, where they differ.
         num_params: weights in all; `active_params` those that one token multiplies with, fewer in a mixture of experts;
             `lookup_params` those of an embedding that only looks rows up.
         vocab_size: tokens of the vocabulary; logits of a step are as wide.
         dtype: that the configuration names, of weights and of KVs.
         windows: sliding window of each layer; None: it attends to everything.
+        states: that layers keep of a sequence beside KVs, as of a model in bfloat16.
         file_bytes: of the weights as they lie on disk; None: they are not there.
     """
 
@@ -42,11 +49,19 @@ class ModelShape:
     dtype: str = "bfloat16"
     windows: tuple[int | None, ...] = ()
     file_bytes: int | None = None
+    depth: int | None = None
+    shapes: tuple[tuple[int, int], ...] = ()
+    states: tuple["StateShape", ...] = ()
 
     @property
     def rows(self) -> int:
         """Rows of a sequence: one per layer and KV head."""
-        return self.num_layers * self.num_kv_heads
+        return sum(heads for heads, _ in self.shapes) or self.num_layers * self.num_kv_heads
+
+    def state_bytes(self, dtype: str) -> int:
+        """Return bytes of a sequence's states, where activations have that dtype."""
+        own = ("bfloat16", dtype)
+        return sum(replace(each, dtype=each.dtype.replace(*own)).nbytes for each in self.states)
 
     def kv_elements(self, num_tokens: int = 1) -> int:
         """Return elements of the keys and values of a number of tokens."""
@@ -54,7 +69,7 @@ class ModelShape:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
-        return asdict(self)
+        return asdict(self) | {"states": len(self.states)}
 
 
 @dataclass(frozen=True)
@@ -165,6 +180,9 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from winnow.models.geometry_probe import predict_geometry
+    from winnow.models.kinds import has_states
+
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise UnsupportedModelError(f"model: {name}: config.json names no model_type")
@@ -172,7 +190,7 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     try:
         config = AutoConfig.for_model(kind, **rest)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=torch.bfloat16)
     except Exception as error:  # configurations are strangers' files, and each class fails in its own way
         raise UnsupportedModelError(
             f"model: {name}: {kind!r} is not a causal model that transformers can build from this config.json: "
@@ -180,28 +198,46 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
         ) from error
     text = config.get_text_config()
     num_params = sum(parameter.numel() for parameter in model.parameters())  # shared ones once
-    query_heads = text.num_attention_heads
-    layers = text.num_hidden_layers
     embedding = model.get_input_embeddings().weight
     tied = model.get_output_embeddings() is None or model.get_output_embeddings().weight is embedding
     lookup = 0 if tied else embedding.numel()
     # As the engine takes it on a GPU where the configuration names none.
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    active = _active(model, text, num_params) - lookup
+    try:
+        geometry = predict_geometry(model)
+    except UnsupportedModelError:
+        if has_states(text):
+            raise
+        geometry = _claimed(text)  # enough for a plan
     return ModelShape(
         name,
-        layers,
-        query_heads,
-        getattr(text, "num_key_value_heads", None) or query_heads,
-        getattr(text, "head_dim", None) or text.hidden_size // query_heads,
+        geometry.num_layers,
+        geometry.num_query_heads,
+        geometry.num_kv_heads,
+        geometry.head_dim,
         text.hidden_size,
         text.vocab_size,
         num_params,
-        _active(model, text, num_params) - lookup,
+        active,
         lookup,
         getattr(text, "max_position_embeddings", None),
         dtype if dtype in DTYPE_BYTES else "float32",
-        _windows(text, layers),
+        geometry.windows if any(geometry.windows) else (),
+        depth=text.num_hidden_layers,
+        shapes=tuple(shape[1:] for shape in geometry.by_layer),
+        states=geometry.states,
     )
+
+
+def _claimed(text: Any) -> "ModelGeometry":
+    """Return what a configuration itself says of attention that Winnow does not compute."""
+    from winnow.models.geometry import ModelGeometry
+
+    layers, query_heads = text.num_hidden_layers, text.num_attention_heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or query_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
+    return ModelGeometry(layers, query_heads, kv_heads, head_dim, _windows(text, layers))
 
 
 def _active(model: Any, text: Any, num_params: int) -> int:

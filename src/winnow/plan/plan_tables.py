@@ -89,6 +89,7 @@ class Plan:
             "context": self.request.prompt_tokens + self.request.new_tokens,
             "batch": self.batch,
             "kv_bytes_per_token": deployment.kv_token_bytes,
+            "state_bytes_per_request": layout.state_bytes,
             "kv_bytes_per_request": self._kv_bytes(held.decoding),
             "kv_bytes_per_request_peak": self._kv_bytes(held.peak),
             "kv_bytes": self._kv_bytes(blocks),
@@ -97,7 +98,7 @@ class Plan:
             "tier_bytes": layout.tier_bytes(deployment.kinds(blocks)),
             "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
             "wide_bytes": deployment.wide_bytes(self.request, self.batch),
-            "host_bytes_per_request": layout.host_bytes(deployment.kinds(held.decoding)),
+            "host_bytes_per_request": deployment.host_bytes(self.request),
             "host_requests": deployment.host_requests(self.request),
             "weight_bytes": deployment.weight_bytes,
             "file_bytes": deployment.model.file_bytes,
@@ -210,6 +211,11 @@ def _memory(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         row("activations (estimate)", lambda p: p.deployment.activation_bytes * p.deployment.gpus),
         row("left for KVs", lambda p: p.deployment.kv_room),
         row("KVs per token", lambda p: p.deployment.kv_token_bytes),
+        *(
+            [row("states per request", lambda p: p.deployment.layout.state_bytes)]
+            if plans[0].deployment.layout.state_bytes
+            else []
+        ),
         row("KVs per request", lambda p: p.to_json()["kv_bytes_per_request"]),
         row("  at its peak", lambda p: p.to_json()["kv_bytes_per_request_peak"]),
         *(

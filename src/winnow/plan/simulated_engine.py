@@ -66,7 +66,7 @@ class EngineSetup:
     """Its `kv_memory` is the one above; its `kv_offloading_size` the host tier, for KVs of preempted requests."""
     fold: bool = True
     """Let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average. Layers
-    with windows of their own, or values on a tier, are never folded."""
+    with windows of their own, values on a tier, or states beside them are never folded."""
 
     @classmethod
     def of(
@@ -128,7 +128,7 @@ class EngineSetup:
         """
         layout, size, rows = self.layout, self.size(), 1
         table_bytes = size.nbytes(layout) - layout.device_bytes(size.by_kind)
-        if self.fold and len(layout.groups) == 1:
+        if self.fold and len(layout.groups) == 1 and not layout.state_bytes:
             rows = layout.rows_per_seq
             one = replace(layout.groups[0], layers=(0,), num_kv_heads=1)
             layout = replace(layout, groups=(one,), wide=WideParts())

@@ -96,7 +96,7 @@ class SimulatedExecutor:
 
     def state_bytes(self, slot: int) -> int:
         # What `EngineSignals` saves of a sequence: a number for each layer, and one for all.
-        return _FLOAT32 * (self.layout.num_layers + 1)
+        return _FLOAT32 * (self.layout.num_layers + 1) + self.layout.state_bytes
 
     def copy_work(self, num_blocks: int) -> StepWork:
         """Return the work of copying blocks to the host, or back."""
@@ -201,7 +201,9 @@ class SimulatedExecutor:
         least, more = divmod(ceil_div(target * rows, size), rows)
         blocks = np.full(rows, least)
         blocks[:more] += 1
-        return np.minimum(held, (blocks * size).reshape(held.shape).astype(held.dtype))
+        most = np.zeros_like(held)
+        most[:, : layout.num_kv_heads][layout.has_row] = blocks * size
+        return np.minimum(held, most)
 
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
         return np.zeros(0, dtype=np.uint8)

@@ -187,6 +187,7 @@ class StepTimes:
     Attributes:
         weight_bytes: of all devices together.
         kv_token_bytes: keys and values of one token, over all rows.
+        state_bytes: that layers keep of a sequence beside them; a step reads and writes them.
     """
 
     model: ModelShape
@@ -194,6 +195,7 @@ class StepTimes:
     weight_bytes: float
     kv_token_bytes: float
     gpus: int = 1
+    state_bytes: float = 0.0
     factors: Factors = Factors()
 
     def ideal(self, work: StepWork) -> dict[str, float]:
@@ -208,9 +210,9 @@ class StepTimes:
             "compute": flops / (hardware.compute * self.gpus),
             "attention": attention / (hardware.compute * self.gpus),
             "weights": self.ideal_weights(work),
-            "kv": work.kv_tokens * self.kv_token_bytes / bandwidth,
+            "kv": (work.kv_tokens * self.kv_token_bytes + work.sequences * 2 * self.state_bytes) / bandwidth,
             "link": work.link_bytes / (hardware.link * self.gpus),
-            "layer": work.steps * model.num_layers,
+            "layer": work.steps * (model.depth or model.num_layers),
             "sequence": work.sequences,
             "step": work.steps,
             "ranked": work.round_kvs * self.kv_token_bytes / bandwidth,
