@@ -71,6 +71,11 @@ class BlockFormat:
         moved = [PlacedField(field, keys.nbytes + offset) for field, offset in values.fields]
         return cls((*keys.fields, *moved), keys.nbytes + values.nbytes)
 
+    def with_values(self, values: tuple[Field, ...]) -> "BlockFormat":
+        """Return the same, with these fields in the places of those that there are."""
+        placed = zip(values, self.fields, strict=True)
+        return replace(self, fields=(*self.fields, *(PlacedField(v, k.offset) for v, k in placed)))
+
     def padded(self) -> "BlockFormat":
         """Return the same in whole words of 8 bytes, so that any field may follow, and blocks are copied as words."""
         return replace(self, nbytes=round_up(self.nbytes, 8))

@@ -68,6 +68,7 @@ class CacheLayout:
         wide: WideParts | None = None,
         value_tier: ValueTier | None = None,
         shapes: Sequence[tuple[int, int]] = (),
+        values_in_keys: bool = False,
     ) -> "CacheLayout":
         """Return the layout of layers that have the same heads, but for what `shapes` says.
 
@@ -77,6 +78,7 @@ class CacheLayout:
             windows: sliding window of each layer, None where a layer sees everything; empty: all layers do.
             value_tier: where the values of the upper layers lie; None: on the device.
             shapes: KV heads and head_dim of each layer, where they differ.
+            values_in_keys: as `RowGroup` has it, of all layers.
 
         Raises:
             ConfigError: no codec has the name that `kv_format` gives.
@@ -98,6 +100,7 @@ class CacheLayout:
                 codec,
                 window or None,
                 value_tier if far else None,
+                values_in_keys,
             )
             for (far, window, (heads, size)), layers in groupby(
                 sorted(range(num_layers), key=alike), key=alike

@@ -41,6 +41,7 @@ class BlockKind:
         size: slots.
         key_size, value_size: numbers in a key and in a value.
         tier: where its values lie, or its KVs; None: on the device.
+        values_in_keys: as `RowGroup` has it.
     """
 
     size: int
@@ -48,10 +49,13 @@ class BlockKind:
     value_size: int
     codec: KVCodec
     tier: ValueTier | None = None
+    values_in_keys: bool = False
 
     @cached_property
     def form(self) -> BlockFormat:
         """The layout of the fields of a block's KVs, wherever they lie."""
+        if self.values_in_keys:
+            return BlockFormat.of(self.key_fields, self.size).with_values(self.value_fields)
         if self.tier is None:
             return BlockFormat.of(self.key_fields + self.value_fields + self.codec.further_fields, self.size)
         return BlockFormat.of_sides(self.key_form, self.value_form)
@@ -77,7 +81,8 @@ class BlockKind:
     @property
     def slot_bytes(self) -> int:
         """Bytes of a KV, wherever it lies."""
-        fields = self.key_fields + self.value_fields + self.codec.further_fields
+        values = () if self.values_in_keys else self.value_fields
+        fields = self.key_fields + values + self.codec.further_fields
         return sum(field.slot_bytes for field in fields)
 
     @property
@@ -121,6 +126,7 @@ class RowGroup:
         codec: how KVs are stored.
         window: sliding window of attention; None: a layer sees everything.
         tier: where values lie; None: on the device, beside their keys.
+        values_in_keys: a key is stored once, and read as its value too, of which a part may count.
     """
 
     layers: tuple[int, ...]
@@ -130,7 +136,10 @@ class RowGroup:
     codec: KVCodec
     window: int | None = None
     tier: ValueTier | None = None
+    values_in_keys: bool = False
 
     def kind(self, block_size: int) -> BlockKind:
         """Return what its blocks of `block_size` slots hold."""
-        return BlockKind(block_size, self.key_size, self.value_size, self.codec, self.tier)
+        return BlockKind(
+            block_size, self.key_size, self.value_size, self.codec, self.tier, self.values_in_keys
+        )

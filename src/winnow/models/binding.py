@@ -15,6 +15,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
+from winnow.models.latent import LatentHeads
 
 ATTENTION_NAME = "winnow"
 # Keyword arguments that transformers hands to every attention function and that change nothing here: there is no
@@ -114,7 +115,10 @@ def paged_attention(
             f"{type(module).__name__} is not causal; Winnow computes causal attention only"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # Kernels read keys and values of one size (DeepSeek's are of two): zeros behind a value add nothing.
+    latent = getattr(module, "kv_b_proj", None)
+    if isinstance(latent, LatentHeads):
+        query, value = latent.absorb(query), key
+    # Kernels read keys and values of one size: zeros behind a value add nothing.
     size = value.shape[-1]
     if size < key.shape[-1]:
         value = nn.functional.pad(value, (0, key.shape[-1] - size))
@@ -125,6 +129,8 @@ def paged_attention(
         value[0].transpose(0, 1),
         AttentionSpec(scale, sliding_window, softcap, s_aux),
     )
+    if isinstance(latent, LatentHeads):
+        return latent.expand(out)[None], None
     return (out if size == out.shape[-1] else out[..., :size].contiguous())[None], None
 
 

@@ -20,6 +20,8 @@ class ModelGeometry:
     """States that layers keep in place of KVs, or beside them."""
     by_layer: tuple[tuple[int, int, int], ...] = ()
     """Query heads, KV heads and head_dim of each layer, where they differ: those above are the largest then."""
+    latent: bool = False
+    """Keys are latents, and values are parts of them (`winnow.models.latent`)."""
 
     def shape(self, layer: int) -> tuple[int, int, int]:
         """Return query heads, KV heads and head_dim of a layer."""

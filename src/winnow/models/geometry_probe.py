@@ -9,10 +9,11 @@ from transformers import AttentionInterface
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
-from winnow.models.binding import attention_of, cache_argument, paged_attention
+from winnow.models.binding import ATTENTION_NAME, attention_of, cache_argument, paged_attention
 from winnow.models.carried import Carrier
 from winnow.models.geometry import ModelGeometry
 from winnow.models.kinds import attending_layers, has_states
+from winnow.models.latent import LatentHeads, bind_latents
 from winnow.models.mixers import StateProbe, bind_mixers
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def predict_geometry(model: "PreTrainedModel") -> ModelGeometry:
 
 
 def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
+    bind_latents(model, (ATTENTION_NAME, _PROBE))
     name = type(model).__name__
     config = model.config.get_text_config()
     probe, states = _Probe(), StateProbe(model)
@@ -147,5 +149,18 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
             "built"
         )
     shapes_of_states = tuple(states.shapes[key] for key in sorted(states.shapes))
-    windows = tuple(probe.windows)
-    return ModelGeometry(num_layers, query_heads, kv_heads, head_dim, windows, shapes_of_states, by_layer)
+    latent = [isinstance(getattr(module, "kv_b_proj", None), LatentHeads) for module in probe.modules]
+    if len(set(latent)) > 1:
+        raise UnsupportedModelError(
+            f"model: {name} is not supported: some of its layers attend over latents alone"
+        )
+    return ModelGeometry(
+        num_layers,
+        query_heads,
+        kv_heads,
+        head_dim,
+        tuple(probe.windows),
+        shapes_of_states,
+        by_layer,
+        all(latent),
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from winnow.cache.codec import make_codec
+from winnow.cache.codec import KVCodec, PairCodec, make_codec
 from winnow.cache.layout import CacheLayout
 from winnow.checks import require
 from winnow.config import CacheConfig
@@ -28,6 +28,7 @@ def configured_layout(
     bias: bool = False,
     state_bytes: int = 0,
     shapes: Sequence[tuple[int, int]] = (),
+    latent: bool = False,
 ) -> CacheLayout:
     """Return the shape of the cache of a model with these numbers.
 
@@ -35,6 +36,7 @@ def configured_layout(
         dtype: of activations, in which `kv_cache_dtype=auto` stores KVs.
         windows, chunk, state_bytes, shapes: as `CacheLayout` has them.
         bias: whether KVs have a bias, though `config` does not ask for one.
+        latent: values are parts of their keys, which are latents.
 
     Raises:
         ConfigError: KVs of this head_dim cannot be stored as `config` says.
@@ -68,6 +70,8 @@ def configured_layout(
             f"{option} does not go with kv_bias, or a policy with compact, whose values are fitted in blocks on the "
             f"device, got {option}={value}: leave one out"
         )
+    if latent:
+        codec = _of_latents(codec, tier)
     layout = CacheLayout.even(
         num_layers,
         num_kv_heads,
@@ -80,7 +84,26 @@ def configured_layout(
         wide,
         tier,
         shapes,
+        values_in_keys=latent,
     )
     for each in layout.kinds:
         _ = each.form
     return replace(layout, state_bytes=state_bytes)
+
+
+def _of_latents(codec: KVCodec, tier: ValueTier | None) -> KVCodec:
+    """Return a codec by which the same bytes are a key and its value."""
+    if tier is not None:
+        raise ConfigError("value_tier does not go with latents, whose values are parts of keys: leave it out")
+    if codec.further_fields:
+        raise ConfigError(
+            "kv_bias, or a policy with compact, fits values apart from their keys, which latents do not have: leave it "
+            "out"
+        )
+    if not isinstance(codec, PairCodec) or codec.key != codec.value:
+        raise ConfigError(
+            "kv_cache_dtype must store keys and values alike for latents, whose values are parts of keys, "
+            f"got {codec.name}"
+        )
+    rotated = codec.rotate_keys or codec.rotate_values
+    return replace(codec, rotate_keys=True, rotate_values=True) if rotated else codec

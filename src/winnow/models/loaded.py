@@ -104,6 +104,7 @@ class LoadedModel(PlainModel):
             bias=bias,
             state_bytes=sum(each.nbytes for each in geometry.states),
             shapes=[shape[1:] for shape in geometry.by_layer],
+            latent=geometry.latent,
         )
 
     def open_states(self, max_num_seqs: int) -> RecurrentStates | None:

@@ -81,6 +81,7 @@ def plain_layout(loaded: LoadedModel) -> CacheLayout:
         loaded.dtype,
         1,
         shapes=[shape[1:] for shape in geometry.by_layer],
+        values_in_keys=geometry.latent,
     )
 
 

@@ -106,6 +106,7 @@ class Deployment:
             bias=has_bias(self.eviction),
             state_bytes=model.state_bytes(self.weight_dtype),
             shapes=model.shapes,
+            latent=model.latent,
         )
 
     # -- memory --------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ class ModelShape:
         vocab_size: tokens of the vocabulary; logits of a step are as wide.
         dtype: that the configuration names, of weights and of KVs.
         windows: sliding window of each layer; None: it attends to everything.
+        latent: as `ModelGeometry` has it.
         states: that layers keep of a sequence beside KVs, as of a model in bfloat16.
         file_bytes: of the weights as they lie on disk; None: they are not there.
     """
@@ -51,6 +52,7 @@ class ModelShape:
     file_bytes: int | None = None
     depth: int | None = None
     shapes: tuple[tuple[int, int], ...] = ()
+    latent: bool = False
     states: tuple["StateShape", ...] = ()
 
     @property
@@ -65,7 +67,7 @@ class ModelShape:
 
     def kv_elements(self, num_tokens: int = 1) -> int:
         """Return elements of the keys and values of a number of tokens."""
-        return 2 * self.rows * self.head_dim * num_tokens
+        return (1 if self.latent else 2) * self.rows * self.head_dim * num_tokens
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields by name."""
@@ -226,6 +228,7 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
         geometry.windows if any(geometry.windows) else (),
         depth=text.num_hidden_layers,
         shapes=tuple(shape[1:] for shape in geometry.by_layer),
+        latent=geometry.latent,
         states=geometry.states,
     )
 
