@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,21 +29,38 @@ _IGNORED = ("include", "stream_options", "max_tool_calls")
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "conversation": (),
-    "previous_response_id": (),
     "prompt": (),
     "truncation": ("disabled", "auto"),
     "context_management": (),
     "prompt_logprobs": (),
 }
 _NO_TOOL: Record = {"description": None, "parameters": None, "strict": None}
-_REASONS = {
-    "previous_response_id": "responses are not kept: send the whole conversation in input",
-    "conversation": "conversations are not kept: send the whole conversation in input",
-}
+_REASONS = {"conversation": "conversation is not supported: continue one by previous_response_id"}
+# Prefixes of the ids of items that come without one.
+_ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
 
-def chat_body(body: Mapping[str, Any]) -> Record:
+def input_items(body: Mapping[str, Any]) -> list[Any]:
+    """Return the items of a body's `input` as they are kept: with ids, text as parts of a message.
+
+    Raises:
+        ApiError: it is missing, empty or too long.
+    """
+    given = body.get("input")
+    if given is None:
+        raise ApiError("invalid_request", f"body needs input for {PATH}", "input")
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given or len(given) > MAX_ITEMS:
+        raise ApiError("invalid_request", f"input must be text, or a list of 1 to {MAX_ITEMS} items", "input")
+    return [_kept_item(item) for item in given]
+
+
+def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
     """Return the body of a chat that asks the same.
+
+    Args:
+        items: the whole conversation, which ends with the body's own `input_items`.
 
     Raises:
         ApiError: names the field, the value and what is allowed.
@@ -52,10 +69,10 @@ def chat_body(body: Mapping[str, Any]) -> Record:
     for name, harmless in _REFUSED.items():
         if name in values and values.pop(name) not in harmless:
             raise ApiError("unsupported_parameter", _REASONS.get(name, f"{name} is not supported"), name)
-    if "input" not in values:
-        raise ApiError("invalid_request", f"body needs input for {PATH}", "input")
+    for name in ("input", "previous_response_id", "store"):
+        values.pop(name, None)
     chat: Record = {name: values.pop(name) for name in _SHARED if name in values}
-    chat["messages"] = _messages(values.pop("instructions", None), values.pop("input"))
+    chat["messages"] = _messages(values.pop("instructions", None), items)
     if "max_output_tokens" in values:
         chat["max_completion_tokens"] = values.pop("max_output_tokens")
     if "top_logprobs" in values:
@@ -83,7 +100,19 @@ def chat_body(body: Mapping[str, Any]) -> Record:
     return chat | values  # parameters that OpenAI does not have are checked where a chat's are
 
 
-def _messages(instructions: Any, given: Any) -> list[Record]:
+def _kept_item(item: Any) -> Any:
+    """Return an item with an id, and a message's text as a part; one that is no object is refused later."""
+    if not isinstance(item, dict):
+        return item
+    item = {name: value for name, value in item.items() if name not in ("id", "status") or value is not None}
+    kind, content = item.get("type", "message"), item.get("content")
+    if kind == "message" and isinstance(content, str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        item = {**item, "content": [{"type": part, "text": content}]}
+    return {"type": kind, "id": _new_id(_ID_PREFIXES.get(str(kind), "msg")), "status": "completed", **item}
+
+
+def _messages(instructions: Any, items: Sequence[Any]) -> list[Record]:
     messages: list[Record] = []
     if instructions is not None:
         if not isinstance(instructions, str):
@@ -91,11 +120,7 @@ def _messages(instructions: Any, given: Any) -> list[Record]:
                 "invalid_request", f"instructions must be text, got {json_kind(instructions)}", "instructions"
             )
         messages.append({"role": "system", "content": instructions})
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list) or not given or len(given) > MAX_ITEMS:
-        raise ApiError("invalid_request", f"input must be text, or a list of 1 to {MAX_ITEMS} items", "input")
-    for index, item in enumerate(given):
+    for index, item in enumerate(items):
         message = _message(item, f"input[{index}]")
         if message is None:
             continue
@@ -144,11 +169,13 @@ class ResponseWriter:
     Attributes:
         body: as the client wrote it: a response repeats some of its fields.
         created: Unix seconds.
+        stored: a later response may continue this one.
     """
 
     body: Mapping[str, Any]
     model: str
     created: int
+    stored: bool = False
     id: str = field(default_factory=lambda: f"resp_{uuid.uuid4().hex}")
     output: list[Record] = field(default_factory=list)
     _open: Record | None = None
@@ -215,12 +242,12 @@ class ResponseWriter:
             "parallel_tool_calls": body.get("parallel_tool_calls", True) is not False,
             "presence_penalty": body.get("presence_penalty") or 0.0,
             "frequency_penalty": body.get("frequency_penalty") or 0.0,
-            "previous_response_id": None,
+            "previous_response_id": body.get("previous_response_id"),
             "prompt_cache_key": body.get("prompt_cache_key"),
             "reasoning": {"effort": (body.get("reasoning") or {}).get("effort"), "summary": None},
             "safety_identifier": body.get("safety_identifier"),
             "service_tier": "default",
-            "store": False,
+            "store": self.stored,
             "temperature": _or(body.get("temperature"), 1.0),
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",

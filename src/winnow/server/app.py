@@ -18,6 +18,7 @@ from winnow.openai.errors import INTERNAL, ApiError
 from winnow.server.batches import Batches
 from winnow.server.dashboard import add_dashboard_stream
 from winnow.server.endpoints.file_routes import add_file_routes
+from winnow.server.endpoints.response_routes import add_response_routes
 from winnow.server.http import ClientLeft, Gate, error_response
 from winnow.server.pages import add_pages, pages
 from winnow.server.routes import add_routes
@@ -58,6 +59,7 @@ def create_app(service: Service) -> FastAPI:
     )
     app.state.service = service
     add_routes(app, service)
+    add_response_routes(app, service)
     add_pages(app, service.config)
     if service.config.dashboard:
         add_dashboard_stream(app, service)

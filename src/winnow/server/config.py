@@ -68,6 +68,12 @@ class ServerConfig:
         "directory of uploaded files and of batches, which are finished after a restart; left out: no /v1/files "
         "and no /v1/batches",
     )
+    response_memory: int = _served(
+        64 * 2**20,
+        "host memory of responses of one tenant that previous_response_id may continue, such as 64MiB; the least "
+        "recently used go first; 0: none are kept",
+        parse=parse_bytes,
+    )
     response_template: str | None = _served(
         None,
         f"how the model writes reasoning and tool calls: {', '.join(TEMPLATES)}, or a JSON file as transformers' "
@@ -103,7 +109,7 @@ class ServerConfig:
         ):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 0 if name == "max_num_queued_reqs" else 1)
-        for name in ("max_body", "max_file"):
+        for name in ("max_body", "max_file", "response_memory"):
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("api_key", "served_model_name"):
             values = getattr(self, name)

@@ -168,6 +168,8 @@ class ResponsesForm(BaseModel):
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
+    previous_response_id: str | None = Field(None, description="a response that was kept")
+    store: bool | None = Field(None, description="whether it is kept; default true")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -254,11 +256,13 @@ def describe_parameters(path: str) -> dict[str, Any] | None:
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
     ]
-    if path in ("/v1/files", "/v1/batches"):
+    if path in ("/v1/files", "/v1/batches", "/v1/responses/{name}/input_items"):
         found += [
             {"name": "limit", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": 10000}},
             {"name": "after", "in": "query", "schema": {"type": "string"}},
         ]
+    if path.endswith("/input_items"):
+        found.append({"name": "order", "in": "query", "schema": {"type": "string", "enum": ["asc", "desc"]}})
     return {"parameters": found} if found else None
 
 

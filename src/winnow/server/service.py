@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +30,7 @@ from winnow.server.keys import Keys
 from winnow.server.metrics import Metrics
 from winnow.server.quota import TokenQuota
 from winnow.server.request_stream import RequestStream
+from winnow.server.stored_responses import StoredResponses
 
 T = TypeVar("T")
 
@@ -60,6 +62,7 @@ class Service:
         created: Unix seconds.
         exit: set when the engine has failed.
         ending: set when nothing more is answered; streams that have no end of their own end then.
+        responses: those that later ones may continue, by tenant.
     """
 
     llm: LLM
@@ -75,6 +78,9 @@ class Service:
         self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm")
         self.engine = AsyncEngine(
             self.llm, self.metrics.observe, self.metrics.discard, self.exit.set, self._charge
+        )
+        self.responses: dict[str | None, StoredResponses] = defaultdict(
+            lambda: StoredResponses(self.config.response_memory)
         )
         self.quota = TokenQuota(self.config.max_tokens_per_minute)
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")

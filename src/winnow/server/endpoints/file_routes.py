@@ -1,6 +1,7 @@
 """/v1/files and /v1/batches."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -44,7 +45,7 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
         """List the tenant's files, newest first."""
         purpose = request.query_params.get("purpose")
         found = store.records("file", request.state.tenant)
-        return _page(request, [each for each in found if purpose in (None, each["purpose"])])
+        return page(request, [each for each in found if purpose in (None, each["purpose"])])
 
     async def get_file(request: Request) -> Response:
         """Describe a file."""
@@ -67,7 +68,7 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
 
     async def list_batches(request: Request) -> Response:
         """List the tenant's batches, newest first."""
-        return _page(request, store.records("batch", request.state.tenant))
+        return page(request, store.records("batch", request.state.tenant))
 
     async def get_batch(request: Request) -> Response:
         """Describe a batch."""
@@ -92,8 +93,12 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
         add_route(app, method, path, route)
 
 
-def _page(request: Request, records: list[Record]) -> Response:
-    """Return the part of a list that the query asks for."""
+def page(request: Request, records: Sequence[Record]) -> Response:
+    """Return the part of a list that the query asks for.
+
+    Raises:
+        ApiError: the query asks for none.
+    """
     query = request.query_params
     text = query.get("limit", "100")
     if not text.isdecimal() or not 1 <= int(text[:10]) <= _MAX_PAGE:

@@ -1,7 +1,7 @@
 """/v1/responses: a chat under another face."""
 
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
-from winnow.openai.responses import ResponseWriter, chat_body
+from winnow.openai.responses import ResponseWriter, chat_body, input_items
 from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import (
     StrictResponse,
@@ -28,18 +28,37 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     Raises:
         ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
     """
-    asked = read_body(Endpoint.CHAT, chat_body(body), service.llm.sampling_defaults, served=True)
-    model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
+    kept, items = service.responses[tenant], input_items(body)
+    before = kept.before(body.get("previous_response_id"))
+    conversation = items if before is None else [*before.conversation(), *items]
+    asked = read_body(
+        Endpoint.CHAT, chat_body(body, conversation), service.llm.sampling_defaults, served=True
+    )
+    model = service.check_model(asked.model)
     chunks = new_chunks(service, asked, response_form(service, asked, model))
-    writer = ResponseWriter(body, model, int(time.time()))
+    writer = ResponseWriter(body, model, int(time.time()), _is_stored(body) and kept.max_bytes > 0)
+
+    def keep(response: Mapping[str, Any]) -> None:
+        if writer.stored:
+            kept.add(response, items, before)
+
     submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
     if asked.stream:
         return EventStream(
-            _events(submitted, chunks, writer),
+            _events(submitted, chunks, writer, keep),
             lambda: service.engine.abandon(submitted.stream),
         )
-    return StrictResponse(await unless_disconnected(request, _whole(service, submitted, chunks, writer)))
+    response = await unless_disconnected(request, _whole(service, submitted, chunks, writer))
+    keep(response)
+    return StrictResponse(response)
+
+
+def _is_stored(body: Mapping[str, Any]) -> bool:
+    store = body.get("store")
+    if not isinstance(store, bool | None):
+        raise ApiError("invalid_request", f"store must be true or false, got {store!r:.80}", "store")
+    return store is not False
 
 
 async def _whole(
@@ -58,7 +77,12 @@ async def _whole(
     return response
 
 
-async def _events(submitted: Submitted, chunks: ChunkStream, writer: ResponseWriter) -> AsyncIterator[str]:
+async def _events(
+    submitted: Submitted,
+    chunks: ChunkStream,
+    writer: ResponseWriter,
+    keep: Callable[[Mapping[str, Any]], None],
+) -> AsyncIterator[str]:
     def text(found: dict[str, Any]) -> str:
         return event(found, found["type"])
 
@@ -71,7 +95,9 @@ async def _events(submitted: Submitted, chunks: ChunkStream, writer: ResponseWri
             found_now = [each for chunk in chunks.push(0, output) for each in writer.push(chunk)]
             if found_now:
                 yield "".join(map(text, found_now))
-        for found in writer.end(chunks.usage()):
+        last = list(writer.end(chunks.usage()))
+        keep(last[-1]["response"])  # first: the client may continue at once
+        for found in last:
             yield text(found)
     except Exception as error:
         yield text(writer.fail(stream_error(error)))

@@ -1,0 +1,122 @@
+"""Responses of one tenant that later ones continue, in memory."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from winnow.openai.errors import ApiError
+from winnow.openai.events import compact_json
+
+Record = dict[str, Any]
+
+MAX_RESPONSES = 10_000
+
+
+@dataclass(eq=False)
+class Turn:
+    """A response and what it answers, as JSON.
+
+    Attributes:
+        before: the turn that it continues; None: it begins a conversation.
+        items: its own input items.
+        holders: its name, and turns that continue it; 0: its bytes are not counted.
+    """
+
+    before: "Turn | None"
+    items: bytes
+    response: bytes
+    holders: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.items) + len(self.response)
+
+    def input_items(self) -> list[Any]:
+        """Return what the model read: the conversation before it, and its own input."""
+        before = [] if self.before is None else self.before.conversation()
+        return [*before, *json.loads(self.items)]
+
+    def conversation(self) -> list[Any]:
+        """Return the items of the whole conversation up to its answer."""
+        turns: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            turns.append(turn)
+            turn = turn.before
+        return [
+            item
+            for each in reversed(turns)
+            for item in (*json.loads(each.items), *json.loads(each.response)["output"])
+        ]
+
+
+class StoredResponses:
+    """Responses by id, each of which holds those that it continues. The least recently used go first.
+
+    Args:
+        max_bytes: of their JSON; 0: none are kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._turns: dict[str, Turn] = {}  # the least recently used first
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def add(self, response: Mapping[str, Any], items: list[Any], before: Turn | None) -> None:
+        """Keep a response to `items` behind the turn `before`."""
+        turn = Turn(before, compact_json(items).encode(), compact_json(response).encode())
+        self._turns[response["id"]] = turn
+        self._hold(turn)
+        while self.num_bytes > self.max_bytes or len(self._turns) > MAX_RESPONSES:
+            self._release(self._turns.pop(next(iter(self._turns))))
+
+    def get(self, name: str) -> Turn:
+        """Return a response's turn.
+
+        Raises:
+            ApiError: there is none of that id, or none any more.
+        """
+        turn = self._turns.pop(name, None)
+        if turn is None:
+            raise ApiError("not_found", f"there is no response {name!r:.200}, or it is no longer kept")
+        self._turns[name] = turn
+        return turn
+
+    def before(self, name: Any) -> Turn | None:
+        """Return the turn that `previous_response_id` names; None: it names none.
+
+        Raises:
+            ApiError: there is no such response.
+        """
+        if name is None:
+            return None
+        try:
+            return self.get(str(name))
+        except ApiError as error:
+            raise ApiError("previous_response_not_found", str(error), "previous_response_id") from None
+
+    def delete(self, name: str) -> None:
+        """Forget a response; those that continue it stay whole. Raises as `get`."""
+        self._release(self.get(name))
+        del self._turns[name]
+
+    def _hold(self, turn: Turn | None) -> None:
+        """Count a holder; the first holds what the turn continues too."""
+        while turn is not None:
+            turn.holders += 1
+            if turn.holders > 1:
+                return
+            self.num_bytes += turn.num_bytes
+            turn = turn.before
+
+    def _release(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.holders -= 1
+            if turn.holders:
+                return
+            self.num_bytes -= turn.num_bytes
+            turn = turn.before
