@@ -18,6 +18,7 @@ LAYERS = [
     ["cache", "sampling"],
     ["attention", "outputs", "prompts"],
     ["eviction", "openai"],
+    ["anthropic"],
     ["options", "report", "models"],
     ["engine"],
     ["executor", "inspect"],

@@ -16,6 +16,7 @@ from winnow.server.stored_responses import StoredResponses
 
 PATH, CHAT = "/v1/responses", "/v1/chat/completions"
 KEYS = {"one": "key-of-one", "two": "key-of-two"}
+NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 ONE, TWO = ({"authorization": f"Bearer {key}"} for key in KEYS.values())
 
 
@@ -113,7 +114,7 @@ def test_what_is_kept(keyed: Running, llm: LLM) -> None:
 
 def test_calls_go_on(keyed: Running, llm: LLM) -> None:
     """The output of a call is a turn of its own."""
-    tool = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+    tool = {"type": "function", "name": "add", "parameters": NOTHING}
     fields = {"tools": [tool], "seed": 5, "max_output_tokens": 200}
     first = keyed.post(
         PATH, {"input": "Hi", "tool_choice": {"type": "function", "name": "add"}, **fields}, headers=ONE

@@ -88,7 +88,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     def handle(kind: type[Exception], convert: Callable[[Any], ApiError]) -> None:
         async def respond(request: Request, error: Exception) -> Response:
-            return error_response(convert(error))
+            return _response(convert(error), request)
 
         app.add_exception_handler(kind, respond)
 
@@ -103,13 +103,17 @@ def add_error_handlers(app: FastAPI) -> None:
 
     async def of_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "registered for these alone"
-        response = error_response(_of_http(error))
+        response = _response(_of_http(error), request)
         response.headers.update(error.headers or {})
         if error.status_code == 405:
             response.headers["Allow"] = ", ".join(_methods(app, request))
         return response
 
     app.add_exception_handler(HTTPException, of_http)
+
+
+def _response(error: ApiError, request: Request) -> Response:
+    return error_response(error, request.url.path, getattr(request.state, "request_id", None))
 
 
 def _methods(app: FastAPI, request: Request) -> list[str]:

@@ -179,6 +179,38 @@ class ResponsesForm(BaseModel):
     tool_choice: ToolChoice | None = None
 
 
+class AnthropicMessage(BaseModel):
+    role: Literal["user", "assistant"]
+    content: str | list[dict[str, Any]] = Field(
+        description="blocks of type text, tool_use, tool_result or thinking"
+    )
+
+
+class AnthropicPromptForm(BaseModel):
+    """Count the tokens of a conversation."""
+
+    model: str
+    messages: list[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: dict[str, Any] | None = Field(None, description="of type auto, any, tool or none")
+    thinking: dict[str, Any] | None = Field(None, description="of type enabled, adaptive or disabled")
+    output_config: dict[str, Any] | None = Field(None, description="effort, and the format of the answer")
+    cache_control: dict[str, Any] | None = Field(None, description="no mark is needed: prompts are cached")
+
+
+class AnthropicForm(AnthropicPromptForm):
+    """Answer a conversation, as Anthropic's API asks. Sampling parameters of chats may stand beside these."""
+
+    max_tokens: int = Field(ge=1, le=MAX_COUNT)
+    stop_sequences: list[str] | None = Field(None, max_length=MAX_STOP_STRINGS)
+    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = None
+    stream: bool | None = None
+    metadata: dict[str, Any] | None = Field(None, description="user_id")
+
+
 class TokenizeForm(Form):
     """Text, or a conversation."""
 
@@ -217,10 +249,25 @@ class ErrorForm(BaseModel):
     error: ErrorBody
 
 
+class AnthropicErrorBody(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorForm(BaseModel):
+    """Form of errors of Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicErrorBody
+    request_id: str | None = None
+
+
 FORMS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatForm,
     "/v1/completions": CompletionForm,
     "/v1/responses": ResponsesForm,
+    "/v1/messages": AnthropicForm,
+    "/v1/messages/count_tokens": AnthropicPromptForm,
     "/tokenize": TokenizeForm,
     "/detokenize": DetokenizeForm,
     "/v1/batches": BatchForm,

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from winnow.anthropic.errors import error_body, speaks_anthropic, status_of
 from winnow.json_values import json_kind, parse_strict
 from winnow.openai.errors import QUOTA, ApiError
 from winnow.server.keys import Keys
@@ -23,8 +24,8 @@ T = TypeVar("T")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def error_response(error: ApiError) -> Response:
-    """Return the response that says an error, in OpenAI's envelope."""
+def error_response(error: ApiError, path: str = "", request_id: str | None = None) -> Response:
+    """Return the response that says an error, in the envelope of OpenAI, or of Anthropic on its paths."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
@@ -32,6 +33,8 @@ def error_response(error: ApiError) -> Response:
         headers["x-should-retry"] = "false"
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if speaks_anthropic(path):
+        return JSONResponse(error_body(error, request_id), status_of(error), headers)
     return JSONResponse(error.body(), error.status, headers)
 
 
@@ -78,13 +81,15 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+                if speaks_anthropic(path):
+                    MutableHeaders(scope=message)["request-id"] = request_id
             await send(message)
 
         path, most = scope["path"], self._max_body(scope["path"])
         try:
             self._sites.require_own(scope["method"], headers)
             if not self._is_open(path):
-                state["tenant"] = self._keys.tenant(headers.get("authorization"))
+                state["tenant"] = self._keys.tenant(headers.get("authorization"), headers.get("x-api-key"))
             if scope["method"] in ("POST", "DELETE"):
                 self._require_usable()
             length = headers.get("content-length", "0")
@@ -94,7 +99,7 @@ class Gate:
         except ApiError as error:
             if started:
                 raise
-            await error_response(error)(scope, receive, send_named)
+            await error_response(error, path, request_id)(scope, receive, send_named)
 
 
 def _bounded(receive: Receive, most: int) -> Receive:

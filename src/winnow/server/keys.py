@@ -48,8 +48,8 @@ class Keys:
         """Return whether requests need a key."""
         return bool(self._digests)
 
-    def tenant(self, authorization: str | None) -> str | None:
-        """Return whose request it is, by its Authorization header; None: keys are not asked for.
+    def tenant(self, authorization: str | None, api_key: str | None = None) -> str | None:
+        """Return whose request it is, by its Authorization or x-api-key header; None: keys are not asked for.
 
         Raises:
             ApiError: there is no such key.
@@ -57,13 +57,16 @@ class Keys:
         if not self.asked:
             return None
         scheme, _, key = (authorization or "").partition(" ")
-        digest = _digest(key.strip() if scheme.lower() == "bearer" else "")
+        given = key.strip() if scheme.lower() == "bearer" else (api_key or "").strip()
+        digest = _digest(given)
         found = None
         for tenant, known in self._digests:
             if hmac.compare_digest(digest, known):
                 found = tenant
         if found is None:
-            raise ApiError("invalid_api_key", "an API key is needed: Authorization: Bearer KEY")
+            raise ApiError(
+                "invalid_api_key", "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY"
+            )
         return found
 
 

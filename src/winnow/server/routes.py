@@ -8,13 +8,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from winnow import __version__
+from winnow.anthropic.errors import speaks_anthropic
 from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
 from winnow.server.async_engine import RETRY_SECONDS
 from winnow.server.endpoints.completions import StrictResponse, complete
+from winnow.server.endpoints.messages import count_tokens, create_message
 from winnow.server.endpoints.responses import respond
 from winnow.server.endpoints.tokens import detokenize, tokenize
-from winnow.server.forms import ErrorForm, describe_body, describe_parameters
+from winnow.server.forms import AnthropicErrorForm, ErrorForm, describe_body, describe_parameters
 from winnow.server.http import error_response, read_json
 from winnow.server.service import Service
 
@@ -33,6 +35,14 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def responses(request: Request) -> Response:
         """Answer a conversation, in the form of the Responses API."""
         return await respond(service, request, await read_json(request))
+
+    async def messages(request: Request) -> Response:
+        """Answer a conversation, in the form of Anthropic's Messages API."""
+        return await create_message(service, request, await read_json(request))
+
+    async def message_tokens(request: Request) -> Response:
+        """Count the tokens of a conversation, in the form of Anthropic's Messages API."""
+        return StrictResponse(await count_tokens(service, await read_json(request)))
 
     async def models(request: Request) -> Response:
         """List the model under each of its names."""
@@ -90,6 +100,8 @@ def add_routes(app: FastAPI, service: Service) -> None:
         "/v1/chat/completions": chat_completions,
         "/v1/completions": completions,
         "/v1/responses": responses,
+        "/v1/messages": messages,
+        "/v1/messages/count_tokens": message_tokens,
         "/tokenize": tokenize_route,
         "/detokenize": detokenize_route,
     }
@@ -112,7 +124,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
 def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
     """Add a route, with what /openapi.json says of it."""
     errors: dict[int | str, dict[str, Any]] = {
-        code: {"model": ErrorForm, "description": "an error"} for code in ("4XX", "5XX")
+        code: {
+            "model": AnthropicErrorForm if speaks_anthropic(path) else ErrorForm,
+            "description": "an error",
+        }
+        for code in ("4XX", "5XX")
     }
     app.add_api_route(
         path,

@@ -1,0 +1,119 @@
+"""Messages written from a chat's chunks, as events or as one object."""
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Record = dict[str, Any]
+
+_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
+# Of a block that grows: its field, and the type and the field of what is appended.
+_DELTAS = {"text": ("text", "text_delta"), "thinking": ("thinking", "thinking_delta")}
+
+
+@dataclass
+class MessageWriter:
+    """Writer of one message."""
+
+    model: str
+    id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
+    content: list[Record] = field(default_factory=list)
+    _begun: bool = False
+    _open: Record | None = None
+    _reason: str | None = None
+    _stop: str | None = None
+
+    def push(self, chunk: Mapping[str, Any], usage: Mapping[str, Any]) -> Iterator[Record]:
+        """Yield the events of a chat's chunk; `usage` counts the tokens so far."""
+        if not self._begun:
+            self._begun = True
+            yield {"type": "message_start", "message": self.object(usage)}
+            yield {"type": "ping"}
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            if delta.get("reasoning_content"):
+                yield from self._grow("thinking", delta["reasoning_content"])
+            if delta.get("content"):
+                yield from self._grow("text", delta["content"])
+            for call in delta.get("tool_calls", ()):
+                yield from self._call(call)
+            if choice["finish_reason"] is not None:
+                stop = choice.get("stop_reason")  # the number of a token that ends a turn is no sequence
+                self._stop = stop if isinstance(stop, str) else None
+                ended = "end_turn" if self._stop is None else "stop_sequence"
+                self._reason = _REASONS.get(choice["finish_reason"], ended)
+
+    def end(self, usage: Mapping[str, Any]) -> Iterator[Record]:
+        """Yield the last events."""
+        yield from self._end_block()
+        delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
+        yield {"type": "message_delta", "delta": delta, "usage": _usage(usage)}
+        yield {"type": "message_stop"}
+
+    def object(self, usage: Mapping[str, Any]) -> Record:
+        """Return the message as it stands."""
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": list(self.content),
+            "stop_reason": self._reason,
+            "stop_sequence": self._stop,
+            "usage": _usage(usage),
+        }
+
+    def _grow(self, kind: str, text: str) -> Iterator[Record]:
+        name, delta = _DELTAS[kind]
+        if self._open is None or self._open["type"] != kind:
+            yield from self._end_block()
+            signed = {"signature": ""} if kind == "thinking" else {}
+            yield from self._begin_block({"type": kind, name: "", **signed})
+        assert self._open is not None
+        self._open[name] += text
+        yield self._delta({"type": delta, name: text})
+
+    def _call(self, call: Mapping[str, Any]) -> Iterator[Record]:
+        yield from self._end_block()
+        function, name = call["function"], f"toolu_{call['id'].removeprefix('call_')}"
+        yield from self._begin_block({"type": "tool_use", "id": name, "name": function["name"], "input": {}})
+        assert self._open is not None
+        self._open["input"] = _arguments(function["arguments"])
+        text = json.dumps(self._open["input"], ensure_ascii=False)
+        yield self._delta({"type": "input_json_delta", "partial_json": text})
+        yield from self._end_block()
+
+    def _begin_block(self, block: Record) -> Iterator[Record]:
+        self._open = block
+        yield {"type": "content_block_start", "index": len(self.content), "content_block": dict(block)}
+
+    def _delta(self, delta: Record) -> Record:
+        return {"type": "content_block_delta", "index": len(self.content), "delta": delta}
+
+    def _end_block(self) -> Iterator[Record]:
+        if self._open is not None:
+            yield {"type": "content_block_stop", "index": len(self.content)}
+            self.content.append(self._open)
+            self._open = None
+
+
+def _arguments(text: str) -> Record:
+    """Return a call's arguments; what is no object becomes a field of one, for the API knows nothing else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _usage(usage: Mapping[str, Any]) -> Record:
+    """Return tokens as Anthropic counts them: `input_tokens` are those that were computed."""
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    return {
+        "input_tokens": usage["prompt_tokens"] - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage["completion_tokens"],
+    }

@@ -1,0 +1,232 @@
+"""Bodies of /v1/messages, read as chats."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from winnow.anthropic.errors import PATH
+from winnow.json_values import json_kind
+from winnow.openai.errors import ApiError
+
+Record = dict[str, Any]
+
+# Fields that mean the same under the same name in a chat.
+_SHARED = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
+# What says nothing about the answer: every prompt is cached without a mark.
+_IGNORED = ("cache_control", "service_tier", "inference_geo")
+_FOREIGN = (
+    "n", "max_completion_tokens", "stream_options", "stop", "response_format", "logprobs", "top_logprobs",
+    "prompt_logprobs", "parallel_tool_calls", "reasoning_effort", "continue_final_message",
+)  # fmt: skip
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+_EFFORTS = {"max": "xhigh"}
+
+
+def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
+    """Return the body of a chat that asks the same.
+
+    Args:
+        counted: its tokens are counted alone, so it need not say how long the answer may be.
+
+    Raises:
+        ApiError: names the field, the value and what is allowed.
+    """
+    values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
+    for name in _FOREIGN:
+        if name in values:
+            raise ApiError("invalid_request", f"{name} is not a field of {PATH}", name)
+    for name in ("model", "messages", *(() if counted else ("max_tokens",))):
+        if name not in values:
+            raise ApiError("invalid_request", f"body needs {name} for {PATH}", name)
+    chat: Record = {name: values.pop(name) for name in _SHARED if name in values}
+    system = values.pop("system", None)
+    chat["messages"] = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
+    chat["messages"] += _messages(values.pop("messages"))
+    if chat["messages"] and chat["messages"][-1]["role"] == "assistant":
+        chat["continue_final_message"] = True
+    if "stop_sequences" in values:
+        chat["stop"] = values.pop("stop_sequences")
+        if not isinstance(chat["stop"], list):
+            _refuse("stop_sequences", "a list of texts", chat["stop"])
+    metadata = _object(values, "metadata")
+    if metadata.get("user_id") is not None:
+        chat["user"] = metadata["user_id"]
+    chat |= _thinking(values) | _tools(values)
+    return chat | values  # parameters that Anthropic does not have are checked where a chat's are
+
+
+def _messages(given: Any) -> list[Record]:
+    if not isinstance(given, list) or not given:
+        _refuse("messages", "a list with at least one message", given)
+    messages: list[Record] = []
+    for index, message in enumerate(given):
+        name = f"messages[{index}]"
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in ("user", "assistant"):
+            raise ApiError(
+                "invalid_request", f"{name}.role must be user or assistant, got {role!r:.80}", name
+            )
+        content = message.get("content")
+        blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(blocks, list):
+            _refuse(f"{name}.content", "text or a list of blocks", content)
+        found = _user(blocks, name) if role == "user" else [_assistant(blocks, name)]
+        for each in found:
+            if messages and messages[-1]["role"] == each["role"] != "tool":  # one turn in several messages
+                _join(messages[-1], each)
+            else:
+                messages.append(each)
+    if messages[-1].get("tool_calls"):
+        raise ApiError(
+            "invalid_request", "messages must not end with tool_use: tool_result is missing", "messages"
+        )
+    return messages
+
+
+def _user(blocks: list[Any], name: str) -> list[Record]:
+    """Return the results of tools, each a message, and the text behind them."""
+    messages: list[Record] = []
+    texts: list[Record] = []
+    for index, block in enumerate(blocks):
+        place = f"{name}.content[{index}]"
+        if _kind(block) == "tool_result":
+            content = block.get("content")
+            parts = [] if content is None else _texts(content, f"{place}.content")
+            text = "\n".join(part["text"] for part in parts)
+            messages.append(
+                {"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": text}
+            )
+        else:
+            texts.append(_part(block, place))
+    if texts or not messages:
+        messages.append({"role": "user", "content": texts})
+    return messages
+
+
+def _assistant(blocks: list[Any], name: str) -> Record:
+    texts: list[Record] = []
+    calls: list[Record] = []
+    thoughts = ""
+    for index, block in enumerate(blocks):
+        place, kind = f"{name}.content[{index}]", _kind(block)
+        if kind == "tool_use":
+            arguments = block.get("input")
+            if not isinstance(arguments, dict):
+                _refuse(f"{place}.input", "an object", arguments)
+            function = {
+                "name": _text(block, "name", place),
+                "arguments": json.dumps(arguments, ensure_ascii=False),
+            }
+            calls.append({"id": _text(block, "id", place), "type": "function", "function": function})
+        elif kind == "thinking":
+            thoughts += _text(block, "thinking", place)
+        elif kind != "redacted_thinking":
+            texts.append(_part(block, place))
+    message: Record = {"role": "assistant", "content": texts}
+    if calls:
+        message["tool_calls"] = calls
+    return message | {"reasoning_content": thoughts} if thoughts else message
+
+
+def _join(message: Record, more: Mapping[str, Any]) -> None:
+    """Append a message to one of the same role."""
+    message["content"] = [*message["content"], *more["content"]]
+    for name in ("tool_calls", "reasoning_content"):
+        if name in more:
+            message[name] = message[name] + more[name] if name in message else more[name]
+
+
+def _texts(given: Any, name: str) -> list[Record]:
+    """Return the parts of a text, or of a list of blocks of text."""
+    if isinstance(given, str):
+        return [{"type": "text", "text": given}]
+    if not isinstance(given, list):
+        _refuse(name, "text or a list of text blocks", given)
+    return [_part(block, f"{name}[{index}]") for index, block in enumerate(given)]
+
+
+def _part(block: Any, name: str) -> Record:
+    if _kind(block) != "text":
+        raise ApiError("invalid_request", f"{name} must be a text block, got type {_kind(block)!r:.80}", name)
+    return {"type": "text", "text": _text(block, "text", name)}
+
+
+def _kind(block: Any) -> Any:
+    return block.get("type") if isinstance(block, dict) else None
+
+
+def _text(block: Mapping[str, Any], field: str, name: str) -> str:
+    value = block.get(field)
+    if not isinstance(value, str):
+        _refuse(f"{name}.{field}", "text", value)
+    return value
+
+
+def _thinking(values: Record) -> Record:
+    """Return what `thinking` and `output_config` ask, taken out of a body's `values`."""
+    thinking, output = _object(values, "thinking"), _object(values, "output_config")
+    found: Record = {}
+    if thinking:
+        kind = thinking.get("type")
+        if kind not in ("enabled", "adaptive", "disabled"):
+            raise ApiError(
+                "invalid_request",
+                f"thinking.type must be enabled, adaptive or disabled, got {kind!r:.80}",
+                "thinking",
+            )
+        found["chat_template_kwargs"] = {
+            **_object(values, "chat_template_kwargs"), "enable_thinking": kind != "disabled",
+        }  # fmt: skip
+    if output.get("effort") is not None:
+        found["reasoning_effort"] = _EFFORTS.get(str(output["effort"]), output["effort"])
+    if output.get("format") is not None:
+        found["response_format"] = output["format"]
+    return found
+
+
+def _tools(values: Record) -> Record:
+    """Return `tools` and `tool_choice` in a chat's form, taken out of a body's `values`."""
+    found: Record = {}
+    tools = values.pop("tools", None)
+    if tools is not None and not isinstance(tools, list):
+        _refuse("tools", "a list", tools)
+    if tools:
+        found["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+    choice = _object(values, "tool_choice")
+    if choice:
+        kind = choice.get("type")
+        if kind == "tool":
+            found["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
+        elif kind in _CHOICES:
+            found["tool_choice"] = _CHOICES[kind]
+        else:
+            raise ApiError(
+                "invalid_request",
+                f"tool_choice.type must be auto, any, tool or none, got {kind!r:.80}",
+                "tool_choice",
+            )
+        if choice.get("disable_parallel_tool_use"):
+            found["parallel_tool_calls"] = False
+    return found
+
+
+def _tool(tool: Any, name: str) -> Record:
+    kind = tool.get("type") or "custom" if isinstance(tool, dict) else None
+    if kind != "custom":
+        raise ApiError("invalid_request", f"{name} must be a custom tool, got type {kind!r:.80}", name)
+    function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
+    if tool.get("description") is not None:
+        function["description"] = tool["description"]
+    return {"type": "function", "function": function}
+
+
+def _object(values: Record, name: str) -> Record:
+    """Take an object out of a body's `values`; empty where it is missing."""
+    value = values.pop(name, {})
+    if not isinstance(value, dict):
+        _refuse(name, "an object", value)
+    return dict(value)
+
+
+def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
+    raise ApiError("invalid_request", f"{name} must be {wanted}, got {json_kind(value)}", name)
