@@ -3,8 +3,8 @@
     python benchmarks/prompt_lookup.py MODEL [--tokens 160] [--rounds 3] [--json FILE]
 
 Greedy decoding with the prompt in the prefix cache, so that only decoding counts. Settings take turns in each round;
-the table shows the median. Drafts are worth it where one sequence or a few decode: a step reads the weights once for all
-tokens that it checks.
+the table shows the median. Drafts are worth it where one sequence or a few decode: a step reads the weights once for
+all tokens that it checks.
 """
 
 import argparse
