@@ -82,6 +82,12 @@ class Cases:
         kinds = [each.type for each in self.client.responses.create(model=self.model, input="Hello", stream=True,
                  max_output_tokens=8)]  # fmt: skip
         assert kinds[0] == "response.created" and kinds[-1] in ("response.completed", "response.incomplete")
+        more = self.client.responses.create(
+            model=self.model, input="And?", previous_response_id=found.id, max_output_tokens=8
+        )
+        assert self.client.responses.retrieve(more.id).output_text == more.output_text
+        assert len(list(self.client.responses.input_items.list(more.id))) == 3
+        self.client.responses.delete(more.id)
 
     def structured_output(self) -> None:
         form: Any = {
