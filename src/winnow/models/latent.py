@@ -44,11 +44,11 @@ class LatentHeads(nn.Module):
 
 def bind_latents(model: nn.Module, attentions: Collection[str]) -> None:
     """Let modules that expand latents hand latents to attention, where it is one of these implementations."""
+    module: Any
     for module in model.modules():
-        own: Any = getattr(module, "expand_kv", None)
-        up = getattr(module, "kv_b_proj", None)
-        if own is not None and type(up) is nn.Linear and up.bias is None:
-            module.kv_b_proj = LatentHeads(up, module.qk_nope_head_dim, module.num_heads)  # type: ignore[arg-type]
+        own, up = (getattr(module, name, None) for name in ("expand_kv", "kv_b_proj"))
+        if own is not None and type(up) is nn.Linear and getattr(up, "bias", None) is None:
+            module.kv_b_proj = LatentHeads(up, module.qk_nope_head_dim, module.num_heads)
             module.expand_kv = _latents_or(own, module, attentions)
 
 
