@@ -17,6 +17,7 @@ from winnow.cli.main import main
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import DEMO_MODEL, load_model, load_plain_model
+from winnow.models.damage import loading
 from winnow.native import is_installed
 
 Damage = Callable[[Path], None]
@@ -211,3 +212,15 @@ def test_numbers_that_json_lacks_are_read(model: Path) -> None:
     loaded = load_model(ModelConfig(model))
     assert loaded.eos_token_ids == {3} and loaded.vocab_size == VOCAB
     assert loaded.model.config.time_step_limit == [0.0, float("inf")]
+
+
+def test_a_model_too_large_for_its_gpu_says_what_was_asked_and_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 * 2**30, 80 * 2**30))
+    with pytest.raises(UnsupportedModelError) as refused, loading(tmp_path):
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 4.50 GiB. GPU 0 has a total capacity"
+        )
+    said = str(refused.value)
+    assert "asked for 4.50 GiB more, and 3.0 GiB of 80.0 GiB are free" in said and "cannot load" not in said
