@@ -113,8 +113,9 @@ class Description:
         counts = asdict(geometry) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
-        del counts["windows"], counts["states"], counts["by_layer"]
-        for name, others in {"states": geometry.states, "by_layer": geometry.by_layer}.items():
+        del counts["windows"]
+        for name in ("states", "by_layer", "latent"):
+            others = counts.pop(name)
             require(not others, name, "none in a packed model", others)
         for name, count in counts.items():
             require(_is_count(count), name, "a whole number above 0", count)
