@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import field_at, store_vectors
+from winnow.attention.triton.kernels.codec import field_at
+from winnow.attention.triton.kernels.encode import store_vectors
 from winnow.attention.triton.kernels.rows import find_blocks, row_length
 
 
