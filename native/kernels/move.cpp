@@ -29,7 +29,7 @@ void move(const Pool &pool, int64_t from, int64_t to) {
   }
 }
 
-/// Ask for the memory of a KV that is moved soon: survivors lie apart, so the processor cannot guess where.
+/// Ask for the memory of a KV that is moved soon: kept KVs are scattered, so the processor cannot guess where.
 void prefetch(const Pool &pool, int64_t slot) {
   const int64_t block = slot / pool.block_size, offset = slot % pool.block_size;
   for (const Field &field : pool.fields) {

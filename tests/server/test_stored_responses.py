@@ -1,4 +1,4 @@
-"""Responses that are kept, and conversations that go on from them."""
+"""Responses that are kept, and conversations that continue them."""
 
 import json
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ def test_what_is_kept(keyed: Running, llm: LLM) -> None:
     [item] = keyed.client.get(f"{url}/input_items", headers=ONE).json()["data"]
     assert item["type"] == "message" and item["content"] == [{"type": "input_text", "text": "Hi"}]
     assert keyed.client.get(f"{url}/input_items?order=up", headers=ONE).status_code == 400
-    # Nobody else's, and gone when it is deleted.
+    # No other tenant's, and gone when it is deleted.
     body = {"input": "And?", "previous_response_id": response["id"], "max_output_tokens": 2}
     after = keyed.post(PATH, body, headers=ONE).json()
     for headers in (TWO, ONE):

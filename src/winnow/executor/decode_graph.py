@@ -37,7 +37,7 @@ def graph_capture(device: torch.device) -> Capture | None:
 
 
 def computes_apart(device: torch.device) -> bool:
-    """Return whether a device computes while the host goes on, so that the next step is submitted meanwhile."""
+    """Return whether a device computes while the host continues, so that the next step is submitted meanwhile."""
     return device.type == "cuda"
 
 

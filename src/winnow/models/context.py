@@ -27,7 +27,7 @@ class ContextLimit:
     """Reason for the limit, or for none."""
 
     def less(self, places: int) -> "ContextLimit":
-        """Return the limit of a model whose table of positions has so many places that are none."""
+        """Return the limit of a model whose table of positions begins with places for padding."""
         return self if self.tokens is None or not places else replace(self, tokens=self.tokens - places)
 
     def take(self, wanted: int | None) -> int:

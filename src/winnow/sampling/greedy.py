@@ -12,7 +12,7 @@ from winnow.sampling.host_copy import HostCopy
 from winnow.sampling.row_blocks import clean_rows, row_blocks
 
 Argmax = Callable[[Tensor], Tensor]
-"""Logits [R, V] of any float type -> tokens [R] int64. The first of equals; NaN is impossible; 0 if all are.
+"""Logits [R, V] of any float type -> tokens [R] int64. Ties go to the first; NaN is impossible; 0 if all are.
 
 On GPUs a row that no token can be taken from may give `Fault.NOT_FINITE` instead."""
 Greedy = Callable[[Tensor], tuple[Tensor, Callable[[], list[int]]]]

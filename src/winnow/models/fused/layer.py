@@ -44,7 +44,13 @@ class LayerPasses(Protocol):
         query_norm: NormWeight | None = None,
         key_norm: NormWeight | None = None,
     ) -> None:
-        """Norm and rotate queries and keys in place."""
+        """Norm and rotate queries and keys in place, dimension i with dimension i + rotary_dim / 2.
+
+        Args:
+            heads: [T, (num_query_heads + num_kv_heads) * head_dim or more], rows dense: queries, keys, anything.
+            cos, sin: [T, rotary_dim].
+            query_norm, key_norm: of each head, before it is rotated.
+        """
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""

@@ -49,13 +49,7 @@ class TritonPasses:
         query_norm: NormWeight | None = None,
         key_norm: NormWeight | None = None,
     ) -> None:
-        """Norm and rotate queries and keys in place, dimension i with dimension i + rotary_dim / 2.
-
-        Args:
-            heads: [T, (num_query_heads + num_kv_heads) * head_dim or more], rows dense: queries, keys, anything.
-            cos, sin: [T, rotary_dim].
-            query_norm, key_norm: of each head, before it is rotated.
-        """
+        """Norm and rotate queries and keys in place, as `LayerPasses` has it."""
         assert heads.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
         half = cos.shape[1] // 2
         if not len(heads):
