@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from winnow.batch.lines import BadLine, Job, parse_line
-from winnow.batch.reader import read_lines
+from winnow.batch.reader import WHOLE, Shard, read_lines
 from winnow.batch.records import Record, answer_record, encode, error_record, request_id
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
@@ -88,13 +88,15 @@ class Driver:
         seed: int,
         max_in_flight: int,
         reader: AnswerReader | None = None,
+        shard: Shard = WHOLE,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Serve lines that do not say with `defaults`, those without a seed with `seed`.
 
         `model` is the name in OpenAI's objects.
 
-        At most `max_in_flight` requests are in the engine at a time. `tally` counts each record that is written.
+        Lines outside `shard` are left to other runs. At most `max_in_flight` requests are in the engine at a time.
+        `tally` counts each record that is written.
         `reader` finds reasoning and tool calls in answers of chats; None: they are text.
         """
         self._engine = engine
@@ -105,6 +107,7 @@ class Driver:
         self._seed = seed
         self._max_in_flight = max_in_flight
         self._reader = reader or AnswerReader()
+        self._shard = shard
         self._clock = clock
         self._in_flight: dict[str, Job] = {}
         self._held: Job | None = None
@@ -164,7 +167,7 @@ class Driver:
 
     def _open_lines(self, prompts: Path) -> Iterator[Job | BadLine]:
         for raw in read_lines(prompts):
-            if not self._writer.holds(raw.index):
+            if self._shard.holds(raw.index) and not self._writer.holds(self._shard.place(raw.index)):
                 yield parse_line(raw, self._defaults, accounts=True)
 
     def _fill(self, lines: Iterator[Job | BadLine]) -> None:
@@ -227,7 +230,7 @@ class Driver:
             return record, encode(record)
 
     def _finish(self, index: int, record: tuple[Record, bytes]) -> None:
-        self._writer.put(index, record[1])
+        self._writer.put(self._shard.place(index), record[1])
         self._tally.add(record[0])
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.text import Text
 
 from winnow.batch.driver import MAX_EARLY, Driver
-from winnow.batch.journal import Checkpoint, journal_path, read_checkpoint
-from winnow.batch.reader import InputFile
+from winnow.batch.journal import SHARD, Checkpoint, journal_path, read_checkpoint
+from winnow.batch.reader import WHOLE, InputFile, Shard
 from winnow.batch.stream import OrderedWriter, StreamWriter
 from winnow.batch.tally import Tally
 from winnow.batch.writer import OutputError, ResultWriter
@@ -59,6 +59,9 @@ Results reach the disk as they finish. A run that was interrupted, even killed, 
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output
 it is; it may be deleted once the run is complete.
 
+Several machines share a file by --shard 1/4, 2/4, ..., each with an output of its own; `winnow merge`
+joins the outputs. Every line gets the answer that it has without shards.
+
 Lines may be added to PROMPTS.jsonl: the same command continues with them. - and pipes are read to
 their end first. With -o - answers go to standard output, the closing table and progress to
 standard error, and nothing can be resumed.
@@ -94,6 +97,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="start afresh and replace OUT.jsonl")
     parser.add_argument(
+        "--shard",
+        metavar="NUMBER/COUNT",
+        default=str(WHOLE),
+        help="answer every COUNT-th line alone, from line NUMBER on",
+    )
+    parser.add_argument(
         "--summary", metavar="FILE.json", type=Path, help="write the closing table as JSON too"
     )
     add_progress_flag(parser)
@@ -106,6 +115,7 @@ class _Plan:
     """A run that has been checked: everything typed is usable, and the output may be written."""
 
     prompts: InputFile
+    shard: Shard
     output: Path | None
     """None: standard output."""
     options: dict[str, Any]
@@ -118,8 +128,13 @@ class _Plan:
     progress: str
 
     @property
+    def num_requests(self) -> int:
+        """Lines of the shard."""
+        return self.shard.num_lines(self.prompts.num_requests)
+
+    @property
     def is_done(self) -> bool:
-        return self.checkpoint is not None and self.checkpoint.num_done >= self.prompts.num_requests
+        return self.checkpoint is not None and self.checkpoint.num_done >= self.num_requests
 
     def open_writer(self) -> OrderedWriter:
         """Return where answers go."""
@@ -142,7 +157,7 @@ def execute(namespace: argparse.Namespace) -> int:
             silence(sys.stdout)
             print(
                 f"winnow: error: the reader of standard output left after {tally.requests} of "
-                f"{plan.prompts.num_requests} answers",
+                f"{plan.num_requests} answers",
                 file=sys.stderr,
             )
             return 1
@@ -172,6 +187,9 @@ def _check(
         more = len(prompts.repeated) - MAX_REPEATED
         print(f"winnow: warning: so have {more} more lines and earlier ones", file=sys.stderr)
     identity = _identity(prompts, options, defaults)
+    shard = Shard.parse(namespace.shard)
+    if shard != WHOLE:
+        identity |= {SHARD: str(shard)}
     output = None if str(namespace.output) == STANDARD else namespace.output
     checkpoint = None
     if output is not None and not namespace.overwrite:
@@ -182,7 +200,7 @@ def _check(
                 f"winnow: resuming {output} under other options, which change no answer: {notes}",
                 file=sys.stderr,
             )
-    return _Plan(prompts, output, options, defaults, identity, checkpoint, namespace.progress)
+    return _Plan(prompts, shard, output, options, defaults, identity, checkpoint, namespace.progress)
 
 
 def _repair(plan: _Plan) -> tuple[float, EngineStats]:
@@ -218,7 +236,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
         def show_progress() -> None:
             forecast.say(llm)
             if progress.due():
-                total = plan.prompts.num_requests
+                total = plan.num_requests
                 progress.show(meter.snapshot(tally.requests, total, tally.failed, llm.stats()))
 
         driver = Driver(
@@ -236,6 +254,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
             if config.scheduler.scheduling_policy == "prefix"
             else 2 * config.scheduler.max_num_seqs,
             reader=AnswerReader.of(llm.tokenizer),
+            shard=plan.shard,
         )
         say_sampling(llm, plan.defaults)
         show_progress()
