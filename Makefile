@@ -40,6 +40,10 @@ test-gpu: ## the test suite on the GPU of this machine
 bench-gpu: ## a page about the GPU of this machine in six minutes
 	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
+test-ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray installed
+	$(BIN)/pip install -q -e '.[ray]'
+	$(BIN)/python -m pytest -q tests/test_ray.py
+
 size: ## lines of source by folder, against their budget
 	@$(PYTHON) tests/source_size.py
 

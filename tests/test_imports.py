@@ -26,7 +26,7 @@ LAYERS = [
     ["llm"],
     ["bench", "evaluate"],
     ["batch", "fitting", "plan"],
-    ["server"],
+    ["ray", "server"],
     ["cli"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}

@@ -11,6 +11,7 @@ from tests.server.running import Running, events, running
 from winnow import LLM
 from winnow.batch.driver import Driver
 from winnow.batch.journal import read_checkpoint
+from winnow.batch.reader import read_lines
 from winnow.batch.tally import Tally
 from winnow.batch.writer import ResultWriter
 from winnow.openai.answers import AnswerReader
@@ -141,7 +142,7 @@ def test_calls_of_a_file(llm: LLM, tmp_path: Path) -> None:
     reader = AnswerReader.of(llm.tokenizer, NO_REASONING)
     with ResultWriter(out, {}, read_checkpoint(out, {}, lambda record: None)) as writer:
         driver = Driver(llm, {}, writer, Tally(), model="winnow-demo", seed=0, max_in_flight=2, reader=reader)
-        driver.run(path, lambda: None)
+        driver.run(read_lines(path), lambda: None)
     with running(llm, template=NO_REASONING) as server:
         answers = [server.post(CHAT, asked).json()["choices"] for asked in (body, spoken)]
     for line, [served] in zip(out.read_text().splitlines(), answers, strict=True):

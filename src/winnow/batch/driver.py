@@ -2,13 +2,13 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from winnow.batch.lines import BadLine, Job, parse_line
-from winnow.batch.reader import WHOLE, Shard, read_lines
+from winnow.batch.reader import WHOLE, RawLine, Shard
 from winnow.batch.records import Record, answer_record, encode, error_record, request_id
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
@@ -75,7 +75,7 @@ class _StepError(Exception):
 
 
 class Driver:
-    """Answers every line of a file that the writer does not hold yet."""
+    """Answers every line that the writer does not hold yet."""
 
     def __init__(
         self,
@@ -113,13 +113,17 @@ class Driver:
         self._held: Job | None = None
         """For which the engine's queue had no room yet."""
 
-    def run(self, prompts: Path, on_step: Callable[[], None]) -> None:
-        """Read, answer and write until no line is left; `on_step` is called after each step of the engine."""
-        lines = self._open_lines(prompts)
-        while True:
-            self._fill(lines)
+    def run(self, lines: Iterable[RawLine | None], on_step: Callable[[], None]) -> None:
+        """Read, answer and write until no line is left; `on_step` is called after each step of the engine.
+
+        None among the lines says that the next is not there yet; what is in flight is computed meanwhile.
+        """
+        jobs = self._open_jobs(lines)
+        more = True
+        while more or self._in_flight:
+            more = more and self._fill(jobs)
             if not self._in_flight:
-                return
+                continue
             try:
                 self._step()
             except _StepError as error:
@@ -165,17 +169,22 @@ class Driver:
             self._engine.abort(name)
         self._in_flight.clear()
 
-    def _open_lines(self, prompts: Path) -> Iterator[Job | BadLine]:
-        for raw in read_lines(prompts):
-            if self._shard.holds(raw.index) and not self._writer.holds(self._shard.place(raw.index)):
+    def _open_jobs(self, lines: Iterable[RawLine | None]) -> Iterator[Job | BadLine | None]:
+        for raw in lines:
+            if raw is None:
+                yield None
+            elif self._shard.holds(raw.index) and not self._writer.holds(self._shard.place(raw.index)):
                 yield parse_line(raw, self._defaults, accounts=True)
 
-    def _fill(self, lines: Iterator[Job | BadLine]) -> None:
-        """Submit lines until the engine has enough to choose from."""
+    def _fill(self, jobs: Iterator[Job | BadLine | None]) -> bool:
+        """Submit lines until the engine has enough to choose from; return False if none is left."""
         while len(self._in_flight) < self._max_in_flight and self._writer.num_early < MAX_EARLY:
-            line, self._held = self._held or next(lines, None), None
+            try:
+                line, self._held = self._held or next(jobs), None
+            except StopIteration:
+                return False
             if line is None:
-                return
+                return True
             if isinstance(line, BadLine):
                 self._finish(line.index, self._failure(line, line.error))
             else:
@@ -183,7 +192,8 @@ class Driver:
                     self._submit(line)
                 except QueueFullError:
                     self._held = line
-                    return
+                    return True
+        return True
 
     def _submit(self, job: Job) -> None:
         name, params = request_id(job), job.params
@@ -237,3 +247,8 @@ class Driver:
 def line_seed(seed: int, index: int) -> int:
     """Return the seed of a line that brings none: its own, and the same however often the run was interrupted."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{index}".encode()).digest()[:7])
+
+
+def served_name(model: str | Path | None) -> str:
+    """Return the name of a model in OpenAI's objects; None: the demo model."""
+    return "winnow-demo" if model is None else Path(model).resolve().name
