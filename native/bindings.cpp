@@ -200,10 +200,10 @@ NB_MODULE(_native, m) {
   nb::class_<AttentionSpec>(m, "AttentionSpec")
       .def(
           "__init__",
-          [](AttentionSpec *self, float scale, int64_t window, float softcap, uintptr_t sinks) {
-            new (self) AttentionSpec{scale, window, softcap, at<float>(sinks)};
+          [](AttentionSpec *self, float scale, int64_t window, float softcap, uintptr_t sinks, uintptr_t slopes, bool chunked) {
+            new (self) AttentionSpec{scale, window, softcap, at<float>(sinks), at<float>(slopes), chunked};
           },
-          nb::kw_only(), "scale"_a, "window"_a, "softcap"_a, "sinks"_a);
+          nb::kw_only(), "scale"_a, "window"_a, "softcap"_a, "sinks"_a, "slopes"_a, "chunked"_a);
 
   nb::class_<Selection>(m, "Selection")
       .def(

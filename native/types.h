@@ -213,7 +213,13 @@ struct AttentionSpec {
   float scale;
   int64_t window;      // 0: none
   float softcap;       // 0: none
-  const float *sinks;  // [num_query_heads], or null
+  const float *sinks, *slopes;  // [num_query_heads], or null
+  bool chunked;        // the window begins anew at its every multiple
+
+  /// How many positions a query sees, its own included, where there is a window.
+  int64_t reach(int64_t position) const { return chunked ? position % window + 1 : window; }
+  bool reads_positions() const { return window > 0 || slopes; }
+  float slope(int64_t query_head) const { return slopes ? slopes[query_head] : 0.0f; }
 };
 
 /// One layer's attention over a batch. out is [T, num_query_heads, head_dim], dense.

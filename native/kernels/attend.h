@@ -197,7 +197,7 @@ struct Tile {
   int n = 0;
   bool outside_window = false;  // all of them
   int64_t slot[WIDE_TILE];
-  int32_t position[WIDE_TILE];  // where there is a window
+  int32_t position[WIDE_TILE];  // where attention reads_positions
   float bias[WIDE_TILE];  // see biases
   const KV *key[WIDE_TILE], *value[WIDE_TILE];
   const KV *in_memory_order[2 * TILE];  // keys and values of TILE adjacent KVs
@@ -223,10 +223,9 @@ struct Tile {
     std::fill(key + n, key + size, key[n - 1]);
     std::fill(value + n, value + size, value[n - 1]);
     if (n == TILE && !scattered()) memory_order(cache.block_size - first % cache.block_size, cache.block_size);
-    if (call.window > 0) {
-      positions(cache, position);
-      outside_window = query_position - *std::max_element(position, position + n) >= call.window;
-    }
+    if (call.reads_positions()) positions(cache, position);
+    if (call.window > 0)
+      outside_window = query_position - *std::max_element(position, position + n) >= call.reach(query_position);
   }
 
   /// Whether its blocks are not adjacent in memory. Hardware prefetchers follow several streams at once, but each ends with its
@@ -292,19 +291,22 @@ inline vi lanes() {
 /// Scale, soft-cap, bias and mask a query's raw logits of a tile in place; returns the largest.
 ///
 /// visible: how many of the tile's first keys the query may see by their order. scale: what is left to scale. position: of the
-/// tile's keys, read where there is a window. bias: of the tile's keys, or null.
+/// tile's keys, read where attention reads_positions. slope: of the query head. bias: of the tile's keys, or null.
 inline float finish_logits(float *logits, int n, int64_t visible, const AttentionSpec &call, float scale,
-                           const int32_t *position, int64_t query_position, const float *bias = nullptr) {
+                           const int32_t *position, int64_t query_position, float slope, const float *bias = nullptr) {
   vf highest = broadcast(NEG_INF);
   const vi lane = lanes();
+  const int32_t reach = call.window > 0 ? static_cast<int32_t>(call.reach(query_position)) : 0;
   for (int j = 0; j < n; j += WIDTH) {
     vf x = load(logits + j) * scale;
     if (call.softcap > 0) x = call.softcap * vtanh(x / call.softcap);
     if (bias) x += load(bias + j);
+    if (slope != 0.0f)
+      x -= slope * __builtin_convertvector(static_cast<int32_t>(query_position) - load_vector<vi>(position + j), vf);
     if (visible < j + WIDTH) x = lane + j < static_cast<int32_t>(visible) ? x : broadcast(NEG_INF);
     if (call.window > 0) {
       const vi age = static_cast<int32_t>(query_position) - load_vector<vi>(position + j);
-      x = age < static_cast<int32_t>(call.window) ? x : broadcast(NEG_INF);
+      x = age < reach ? x : broadcast(NEG_INF);
     }
     store(logits + j, x);
     highest = vmax(highest, x);

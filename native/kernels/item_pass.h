@@ -193,7 +193,7 @@ class ItemPass {
         direct_(rows_ <= MOST_DIRECT_ROWS),
         values_(item.read || results.outputs),
         at_once_(direct_ ? item.num_queries : std::max<int64_t>(1, ROWS_AT_ONCE / group_)),
-        only_scales_(call.scale > 0 && call.softcap == 0 && call.window == 0 && !call.cache.bias.data) {}
+        only_scales_(call.scale > 0 && call.softcap == 0 && !call.reads_positions() && !call.cache.bias.data) {}
 
   /// Attends to all keys of the item. Returns the next item of the thread, or null.
   const WorkItem *run() {
@@ -363,7 +363,8 @@ class ItemPass {
       const float highest = only_scales_ && all_seen
                                 ? highest_logit(logits, seen_width)
                                 : finish_logits(logits, seen_width, visible, call_, scale_before, tile.position,
-                                                call_.batch.position[token_ + query], bias);
+                                                call_.batch.position[token_ + query],
+                                                call_.slope(item_.head * group_ + i % group_), bias);
       online_softmax(logits, scratch_.weights + i * keys_, scratch_.sums + r * padded_, scratch_.row_max[r],
                      scratch_.row_sum[r], seen_width, values_ ? padded_ : 0, highest, scale_after, kept_row, apart);
       for (int j = seen_width; kept && j < width; j += WIDTH) store(kept_at(kept_row, j, apart), broadcast(MASKED));

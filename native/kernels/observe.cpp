@@ -58,7 +58,7 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
   for (int64_t first = first_key, current = 0; first < last_key; first += TILE, current ^= 1) {
     Tile<KV> &tile = tiles[current], &next = tiles[first + TILE < last_key ? current ^ 1 : current];
     if (&next != &tile) next.find(call, row, first + TILE, last_key, batch.position[start + score_row.first_query]);
-    if (observer.exclude_first && !call.window) tile.positions(cache, tile.position);
+    if (observer.exclude_first && !call.reads_positions()) tile.positions(cache, tile.position);
     const float *bias = tile.biases(cache);
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
@@ -101,7 +101,7 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
           const float row_max = statistics[2 * at], inverse = statistics[2 * at + 1];
           float *logits = scratch.logits + (i * group + h) * TILE;
           finish_logits(logits, width, std::min<int64_t>(tile.n, sees - first), call, call.scale, tile.position, position,
-                        bias);
+                        call.slope(score_row.head * group + h), bias);
           for (int j = 0; j < width; j += WIDTH) {
             const vf x = load(logits + j);
             vf p = vexp(x - row_max) * inverse, counted = x > NEG_INF ? broadcast(1.0f) : vf{};

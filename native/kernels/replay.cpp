@@ -85,7 +85,8 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
     for (int r = 0; r < rows; ++r) {
       const int64_t visible = chosen.seen(call, position(r)) - tile * TILE;
       const float highest = finish_logits(logits + r * TILE, width(tile), visible, call, call.scale,
-                                          chosen.position.data() + tile * TILE, position(r));
+                                          chosen.position.data() + tile * TILE, position(r),
+                                          call.slope(head * group + r % group));
       memory.row_max[r] = std::max(memory.row_max[r], highest);
     }
   }

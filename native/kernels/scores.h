@@ -11,12 +11,13 @@ constexpr float LEAST_REST = 1e-4f;
 /// KVs that a query of a row sees.
 inline int64_t visible_keys(const Attend &call, const Row &row, int64_t sees, int64_t query_position) {
   if (call.window == 0) return sees;
+  const int64_t reach = call.reach(query_position);
   int64_t count = 0;
   int64_t slots[TILE];
   for (int64_t first = 0; first < sees; first += TILE) {
     const int64_t n = std::min<int64_t>(TILE, sees - first);
     row.slots(first, n, slots);
-    for (int64_t i = 0; i < n; ++i) count += query_position - call.cache.position[slots[i]] < call.window;
+    for (int64_t i = 0; i < n; ++i) count += query_position - call.cache.position[slots[i]] < reach;
   }
   return count;
 }

@@ -195,14 +195,15 @@ class GroupPass {
       const Vectors<KV> &tile = ahead.now();
       multiply(tile, ahead.next());
       int32_t position[TILE];
-      if (call_.window > 0) {
+      if (call_.reads_positions()) {
         positions_of(cache_, tile.slot, tile.n, position);
         std::fill(position + tile.n, position + round_up(tile.n, WIDTH), position[tile.n - 1]);
       }
       const int width = round_up(tile.n, WIDTH);
       for (int h = 0; h < group_; ++h) {
         float *from = memory_.tile + h * TILE;
-        finish_logits(from, width, tile.n, call_, call_.scale, position, call_.batch.position[token_]);
+        finish_logits(from, width, tile.n, call_, call_.scale, position, call_.batch.position[token_],
+                      call_.slope(head_ * group_ + h));
         std::copy(from, from + width, logits + h * stride + first);
       }
     }

@@ -119,7 +119,9 @@ def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
     sinks = torch.linspace(-1, 1, kv_heads * group) if draw(st.booleans()) else None
     window = draw(st.one_of(st.none(), st.integers(1, 500)))
     softcap = draw(st.one_of(st.none(), st.just(1.5)))
-    compare(batch, isa, AttentionSpec(0.3, window, softcap, sinks))
+    slopes = 0.3 ** torch.arange(kv_heads * group) if draw(st.booleans()) else None
+    chunked = window is not None and draw(st.booleans())
+    compare(batch, isa, AttentionSpec(0.3, window, softcap, sinks, slopes, chunked))
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -1,5 +1,7 @@
 """The CPU kernels that read few values, for every instruction set, against the reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tests.attention.paged import PagedBatch, paged_batch
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.cpu
 
 PLAIN = AttentionSpec(0.3)
 BENT = AttentionSpec(0.3, 300, 5.0, torch.linspace(-1, 2, 15))
+FALLING = AttentionSpec(0.3, 300, slopes=0.1 * torch.arange(15), chunked=True)
 # Format of KVs, type of queries, query heads a group, channels, slots a block, N, and how the layer attends.
 CASES = {
     "float32": ("float32", torch.float32, 1, 16, 4, 3, PLAIN),
@@ -24,6 +27,7 @@ CASES = {
     "int8": ("int8", torch.bfloat16, 4, 64, 16, 128, PLAIN),
     "mixed": ("k=int8,v=int4", torch.float32, 3, 128, 32, 64, BENT),
     "int4": ("int4", torch.float32, 8, 64, 16, 33, PLAIN),
+    "slopes": ("bfloat16", torch.float32, 2, 64, 16, 33, FALLING),
     "outliers": ("int4-outlier", torch.float32, 2, 40, 5, 9, PLAIN),
     "fp8": ("fp8_e4m3", torch.float32, 5, 20, 1, 1, BENT),
 }
@@ -48,8 +52,8 @@ def test_equals_the_reference(
 ) -> None:
     """Decodes and chunks whose first half reads all values; scores watched; rows of any length."""
     kind, dtype, group, head_dim, size, top_n, spec = case
-    if spec.sinks is not None:
-        spec = AttentionSpec(spec.scale, spec.window, spec.softcap, spec.sinks[: 3 * group])
+    of_heads = {name: getattr(spec, name) for name in ("sinks", "slopes")}
+    spec = replace(spec, **{name: x[: 3 * group] for name, x in of_heads.items() if x is not None})
     observe = [AttentionObserver((Term.ATTENTION,)), None, None, None]
     observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]
     batch = paged_batch(

@@ -135,14 +135,11 @@ Observed = dict[
 ]  # (sequence, head, index) -> query -> query head
 
 
-def naive(
-    case: Case,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None,
-    exclude_first: int = 0,
-) -> tuple[Tensor, Observed]:
+def sees(at: int, position: int, window: int, chunked: bool) -> bool:
+    return at // window == position // window if chunked else at - position < window
+
+
+def naive(case: Case, spec: AttentionSpec, exclude_first: int = 0) -> tuple[Tensor, Observed]:
     """Outputs, and what every query that counts saw of every KV."""
     out = torch.zeros(case.q.shape, dtype=torch.float64)
     observed: Observed = {}
@@ -156,12 +153,15 @@ def naive(
                 seen = [
                     (i, p, k.double(), v.double())
                     for i, (p, k, v) in enumerate(case.rows[sequence][head])
-                    if p <= at and (window is None or at - p < window)
+                    if p <= at and (spec.window is None or sees(at, p, spec.window, spec.chunked))
                 ]
-                logits = [float(case.q[token, query_head].double() @ k) * scale for _, _, k, _ in seen]
-                if softcap is not None:
-                    logits = [softcap * math.tanh(x / softcap) for x in logits]
-                extra = [] if sinks is None else [float(sinks[query_head])]
+                logits = [float(case.q[token, query_head].double() @ k) * spec.scale for _, _, k, _ in seen]
+                if spec.softcap is not None:
+                    logits = [spec.softcap * math.tanh(x / spec.softcap) for x in logits]
+                if spec.slopes is not None:
+                    fall = float(spec.slopes[query_head])
+                    logits = [x - fall * (at - p) for x, (_, p, _, _) in zip(logits, seen, strict=True)]
+                extra = [] if spec.sinks is None else [float(spec.sinks[query_head])]
                 total = sum(math.exp(x) for x in [*logits, *extra])
                 weights = [math.exp(x) / total for x in logits]
                 for (_, _, _, v), weight in zip(seen, weights, strict=True):
@@ -221,8 +221,10 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     heads=1,
     group=4,
     window=1,
+    chunked=False,
     softcap=None,
     with_sinks=False,
+    with_slopes=False,
     terms=(Term.VALUE_AWARE,),
     aggregation=Group.SUM,
     exclude_first=0,
@@ -237,7 +239,9 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     group=st.sampled_from([1, 2, 4]),
     window=st.one_of(st.none(), st.integers(1, 40)),
     softcap=st.one_of(st.none(), st.just(1.5)),
+    chunked=st.booleans(),
     with_sinks=st.booleans(),
+    with_slopes=st.booleans(),
     terms=st.sampled_from([*((term,) for term in Term), (Term.ATTENTION, Term.GROUP_SQUARED)]),
     aggregation=st.sampled_from(Group),
     exclude_first=st.sampled_from([0, 1, 5]),
@@ -250,8 +254,10 @@ def test_equals_the_formula(
     heads: int,
     group: int,
     window: int | None,
+    chunked: bool,
     softcap: float | None,
     with_sinks: bool,
+    with_slopes: bool,
     terms: tuple[Term, ...],
     aggregation: Group,
     exclude_first: int,
@@ -263,12 +269,13 @@ def test_equals_the_formula(
     before = 0.25  # what the scores held, which only replacing takes away
     case.cache.pool.accumulators.fill_(before)
     sinks = torch.linspace(-1, 1, heads * group) if with_sinks else None
+    slopes = 0.5 ** torch.arange(heads * group) if with_slopes else None
     with pytest.MonkeyPatch.context() as patch:
         if small_temporaries:  # every group and every block of queries is cut
             patch.setattr(gathered_rows, "TEMPORARY", 200)
-        spec = AttentionSpec(0.3, window, softcap, sinks)
+        spec = AttentionSpec(0.3, window, softcap, sinks, slopes, chunked and window is not None)
         out = ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, spec)
-    expected, observed = naive(case, 0.3, window, softcap, sinks, exclude_first)
+    expected, observed = naive(case, spec, exclude_first)
     assert torch.allclose(out.double(), expected, atol=1e-5)
     found = scores(case)
     for (n, *kv), value in found.items():
@@ -294,7 +301,7 @@ def test_pooling_smooths_over_neighbours_in_position(
     heads, half = 2, size // 2
     case = build(seed, [6, 1], heads, group, 1, torch.float32, observe)
     ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, AttentionSpec(0.3))
-    _, observed = naive(case, 0.3, None, None, None)
+    _, observed = naive(case, AttentionSpec(0.3))
     found = scores(case)
     for sequence in range(2):
         first = int(case.spans.observe_from[sequence])
@@ -324,7 +331,7 @@ def test_pooling_smooths_over_neighbours_in_position(
 def test_low_precision_rounds_only_its_output(dtype: torch.dtype) -> None:
     case = build(3, [1, 1, 7], 2, 2, 0, dtype)
     out = ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, AttentionSpec(0.3))
-    expected, _ = naive(case, 0.3, None, None, None)
+    expected, _ = naive(case, AttentionSpec(0.3))
     assert out.dtype == dtype
     assert torch.allclose(out.double(), expected, rtol=2**-7, atol=1e-3)
 
@@ -336,7 +343,7 @@ def test_activations_and_kvs_may_differ_in_dtype(dtype: torch.dtype, kv_dtype: t
     """KVs are read as they were stored, not as the activations would round them, and only the output is rounded."""
     case = build(3, [1, 1, 7], 2, 2, 1, dtype, AttentionObserver(), kv_dtype)
     out = ReferenceBackend().prepare(case.cache, case.spans).attend(LAYER, case.q, AttentionSpec(0.3))
-    expected, observed = naive(case, 0.3, None, None, None)
+    expected, observed = naive(case, AttentionSpec(0.3))
     assert (out.dtype, case.cache.pool.of_layer(-1).k.dtype) == (dtype, kv_dtype)
     rtol, atol = (1e-5, 1e-5) if dtype == torch.float32 else (2**-7, 1e-3)
     assert torch.allclose(out.double(), expected, rtol=rtol, atol=atol)

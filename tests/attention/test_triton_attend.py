@@ -1,6 +1,8 @@
 """Attention, write and compact of the Triton backend against the reference; real shapes where there is a GPU."""
 
 import copy
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +31,10 @@ SPECS = {
     "window": AttentionSpec(0.4, window=9),
     "softcap": AttentionSpec(1.0, softcap=1.5),
     "sinks": AttentionSpec(0.4, sinks=torch.linspace(-1, 2, 6, device=DEVICE)),
+    "slopes": AttentionSpec(0.4, slopes=0.5 ** torch.arange(6, device=DEVICE)),
+    "chunked": AttentionSpec(0.4, window=9, chunked=True),
 }
-ALL = AttentionSpec(1.0, 9, 1.5, SPECS["sinks"].sinks)
+ALL = AttentionSpec(1.0, 9, 1.5, SPECS["sinks"].sinks, SPECS["slopes"].slopes, chunked=True)
 # One token each, chunks of less and more than a tile, and both.
 BATCHES = {"decode": [1, 1, 1, 1], "chunks": [2, 23], "mixed": [1, 1, 1, 7, 12]}
 
@@ -41,14 +45,13 @@ def test_equals_the_reference(counts: list[int], spec: AttentionSpec) -> None:
     compare(build(len(counts), counts), spec)
 
 
-@pytest.mark.parametrize("feature", ["window", "softcap", "sinks", "scale"])
+@pytest.mark.parametrize("feature", ["window", "softcap", "sinks", "scale", "slopes", "chunked"])
 @pytest.mark.parametrize("counts", [BATCHES["decode"], BATCHES["chunks"]], ids=["decode", "chunks"])
 def test_a_feature_left_out_would_be_noticed(feature: str, counts: list[int]) -> None:
     case = build(1, counts)
-    wrong = {"scale": 1.0, "window": 9, "softcap": 1.5, "sinks": ALL.sinks}
-    wrong[feature] = 0.9 if feature == "scale" else None
+    none: dict[str, Any] = {"scale": 0.9, "chunked": False}
     with pytest.raises(AssertionError, match="not close"):
-        compare(case, ALL, asked=AttentionSpec(**wrong))  # type: ignore[arg-type]
+        compare(case, ALL, asked=replace(ALL, **{feature: none.get(feature)}))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

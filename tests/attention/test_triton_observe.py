@@ -12,7 +12,14 @@ from triton_case import DEVICE, SMALL, build, compare, compute, with_observers
 from winnow.attention import AttentionObserver, AttentionSpec, Group, ReferenceBackend, Smoothing, Term
 from winnow.attention.triton import TritonBackend, attend, batch
 
-SPEC = AttentionSpec(1.0, window=20, softcap=3.0, sinks=torch.linspace(-1, 1, 6, device=DEVICE))
+SPEC = AttentionSpec(
+    1.0,
+    window=20,
+    softcap=3.0,
+    sinks=torch.linspace(-1, 1, 6, device=DEVICE),
+    slopes=0.3 ** torch.arange(6, device=DEVICE),
+    chunked=True,
+)
 TERMS = [*((term,) for term in Term), (Term.ATTENTION, Term.GROUP_SQUARED)]
 EVERY = [
     AttentionObserver(terms, group, 2 * (n % 2), replace)

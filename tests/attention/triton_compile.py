@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from winnow.attention.triton.kernels import chunk, decode, move, observer
 from winnow.attention.triton.launch import product_dtype
-from winnow.attention.triton.side_format import side_formats
+from winnow.attention.triton.side_format import Window, side_formats
 from winnow.attention.triton.tuning import tuning_for
 from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.cache.codec import make_codec
@@ -73,26 +73,33 @@ def variants(
         "SOFTCAP": None,
         "DOT": FORMATS[products][0],
     }
-    bent = {**plain, "WINDOW": 100, "SOFTCAP": 30.0}
+    bent = {**plain, "WINDOW": Window(100, chunked=False), "SOFTCAP": 30.0}
     cut = {"MIN_SPLIT": tuning.min_split, "MAX_SPLITS": tuning.max_splits}
 
     tiles = {**cut, "BLOCK_G": 16, "BLOCK_N": tuning.decode.keys}
     launch = tuning.decode.num_warps, tuning.decode.num_stages
-    yield decode.attend_split, {**plain, **tiles, "index": None, "raw": None}, *launch
+    yield decode.attend_split, {**plain, **tiles, "index": None, "raw": None, "slopes": None}, *launch
     yield decode.attend_split, {**bent, **tiles}, *launch
     few = {name: LAYOUT[name] for name in ("LAYERS", "KV_HEADS")}
     yield decode.merge_splits, {**few, **sizes, **cut, "GROUP": GROUP, "BLOCK_S": 64}, 4, 3
 
     tiles = {"BLOCK_M": tuning.chunk.queries, "BLOCK_N": tuning.chunk.keys}
     launch = tuning.chunk.num_warps, tuning.chunk.num_stages
-    nothing = dict.fromkeys(("sinks", "exact", "statistics"))
+    nothing = dict.fromkeys(("slopes", "sinks", "exact", "statistics"))
     yield chunk.attend_chunk, {**plain, **tiles, **nothing}, *launch
     yield chunk.attend_chunk, {**bent, **tiles}, *launch
 
     tiles = {"BLOCK_Q": tuning.observe.queries, "BLOCK_N": tuning.observe.keys}
     launch = tuning.observe.num_warps, tuning.observe.num_stages
     observer_args = {"AGGREGATE": "mean", "EXCLUDE_FIRST": 2, "REPLACE": False}
-    added = {**observer_args, "TERM": "below average", "SUMS": False, "HEADS": GROUP, "exact": None}
+    added = {
+        **observer_args,
+        "TERM": "below average",
+        "SUMS": False,
+        "HEADS": GROUP,
+        "exact": None,
+        "slopes": None,
+    }
     summed = {**observer_args, "TERM": "value aware", "SUMS": True, "HEADS": 1}
     yield observer.observe_chunk, {**plain, **tiles, **added}, *launch
     yield observer.observe_chunk, {**bent, **tiles, **summed}, *launch

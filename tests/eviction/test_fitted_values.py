@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from winnow.attention import AttentionSpec
 from winnow.eviction import Fit
 from winnow.eviction.fit import RowKVs, RowQueries, fit_row, shares_of
 
@@ -18,11 +19,14 @@ def dense_fit(
     """Biases and values of the kept KVs, the shares of all KVs, and the outputs, float64."""
     q, k, v = queries.q.double(), kvs.k.double(), kvs.v.double()
     logits = q @ k.T
-    if queries.softcap is not None:
-        logits = queries.softcap * torch.tanh(logits / queries.softcap)
+    spec = queries.spec
+    if spec.softcap is not None:
+        logits = spec.softcap * torch.tanh(logits / spec.softcap)
     logits = logits + kvs.bias.double()
     age = queries.position[:, None] - kvs.position[None, :]
-    seen = (age >= 0) & (age < (queries.window or math.inf))
+    if queries.slopes is not None:
+        logits = logits - queries.slopes * age
+    seen = (age >= 0) & (age < (spec.window or math.inf))
     logits = logits.masked_fill(~seen, -math.inf)[seen.any(dim=1)]
     shares = logits.softmax(dim=1)
     outputs = shares @ v
@@ -63,15 +67,24 @@ def row(
 
     position = torch.randperm(2 * count, generator=generator)[:count]
     at = torch.randint(count, 3 * count, (num_queries,), generator=generator)
-    how = {"softcap": None, "window": None} | how
-    queries = RowQueries(spread * randn(num_queries, dim), at, **how)  # type: ignore[arg-type]
+    slope = how.pop("slope", None)
+    slopes = None if slope is None else torch.full((num_queries, 1), slope)
+    spec = AttentionSpec(1.0, **how)  # type: ignore[arg-type]
+    queries = RowQueries(spread * randn(num_queries, dim), at, spec, slopes)
     return queries, RowKVs(randn(count, dim), randn(count, dim), position, 0.5 * randn(count))
 
 
 @pytest.mark.parametrize(
     ("count", "num_queries", "how"),
-    [(60, 90, {}), (90, 20, {}), (60, 90, {"softcap": 2.0}), (60, 200, {"window": 40}), (12, 700, {})],
-    ids=["more queries", "more KVs", "softcap", "window", "few KVs"],
+    [
+        (60, 90, {}),
+        (90, 20, {}),
+        (60, 90, {"softcap": 2.0}),
+        (60, 200, {"window": 40}),
+        (12, 700, {}),
+        (60, 90, {"slope": 0.1}),
+    ],
+    ids=["more queries", "more KVs", "softcap", "window", "few KVs", "slopes"],
 )
 def test_a_row_is_fitted_as_the_oracle_does(count: int, num_queries: int, how: dict[str, float]) -> None:
     queries, kvs = row(count, count, num_queries, **how)

@@ -102,8 +102,10 @@ BACKENDS = {"torch": ReferenceBackend} | {isa: partial(native_backend, isa) for 
         AttentionSpec(0.3, window=11),
         AttentionSpec(0.3, softcap=0.8),
         AttentionSpec(0.3, sinks=torch.tensor([0.3, -1.0, 2.0, 0.0])),
+        AttentionSpec(0.3, slopes=torch.tensor([0.3, 0.1, 0.05, 0.01])),
+        AttentionSpec(0.3, window=11, chunked=True),
     ],
-    ids=["plain", "window", "softcap", "sinks"],
+    ids=["plain", "window", "softcap", "sinks", "slopes", "chunked"],
 )
 def test_the_largest_probability_by_the_formula(
     spec: AttentionSpec, every: int, backend: str, monkeypatch: pytest.MonkeyPatch
@@ -137,11 +139,15 @@ def test_the_largest_probability_by_the_formula(
             at = context + i
             if at % every:
                 continue
-            seen = [j for j in (*range(3), *range(9, 25), *range(30, at + 1)) if at - j < (spec.window or 99)]
+            reach = spec.reach(at) if spec.window else 99
+            seen = [j for j in (*range(3), *range(9, 25), *range(30, at + 1)) if at - j < reach]
             for h in range(2 * head, 2 * head + 2):
                 logits = [float(q[i, h] @ keys[j]) * spec.scale for j in seen]
                 if spec.softcap:
                     logits = [spec.softcap * math.tanh(x / spec.softcap) for x in logits]
+                if spec.slopes is not None:
+                    fall = float(spec.slopes[h])
+                    logits = [x - fall * (at - j) for x, j in zip(logits, seen, strict=True)]
                 sink = [] if spec.sinks is None else [float(spec.sinks[h])]
                 mass = sum(math.exp(x) for x in logits + sink)
                 for j, x in zip(seen, logits, strict=True):

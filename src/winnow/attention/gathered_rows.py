@@ -125,7 +125,8 @@ def see(position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> tuple[Tens
     age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
     visible = rows.valid[:, :, None, :] & (age >= 0)
     if spec.window is not None:
-        visible &= age < spec.window
+        reach = spec.reach(position)
+        visible &= age < (reach if isinstance(reach, int) else reach[:, None, :, None])
     return visible, age
 
 
@@ -147,6 +148,8 @@ def softmax_over(
     if rows.bias is not None:
         logits += rows.bias[:, :, None, None, :]
     visible, age = see(position, rows, spec)
+    if spec.slopes is not None:
+        logits -= spec.slopes.float().view(heads, group, 1, 1) * age[:, :, None]
     logits.masked_fill_(~visible[:, :, None], -torch.inf)
     if chosen is not None:
         logits.masked_fill_(~chosen, -torch.inf)

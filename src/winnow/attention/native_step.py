@@ -12,19 +12,23 @@ class NativeSpec:
     """An `AttentionSpec` in the form that the kernels take."""
 
     def __init__(self, spec: AttentionSpec) -> None:
-        sinks = None if spec.sinks is None else spec.sinks.detach().float().contiguous()
-        self._sinks = sinks  # what `native` points at
+        # What `native` points at.
+        self._sinks, self._slopes = (
+            None if x is None else x.detach().float().contiguous() for x in (spec.sinks, spec.slopes)
+        )
         self._spec = spec
 
     @cached_property
     def native(self) -> "native.AttentionSpec":
         """The kernels' own form, which needs the extension."""
-        spec, sinks = self._spec, self._sinks
+        spec, sinks, slopes = self._spec, self._sinks, self._slopes
         return native.AttentionSpec(
             scale=spec.scale,
             window=spec.window or 0,
             softcap=spec.softcap or 0.0,
             sinks=0 if sinks is None else sinks.data_ptr(),
+            slopes=0 if slopes is None else slopes.data_ptr(),
+            chunked=spec.chunked,
         )
 
 

@@ -1,5 +1,7 @@
 """The largest attention that a repetition of a context pays each of its KVs (KVzip), in plain torch."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -21,7 +23,14 @@ def replay_rows(
     keys = cache.pool.of_layer(layer).keys(slots)  # [H, J, d]
     heads = len(keys)
     grouped = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
-    sinks = None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)
+    by_head = [
+        replace(
+            spec,
+            sinks=None if spec.sinks is None else spec.sinks.float().view(heads, -1, 1, 1)[head],
+            slopes=None if spec.slopes is None else spec.slopes.float().view(heads, -1, 1, 1)[head],
+        )
+        for head in range(heads)
+    ]
     key_logs = None if queries.key_logs is None else queries.key_logs.unflatten(0, (heads, -1))
     accumulator, place = cache.pool.accumulators.flatten(1)[0], slots[:, : judged.count]
     largest = accumulator[place]
@@ -29,8 +38,8 @@ def replay_rows(
     for start in range(0, len(q), step):
         at = at_all[start : start + step]
         for head in range(heads):
-            part, sink = grouped[head, :, start : start + step], None if sinks is None else sinks[head]
-            logs = _log_probabilities(part, at, keys[head], position, at_all[-1], judged.count, spec, sink)
+            part = grouped[head, :, start : start + step]
+            logs = _log_probabilities(part, at, keys[head], position, at_all[-1], judged.count, by_head[head])
             if queries.query_logs is not None:
                 logs -= queries.query_logs[start : start + step, None]
             highest = logs.amax(dim=1)  # [g, judged]
@@ -66,7 +75,6 @@ def _log_probabilities(
     last: int,
     num_judged: int,
     spec: AttentionSpec,
-    sinks: Tensor | None,
 ) -> Tensor:
     """Return logarithms of what queries [g, n, d] at n positions pay the first `num_judged` of the keys: [g, n,
     judged].
@@ -75,7 +83,7 @@ def _log_probabilities(
         keys: [J, d].
         position: of the keys, ascending, [J]; the last ones are consecutive, from before the queries on.
         last: the last of these positions.
-        sinks: float32 [g, 1, 1], one more logit; None: none.
+        spec: with sinks and slopes of the group alone, float32 [g, 1, 1] each.
     """
     group, n = q.shape[:2]
     # Keys are in the order of their positions: none after the last query is visible, all up to the first one are.
@@ -86,9 +94,11 @@ def _log_probabilities(
     close = seen - (at[-1] - at[0])
     of_query = torch.arange(at.start, at.stop, at.step, device=q.device)[:, None]
     logits[..., close:].masked_fill_(position[close:seen] > of_query, -torch.inf)
+    if spec.slopes is not None:
+        logits -= spec.slopes * (of_query - position[:seen])
     if spec.window is not None:
-        logits.masked_fill_(of_query - position[:seen] >= spec.window, -torch.inf)
+        logits.masked_fill_(of_query - position[:seen] >= spec.reach(of_query), -torch.inf)
     total = logits.logsumexp(dim=-1, keepdim=True)
-    if sinks is not None:
-        total = torch.logaddexp(total, sinks)
+    if spec.sinks is not None:
+        total = torch.logaddexp(total, spec.sinks)
     return logits[..., :num_judged].sub_(total)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -30,6 +30,15 @@ class AttentionSpec:
     """Bends scaled logits x to softcap * tanh(x / softcap) (Gemma 2)."""
     sinks: Tensor | None = None
     """[Hq]: one more logit per query head, which takes probability and gives no value (gpt-oss)."""
+    slopes: Tensor | None = None
+    """[Hq]: logits of a query head fall by its slope for each position between query and key (ALiBi)."""
+    chunked: bool = False
+    """The window begins anew at every multiple of `window`: a query sees the KVs of its own chunk alone (Llama 4)."""
+
+    def reach(self, position: Any) -> Any:
+        """Return how many positions queries at `position`, int or Tensor, see with their own; there is a window."""
+        assert self.window is not None, "there is a window"
+        return position % self.window + 1 if self.chunked else self.window
 
 
 @dataclass(frozen=True)

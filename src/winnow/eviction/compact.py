@@ -112,4 +112,8 @@ def queries_of_head(reference: ReferenceQueries, head: int, heads: int) -> RowQu
     group = q.shape[1] // heads
     part = q[:, head * group : (head + 1) * group].float() * spec.scale
     position = reference.position[:, None].expand(-1, group)
-    return RowQueries(part.flatten(0, 1), position.flatten(), spec.softcap, spec.window)
+    slopes = None
+    if spec.slopes is not None:
+        of_group = spec.slopes[head * group : (head + 1) * group].float()
+        slopes = of_group.expand(len(q), -1).reshape(-1, 1)
+    return RowQueries(part.flatten(0, 1), position.flatten(), spec, slopes)

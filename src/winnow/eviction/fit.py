@@ -34,6 +34,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from winnow.attention import AttentionSpec
 from winnow.checks import check_choice
 from winnow.errors import ConfigError
 
@@ -76,12 +77,14 @@ class RowQueries(NamedTuple):
     Attributes:
         q: float32 [m, d], times the scale of logits.
         position: int [m].
+        spec: how they see, without what differs between heads.
+        slopes: float32 [m, 1], of `AttentionSpec.slopes`; None: none.
     """
 
     q: Tensor
     position: Tensor
-    softcap: float | None
-    window: int | None
+    spec: AttentionSpec
+    slopes: Tensor | None = None
 
 
 class RowKVs(NamedTuple):
@@ -109,19 +112,23 @@ def shares_of(queries: RowQueries, kvs: RowKVs, kept: Tensor) -> RowShares:
     keys = kvs.k.mT.contiguous()
     step = max(1, _TEMPORARY // len(kvs.k))
     # As queries of a replay do. Each pass over the logits costs a third of a product.
-    sees_all = queries.window is None and bool(kvs.position.max() <= queries.position.min())
+    spec, slopes = queries.spec, queries.slopes
+    sees_all = spec.window is None and bool(kvs.position.max() <= queries.position.min())
     has_bias = bool(kvs.bias.any())
     for start in range(0, len(queries.q), step):
         logits = queries.q[start : start + step] @ keys
-        if queries.softcap is not None:
-            logits = logits.div_(queries.softcap).tanh_().mul_(queries.softcap)
+        if spec.softcap is not None:
+            logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
         if has_bias:
             logits += kvs.bias
+        now = queries.position[start : start + step, None]
+        if slopes is not None:
+            logits -= slopes[start : start + step] * (now - kvs.position)
         if not sees_all:
-            age = queries.position[start : start + step, None] - kvs.position
+            age = now - kvs.position
             hidden = age < 0
-            if queries.window is not None:
-                hidden |= age >= queries.window
+            if spec.window is not None:
+                hidden |= age >= spec.reach(now)
             logits = logits.masked_fill_(hidden, -torch.inf)[~hidden.all(dim=-1)]
         weights = logits.softmax(dim=-1)
         shares.append(weights[:, kept])

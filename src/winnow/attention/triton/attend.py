@@ -17,7 +17,7 @@ from winnow.attention.triton.kernels.chunk import attend_chunk
 from winnow.attention.triton.kernels.decode import attend_split, merge_splits
 from winnow.attention.triton.kernels.observer import observe_chunk, observe_decode, replace_accumulators
 from winnow.attention.triton.launch import cache_layout, dot_format, multiprocessors_of, padded, product_dtype
-from winnow.attention.triton.side_format import pair_codec, side_formats
+from winnow.attention.triton.side_format import Window, pair_codec, side_formats
 from winnow.attention.triton.tuning import Tuning
 from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
@@ -76,7 +76,7 @@ class Attend:
             "HEAD_DIM": self._q.shape[2],
             "BLOCK_D": padded(self._q.shape[2]),
             "GROUP": self._group,
-            "WINDOW": self._spec.window,
+            "WINDOW": None if self._spec.window is None else Window(self._spec.window, self._spec.chunked),
             "SOFTCAP": self._spec.softcap,
             "DOT": dot_format(product_dtype(self._q, pair_codec(self._pool.kind.codec))),
         }
@@ -85,6 +85,10 @@ class Attend:
     def _scale(self) -> float:
         """Return the factor of products: logits are to base 2, which a soft-cap brings about by itself."""
         return self._spec.scale * (log2(e) if self._spec.softcap is None else 1.0)
+
+    @cached_property
+    def _slopes(self) -> Tensor | None:
+        return None if self._spec.slopes is None else self._spec.slopes.float().contiguous()
 
     # -- one query each ------------------------------------------------------------------------------------------
 
@@ -109,6 +113,7 @@ class Attend:
             *self._rows,
             part.index,
             self._spans.position,
+            self._slopes,
             partial,
             statistics,
             raw,
@@ -203,6 +208,7 @@ class Attend:
             chunks.extents,
             chunks.tiles,
             self._spans.position,
+            self._slopes,
             self._spec.sinks,
             self.out,
             exact,
@@ -251,6 +257,7 @@ class Attend:
             chunks.extents,
             watched.index,
             self._spans.position,
+            self._slopes,
             exact,
             statistics,
             accumulator if sums is None else sums,

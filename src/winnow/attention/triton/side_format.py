@@ -58,6 +58,14 @@ class SideFormat:
         return self.kind in ("int8", "fp8_e4m3") and self.group == self.head_dim
 
 
+@dataclass(frozen=True)
+class Window:
+    """Reach of queries: fewer than `size` positions back, or what they see of a chunk of that many."""
+
+    size: int
+    chunked: bool
+
+
 def reads(*codecs: KVCodec) -> bool:
     """Return whether the kernels read KVs that the codecs store."""
     known = PlainFormat | SymmetricFormat | AffineFormat

@@ -34,7 +34,9 @@ def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecode
     for index, layer in enumerate(layers):
         fused = isinstance(layer, FusedLayer) and layer.is_native
         need(fused, f"layer {index} has no fused form on this processor in {dtype}")
-        need(layer.spec.sinks is None, f"layer {index} has attention sinks")
+        spec = layer.spec
+        plain = spec.sinks is None and spec.slopes is None and not spec.chunked
+        need(plain, f"layer {index} has attention sinks, slopes or chunks")
     base = model.base_model
     norm: Any = getattr(base, "norm", None)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()

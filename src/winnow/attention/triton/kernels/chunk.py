@@ -9,6 +9,7 @@ from winnow.attention.triton.kernels.rows import (
     find_slots,
     logits_of,
     online_softmax,
+    reach,
     row_length,
     sees,
 )
@@ -17,6 +18,7 @@ from winnow.attention.triton.kernels.rows import (
 @triton.jit
 def attend_tile(
     queries,
+    slope,
     now,
     earliest,
     row_max,
@@ -58,13 +60,17 @@ def attend_tile(
         positions = tl.load(position_pool + flat, mask=inside, other=0)
         wanted = inside
         if WINDOW is not None:  # skip KVs that no query of the tile sees
-            wanted = inside & (positions > earliest - WINDOW)
+            wanted = inside & (positions > earliest - reach(earliest, WINDOW))
+        age = now[:, None] - positions[None, :]
     else:
         wanted = tl.full([BLOCK_N], True, tl.int1)
+        age = None
     keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-    logits, unit = logits_of(queries, keys, factor, storage, flat, wanted, KEY, BLOCK_SIZE, SOFTCAP)
+    logits, unit = logits_of(
+        queries, keys, factor, storage, flat, wanted, slope, age, KEY, BLOCK_SIZE, SOFTCAP
+    )
     if MASKED:
-        visible = sees(now[:, None] - positions[None, :], inside[None, :], WINDOW)
+        visible = sees(now[:, None], age, inside[None, :], WINDOW)
         logits = tl.where(visible, logits, float("-inf"))
         seen += tl.sum(visible.to(tl.float32), axis=1)
     else:
@@ -86,6 +92,7 @@ def attend_chunk(
     extents,
     tiles,
     position,
+    slopes,
     sinks,
     out,
     exact,
@@ -138,6 +145,9 @@ def attend_chunk(
     now = tl.load(position + token, mask=real, other=-1).to(tl.int32)
     earliest = tl.load(position + start + first_query).to(tl.int32)
 
+    slope = None
+    if slopes is not None:
+        slope = tl.load(slopes + query_head, mask=real, other=0.0)[:, None]
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -145,20 +155,20 @@ def attend_chunk(
     # A chunk's own KVs are the last of its row, in order: skip those after the tile's last query.
     end = length - count + tl.minimum(first_query + queries_per_tile, count)
     # KVs older than the chunk are visible to all of its queries, unless there is a window: whole tiles of them need no
-    # mask.
+    # mask, nor positions.
     masked = 0
-    if WINDOW is None:
+    if WINDOW is None and slopes is None:
         masked = (length - count) // BLOCK_N * BLOCK_N
         for first in range(0, masked, BLOCK_N):
             row_max, row_sum, acc, seen = attend_tile(
-                queries, now, earliest, row_max, row_sum, acc, seen,
+                queries, slope, now, earliest, row_max, row_sum, acc, seen,
                 storage, position_pool, pages, page_table, slot, layer, head, first, end, scale,
                 LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
                 KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, False,
             )  # fmt: skip
     for first in range(masked, end, BLOCK_N):
         row_max, row_sum, acc, seen = attend_tile(
-            queries, now, earliest, row_max, row_sum, acc, seen,
+            queries, slope, now, earliest, row_max, row_sum, acc, seen,
             storage, position_pool, pages, page_table, slot, layer, head, first, end, scale,
             LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ,
             KEY, VALUE, HEAD_DIM, WINDOW, SOFTCAP, DOT, BLOCK_N, BLOCK_D, True,

@@ -40,6 +40,7 @@ def attend_split(
     slots,
     index,
     position,
+    slopes,
     partial,
     statistics,
     raw,
@@ -86,6 +87,9 @@ def attend_split(
     q_at = q + sequence * q_token_stride + query_head[:, None] * q_head_stride + d[None, :]
     queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
     now = tl.load(position + sequence).to(tl.int32)
+    slope = None
+    if slopes is not None:
+        slope = tl.load(slopes + query_head, mask=real, other=0.0)[:, None]
     # Index of each query head among R x Hq.
     mine = row.to(tl.int64) * (KV_HEADS * GROUP) + query_head
 
@@ -101,11 +105,13 @@ def attend_split(
             LAYERS, KV_HEADS, BLOCK_SIZE, PAGE_ENTRIES, PAGES_PER_SEQ, BLOCK_N,
         )  # fmt: skip
         age = now - tl.load(position_pool + flat, mask=inside, other=0)
-        visible = sees(age, inside, WINDOW)
+        visible = sees(now, age, inside, WINDOW)
         # Skip KVs outside the window. Without a window, loads of keys do not depend on positions.
         wanted = inside if WINDOW is None else visible
         keys, factor = load_keys(storage, flat, wanted, scale, KEY, BLOCK_SIZE, HEAD_DIM, BLOCK_D, DOT)
-        logits, unit = logits_of(queries, keys, factor, storage, flat, wanted, KEY, BLOCK_SIZE, SOFTCAP)
+        logits, unit = logits_of(
+            queries, keys, factor, storage, flat, wanted, slope, age[None, :], KEY, BLOCK_SIZE, SOFTCAP
+        )
         logits = tl.where(visible[None, :], logits, float("-inf"))
         if raw is not None:
             tl.store(

@@ -166,6 +166,7 @@ def observe_chunk(
     extents,
     index,
     position,
+    slopes,
     exact,
     statistics,
     target,
@@ -232,15 +233,18 @@ def observe_chunk(
         token = (start + query).to(tl.int64)
         now = tl.load(position + token, mask=real, other=-1).to(tl.int32)
         age = now[:, None] - positions[None, :]
-        counted = sees(age, inside[None, :], WINDOW) & (age >= EXCLUDE_FIRST)
+        counted = sees(now[:, None], age, inside[None, :], WINDOW) & (age >= EXCLUDE_FIRST)
         together = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
         for h in range(HEADS):
             query_head = part * HEADS + h
             q_at = q + token[:, None] * q_token_stride + query_head * q_head_stride + d[None, :]
             queries = tl.load(q_at, mask=real[:, None] & (d < HEAD_DIM)[None, :], other=0.0).to(DOT)
+            slope = None
+            if slopes is not None:
+                slope = tl.load(slopes + query_head)
             logits, unit = logits_of(
-                queries, keys, factor, storage, flat, inside, KEY, BLOCK_SIZE, SOFTCAP
-            )  # fmt: skip
+                queries, keys, factor, storage, flat, inside, slope, age, KEY, BLOCK_SIZE, SOFTCAP
+            )
             mine = token * (KV_HEADS * GROUP) + query_head
             row_max = tl.load(statistics + mine, mask=real, other=0.0)
             row_sum = tl.load(statistics + plane + mine, mask=real, other=1.0)

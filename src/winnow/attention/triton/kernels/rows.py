@@ -77,11 +77,20 @@ def find_slots(
 
 
 @triton.jit
-def sees(age, inside, WINDOW: tl.constexpr):
-    """Return whether a query sees a KV `age` positions back."""
+def reach(now, WINDOW: tl.constexpr):
+    """Return how many positions queries at `now` see, their own included; WINDOW is not None."""
+    if WINDOW.chunked:
+        return now % WINDOW.size + 1
+    else:
+        return WINDOW.size
+
+
+@triton.jit
+def sees(now, age, inside, WINDOW: tl.constexpr):
+    """Return whether a query at `now` sees a KV `age` positions back."""
     visible = inside & (age >= 0)
     if WINDOW is not None:
-        visible = visible & (age < WINDOW)
+        visible = visible & (age < reach(now, WINDOW))
     return visible
 
 
@@ -93,6 +102,8 @@ def logits_of(
     storage,
     flat,
     inside,
+    slopes,
+    age,
     KEY: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     SOFTCAP: tl.constexpr,
@@ -101,11 +112,12 @@ def logits_of(
 
     They are products of queries [M, D] and keys [D, N] times `factor`, soft-capped and biased. `factor` is to base 2
     unless there is a soft-cap. A factor of all KVs is left to the exponential, where it costs no instruction.
+    slopes: of the queries, [M, 1] or one, or None; age: positions from KVs to queries, which nothing reads then.
     """
     # "ieee": multiply float32 in full precision, not in TF32.
     logits = tl.dot(queries, keys, input_precision="ieee")
     one_factor: tl.constexpr = not KEY.row_scaled or queries.dtype == tl.float16
-    if SOFTCAP is None and KEY.bias == 0 and one_factor:
+    if SOFTCAP is None and KEY.bias == 0 and slopes is None and one_factor:
         unit = factor
     else:
         unit = tl.full([], 1.0, tl.float32)  # multiplying by a constant 1 costs nothing
@@ -117,6 +129,8 @@ def logits_of(
             logits = tl.where(logits < 0, -bent, bent)
         if KEY.bias > 0:
             logits += LOG2E * load_biases(storage, flat, inside, KEY, BLOCK_SIZE)[None, :]
+        if slopes is not None:
+            logits -= LOG2E * slopes * age
     return logits, unit
 
 
