@@ -9,7 +9,6 @@ from architectures import _COMMON, save
 from transformers import (
     BartConfig,
     BertConfig,
-    BloomConfig,
     FalconH1Config,
     GraniteMoeHybridConfig,
     Lfm2Config,
@@ -88,27 +87,11 @@ def test_refused_by_both_engines(kind: str, tmp_path: Path) -> None:
         assert "engine" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("config", "served"),
-    [
-        (BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50), True),
-        (OpenAIGPTConfig(vocab_size=50, n_embd=32, n_layer=1, n_head=2), False),
-    ],
-    ids=["bloom", "openai-gpt"],
-)
-def test_another_engine_is_named_where_it_serves(
-    config: PretrainedConfig, served: bool, tmp_path: Path
-) -> None:
-    config.save_pretrained(tmp_path)
-    options: dict[str, Any] = {"load_format": "dummy", "max_model_len": 64, "kv_memory": "4MiB"}
-    with pytest.raises(UnsupportedModelError) as caught:
-        LLM(tmp_path, **options)
-    assert ("engine=padded" in str(caught.value)) == served
-    if served:
-        LLM(tmp_path, engine="padded", **options).close()
-    else:
+def test_a_class_without_a_cache_is_refused_by_both_engines(tmp_path: Path) -> None:
+    OpenAIGPTConfig(vocab_size=50, n_embd=32, n_layer=1, n_head=2).save_pretrained(tmp_path)
+    for engine in ("paged", "padded"):
         with pytest.raises(UnsupportedModelError, match="is not supported"):
-            LLM(tmp_path, engine="padded", **options)
+            LLM(tmp_path, engine=engine, load_format="dummy", max_model_len=64, kv_memory="4MiB")
 
 
 @pytest.mark.parametrize("window", [24, 256])

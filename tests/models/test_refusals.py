@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from architectures import ARCHITECTURES, save
 from transformers import (
-    BloomConfig,
     CpmAntConfig,
     LlamaConfig,
     OpenAIGPTConfig,
@@ -28,28 +27,16 @@ def dummy(path: Path, **options: object) -> ModelConfig:
     return ModelConfig(model=path, load_format="dummy", **options)  # type: ignore[arg-type]
 
 
-def test_alibi_has_no_replaceable_attention(tmp_path: Path) -> None:
-    path = directory(tmp_path, BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50))
-    with pytest.raises(
-        UnsupportedModelError, match="BloomForCausalLM is not supported: its attention cannot be"
-    ):
-        load_model(dummy(path))
-
-
 @pytest.mark.parametrize(
     ("config", "hint"),
     [
-        (BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=50), "engine=padded runs it as it is"),
-        (CpmAntConfig(num_hidden_layers=1, vocab_size=50), "does not read the mask by which engine=padded"),
+        (CpmAntConfig(num_hidden_layers=1, vocab_size=50), "adds to logits what is no multiple of distance"),
         (OpenAIGPTConfig(n_layer=1, vocab_size=50), "and it keeps no cache"),
     ],
 )
-def test_no_model_is_sent_to_an_engine_that_refuses_it_too(
-    config: PretrainedConfig, hint: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UnsupportedModelError, match=hint) as refusal:
-        load_model(dummy(directory(tmp_path, config)))
-    assert ("runs it as it is" in str(refusal.value)) == ("runs it as it is" in hint)
+def test_own_attention_that_is_not_captured(config: PretrainedConfig, hint: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=hint):
+        load_model(dummy(directory(tmp_path, config), max_model_len=64))
 
 
 def test_not_a_causal_model(tmp_path: Path) -> None:

@@ -11,13 +11,16 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
+from winnow.models.kinds import takes_attention
 from winnow.models.latent import LatentHeads
 
 ATTENTION_NAME = "winnow"
+# What classes with attention of their own are told: it has masks, which some cannot do without.
+_OWN = "winnow_own"
 # Keyword arguments that transformers hands to every attention function and that change nothing here: there is no
 # dropout in inference, no cache of transformers' own, and masks follow from positions.
 _HARMLESS = frozenset(
@@ -50,11 +53,21 @@ def cache_argument(model: nn.Module) -> str:
 @contextmanager
 def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
     """Let a model bound to `paged_attention` take its attention from elsewhere for a while."""
-    model.set_attn_implementation(name)
+    set_attention(model, name)
     try:
         yield
     finally:
-        model.set_attn_implementation(ATTENTION_NAME)
+        set_attention(model, ATTENTION_NAME)
+
+
+def set_attention(model: PreTrainedModel, name: str) -> None:
+    """Let a model take its attention from a name; for a class that writes its own, whether "eager" or any other."""
+    if takes_attention(type(model)):
+        model.set_attn_implementation(name)
+    else:
+        # Falcon's adds its slopes twice where attention is "eager".
+        plain = "sdpa" if model._supports_sdpa else "eager"
+        model.config._attn_implementation = plain if name == "eager" else _OWN
 
 
 class CausalModel(Protocol):
@@ -137,3 +150,19 @@ def paged_attention(
 # The registry is transformers' own; entering the same function twice is harmless. No mask function goes with it: that
 # is what makes transformers skip mask building.
 AttentionInterface.register(ATTENTION_NAME, paged_attention)
+
+
+def _no_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    *_: Any,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    **__: Any,
+) -> Tensor:
+    """Return one number for all logits, [B, 1, T, keys]: what a mask would say follows from positions."""
+    return torch.zeros((), dtype=dtype, device=device).expand(batch_size, 1, q_length, kv_length)
+
+
+AttentionMaskInterface.register(_OWN, _no_mask)

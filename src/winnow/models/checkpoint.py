@@ -1,8 +1,6 @@
 """A model as it was published, by transformers: safetensors or GGUF, no code from its files, no network."""
 
-import dis
 import inspect
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.binding import ATTENTION_NAME, attention_of
+from winnow.models.binding import ATTENTION_NAME, attention_of, set_attention
 from winnow.models.context import ContextLimit, context_limit
 from winnow.models.damage import check_sizes, check_vocabulary, first_line
 from winnow.models.dummy import RepeatedRandom
@@ -41,10 +39,11 @@ def load_checkpoint(
     published = open_published(path)
     model_config = _read_config(path, published)
     model_class = causal_class(model_config, states=True)
-    if not takes_attention(model_class):
+    own = not takes_attention(model_class)
+    if own and not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
         raise UnsupportedModelError(
             f"model: {model_class.__name__} is not supported: its attention cannot be replaced "
-            f"(transformers' class takes none from AttentionInterface){_padded_hint(model_class)}"
+            "(transformers' class takes none from AttentionInterface), and it keeps no cache"
         )
     wanted = config.max_model_len
     limit = context_limit(model_config, masks=False)
@@ -53,7 +52,8 @@ def load_checkpoint(
     if int8 is not None and device.type != "cpu":
         raise ConfigError(f"weight_dtype {int8.weight_dtype} needs device cpu, got {device}")
     report("reading weights")
-    model = _load_weights(path, published, model_config, config, device, ATTENTION_NAME)
+    model = _load_weights(path, published, model_config, config, device, "eager" if own else ATTENTION_NAME)
+    set_attention(model, ATTENTION_NAME)
     geometry = probe_geometry(model)
     limit = limit.less(bind_positions(model, attention_of(model, "eager")))
     trained_len = limit.take(None if beyond_trained_len else wanted)
@@ -86,21 +86,6 @@ def load_checkpoint(
     if trial is not None:
         loaded = replace(loaded, verified=trial.verify(loaded, config.attention_backend))
     return loaded, limit
-
-
-def _padded_hint(model_class: type[PreTrainedModel]) -> str:
-    """Return what the padded engine can do about a class: it needs a cache, and a mask that is read."""
-    if not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
-        return ", and it keeps no cache"
-    if not _reads(model_class.forward, "attention_mask"):
-        return ", and it does not read the mask by which engine=padded tells tokens from padding"
-    return "; engine=padded runs it as it is"
-
-
-def _reads(function: Callable[..., Any], name: str) -> bool:
-    """Return whether the code of a function does anything with a variable of it; some take a mask for show."""
-    used = (step.argval for step in dis.get_instructions(inspect.unwrap(function)))
-    return any(name == value or (isinstance(value, tuple) and name in value) for value in used)
 
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:

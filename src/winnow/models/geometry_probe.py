@@ -10,9 +10,10 @@ from transformers import AttentionInterface
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME, attention_of, cache_argument, paged_attention
+from winnow.models.captured import CapturedPasses
 from winnow.models.carried import Carrier
 from winnow.models.geometry import ModelGeometry
-from winnow.models.kinds import attending_layers, has_states
+from winnow.models.kinds import attending_layers, has_states, takes_attention
 from winnow.models.latent import LatentHeads, bind_latents
 from winnow.models.mixers import StateProbe, bind_mixers
 
@@ -92,6 +93,8 @@ def predict_geometry(model: "PreTrainedModel") -> ModelGeometry:
 
 def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
     bind_latents(model, (ATTENTION_NAME, _PROBE))
+    if not takes_attention(type(model)):
+        CapturedPasses(model)
     name = type(model).__name__
     config = model.config.get_text_config()
     probe, states = _Probe(), StateProbe(model)
@@ -112,22 +115,24 @@ def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
 
 @torch.inference_mode()
 def _run(model: "PreTrainedModel", probe: _Probe, states: StateProbe | None) -> None:
-    """Let one token pass."""
-    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    """Let one token pass, or as many as tell a bias of logits from another."""
+    count = 1 if takes_attention(type(model)) else 3
+    position = torch.arange(count, device=model.device)[None]
+    token = torch.zeros_like(position)
     more: dict[str, Any] = {} if states is None else {cache_argument(model): states}
     with attention_of(model, _PROBE), nullcontext() if states is None else states.watching():
         model(
             input_ids=token,
-            position_ids=token,
+            position_ids=position,
             use_cache=False,
-            logits_to_keep=token[0],
+            logits_to_keep=position[0],
             winnow_step=probe,
             **more,
         )
 
 
 def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
-    num_layers = len(probe.modules)
+    num_layers = len(probe.shapes)
     expected = attending_layers(config)
     # No mask is built: a chunk's size limits the context.
     if "chunked_attention" in expected and not getattr(config, "attention_chunk_size", None):
@@ -162,5 +167,5 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
         tuple(probe.windows),
         shapes_of_states,
         by_layer,
-        all(latent),
+        latent == [True] * num_layers,
     )

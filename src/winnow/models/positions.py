@@ -38,7 +38,12 @@ def _first_position(model: PreTrainedModel) -> int:
     if not tables:
         return 0
     found: list[list[Tensor]] = []
-    hooks = [table.register_forward_pre_hook(lambda _, args: found[-1].append(args[0])) for table in tables]
+
+    def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+        if isinstance(args[0], Tensor):  # RoFormer asks for as many as there are tokens
+            found[-1].append(args[0])
+
+    hooks = [table.register_forward_pre_hook(note) for table in tables]
     padding = getattr(model.config.get_text_config(), "pad_token_id", None)
     token = torch.full((1, 1), int(padding == 0), device=model.device)
     more: tuple[dict[str, Any], ...] = ({}, {"position_ids": torch.zeros_like(token)})

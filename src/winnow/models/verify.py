@@ -19,6 +19,7 @@ from winnow.attention import open_backend
 from winnow.errors import UnsupportedModelError
 from winnow.models.binding import attention_of, cache_argument
 from winnow.models.geometry import ModelGeometry
+from winnow.models.kinds import takes_attention
 from winnow.models.loaded import LoadedModel, Verified
 from winnow.models.paged_trial import HALF, differences_of, paged_logits, plain_layout
 
@@ -146,7 +147,7 @@ class Trial:
 
 def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> int:
     """Compare masks with windows for the last two tokens of a context. Returns the past, or 0 without masks."""
-    if past < 1:
+    if past < 1 or not takes_attention(type(model)):
         return 0
     masks = _Masks()
     depth = model.config.get_text_config().num_hidden_layers
