@@ -31,7 +31,7 @@ ENGINE: Mapping[str, ForeignName] = {
     ),
     "num_gpu_blocks_override": ForeignName("Winnow takes a size instead of blocks: kv_memory"),
     "cpu_offload_gb": ForeignName(
-        "weights stay on their device; weight_dtype=int8 halves them on a CPU, value_tier moves values of KVs",
+        "weights stay on their device; weight_dtype=int8 halves them, value_tier moves values of KVs",
         ("0",),
     ),
     "cpu_offload_params": ForeignName("weights stay on their device"),
@@ -76,8 +76,8 @@ ENGINE: Mapping[str, ForeignName] = {
     ),
     "trust_remote_code": ForeignName("Winnow runs no code from a model's directory", ("false",), switch=True),
     "quantization": ForeignName(
-        "weights are read as they were stored: a GGUF file holds quantized ones, weight_dtype=int8 quantizes on a CPU",
-        ("none", "gguf"),
+        "weights are read as they were stored, also quantized ones; weight_dtype quantizes others",
+        ("none", "gguf", "compressed-tensors", "gptq", "awq"),
         short="-q",
     ),
     **_group(

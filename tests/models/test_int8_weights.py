@@ -279,9 +279,11 @@ def test_an_int8_model_is_another_model(tied: Path) -> None:
 
 
 def test_what_int8_weights_do_not_go_with(tied: Path) -> None:
-    with pytest.raises(ConfigError, match="weight_wide=head needs weight_dtype=int8 or q8_0, got auto"):
+    with pytest.raises(
+        ConfigError, match="weight_wide=head needs weight_dtype int8, q8_0, fp8, int4, got auto"
+    ):
         ModelConfig(tied, weight_wide="head")
     with pytest.raises(ConfigError, match="weight_dtype needs engine=paged"):
         EngineConfig(model=ModelConfig(tied, weight_dtype="int8", engine="padded"))
-    with pytest.raises(ConfigError, match="weight_dtype int8 needs device cpu, got meta"):
+    with pytest.raises(ConfigError, match="weight_dtype int8 needs device cpu or cuda, got meta"):
         load_model(ModelConfig(tied, weight_dtype="int8", device="meta"))

@@ -10,7 +10,9 @@ from winnow.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 """Names of vLLM."""
-WEIGHT_DTYPES = ("auto", "int8", "q8_0")
+WEIGHT_DEVICES = {"int8": ("cpu", "cuda"), "q8_0": ("cpu",), "fp8": ("cuda",), "int4": ("cuda",)}
+"""Devices on which linear layers can keep weights in a form."""
+WEIGHT_DTYPES = ("auto", *WEIGHT_DEVICES)
 WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
@@ -45,9 +47,11 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "how linear layers keep their weights; auto: in dtype; on CPU alone, beside activations of 8 bits, int8: 8 "
-        "bits and a scale for each output feature, or q8_0: 8 bits and a scale for each 32 inputs of a feature, as in "
-        "GGUF's Q8_0 blocks, which stay as they are; slower on prompts, and nearer to the model",
+        "how linear layers keep their weights; auto: in dtype; on CPU, beside activations of 8 bits, int8: 8 bits and "
+        "a scale for each output feature, or q8_0: 8 bits and a scale for each 32 inputs of a feature, as in GGUF's "
+        "Q8_0 blocks, which stay as they are; slower on prompts, and nearer to the model; on a GPU, by torchao, int8: "
+        "half the memory, widened for each product; fp8: multiplied as such from compute capability 8.9 on; or int4: "
+        "a scale for each 128 inputs of a feature",
         choices=WEIGHT_DTYPES,
         engine="paged",
     )
@@ -122,4 +126,13 @@ class ModelConfig:
             check_integer("threads", self.threads, 1, 1024)
         check_integer("seed", self.seed, 0, 2**63 - 1)
         if self.weight_wide != "none" and self.weight_dtype == "auto":
-            raise ConfigError(f"weight_wide={self.weight_wide} needs weight_dtype=int8 or q8_0, got auto")
+            forms = ", ".join(WEIGHT_DEVICES)
+            raise ConfigError(f"weight_wide={self.weight_wide} needs weight_dtype {forms}, got auto")
+
+    def check_weight_device(self, kind: str) -> None:
+        """Raise ConfigError if linear layers cannot keep their weights as `weight_dtype` says on a kind of device."""
+        devices = WEIGHT_DEVICES.get(self.weight_dtype, (kind,))
+        if kind not in devices:
+            raise ConfigError(
+                f"weight_dtype {self.weight_dtype} needs device {' or '.join(devices)}, got {kind}"
+            )

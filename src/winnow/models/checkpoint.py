@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
@@ -19,6 +20,7 @@ from winnow.models.generation import sampling_defaults
 from winnow.models.geometry_probe import probe_geometry
 from winnow.models.int8_linear import Int8Weights
 from winnow.models.kinds import causal_class, config_class, takes_attention
+from winnow.models.library_weights import LibraryWeights
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import Optimized, optimize_model
 from winnow.models.positions import bind_positions
@@ -48,9 +50,8 @@ def load_checkpoint(
     wanted = config.max_model_len
     limit = context_limit(model_config, masks=False)
     trained_len = limit.take(None if beyond_trained_len else wanted)
-    device, int8 = _device(config.device), Int8Weights.of(config)
-    if int8 is not None and device.type != "cpu":
-        raise ConfigError(f"weight_dtype {int8.weight_dtype} needs device cpu, got {device}")
+    device = _device(config.device)
+    int8, library = _narrow_weights(config, device, _dtype(config.dtype, model_config, device))
     report("reading weights")
     model = _load_weights(path, published, model_config, config, device, "eager" if own else ATTENTION_NAME)
     set_attention(model, ATTENTION_NAME)
@@ -67,7 +68,9 @@ def load_checkpoint(
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
     optimized = Optimized()
     if config.optimize:
-        optimized = optimize_model(model, geometry, trained_len, native=native, int8=int8)
+        optimized = optimize_model(model, geometry, trained_len, native=native, int8=int8, library=library)
+    elif library is not None:
+        library.quantize_model(model, geometry.num_layers)
     elif int8 is not None:
         quantize_model(model, geometry.num_layers, int8)
     loaded = LoadedModel(
@@ -82,6 +85,7 @@ def load_checkpoint(
         eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
         sampling_defaults=sampling_defaults(path, config.generation_config),
         int8=int8,
+        library=library,
     )
     if trial is not None:
         loaded = replace(loaded, verified=trial.verify(loaded, config.attention_backend))
@@ -116,6 +120,11 @@ def _read_config(path: Path, published: Published) -> PretrainedConfig:
         raise UnsupportedModelError(
             f"model: cannot load {path}: transformers knows no model_type {model_type!r}, named in config.json"
         )
+    method = (values.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
+    if method not in (*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"):
+        raise UnsupportedModelError(  # transformers would skip it with a warning
+            f"model: cannot load {path}: quantization_config.quant_method {method!r} is none that transformers reads"
+        )
     # auto_map would name code in the directory. It is dropped before anyone could follow it.
     values.pop("auto_map", None)
     try:
@@ -138,6 +147,16 @@ def _device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"device {name!r} is not usable here: {str(error).splitlines()[0]}") from None
     return device
+
+
+def _narrow_weights(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[Int8Weights | None, LibraryWeights | None]:
+    """Return which weights are quantized: by Winnow on a CPU, by a library on a GPU."""
+    config.check_weight_device(device.type)
+    if device.type == "cuda":
+        return None, LibraryWeights.of(config, device, dtype)
+    return Int8Weights.of(config), None
 
 
 def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:

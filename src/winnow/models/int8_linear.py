@@ -38,18 +38,33 @@ _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
-class Int8Weights:
-    """Choice of the linear layers that have int8 weights: decoder layers and head, less those that stay wide."""
+class WideLayers:
+    """Choice of the linear layers that stay wide where those of decoder layers and head are quantized."""
 
     wide_head: bool = False
     wide_ends: bool = False
     """True: those of the first and the last decoder layer."""
+
+    def of_layer(self, index: int, num_layers: int) -> bool:
+        """Return whether the linear layers of a decoder layer are quantized."""
+        return not (self.wide_ends and index in (0, num_layers - 1))
+
+
+@dataclass(frozen=True)
+class Int8Weights(WideLayers):
+    """Choice of the linear layers that have int8 weights, for CPUs."""
+
     blocks: bool = False
     """Scales are of blocks of inputs, as in GGUF's Q8_0, not of output features."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> Self | None:
-        """Return the choice as configured; None: no layers have them."""
+        """Return the choice as configured; None: no layers have them.
+
+        Raises:
+            ConfigError: the form is one for GPUs alone.
+        """
+        config.check_weight_device("cpu")
         if config.weight_dtype == "auto":
             return None
         wide = config.weight_wide
@@ -59,10 +74,6 @@ class Int8Weights:
     def weight_dtype(self) -> str:
         """The option that asks for them."""
         return "q8_0" if self.blocks else "int8"
-
-    def of_layer(self, index: int, num_layers: int) -> bool:
-        """Return whether the linear layers of a decoder layer are among them."""
-        return not (self.wide_ends and index in (0, num_layers - 1))
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

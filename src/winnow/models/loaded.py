@@ -14,6 +14,7 @@ from winnow.config import CacheConfig
 from winnow.models.geometry import ModelGeometry
 from winnow.models.int8_linear import Int8Weights
 from winnow.models.kv_layout import configured_layout
+from winnow.models.library_weights import LibraryWeights
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
 from winnow.sampling.grammar import GrammarCompiler
@@ -78,6 +79,8 @@ class LoadedModel(PlainModel):
     """Reasons for which layers, by their number, are computed by transformers' code though others might be faster."""
     int8: Int8Weights | None = None
     """Choice of its weights that are quantized to 8 bits; None: none."""
+    library: LibraryWeights | None = None
+    """Choice of its weights that a library quantized; None: none."""
     verified: Verified | None = None
     """Distance of what answers from the model's own code; None: it was not compared at load."""
 

@@ -12,9 +12,17 @@ from transformers import PreTrainedModel
 from winnow.errors import UnsupportedModelError
 from winnow.models.geometry import ModelGeometry
 from winnow.models.int8_linear import Int8Weights
+from winnow.models.library_weights import LibraryWeights
 from winnow.models.memory import is_file_backed, release_pages, trim_heap
 from winnow.models.packed_embedding import PackedEmbedding, embedding_scale
-from winnow.models.packed_linear import MakeLinear, PackedLinear, linear_maker, pack_linears, unpack_linears
+from winnow.models.packed_linear import (
+    MakeLinear,
+    PackedLinear,
+    join_linears,
+    linear_maker,
+    pack_linears,
+    unpack_linears,
+)
 from winnow.models.quantize import quantize_model
 from winnow.models.residuals import decoder_layers
 from winnow.native import native_kernels
@@ -44,6 +52,7 @@ def optimize_model(
     *,
     native: bool = False,
     int8: Int8Weights | None = None,
+    library: LibraryWeights | None = None,
 ) -> Optimized:
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
 
@@ -51,11 +60,15 @@ def optimize_model(
 
     Args:
         native: all products by Winnow's kernels; see `linear_maker`.
-        int8: which weights are quantized to 8 bits; None: none.
+        int8: which weights are quantized to 8 bits, on a CPU; None: none.
+        library: which are by a library, on a GPU; None: none.
     """
     layers = decoder_layers(model, geometry.num_layers)
     if layers and int8 is None and _passes_fit(model):
-        return _fuse_for_gpu(model, geometry, layers, trained_len)
+        return _fuse_for_gpu(model, geometry, layers, trained_len, library)
+    if library is not None:
+        library.quantize_model(model, geometry.num_layers)
+        return Optimized()
     kernels = native_kernels() if model.device.type == "cpu" else None
     if kernels is None or not layers:
         if int8 is not None:
@@ -112,25 +125,34 @@ def _passes_fit(model: PreTrainedModel) -> bool:
 
 
 def _fuse_for_gpu(
-    model: PreTrainedModel, geometry: ModelGeometry, layers: nn.ModuleList, trained_len: int
+    model: PreTrainedModel,
+    geometry: ModelGeometry,
+    layers: nn.ModuleList,
+    trained_len: int,
+    library: LibraryWeights | None,
 ) -> Optimized:
-    """Replace layers by fused ones where they compute the same, their products by cuBLAS's, joined."""
+    """Replace layers by fused ones where they compute the same, their products by cuBLAS's or a library's, joined."""
     from winnow.models.fused.build import fuse_layer
     from winnow.models.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fused.parts import read_norm
     from winnow.models.fused.probe import record_calls
-    from winnow.models.fused.triton.passes import TritonPasses, join_linears
+    from winnow.models.fused.triton.passes import TritonPasses
 
     passes, unfused = TritonPasses(), {}
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
-    if geometry.states or geometry.by_layer:
-        return Optimized(unfused=dict.fromkeys(range(len(layers)), "the model has layers of several kinds"))
-    for index, call in enumerate(record_calls(model, layers, trained_len)):
-        fused = fuse_layer(layers[index], call, shape, passes, join_linears)
+    several = bool(geometry.states or geometry.by_layer)
+    for index, call in enumerate(() if several else record_calls(model, layers, trained_len)):
+        narrow = library is not None and library.of_layer(index, len(layers))
+        make_linear = library.join if library is not None and narrow else join_linears
+        fused = fuse_layer(layers[index], call, shape, passes, make_linear, int8=narrow)
         if isinstance(fused, FusedLayer):
             layers[index] = fused
         else:
             unfused[index] = fused
+    if library is not None:
+        library.quantize_model(model, len(layers))
+    if several:
+        return Optimized(unfused=dict.fromkeys(range(len(layers)), "the model has layers of several kinds"))
     base = model.base_model
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
     if norm is not None and not unfused:

@@ -96,14 +96,14 @@ def linear_maker(
         return lambda linears: (
             PackedLinear.pack_int8(linears, kernels, blocks=int8.blocks)
             if kernels.packs_int8(dtype)
-            else _plain_linear(linears)
+            else join_linears(linears)
         )
     if not native and dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
         return OneDnnLinear
     return lambda linears: (
         PackedLinear.pack(linears, kernels)
         if kernels.packs(dtype, linears[0].in_features)
-        else _plain_linear(linears)
+        else join_linears(linears)
     )
 
 
@@ -171,5 +171,6 @@ def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     return out
 
 
-def _plain_linear(linears: Sequence[nn.Linear]) -> nn.Linear:
+def join_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
+    """Return one layer that computes all of these side by side; a single one's weight is not copied."""
     return linear_of(join_weights(linears), join_biases(linears))

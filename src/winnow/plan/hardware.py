@@ -149,6 +149,7 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
     """Return operations per second of the engine's linear layers on this processor, at a chunk of a prompt."""
     import torch
 
+    from winnow.config import ModelConfig
     from winnow.models.int8_linear import Int8Weights
     from winnow.native import native_kernels
 
@@ -159,7 +160,7 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
         from winnow.models.fused.kernels import LayerKernels
         from winnow.models.packed_linear import linear_maker
 
-        int8 = None if weight_dtype == "auto" else Int8Weights(blocks=weight_dtype == "q8_0")
+        int8 = Int8Weights.of(ModelConfig(weight_dtype=weight_dtype))
         layer = linear_maker(LayerKernels(kernels), dtype, int8=int8)([plain])
     x = torch.ones(_CHUNK, _FEATURES, dtype=dtype, device="cpu")
     with torch.inference_mode():

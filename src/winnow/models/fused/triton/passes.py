@@ -1,10 +1,8 @@
 """Launches of the passes, with the interface of `winnow.models.fused.kernels.LayerKernels`."""
 
-from collections.abc import Sequence
-
 import torch
 import triton
-from torch import Tensor, nn
+from torch import Tensor
 
 from winnow.models.fused.forms import Activation, NormWeight
 from winnow.models.fused.triton.kernels import add_normed_rows, gate_rows, rms_norm_rows, rotate_heads
@@ -83,23 +81,6 @@ class TritonPasses:
             gelu = activation == Activation.gelu_tanh
             gate_rows[(rows, triton.cdiv(size, block))](gate_up, out, size, gelu, block, num_warps=4)
         return out
-
-
-def join_linears(linears: Sequence[nn.Linear]) -> nn.Module:
-    """Return one product in place of several of the same input; a single one stays what it is."""
-    if len(linears) == 1:
-        return linears[0]
-    first, width = linears[0], sum(each.out_features for each in linears)
-    biased = any(each.bias is not None for each in linears)
-    joined = nn.Linear(first.in_features, width, biased, device="meta")
-    weights: list[Tensor] = [each.weight for each in linears]
-    joined.weight = nn.Parameter(torch.cat(weights), requires_grad=False)
-    if biased:
-        biases: list[Tensor] = [
-            each.weight.new_zeros(each.out_features) if each.bias is None else each.bias for each in linears
-        ]
-        joined.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
-    return joined.eval()
 
 
 def _row_launch(size: int) -> tuple[int, int]:
