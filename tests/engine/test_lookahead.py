@@ -125,6 +125,43 @@ def test_answers_are_those_of_one_step_after_the_other(
     assert overlapping.stats().kv_bytes_used == serial.stats().kv_bytes_used
 
 
+@pytest.mark.parametrize(
+    ("eviction", "least"),
+    [("snapkv", 0.8), ("kv-compress-pd", 0.6), ("batch-max", 0.6), ("h2o", 0.0), ("streaming-shift", 0.6)],
+)
+def test_steps_overlap_between_rounds(
+    opened: Callable[..., tuple[LLM, LLM]], eviction: str, least: float
+) -> None:
+    """Rounds wait for the step before them, and other steps do not, though queries add to accumulators."""
+    serial, overlapping = opened(num_accumulators=2, kv_floor=8, max_num_seqs=3)
+    random = Random(0)
+    prompts = [random.choices(range(3, VOCAB), k=150 + 9 * number) for number in range(3)]
+    params = [
+        SamplingParams(
+            temperature=0.8,
+            seed=number,
+            eviction=eviction,
+            compression=2,
+            max_tokens=40 + number,
+            ignore_eos=True,
+        )
+        for number in range(3)
+    ]
+    expected = answers(serial, prompts, params)
+    executor, overlapped = executor_of(overlapping), 0
+    names = [overlapping.submit(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    found: dict[str, Any] = {}
+    while overlapping.has_unfinished:
+        for each in overlapping.step():
+            found[each.request_id] = each.outputs[0].token_ids
+        overlapped += executor.in_flight == 1
+    assert [[(found[name], "length")] for name in names] == expected
+    stats = overlapping.stats(), serial.stats()
+    assert stats[0].num_rounds == stats[1].num_rounds > 0
+    assert overlapped >= least * stats[0].num_steps
+    overlapping.check_integrity()
+
+
 def test_where_memory_runs_out(opened: Callable[..., tuple[LLM, LLM]]) -> None:
     serial, overlapping = opened(kv_memory="64KiB", max_model_len=200, kv_offloading_size="1MiB")
     prompts = prompts_of(8)

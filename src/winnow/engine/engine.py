@@ -18,7 +18,6 @@ from winnow.engine.requests.forked_request import forked_params, inherit, source
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.request import ReplayTally, Request, Sequence
 from winnow.engine.residency.occupancy import Occupancy, measure_occupancy
-from winnow.engine.scheduling.lookahead import Lookahead
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.scheduler import Scheduler
@@ -51,9 +50,6 @@ class Engine(RequestLoop):
         self._num_replays_replaced = 0
         self._kv_bytes_kept = self._kv_bytes_whole = 0
         self._traffic, self._last_traffic = TierTraffic(), TierTraffic()
-        self._lookahead = Lookahead(
-            scheduler.ledger, scheduler.running, scheduler.waiting, scheduler.accounts
-        )
         # What is proposed follows from the tokens of the step before.
         self._looks_ahead = self._overlaps = executor.overlaps and not scheduler.drafts
         # A step that was submitted before the results of the one before it were known.
@@ -247,7 +243,7 @@ class Engine(RequestLoop):
                 return None
             scheduled = self._clock()
             handle = self._executor.submit(step.plan) if ahead is None else ahead[1]
-            following = self._lookahead.plan(step) if self._looks_ahead else None
+            following = self.scheduler.lookahead.plan(step) if self._looks_ahead else None
             if following is not None:
                 self._ahead = following, self._executor.submit(following.plan)
             result = self._executor.collect(handle)

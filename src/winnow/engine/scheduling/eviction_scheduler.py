@@ -77,6 +77,26 @@ class EvictionScheduler:
         """Run a round over `sequences`, as `making_room` gave them."""
         self._evict(sequences, running)
 
+    def may_follow(self, step: SequenceType[tuple[Sequence, int]]) -> bool:
+        """Return whether anything that policies ask for may come between a step and the next.
+
+        Args:
+            step: sequences, whose rows have room for the step's tokens, and their tokens computed at its end.
+        """
+        able = [(sequence, end) for sequence, end in step if sequence.eviction is not None]
+        states = self._states([sequence for sequence, _ in able])
+        for (sequence, (_, last_round, mean)), (_, end) in zip(states, able, strict=True):
+            eviction = _eviction(sequence)
+            when = eviction.policy.when
+            if when.every_steps or when.uncompressed_tokens or eviction.round_due(end, last_round, mean):
+                return True
+            if eviction.passes and end == eviction.context_len:
+                return True
+            owns = sequence.owns_blocks or eviction.may_observe(end, 1)
+            if owns and self._ledger.is_shared(sequence.kv.running_slot):
+                return True
+        return False
+
     # -- who -----------------------------------------------------------------------------------------------------
 
     def _states(self, sequences: SequenceType[Sequence]) -> Iterator[tuple[Sequence, tuple[int, int, float]]]:

@@ -5,6 +5,7 @@ from winnow.engine.plan import LAST_SAMPLED, PlannedSequence, StepPlan
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.running import Running
 from winnow.engine.scheduling.accounts import TenantAccounts
+from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.queue import WaitingQueue
 
@@ -16,7 +17,12 @@ class Lookahead:
     """
 
     def __init__(
-        self, ledger: Ledger, running: Running, waiting: WaitingQueue, accounts: TenantAccounts
+        self,
+        ledger: Ledger,
+        running: Running,
+        waiting: WaitingQueue,
+        accounts: TenantAccounts,
+        rounds: EvictionScheduler,
     ) -> None:
         layout = ledger.layout
         # Blocks leave, or values move, in every step.
@@ -24,6 +30,7 @@ class Lookahead:
         self._ledger = ledger
         self._running = running
         self._waiting = waiting
+        self._rounds = rounds
 
     def plan(self, step: ScheduledStep) -> ScheduledStep | None:
         """Plan the step after `step`, and take the blocks that it needs. None: it has to wait for results."""
@@ -39,6 +46,8 @@ class Lookahead:
         if len(continuing) < max(len(self._running), 1) or not all(
             _decodes_next(*each) for each in continuing
         ):
+            return None
+        if self._rounds.may_follow([(sequence, entry.end) for entry, sequence in continuing]):
             return None
         slots, counts = [entry.slot for entry, _ in continuing], [1] * len(continuing)
         if not self._ledger.has_room_for(self._ledger.demand(slots, counts)):
@@ -57,7 +66,7 @@ def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:
     request = sequence.request
     return (
         entry.samplers == (entry.slot,)
-        and sequence.eviction is None
+        and (sequence.eviction is None or not sequence.eviction.policy.budget.needs_kinds)  # of tokens
         and request.beams is None
         and request.observer is None
         and request.params.structured_outputs is None  # the form leads the next token by this one

@@ -37,6 +37,7 @@ from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.engine.scheduling.admission_order import AdmissionOrder
 from winnow.engine.scheduling.drafts import Drafts
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
+from winnow.engine.scheduling.lookahead import Lookahead
 from winnow.engine.scheduling.orders import TenantName, build_order
 from winnow.engine.scheduling.payoff import CompressionDecisions
 from winnow.engine.scheduling.plan_builder import PlanBuilder, ScheduledStep
@@ -54,6 +55,7 @@ class Scheduler:
         running: sequences with a slot, in the order in which they were admitted.
         drafts: what is proposed of answers.
         accounts: what tenants may hold, hold and got.
+        lookahead: planner of a step whose predecessor is not known yet.
         decisions: whether policies hold that are for short memory alone.
     """
 
@@ -96,6 +98,7 @@ class Scheduler:
         self._rounds = EvictionScheduler(
             executor, self.ledger, clock, max_round_kvs, self._ownership, self.prefixes
         )
+        self.lookahead = Lookahead(self.ledger, self.running, self.waiting, self.accounts, self._rounds)
         self._forks = SequenceForks(self.ledger, executor, self.running, self.waiting)
         self._admission_order = AdmissionOrder(
             self.waiting, self.accounts, self.ledger, self._budget, config.max_passes
