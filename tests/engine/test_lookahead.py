@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
@@ -61,12 +62,12 @@ def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     """Two engines with the same options: the first one's steps follow each other, the second's overlap."""
     made: list[LLM] = []
 
-    def make(**options: Any) -> tuple[LLM, LLM]:
+    def make(model: Path | None = directory, **options: Any) -> tuple[LLM, LLM]:
         options = {"kv_memory": "2MiB", "max_num_seqs": 6} | options
-        made.append(LLM(directory, **options))
+        made.append(LLM(model, **options))
         with monkeypatch.context() as patch:
             patch.setattr("winnow.executor.build.TorchExecutor", OverlappingExecutor)
-            made.append(LLM(directory, **options))
+            made.append(LLM(model, **options))
         return made[-2], made[-1]
 
     yield make
@@ -159,6 +160,67 @@ def test_steps_overlap_between_rounds(
     stats = overlapping.stats(), serial.stats()
     assert stats[0].num_rounds == stats[1].num_rounds > 0
     assert overlapped >= least * stats[0].num_steps
+    overlapping.check_integrity()
+
+
+def shown(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> list[list[Any]]:
+    """All that callers see of each request, step by step."""
+    names = [llm.submit(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+    seen: dict[str, list[Any]] = {name: [] for name in names}
+    while llm.has_unfinished:
+        for output in llm.step():
+            [answer] = output.outputs
+            said = answer.text, list(answer.token_ids), answer.finish_reason, answer.stop_reason
+            seen[output.request_id].append((*said, answer.logprobs, output.prompt_logprobs, output.error))
+    return [seen[name] for name in names]
+
+
+def test_texts_forms_and_logprobs_trail_by_one_step(opened: Callable[..., tuple[LLM, LLM]]) -> None:
+    """What is seen after each step is the same: a token too many is never part of it."""
+    pytest.importorskip("llguidance")
+    serial, overlapping = opened(None, kv_memory="16MiB")
+    base: dict[str, Any] = {"temperature": 0.7, "max_tokens": 24, "ignore_eos": True}
+    forms = [
+        base | {"stop": ["e", "the"]},
+        base | {"stop": [" a"], "include_stop_str_in_output": True},
+        base | {"prompt_logprobs": 2, "logprobs": 1},
+        base | {"ignore_eos": False},
+        base | {"structured_outputs": {"regex": "[0-9]{3}-[a-f]{2}"}, "ignore_eos": False},
+        base | {"max_tokens": 9},
+    ]
+    params = [SamplingParams(**each, seed=number) for number, each in enumerate(forms)]
+    # At once, and each alone: beside an answer with a form no step is submitted ahead.
+    prompts = ["Once upon a time there were three words"] * len(params)
+    assert shown(overlapping, prompts, params) == shown(serial, prompts, params)
+    executor = executor_of(overlapping)
+    for prompt, each in zip(prompts, params, strict=True):
+        executor.in_flight = executor.most_in_flight = 0  # a step of nobody is not collected
+        found = shown(overlapping, [prompt], [each])
+        assert found == shown(serial, [prompt], [each])
+        assert executor.most_in_flight == (1 if each.structured_outputs else 2)
+        assert found[0][-1][2] is not None
+    overlapping.check_integrity()
+    assert overlapping.stats().kv_bytes_used == serial.stats().kv_bytes_used
+
+
+def test_a_fault_is_read_while_the_next_step_runs(
+    opened: Callable[..., tuple[LLM, LLM]], tmp_path: Path
+) -> None:
+    """A request fails alone, by name and once, though a further step of it was submitted."""
+    model = save_tiny_llama(tmp_path, seed=3)
+    weights = load_file(model / "model.safetensors")
+    weights["model.embed_tokens.weight"][50] = torch.nan
+    weights["lm_head.weight"][50] = 0  # no other answer says it
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    serial, overlapping = opened(model)
+    params = [SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)] * 3
+    params[1] = SamplingParams(temperature=0.0, max_tokens=20, forced_tokens=[5, 6, 50, 7, 8])
+    prompts = [[5, 6, 7], [8, 9], [10, 11, 12]]
+    found = shown(overlapping, prompts, params)
+    assert found == shown(serial, prompts, params)
+    assert executor_of(overlapping).most_in_flight == 2
+    assert [each[-1][2] for each in found] == ["length", "error", "length"]
+    assert found[1][-1][1] == [5, 6, 50] and "finite" in found[1][-1][-1]
     overlapping.check_integrity()
 
 
