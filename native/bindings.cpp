@@ -254,6 +254,19 @@ NB_MODULE(_native, m) {
           },
           nb::kw_only(), "pool"_a, "slot"_a, "length"_a, "rows"_a, "stride"_a);
 
+  nb::class_<StateSlots>(m, "StateSlots")
+      .def(
+          "__init__",
+          [](StateSlots *self, uintptr_t base, int64_t stride, uintptr_t slots, int64_t seqs) {
+            new (self) StateSlots{at<char>(base), stride, at<int64_t>(slots), seqs};
+          },
+          "base"_a, "stride"_a, "slots"_a, "seqs"_a);
+
+  nb::class_<SeqRows>(m, "SeqRows")
+      .def("__init__",
+           [](SeqRows *self, uintptr_t base, int64_t stride) { new (self) SeqRows{at<char>(base), stride}; }, "base"_a,
+           "stride"_a);
+
   nb::class_<Workspace>(m, "Workspace").def(nb::init<>());
 
   nb::class_<Kernels>(m, "Kernels")
@@ -415,6 +428,31 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>(), "work"_a, "decoder"_a, "tokens"_a, "cos"_a, "sin"_a, "rotary_dim"_a,
            "cache"_a, "batch"_a, "attention_work"_a, "far"_a.none(), "selection"_a.none(), "num_wanted"_a, "wanted"_a, "logits"_a, "threads"_a)
+      .def("conv_step",
+           [](const Kernels &self, DType dtype, StateSlots state, SeqRows x, uintptr_t weight, uintptr_t bias, uintptr_t out,
+              int64_t channels, int64_t length, int64_t taps, bool silu, int threads) {
+             self.conv_step({dtype, state, x, at<char>(weight), at<char>(bias), at<char>(out), channels, length, taps, silu},
+                            threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("delta_step",
+           [](const Kernels &self, DType dtype, StateSlots state, SeqRows query, SeqRows key, SeqRows value,
+              uintptr_t log_decay, uintptr_t rate, uintptr_t out, int64_t key_heads, int64_t heads, int64_t key_size,
+              int64_t value_size, int64_t decay_size, bool norm, int threads) {
+             self.delta_step({dtype, state, query, key, value, at<float>(log_decay), at<float>(rate), at<char>(out),
+                              key_heads, heads, key_size, value_size, decay_size, norm},
+                             threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("space_step",
+           [](const Kernels &self, DType dtype, StateSlots state, SeqRows x, SeqRows b, SeqRows c, uintptr_t dt, uintptr_t a,
+              uintptr_t d, uintptr_t out, int64_t heads, int64_t head_size, int64_t state_size, int64_t groups,
+              int64_t a_size, int threads) {
+             self.space_step({dtype, state, x, b, c, at<float>(dt), at<float>(a), at<float>(d), at<char>(out), heads,
+                              head_size, state_size, groups, a_size},
+                             threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("greedy",
            [](const Kernels &self, DType dtype, uintptr_t logits, int64_t stride, int64_t count, int64_t size,
               uintptr_t tokens, int threads) {

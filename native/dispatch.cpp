@@ -39,11 +39,15 @@ namespace winnow {
   bool gates(int64_t);                                                                                   \
   void gated_linear(const PackedWeight &, const LinearRows &, Activation, int);                          \
   void greedy(const LogitRows &, int64_t *, int);                                                        \
+  void conv_step(const ConvStep &, int);                                                                 \
+  void delta_step(const DeltaStep &, int);                                                               \
+  void space_step(const SpaceStep &, int);                                                               \
   }                                                                                                      \
   WINNOW_DECLARE_INT8(isa)                                                                               \
   namespace isa {                                                                                        \
   const Kernels kernels{write, compact, keep_best, attend, attend_selected, replay, leverage,            \
                         key_difference, smooth_rows, rms_norm, add_normed, rotate, gate, greedy,         \
+                        conv_step, delta_step, space_step,                                               \
                         {packed_size, pack, unpack_rows, linear, gates, gated_linear}, int8_products};   \
   }
 

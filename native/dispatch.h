@@ -6,6 +6,7 @@
 
 #include "products.h"
 #include "selection.h"
+#include "states.h"
 
 namespace winnow {
 
@@ -38,6 +39,10 @@ struct Kernels {
   void (*gate)(const GatedRows &, Activation, int threads);
   /// The most probable token of each row, int64 [count].
   void (*greedy)(const LogitRows &, int64_t *tokens, int threads);
+  /// One token of sequences that keep a state, which changes where it lies.
+  void (*conv_step)(const ConvStep &, int threads);
+  void (*delta_step)(const DeltaStep &, int threads);
+  void (*space_step)(const SpaceStep &, int threads);
   Products plain;
   Int8Products int8;
 

@@ -180,6 +180,12 @@ class AttentionSpec:
 class Selection:
     def __init__(self, *, most: int, renormalize: bool, select_from: list[int]) -> None: ...
 
+class StateSlots:
+    def __init__(self, base: int, stride: int, slots: int, seqs: int) -> None: ...
+
+class SeqRows:
+    def __init__(self, base: int, stride: int) -> None: ...
+
 class ValuesRead:
     head_queries: int
     selected: int
@@ -432,6 +438,56 @@ class Kernels:
         num_wanted: int,
         wanted: int,
         logits: int,
+        threads: int,
+    ) -> None: ...
+    def conv_step(
+        self,
+        dtype: DType,
+        state: StateSlots,
+        x: SeqRows,
+        weight: int,
+        bias: int,
+        out: int,
+        channels: int,
+        length: int,
+        taps: int,
+        silu: bool,
+        threads: int,
+    ) -> None: ...
+    def delta_step(
+        self,
+        dtype: DType,
+        state: StateSlots,
+        query: SeqRows,
+        key: SeqRows,
+        value: SeqRows,
+        log_decay: int,
+        rate: int,
+        out: int,
+        key_heads: int,
+        heads: int,
+        key_size: int,
+        value_size: int,
+        decay_size: int,
+        norm: bool,
+        threads: int,
+    ) -> None: ...
+    def space_step(
+        self,
+        dtype: DType,
+        state: StateSlots,
+        x: SeqRows,
+        b: SeqRows,
+        c: SeqRows,
+        dt: int,
+        a: int,
+        d: int,
+        out: int,
+        heads: int,
+        head_size: int,
+        state_size: int,
+        groups: int,
+        a_size: int,
         threads: int,
     ) -> None: ...
     def greedy(

@@ -18,7 +18,7 @@ from transformers.cache_utils import LinearAttentionLayer
 
 from winnow.attention import Spans
 from winnow.cache.recurrent import RecurrentStates, StateShape
-from winnow.models.delta_rule import StateRows, steps_in_place
+from winnow.models.state_steps import StateRows, steps_in_place
 
 # What layers call the cache that has their states.
 _CACHE_NAMES = ("cache", "cache_params", "past_key_values")
@@ -31,9 +31,6 @@ class PackedStates(Cache):
         super().__init__(layers=[])
         self._states = states
         self._spans = spans
-        self._slots: list[int] = (
-            spans.device_slots.tolist() if spans.device_slots.device.type == "cpu" else []
-        )
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Return KVs as they are."""
@@ -50,20 +47,20 @@ class PackedStates(Cache):
         hidden: Tensor,
         *,
         continues: bool = True,
-        in_place: bool = False,
+        in_place: frozenset[str] = frozenset(),
     ) -> Any:
         """Return what a layer gives for a packed row, [1, T, size], sequence by sequence.
 
         Args:
             compute: it gives that for rows alike, [B, n, size], that have a cache.
             continues: a piece of several tokens may begin with a state; else such a piece goes token by token.
-            in_place: one token of each changes states of recurrences where they lie (`winnow.models.delta_rule`).
+            in_place: kinds of states that one token of each changes where they lie (`winnow.models.state_steps`).
         """
         spans, found = self._spans, []
         decodes = spans.num_decodes
         if decodes:
             rows, slots = hidden[0, :decodes, None], spans.device_slots[:decodes]
-            out = self._compute(layer, compute, rows, slots, in_place=in_place and bool(self._slots))
+            out = self._compute(layer, compute, rows, slots, in_place=in_place)
             found.append(_each(out, lambda part: part.transpose(0, 1)))
         for index in range(decodes, len(spans.counts)):
             first = int(spans.starts[index])
@@ -81,28 +78,24 @@ class PackedStates(Cache):
         hidden: Tensor,
         slots: Tensor,
         *,
-        in_place: bool = False,
+        in_place: frozenset[str] = frozenset(),
     ) -> Any:
         rows = self._states.by_layer[layer]
         numbers = 1 + max(index for _, index in rows)
         held = LinearAttentionLayer(number_of_states=numbers)
         for (kind, index), row in rows.items():
             held.has_previous_state[index] = True
-            if kind != "conv" and in_place:
-                held.recurrent_states[index] = StateRows(row, self._slots[: len(slots)])
-                held.is_recurrent_states_initialized[index] = True
-                continue
-            state = row.index_select(0, slots)
+            state: Any = StateRows(row, slots) if kind in in_place else row.index_select(0, slots)
             if kind == "conv":
                 held.conv_states[index], held.is_conv_states_initialized[index] = state, True
-                held.conv_kernel_size[index] = state.shape[-1]
-                held.dtype, held.device = state.dtype, state.device
+                held.conv_kernel_size[index] = row.shape[-1]
+                held.dtype, held.device = row.dtype, row.device
             else:
                 held.recurrent_states[index], held.is_recurrent_states_initialized[index] = state, True
         out = compute(hidden, _Held(layers=[held] * (layer + 1)))
         for (kind, index), row in rows.items():
-            state = held.conv_states[index] if kind == "conv" else held.recurrent_states[index]
-            if kind == "conv" or not in_place:
+            if kind not in in_place:
+                state = held.conv_states[index] if kind == "conv" else held.recurrent_states[index]
                 row.index_copy_(0, slots, state)
         if not isinstance(out, tuple):
             return out
@@ -215,15 +208,61 @@ class StateProbe(Cache):
 
 def bind_mixers(probe: StateProbe) -> None:
     """Let modules that keep states split packed rows, where a packed step runs; else they are as they were."""
-    continues: dict[type[nn.Module], bool] = {}
+    ways: dict[type[nn.Module], tuple[bool, frozenset[str]]] = {}
     for module, (layer, given) in probe.mixers.items():
         kind: Any = type(module)
-        stepping = steps_in_place(kind)
-        own = (stepping or kind.forward).__get__(module)  # as it is before any binding
-        if kind not in continues:
+        own = kind.forward.__get__(module)  # as it is before any binding
+        stepping, kinds = steps_in_place(kind)
+        stepping = own if stepping is None else stepping.__get__(module)
+        if kind not in ways:
             states = [each for each in probe.shapes.values() if each.layer == layer]
-            continues[kind] = _continues(own, states, given)
-        module.forward = _packed(layer, own, continues=continues[kind], in_place=stepping is not None)
+            same = bool(kinds) and _steps_alike(own, stepping, kinds, states, given)
+            ways[kind] = _continues(own, states, given), kinds if same else frozenset()
+        continues, in_place = ways[kind]
+        module.forward = _packed(layer, stepping if in_place else own, continues=continues, in_place=in_place)
+
+
+@torch.inference_mode()
+def _steps_alike(
+    own: Callable[..., Any],
+    stepping: Callable[..., Any],
+    kinds: frozenset[str],
+    states: list[StateShape],
+    given: Tensor,
+) -> bool:
+    """Return whether one token of two sequences gives the same, and leaves the same states, where these stay in place.
+
+    Args:
+        own, stepping: the forward of one layer, and the one with other steps for these kinds of states.
+        given: what the layer got, [1, 1, size].
+    """
+    if given.device.type != "cpu":
+        return False
+    spans = Spans.build([2, 0], [3, 4], [1, 1], np.array([4, 5]), given.device)
+    tolerance = 1e-4 if given.dtype == torch.float32 else 3e-2
+
+    def results(forward: Callable[..., Any], in_place: frozenset[str]) -> list[Tensor]:
+        chance = torch.Generator().manual_seed(0)
+        hidden = torch.randn((1, 2, given.shape[-1]), generator=chance, device="cpu").to(given)
+        held = RecurrentStates(states, 3, given.device)
+        rows = list(held.by_layer[states[0].layer].values())
+        for each in rows:
+            each.copy_(torch.randn(each.shape, generator=chance, device="cpu"))
+        _, cache_name = _parameters(forward)
+        out = _packed(states[0].layer, forward, in_place=in_place)(
+            hidden, **{cache_name: PackedStates(held, spans)}
+        )
+        return [
+            part.float() for part in (*(out if isinstance(out, tuple) else (out,)), *rows) if part is not None
+        ]
+
+    expected = results(own, frozenset())
+    try:
+        found = results(stepping, kinds)
+    except (AttributeError, RuntimeError, TypeError):  # it does something else with them
+        return False
+    pairs = zip(found, expected, strict=True)
+    return all(float((a - b).abs().max()) <= tolerance * float(b.abs().max()) for a, b in pairs)
 
 
 @torch.inference_mode()
@@ -255,7 +294,11 @@ def _continues(own: Callable[..., Any], states: list[StateShape], given: Tensor)
 
 
 def _packed(
-    layer: int, own: Callable[..., Any], *, continues: bool = True, in_place: bool = False
+    layer: int,
+    own: Callable[..., Any],
+    *,
+    continues: bool = True,
+    in_place: frozenset[str] = frozenset(),
 ) -> Callable[..., Any]:
     """Return the forward of a module that keeps states, over packed rows, around its own."""
     names, cache_name = _parameters(own)
