@@ -63,11 +63,42 @@ inline void delta_columns(float *state, int64_t stride, const HeadRows &rows, co
     }
 }
 
+/// Sums over the inputs of one channel, which the newest joins. Of LENGTH inputs and taps; 0: as many as are named.
+template <int LENGTH, class T>
+inline float conv_channel(T *past, T newest, const T *weight, int64_t length, int64_t taps) {
+  if (LENGTH) length = taps = LENGTH;
+  for (int64_t i = 0; i + 1 < length; ++i) past[i] = past[i + 1];
+  past[length - 1] = newest;
+  float sum = 0.0f;
+  for (int64_t tap = 0; tap < taps; ++tap) sum += to_float(weight[tap]) * to_float(past[length - taps + tap]);
+  return sum;
+}
+
+constexpr int WORDS = WIDTH / 2;
+
+/// The same of WORDS channels of four inputs each, which are one word, the newest highest.
+inline void conv_words(bf16 *past, const bf16 *newest, const bf16 *weight, float *sums) {
+  typedef uint64_t words __attribute__((vector_size(WORDS * 8)));
+  typedef uint32_t halves __attribute__((vector_size(WORDS * 4)));
+  typedef uint16_t quarters __attribute__((vector_size(WORDS * 2)));
+  typedef float floats __attribute__((vector_size(WORDS * 4)));
+  const auto tap_of = [](words each, int tap) {
+    return (floats)(__builtin_convertvector(each >> (16 * tap), halves) << 16);
+  };
+  const words added = __builtin_convertvector(load_vector<quarters>(newest), words);
+  const words now = load_vector<words>(past) >> 16 | added << 48, factors = load_vector<words>(weight);
+  store_vector(past, now);
+  floats sum{};
+  for (int tap = 0; tap < 4; ++tap) sum += tap_of(now, tap) * tap_of(factors, tap);
+  store_vector(sums, sum);
+}
+
 }  // namespace
 
 void conv_step(const ConvStep &step, int threads) {
   constexpr int64_t CHANNELS = 512;  // of one piece of work
   const int64_t blocks = (step.channels + CHANNELS - 1) / CHANNELS, length = step.length, taps = step.taps;
+  const bool of_four = length == 4 && taps == 4;
   with_type(step.dtype, [&](auto type) {
     using T = decltype(type);
     const T *weight = reinterpret_cast<const T *>(step.weight), *bias = reinterpret_cast<const T *>(step.bias);
@@ -79,16 +110,15 @@ void conv_step(const ConvStep &step, int threads) {
       for (int64_t at = first; at < std::min(first + CHANNELS, step.channels); at += WIDTH) {
         const int n = static_cast<int>(std::min<int64_t>(WIDTH, step.channels - at));
         float sums[WIDTH] = {};
-        for (int i = 0; i < n; ++i) {
-          T *past = state + (at + i) * length;
-          std::memmove(past, past + 1, (length - 1) * sizeof(T));
-          past[length - 1] = x[at + i];
-          float sum = bias ? to_float(bias[at + i]) : 0.0f;
-          for (int64_t tap = 0; tap < taps; ++tap)
-            sum += to_float(weight[(at + i) * taps + tap]) * to_float(past[length - taps + tap]);
-          sums[i] = sum;
-        }
-        const vf sum = load(sums);
+        T *past = state + at * length;
+        const T *factors = weight + at * taps;
+        int i = 0;
+        if constexpr (std::is_same_v<T, bf16>)
+          for (; of_four && i + WORDS <= n; i += WORDS) conv_words(past + 4 * i, x + at + i, factors + 4 * i, sums + i);
+        for (; i < n; ++i)
+          sums[i] = (of_four ? conv_channel<4, T> : conv_channel<0, T>)(past + i * length, x[at + i], factors + i * taps,
+                                                                        length, taps);
+        const vf sum = load(sums) + (bias ? get(bias + at, n) : vf{});
         put(out + at, step.silu ? activate(sum, Activation::silu) : sum, n);
       }
     }
