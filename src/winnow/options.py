@@ -42,6 +42,9 @@ class EngineOptions(TypedDict, total=False):
     block_size: int
     enable_prefix_caching: bool
     prefix_store: str | Path | None
+    prefix_cache_dir: str | Path | None
+    prefix_cache_disk: int | str
+    prefix_cache_key_file: str | Path | None
     kv_offloading_size: int | str | None
     kv_reservation: str
     kv_cache_dtype: str

@@ -250,6 +250,30 @@ class CompressionOutlook:
         )
 
 
+@dataclass
+class DiskTierStats:
+    """Statistics of prefixes on disk (`prefix_cache_dir`); counters run from the engine's start."""
+
+    bytes_used: int = 0
+    """Bytes of all files in the folder, other models' and processes' too."""
+    bytes_budget: int = 0
+    num_files: int = 0
+    """Files of this model and cache."""
+    loaded_tokens: int = 0
+    """Tokens whose KVs came from disk."""
+    bytes_read: int = 0
+    read_seconds: float = 0.0
+    bytes_written: int = 0
+    num_dropped: int = 0
+    """Files deleted for room."""
+    num_damaged: int = 0
+    """Files that could not be read, or were not what was written."""
+    num_foreign: int = 0
+    """Files of other models, caches or keys."""
+    is_writing: bool = True
+    """False: the disk refused a file, and no more are written."""
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
@@ -287,6 +311,8 @@ class EngineStats:
     host_bytes_budget: int = 0
     value_tier: ValueTierStats | None = None
     """None: all values lie on the device."""
+    disk_tier: DiskTierStats | None = None
+    """None: there is no `prefix_cache_dir`."""
     num_steps: int = 0
     num_rounds: int = 0
     """Eviction rounds, each over one or more requests."""

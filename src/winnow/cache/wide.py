@@ -202,9 +202,14 @@ class WideWindows(SlotState):
         return tuple(
             SavedWindow(
                 torch.from_numpy(arrays[f"{number}.place"]),
-                torch.from_numpy(arrays[f"{number}.k"]).view(window.k.dtype),
-                torch.from_numpy(arrays[f"{number}.v"]).view(window.k.dtype),
+                _vectors(arrays[f"{number}.k"], window.k.dtype),
+                _vectors(arrays[f"{number}.v"], window.k.dtype),
                 torch.from_numpy(arrays[f"{number}.position"]),
             )
             for number, window in enumerate(self.windows)
         )
+
+
+def _vectors(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+    """Return bytes as numbers. An empty array has strides that only a copy of it has not."""
+    return torch.from_numpy(array).clone(memory_format=torch.contiguous_format).view(dtype)

@@ -10,7 +10,7 @@ from winnow.checks import check_integer
 from winnow.cli.flags.engine import COMMON
 from winnow.cli.flags.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
-from winnow.config import WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
+from winnow.config import PREFIX_DISK, WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
@@ -33,7 +33,7 @@ examples:
   winnow plan llama-3-8b --gpu L4 --eviction full,snapkv,kv-compress-pd --compression 4 --price 0.8
   winnow plan ./model --hardware this --calibrate bench.json
 """
-_NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store")
+_NOT_PLANNED = ("kv_memory", "enable_prefix_caching", "prefix_store", *PREFIX_DISK)
 """Options of the cache that say nothing about what fits."""
 
 

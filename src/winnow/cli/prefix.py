@@ -6,6 +6,7 @@ from pathlib import Path
 
 from winnow.cli.flags.engine import add_engine_flags, check_written, engine_options, open_llm
 from winnow.cli.prompt import read_prompt
+from winnow.config import PREFIX_DISK
 from winnow.errors import UsageError
 from winnow.units import format_bytes
 
@@ -22,7 +23,7 @@ examples:
 A prompt takes what was saved if its first tokens are the document's, and policy and amount are the
 same; the longest saved document counts. A line with a "context_tokens" of its own keeps to it.
 """
-_UNUSED = ("prefix_store", "enable_prefix_caching")
+_UNUSED = ("prefix_store", "enable_prefix_caching", *PREFIX_DISK)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from winnow.cli.flags.engine import COMMON
 from winnow.cli.flags.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json, write_text
 from winnow.cli.plan import PlanOptions, add_hardware_flags, deployments
-from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig, option
+from winnow.config import PREFIX_DISK, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError
 from winnow.json_values import dump_json
 from winnow.report.console import console, print_tables
@@ -39,7 +39,7 @@ examples:
 
 
 _COMMON = ("limit", "rate", "replicas", "kv_memory", "gpu", "gpus")
-_AMOUNTS = ("kv_memory", "kv_offloading_size", "prefix_store")
+_AMOUNTS = ("kv_memory", "kv_offloading_size", "prefix_store", *PREFIX_DISK)
 """Options of the cache that a simulation has defaults of its own for, or no use."""
 
 

@@ -1,6 +1,6 @@
 """Options of the engine, each once: keyword arguments of `LLM`, command-line flags and the docs come from here."""
 
-from winnow.config.cache import KV_RESERVATIONS, CacheConfig
+from winnow.config.cache import KV_RESERVATIONS, PREFIX_DISK, CacheConfig
 from winnow.config.engine import EFFECTS, PARTS, EngineConfig, present_options
 from winnow.config.eviction import AUTO, COMPRESSING, FULL, EvictionConfig
 from winnow.config.model import (
@@ -31,6 +31,7 @@ __all__ = [
     "PADDED_MODES",
     "PARTS",
     "PREDICTOR",
+    "PREFIX_DISK",
     "SCHEDULING_POLICIES",
     "WEIGHT_DTYPES",
     "WIDE_WEIGHTS",

@@ -11,6 +11,9 @@ from winnow.units import format_bytes, parse_bytes
 from winnow.value_tier import ValueTier
 
 KV_RESERVATIONS = ("on-demand", "prompt", "max")
+PREFIX_DISK = ("prefix_cache_dir", "prefix_cache_disk", "prefix_cache_key_file")
+"""Options of prefixes that go to disk by themselves, of which nothing but a served engine has any."""
+
 _LEAST_OFFLOADING = 2**16
 
 
@@ -42,6 +45,26 @@ class CacheConfig:
         None,
         "directory of compressed prefixes that `winnow prefix save` wrote; prompts that begin so start from them, and "
         "the policy acts on the saved part alone",
+        engine="paged",
+    )
+    prefix_cache_dir: str | Path | None = option(
+        None,
+        "directory to which the prefix cache writes what requests leave, in the background, and where later requests "
+        "find it, also after a restart and in other processes of the same model; it is made if it is missing",
+        effect=Effect.BATCHES,
+        engine="paged",
+    )
+    prefix_cache_disk: int = option(
+        20 * 2**30,
+        "bytes that the files in prefix_cache_dir may take; the least recently used go first",
+        parse=parse_bytes,
+        effect=Effect.BATCHES,
+        engine="paged",
+    )
+    prefix_cache_key_file: str | Path | None = option(
+        None,
+        "file of 32 bytes, or 64 hexadecimal digits, with which files in prefix_cache_dir are encrypted (AES-GCM)",
+        effect=Effect.BATCHES,
         engine="paged",
     )
     kv_offloading_size: int | None = option(
@@ -128,6 +151,23 @@ class CacheConfig:
         if self.prefix_store is not None and self.kv_reservation != "on-demand":
             raise ConfigError(
                 f"prefix_store needs kv_reservation=on-demand, got {self.prefix_store} and {self.kv_reservation}"
+            )
+        object.__setattr__(
+            self, "prefix_cache_disk", parse_bytes(self.prefix_cache_disk, "prefix_cache_disk")
+        )
+        if self.prefix_cache_dir is not None and not self.shares_prefixes:
+            raise ConfigError(
+                f"prefix_cache_dir needs enable_prefix_caching and kv_reservation=on-demand, got "
+                f"{self.prefix_cache_dir} with {self.enable_prefix_caching} and {self.kv_reservation}"
+            )
+        if self.prefix_cache_key_file is not None and self.prefix_cache_dir is None:
+            raise ConfigError(
+                f"prefix_cache_key_file needs prefix_cache_dir, got {self.prefix_cache_key_file}"
+            )
+        if self.prefix_cache_dir is not None and self.prefix_store is not None:
+            same = Path(self.prefix_cache_dir).resolve() == Path(self.prefix_store).resolve()
+            require(
+                not same, "prefix_cache_dir", "another directory than prefix_store", self.prefix_cache_dir
             )
         check_integer("block_size", self.block_size, 1, 1024)
         check_group("kv_group", self.kv_group)

@@ -18,6 +18,7 @@ from winnow.engine.requests.forked_request import forked_params, inherit, source
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.request import ReplayTally, Request, Sequence
 from winnow.engine.residency.occupancy import Occupancy, measure_occupancy
+from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.scheduler import Scheduler
@@ -82,6 +83,7 @@ class Engine(RequestLoop):
             host_bytes_peak=host.peak_bytes,
             host_bytes_budget=host.limit,
             value_tier=self._tier_stats(),
+            disk_tier=None if self.scheduler.disk is None else self.scheduler.disk.tier.stats(),
             num_steps=self._num_steps,
             num_draft_tokens=self.scheduler.drafts.num_proposed,
             num_accepted_tokens=self.scheduler.drafts.num_accepted,
@@ -133,6 +135,8 @@ class Engine(RequestLoop):
     def reset_prefix_cache(self) -> None:
         """See `LLM.reset_prefix_cache`."""
         self.scheduler.ledger.prefixes.clear()
+        if self.scheduler.disk is not None:
+            self.scheduler.disk.clear()
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.
@@ -142,12 +146,15 @@ class Engine(RequestLoop):
         """
         self._settle()
         [sequence] = self._admit(new).sequences
-        return self.scheduler.prefixes.save(sequence, self._model.open_store(directory))
+        store = PrefixStore(directory, self._model.prefix_format(None))
+        return self.scheduler.prefixes.save(sequence, store)
 
     def close(self) -> None:
         why = self.scheduler.saved_prefixes.why_unused()
         if why is not None:
             warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
+        if self.scheduler.disk is not None:
+            self.scheduler.disk.close()
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.engine.residency.prefix_store import PrefixStore
+from winnow.engine.residency.prefix_cipher import PrefixCipher
+from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.errors import ConfigError
 from winnow.eviction import UNKNOWN_MODEL, ModelTraits
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def no_store(directory: Path) -> PrefixStore:
-    """Refuse a store, where there are no KVs to save."""
-    raise ConfigError(f"a simulated engine has no KVs that could be saved to {directory}")
+def no_format(cipher: PrefixCipher | None) -> PrefixFormat:
+    """Refuse a format, where there are no KVs to save."""
+    raise ConfigError("a simulated engine has no KVs that could be saved")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ServedModel:
         trained_len: longest sequence that it was trained for.
         tokenizer: for the text of answers and the words of replays; None: there are none.
         eos_token_ids: tokens that end an answer.
-        open_store: opens a directory of saved prefixes.
+        prefix_format: returns the format of prefixes on disk, encrypted by a cipher if there is one.
     """
 
     vocab_size: int
@@ -35,4 +35,4 @@ class ServedModel:
     tokenizer: "PreTrainedTokenizerBase | None" = None
     eos_token_ids: frozenset[int] = frozenset()
     traits: ModelTraits = UNKNOWN_MODEL
-    open_store: Callable[[Path], PrefixStore] = no_store
+    prefix_format: Callable[[PrefixCipher | None], PrefixFormat] = no_format

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 
 from winnow.attention import open_backend
 from winnow.config import EngineConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
-from winnow.engine.residency.prefix_store import PrefixStore
+from winnow.engine.residency.prefix_cipher import PrefixCipher
+from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.eviction.predictor import predictor_path
@@ -41,8 +41,8 @@ def build_engine(
         verify_codec(loaded, layout, config.model.attention_backend)
     executor = TorchExecutor(loaded, config, backend, layout)
 
-    def open_store(directory: Path) -> PrefixStore:
-        return PrefixStore(directory, _identity(loaded, config), layout)
+    def prefix_format(cipher: PrefixCipher | None) -> PrefixFormat:
+        return PrefixFormat(_identity(loaded, config), layout, cipher)
 
     model = ServedModel(
         loaded.vocab_size,
@@ -51,7 +51,7 @@ def build_engine(
         loaded.tokenizer,
         loaded.eos_token_ids,
         ModelTraits(text_pool(loaded.tokenizer), predictor_path(locate_model(config.model)).is_file()),
-        open_store,
+        prefix_format,
     )
     return assemble(executor, model, config, clock)
 

@@ -70,7 +70,12 @@ class PrefixChain:
 
     def tail_key(self, token_ids: Sequence[int]) -> PrefixKey:
         """Return the key of the tokens of `token_ids` that fill no block, behind those that do."""
-        return sha256(b"tail" + self._digest_of(token_ids)).digest()
+        whole = len(token_ids) // self._block_size
+        return self.tail_key_after(whole, token_ids[whole * self._block_size :])
+
+    def tail_key_after(self, num_blocks: int, tokens: Sequence[int]) -> PrefixKey:
+        """Return the key of `tokens`, which fill no block, behind the chain's first blocks."""
+        return sha256(b"tail" + _digest(self.key_after(num_blocks), tokens)).digest()
 
     def document_key(self, token_ids: Sequence[int]) -> PrefixKey:
         """Return the key of `token_ids`, which the chain begins with, under any rule."""
@@ -147,6 +152,16 @@ class Snapshot:
 class _Entry(NamedTuple):
     token_ids: tuple[int, ...]  # the block's own
     blocks: IntArray  # int32 [rows]
+
+
+class PrefixLink(NamedTuple):
+    """A known block of tokens."""
+
+    token_ids: tuple[int, ...]
+    blocks: IntArray
+    """int32 [rows]."""
+    resumable: bool
+    """The states of layers after it are kept."""
 
 
 class PrefixIndex:
@@ -248,11 +263,10 @@ class PrefixIndex:
 
     def hold(self, keys: Sequence[PrefixKey]) -> IntArray:
         """Add a holder to the blocks of a matched prefix. Returns them, int32 [n, rows]."""
-        blocks = [self._entries[key].blocks for key in keys]
         self.touch(keys)
-        if not blocks:
+        if not keys:
             return np.empty((0, self._layout.rows_per_seq), dtype=np.int32)
-        held = np.stack(blocks)
+        held = self.columns(keys)
         self._allocator.share(held.ravel())
         return held
 
@@ -295,6 +309,23 @@ class PrefixIndex:
     def knows(self, key: PrefixKey) -> bool:
         """Return whether there is a block of tokens or a snapshot of that key."""
         return key in self._entries
+
+    def link(self, key: PrefixKey) -> PrefixLink | None:
+        """Return the block of tokens of that key, if it is known."""
+        entry = self._entries.get(key)
+        return PrefixLink(*entry, key in self._resumable) if isinstance(entry, _Entry) else None
+
+    @property
+    def has_tails(self) -> bool:
+        return bool(self._tails)
+
+    def columns(self, keys: Sequence[PrefixKey]) -> IntArray:
+        """Return the blocks of known blocks of tokens, int32 [n, rows]."""
+        return np.stack([self._entries[key].blocks for key in keys])
+
+    def find_snapshot(self, key: PrefixKey) -> Snapshot | None:
+        """Return the snapshot of that key, whatever its tokens are."""
+        return self._snapshots.get(key)
 
     def snapshot(self, key: PrefixKey, token_ids: Sequence[int], rule: Hashable) -> Snapshot | None:
         """Return the snapshot of that key, if it is of these tokens and this rule: both are compared."""

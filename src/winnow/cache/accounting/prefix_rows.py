@@ -97,10 +97,8 @@ class PrefixRows:
         # Rows may have room for tokens that are not computed yet.
         first = (index - (computed - lengths).clip(min=0) // size) * has_row
         positions = index * size, index * size + len(token_ids)
-        state_bytes = self._rows.layout.wide_bytes_of(*positions)
         resumable = resumable and self._rows.layout.state_bytes > 0
-        if resumable:
-            state_bytes += self._rows.layout.state_bytes
+        state_bytes = self._state_bytes(*positions, resumable=resumable)
         blocks = self._rows.blocks([slot], first, first + has_row)
         is_new = self._index.put(key, token_ids, blocks, state_bytes, resumable=resumable, tail_of=tail_of)
         if is_new and state_bytes:
@@ -168,9 +166,45 @@ class PrefixRows:
         self._rows.allocator.release(snapshot.blocks)
         return is_known
 
+    def keep_run(
+        self,
+        first: int,
+        before: PrefixKey,
+        links: Sequence[tuple[PrefixKey, tuple[int, ...], bool]],
+        blocks: IntArray,
+    ) -> list[PrefixKey]:
+        """Let the index alone hold blocks of tokens that follow one another.
+
+        Args:
+            first: number of the first of them in its prefix.
+            before: key of the prefix before them.
+            links: key, tokens and whether the states of layers after it come along, of each.
+            blocks: as `take_blocks_for` gave them, and filled now.
+
+        Returns:
+            Keys of those that were not known, and for whose states there was room.
+        """
+        kept, size = [], self._rows.layout.block_size
+        columns = blocks.reshape(-1, len(links))
+        for number, (key, token_ids, resumable) in enumerate(links):
+            start = (first + number) * size
+            state_bytes = self._state_bytes(start, start + len(token_ids), resumable=resumable)
+            tail_of = before if len(token_ids) < size else None
+            column = columns[:, number].copy()
+            if self._index.put(key, token_ids, column, state_bytes, resumable=resumable, tail_of=tail_of):
+                kept.append(key)
+            before = key
+        self._rows.allocator.release(blocks)
+        return kept
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _require_pages(self, slot: int, lengths: IntArray) -> None:
         assert not self._rows.lengths[slot].any(), "only an empty sequence begins with a prefix"
         if not self._rows.has_pages_for(slot, lengths):
             raise OutOfBlocksError(f"no table pages for rows of up to {lengths.max()} KVs in slot {slot}")
+
+    def _state_bytes(self, first: int, end: int, *, resumable: bool) -> int:
+        """Return bytes of what is kept beside the block of these tokens."""
+        layout = self._rows.layout
+        return layout.wide_bytes_of(first, end) + (layout.state_bytes if resumable else 0)

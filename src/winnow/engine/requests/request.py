@@ -186,6 +186,8 @@ class Sequence:
     kv: KVState = field(default_factory=KVState)
     prefix: PrefixChain | None = None
     """The keys under which its blocks are shared; None: they are not."""
+    fetch: Any = None
+    """What is read from disk for it while it waits (`residency.disk_prefixes`); None: nobody has looked yet."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -211,6 +213,11 @@ class Sequence:
         self.token_ids = list(self.request.prompt_token_ids)
         self.prompt_len = len(self.token_ids)
         self.eviction = self.asked_eviction
+
+    @property
+    def is_reading(self) -> bool:
+        """Return whether something is being read from disk with which it can begin."""
+        return self.fetch is not None and bool(self.fetch.is_reading)
 
     @property
     def asked_eviction(self) -> SequenceEviction | None:

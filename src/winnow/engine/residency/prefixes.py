@@ -1,6 +1,6 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,6 +10,7 @@ from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Sequence
+from winnow.engine.residency.disk_prefixes import DiskPrefixes
 from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.residency.saved_prefixes import SavedPrefixes, chain_of, is_portable
 from winnow.errors import PrefixStoreError
@@ -55,9 +56,17 @@ class PrefixSharing:
     Args:
         enabled: False: no sequence takes part.
         saved: compressed prefixes on disk; None: there are none.
+        disk: prefixes that go to disk by themselves; None: none do.
     """
 
-    def __init__(self, ledger: Ledger, enabled: bool, saved: SavedPrefixes | None = None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        enabled: bool,
+        saved: SavedPrefixes | None = None,
+        disk: DiskPrefixes | None = None,
+    ) -> None:
+        self._disk = disk
         self._ledger = ledger
         self._enabled = enabled
         self._saved = saved
@@ -70,12 +79,7 @@ class PrefixSharing:
         chain.extend(sequence.token_ids)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
-        most = sequence.num_tokens - 1  # logits come from the last one
-        if sequence.forks:
-            most = min(most, sequence.request.fork_at - 1)
-        # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
-        most_as_computed = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
-        index, most = self._ledger.prefixes, _num_shareable(sequence, most_as_computed)
+        index, most = self._ledger.prefixes, self._most_as_computed(sequence)
         keys = index.match(chain, most)
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
@@ -86,6 +90,30 @@ class PrefixSharing:
             state = KVState(None, computed, computed, snapshot.num_rounds, snapshot.position_offset)
             return FoundPrefix(state, snapshot=snapshot)
         return FoundPrefix(KVState(None, computed), tuple(keys))
+
+    def prefetch(self, sequence: Sequence) -> None:
+        """Begin to read from disk what a sequence that has just come can begin with."""
+        if self._disk is not None and self._may_begin_with_others(sequence):
+            self._disk.prefetch(sequence, self._most_as_computed(sequence))
+
+    def is_ready(self, sequence: Sequence, has_room: Callable[[], bool]) -> bool:
+        """Return whether nothing is being read from disk for a waiting sequence.
+
+        Args:
+            has_room: whether the sequence could start beside those that run; else what was read stays where it is.
+        """
+        if self._disk is None or not self._may_begin_with_others(sequence):
+            return True
+        return self._disk.is_ready(sequence, self._most_as_computed(sequence), has_room)
+
+    def await_any(self, waiting: Iterable[Sequence]) -> bool:
+        """Wait until something was read from disk for a waiting sequence. False: nothing is being read."""
+        return self._disk is not None and self._disk.await_any(waiting)
+
+    def write_to_disk(self) -> None:
+        """Let threads write what ended sequences have left."""
+        if self._disk is not None:
+            self._disk.write()
 
     def note_wanted(self, waiting: Iterable[Sequence]) -> None:
         """Let compressed prefixes with which waiting sequences begin be the last to give way to others."""
@@ -170,7 +198,13 @@ class PrefixSharing:
             )
 
     def remember_end(self, sequence: Sequence) -> None:
-        """Let later requests continue where a sequence ends that is about to lose its slot, if layers keep states."""
+        """Let later requests continue where a sequence ends that is about to lose its slot, also after a restart."""
+        self._remember_states(sequence)
+        if self._disk is not None:
+            self._disk.put_aside(sequence)
+
+    def _remember_states(self, sequence: Sequence) -> None:
+        """Let later requests continue where a sequence ends, if layers keep states."""
         chain, computed = sequence.prefix, sequence.kv.num_computed
         if (
             chain is None
@@ -263,6 +297,22 @@ class PrefixSharing:
         return self._saved.save(found, document, eviction, store)
 
     # -- inside --------------------------------------------------------------------------------------------------
+
+    def _may_begin_with_others(self, sequence: Sequence) -> bool:
+        """Return whether a waiting sequence may begin with what others have computed, and has the keys of that."""
+        if not self._enabled or not _takes_part(sequence) or sequence.request.wants_prompt_logprobs:
+            return False
+        self._known_chain(sequence).extend(sequence.token_ids)
+        return True
+
+    def _most_as_computed(self, sequence: Sequence) -> int:
+        """Return how many tokens of a waiting sequence may come from others as they were computed."""
+        most = sequence.num_tokens - 1  # logits come from the last one
+        if sequence.forks:
+            most = min(most, sequence.request.fork_at - 1)
+        # Blocks bring no recent KVs in 16 bits: those are the last ones of what is left to compute.
+        most = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
+        return _num_shareable(sequence, most)
 
     def _state_points(self, sequence: Sequence, computed: int) -> set[int]:
         """Return numbers of tokens above `computed` after which the states of a prompt's layers are kept."""

@@ -108,6 +108,7 @@ class Running(SequenceType[Sequence]):
                 self._preemption.discard(sequence)
         if not self._sequences:  # no step may follow that would tell the executor
             self._executor.apply(self._ledger.take_update())
+            self._prefixes.write_to_disk()
 
     def take_failed(self) -> list[Sequence]:
         """Return sequences that ended since the last call because they fit nowhere; they say why."""

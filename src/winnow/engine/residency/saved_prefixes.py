@@ -9,7 +9,9 @@ from typing import Any
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
+from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
+from winnow.engine.residency.prefix_format import SavedPrefix
 from winnow.engine.residency.prefix_store import PrefixStore, SavedDocument
 from winnow.engine.scheduling.orders import TenantName
 from winnow.eviction import EvictionPolicy, SequenceEviction
@@ -99,18 +101,13 @@ class SavedPrefixes:
         if self._store is None or not is_portable(rule.policy):
             return False
         found = self._store.load(key, token_ids, rule.policy.score.num_accumulators)
-        if found is None:
-            return False
-        blocks = self._ledger.prefix_rows.take_blocks_for(found.lengths)
+        return found is not None and self.place(found, key, token_ids, rule)
+
+    def place(self, found: SavedPrefix, key: PrefixKey, token_ids: list[int], rule: SequenceEviction) -> bool:
+        """Let the index know a snapshot that was read. False: memory lacks."""
+        blocks = self.take_filled(found)
         if blocks is None:
             return False
-        try:
-            # What the ledger has done so far may still read or write these blocks.
-            self._executor.apply(self._ledger.take_update())
-            self._executor.write_blocks(blocks, found.data)
-        except BaseException:
-            self._ledger.allocator.release(blocks)
-            raise
         snapshot = Snapshot.of(
             key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset
         )
@@ -118,6 +115,20 @@ class SavedPrefixes:
             return False
         self._executor.write_states(key, found.states)
         return True
+
+    def take_filled(self, found: SavedPrefix) -> IntArray | None:
+        """Return blocks with what was read, for the index, int32 [n]. None: memory lacks."""
+        blocks = self._ledger.prefix_rows.take_blocks_for(found.lengths)
+        if blocks is None:
+            return None
+        try:
+            # What the ledger has done so far may still read or write these blocks.
+            self._executor.apply(self._ledger.take_update())
+            self._executor.write_blocks(blocks, found.data)
+        except BaseException:
+            self._ledger.allocator.release(blocks)
+            raise
+        return blocks
 
     def save(self, snapshot: Snapshot, document: bytes, rule: SequenceEviction, store: PrefixStore) -> Path:
         """Write a snapshot of the index. Raises as `PrefixStore.save`."""

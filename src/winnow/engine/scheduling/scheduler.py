@@ -18,6 +18,8 @@ from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Request, RoundTally, Sequence
 from winnow.engine.residency.block_ownership import BlockOwnership
+from winnow.engine.residency.disk_prefixes import DiskPrefixes
+from winnow.engine.residency.disk_tier import DiskTier
 from winnow.engine.residency.preemption import (
     LeastLoss,
     Preemption,
@@ -50,7 +52,8 @@ class Scheduler:
     Attributes:
         ledger: the accounting of the cache, which is the scheduler's own; the executor follows it.
         prefixes: who shares what with whom.
-        saved_prefixes: those on disk.
+        saved_prefixes: those that a user has saved.
+        disk: those that go to disk by themselves; None: none do.
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
         drafts: what is proposed of answers.
@@ -70,6 +73,7 @@ class Scheduler:
         prefix_caching: bool = False,
         host_bytes: int = 0,
         prefix_store: PrefixStore | None = None,
+        disk_tier: DiskTier | None = None,
     ) -> None:
         self.drafts = Drafts(config.speculative_config, executor.layout)
         self.waiting = WaitingQueue(build_order(config))
@@ -79,7 +83,10 @@ class Scheduler:
         self.accounts = TenantAccounts(config.tenants, self.ledger)
         self._preemption = Preemption(executor, self.ledger, clock, costs, self.accounts)
         self.saved_prefixes = SavedPrefixes(executor, self.ledger, prefix_store)
-        self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.saved_prefixes)
+        self.disk: DiskPrefixes | None = None
+        if disk_tier is not None:
+            self.disk = DiskPrefixes(executor, self.ledger, self.saved_prefixes, disk_tier)
+        self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.saved_prefixes, self.disk)
         self._budget = AdmissionBudget(config, self.ledger, self.prefixes)
         victims = victims or LeastLoss(
             self._preemption.loss, self._preemption.has_progressed, self.waiting.order
@@ -123,6 +130,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
+        self.prefixes.prefetch(request.sequences[0])
 
     def fork(self, parent: Sequence, request: Request) -> None:
         """Start a request of one sequence that continues from what `parent` has computed so far.
@@ -154,6 +162,7 @@ class Scheduler:
     def _schedule(self) -> ScheduledStep:
         self._grants.ask(again=not self.running)
         self._rounds.start_step()
+        self.prefixes.write_to_disk()
         self._admission_order.keep_limits(self.running)
         while True:
             self._resume_next()
@@ -170,7 +179,11 @@ class Scheduler:
             step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return step
-            if waits or self._rounds.evict_under_pressure(self.running):
+            if (
+                self.prefixes.await_any(self.waiting)
+                or waits
+                or self._rounds.evict_under_pressure(self.running)
+            ):
                 continue
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self.running.preempt()
@@ -283,6 +296,8 @@ class Scheduler:
         whole = self._config.prefill_chunk is None
         if whole and sequence.num_tokens + len(self.running) > self._config.max_num_batched_tokens:
             return sys.maxsize  # the step would have no tokens for it
+        if sequence.is_reading:
+            return sys.maxsize
         # Decoding sequences take their next KVs before it starts, and then others are promised to them.
         decoding = [s.kv.running_slot for s in self.running if s.is_decoding]
         coming = self.ledger.demand(decoding, [1] * len(decoding)).blocks
@@ -313,6 +328,8 @@ class Scheduler:
         self.decisions.decide(sequence, self.waiting, self.running)
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
+        if not self.prefixes.is_ready(sequence, lambda: self._budget.lacking(sequence, self.running) <= 0):
+            return 0
         prefix = self.prefixes.find(sequence)
         sequence.kv = prefix.state
         count = self._chunk(sequence, budget)
@@ -328,6 +345,7 @@ class Scheduler:
             self._budget.hold_back()
             return 0
         self.waiting.remove(sequence)
+        sequence.fetch = None
         if sequence.request.metrics.first_scheduled_time is None:
             sequence.request.update_metrics(first_scheduled_time=self._clock())
             self._charge(sequence.request.tenant, sequence.prompt_len - sequence.kv.num_computed, 0)

@@ -1,0 +1,346 @@
+"""Folder of prefixes that are kept on disk without being asked for: who writes, what is there, what goes for room."""
+
+import fcntl
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from hashlib import sha256
+from json import loads
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+from winnow.cache.accounting.prefix_index import PrefixKey
+from winnow.engine.residency.prefix_cipher import WrongKeyError
+from winnow.engine.residency.prefix_format import FAULTS, SUFFIX, PrefixFormat, SavedPrefix
+from winnow.engine.residency.prefix_store import write_whole
+from winnow.errors import ConfigError
+from winnow.outputs import DiskTierStats
+
+_NAME = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
+_UNFINISHED = re.compile(r"\." + _NAME.pattern + r"\.\d+")
+
+# A folder that has just changed may change again without a later time of change.
+_CLOCK_TICK_NS = 50_000_000
+
+
+class DiskLink(NamedTuple):
+    """A block of tokens in a file: its key, how many tokens it has, and whether layers' states after it are there."""
+
+    key: PrefixKey
+    num_tokens: int
+    resumable: bool
+
+
+class DiskFile(NamedTuple):
+    """What is known of a file.
+
+    Attributes:
+        name: in the folder.
+        nbytes: of all of it.
+        is_own: it is of this engine's model and cache.
+        links: blocks of tokens that follow one another; none: it is a snapshot, or of no use.
+        before: key of the prefix before them.
+    """
+
+    name: str
+    nbytes: int
+    is_own: bool = False
+    links: tuple[DiskLink, ...] = ()
+    before: PrefixKey = b""
+
+
+class DiskPart(NamedTuple):
+    """What is to be read of a file, as `PrefixFormat.read` takes it."""
+
+    file: DiskFile
+    key: PrefixKey
+    token_ids: Sequence[int]
+    num_accumulators: int = 0
+
+
+def run_key(links: Sequence[DiskLink]) -> PrefixKey:
+    """Return the key of a file of blocks that follow one another."""
+    return sha256(b"run" + links[0].key + links[-1].key).digest()
+
+
+class DiskTier:
+    """Files of prefixes, written and read by threads of its own.
+
+    Any number of processes may share the folder. A file appears whole or not at all, so a process that ends while it
+    writes leaves nothing that counts; what is known of the folder is found by listing it. The files used least recently
+    go first when `limit` is reached, other models' as well. When the disk refuses a file, no more are written.
+
+    Args:
+        limit: bytes that files may take.
+
+    Attributes:
+        form: of the files.
+        is_writing: no file was refused yet.
+
+    Raises:
+        ConfigError: `directory` is none, or cannot be written.
+    """
+
+    def __init__(self, directory: Path, limit: int, form: PrefixFormat) -> None:
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._guard = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise ConfigError(f"prefix_cache_dir: cannot use {directory}: {error.strerror}") from None
+        self._directory, self._limit, self.form = directory, limit, form
+        self._lock = Lock()  # of the fields below it, which all threads use
+        self._files: dict[str, DiskFile] = {}
+        self._places: dict[PrefixKey, tuple[str, int]] = {}
+        self._tails: dict[PrefixKey, dict[PrefixKey, int]] = {}
+        self._listed_at = 0
+        self._stats = DiskTierStats(bytes_budget=limit)
+        self._pending_bytes = 0
+        self.is_writing = True
+        self._reader = ThreadPoolExecutor(1, "prefix-reader")
+        self._writer = ThreadPoolExecutor(1, "prefix-writer")
+        self.refresh()
+
+    # -- what is there -------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """List the folder again if it has changed, as other processes may have done."""
+        try:
+            changed_at = self._directory.stat().st_mtime_ns
+            if changed_at == self._listed_at:
+                return
+            found = {
+                entry.name: entry for entry in os.scandir(self._directory) if _NAME.fullmatch(entry.name)
+            }
+        except OSError:  # it went away: nothing can be found there
+            changed_at, found = 0, {}
+        with self._lock:
+            gone, new = self._files.keys() - found, found.keys() - self._files
+            for name in gone:
+                self._drop(name)
+        described = [self._describe(name) for name in new]
+        with self._lock:
+            for file in described:
+                if file is not None and file.name not in self._files:
+                    self._enter(file)
+        settled = time.time_ns() - changed_at > _CLOCK_TICK_NS
+        self._listed_at = changed_at if settled else 0
+
+    def snapshot(self, key: PrefixKey) -> DiskFile | None:
+        """Return the file of a snapshot."""
+        file = self._files.get(self.form.file_name(key))
+        return file if file is not None and file.is_own else None
+
+    def place(self, key: PrefixKey) -> tuple[DiskFile, int] | None:
+        """Return in which file a block of tokens is, and as which of its blocks."""
+        with self._lock:
+            name, number = self._places.get(key, ("", 0))
+            return (self._files[name], number) if name else None
+
+    def tails(self, before: PrefixKey) -> list[tuple[PrefixKey, int]]:
+        """Return the partly filled blocks that follow on a prefix: their keys, and how many tokens they have."""
+        with self._lock:
+            return list(self._tails.get(before, {}).items())
+
+    def holds(self, key: PrefixKey, *, resumable: bool) -> bool:
+        """Return whether a block of tokens is there, with the states of layers after it if they are asked for."""
+        found = self.place(key)
+        return found is not None and (found[0].links[found[1]].resumable or not resumable)
+
+    def stats(self) -> DiskTierStats:
+        """Return counters and sizes as they are now."""
+        with self._lock:
+            files = self._files.values()
+            used, own = sum(each.nbytes for each in files), sum(each.is_own for each in files)
+            return replace(self._stats, bytes_used=used, num_files=own, is_writing=self.is_writing)
+
+    # -- reading and writing -------------------------------------------------------------------------------------
+
+    def read(self, parts: Sequence[DiskPart]) -> "Future[list[SavedPrefix]]":
+        """Begin to read parts of files, each of which needs those before it. The first that is of no use ends it."""
+        return self._reader.submit(self._read, parts)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of KVs that wait in memory to be written."""
+        return self._pending_bytes
+
+    def write(self, key: PrefixKey, file: DiskFile, encode: Callable[[], bytes]) -> None:
+        """Begin to write a file.
+
+        Args:
+            file: what will be known of it; `nbytes` as they are before `encode`, which runs on the writing thread.
+        """
+        file = file._replace(name=self.form.file_name(key), is_own=True)
+        with self._lock:
+            self._pending_bytes += file.nbytes
+        self._writer.submit(self._write, file, encode)
+
+    def count_loaded(self, num_tokens: int) -> None:
+        """Count tokens whose KVs were read and put to use."""
+        self._stats.loaded_tokens += num_tokens
+
+    def touch(self, files: Iterable[str]) -> None:
+        """Mark files as used; the first are kept longest."""
+        names = list(files)
+        if names:
+            self._writer.submit(self._touch, names)
+
+    def wait(self) -> None:
+        """Wait until all is written."""
+        self._writer.submit(lambda: None).result()
+
+    def clear(self) -> None:
+        """Delete the files of this engine's model and cache."""
+        self.wait()
+        with self._locked(), self._lock:
+            for file in [each for each in self._files.values() if each.is_own]:
+                self._remove(file.name)
+
+    def close(self) -> None:
+        """Write what waits, and end the threads."""
+        self._writer.shutdown()
+        self._reader.shutdown(cancel_futures=True)
+        os.close(self._guard)
+
+    # -- on threads of its own -----------------------------------------------------------------------------------
+
+    def _read(self, parts: Sequence[DiskPart]) -> list[SavedPrefix]:
+        found, start = [], time.perf_counter()
+        for part in parts:
+            path = self._directory / part.file.name
+            try:
+                found.append(self.form.read(path, part.key, part.token_ids, part.num_accumulators))
+            except FAULTS as error:
+                with self._lock:
+                    self._drop(part.file.name)
+                    if not isinstance(error, FileNotFoundError):
+                        self._enter(
+                            DiskFile(part.file.name, part.file.nbytes)
+                        )  # it takes up room, and no more
+                        self._stats.num_damaged += 1
+                break
+        self._touch([part.file.name for part in parts[: len(found)]])
+        with self._lock:
+            self._stats.bytes_read += sum(part.file.nbytes for part in parts[: len(found)])
+            self._stats.read_seconds += time.perf_counter() - start
+        return found
+
+    def _write(self, file: DiskFile, encode: Callable[[], bytes]) -> None:
+        try:
+            if not self.is_writing:
+                return
+            content = encode()
+            if len(content) > self._limit:
+                return
+            with self._locked():
+                self._make_room(len(content))
+                write_whole(self._directory / file.name, content, 0o600)
+            with self._lock:
+                self._drop(file.name)
+                self._enter(file._replace(nbytes=len(content)))
+                self._stats.bytes_written += len(content)
+        except OSError as error:
+            self.is_writing = False
+            warnings.warn(
+                f"prefix_cache_dir: {self._directory} refuses a file, so no more are written: {error.strerror}",
+                stacklevel=2,
+            )
+        finally:
+            with self._lock:
+                self._pending_bytes -= file.nbytes
+
+    def _make_room(self, nbytes: int) -> None:
+        """Delete the files used least recently until another has room, and what ended processes left unfinished."""
+        used, total = [], 0
+        for entry in os.scandir(self._directory):
+            if _UNFINISHED.fullmatch(entry.name):
+                Path(entry.path).unlink(missing_ok=True)  # nobody else writes now
+            elif _NAME.fullmatch(entry.name):
+                with suppress(FileNotFoundError):
+                    about = entry.stat()
+                    used.append((about.st_mtime_ns, about.st_size, entry.name))
+                    total += about.st_size
+        used.sort(reverse=True)
+        while used and total + nbytes > self._limit:
+            _, size, name = used.pop()
+            total -= size
+            with self._lock:
+                self._remove(name)
+                self._stats.num_dropped += 1
+
+    def _touch(self, names: Sequence[str]) -> None:
+        now = time.time_ns()
+        for age, name in enumerate(names):
+            with suppress(OSError):
+                os.utime(self._directory / name, ns=(now - age, now - age))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other processes from writing; a process that ends gives the lock back."""
+        fcntl.flock(self._guard, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._guard, fcntl.LOCK_UN)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _describe(self, name: str) -> DiskFile | None:
+        """Return what a file's header says; None: it is not there any more."""
+        path = self._directory / name
+        try:
+            nbytes = path.stat().st_size
+            header = self.form.read_header(path)
+            if header["made_for"] != self.form.made_for:
+                self._stats.num_foreign += 1
+                return DiskFile(name, nbytes)
+            notes = loads(header["notes"])
+            links = [
+                DiskLink(bytes.fromhex(key), int(n), bool(state)) for key, n, state in notes.get("links", ())
+            ]
+            return DiskFile(name, nbytes, True, tuple(links), bytes.fromhex(notes.get("before", "")))
+        except FileNotFoundError:
+            return None
+        except WrongKeyError:
+            self._stats.num_foreign += 1
+        except FAULTS:
+            self._stats.num_damaged += 1
+        return DiskFile(name, nbytes)
+
+    def _enter(self, file: DiskFile) -> None:
+        """Learn of a file; the lock is held."""
+        self._files[file.name] = file
+        before = file.before
+        for number, link in enumerate(file.links):
+            known = self._places.get(link.key)
+            if known is None or not self._files[known[0]].links[known[1]].resumable:
+                self._places[link.key] = file.name, number
+            if link.num_tokens < self.form.block_size:
+                self._tails.setdefault(before, {})[link.key] = link.num_tokens
+            before = link.key
+
+    def _drop(self, name: str) -> None:
+        """Forget a file; the lock is held."""
+        file = self._files.pop(name, None)
+        if file is None:
+            return
+        before = file.before
+        for link in file.links:
+            if self._places.get(link.key, ("",))[0] == name:
+                del self._places[link.key]
+                tails = self._tails.get(before, {})
+                tails.pop(link.key, None)
+                if not tails:
+                    self._tails.pop(before, None)
+            before = link.key
+
+    def _remove(self, name: str) -> None:
+        """Delete a file; the lock is held."""
+        self._drop(name)
+        (self._directory / name).unlink(missing_ok=True)

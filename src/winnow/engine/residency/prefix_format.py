@@ -1,0 +1,320 @@
+"""FORMAT of a prefix on disk: a safetensors file that says what it follows from, believed only if it is whole."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load, save
+
+from winnow.cache import CacheLayout
+from winnow.cache.accounting.prefix_index import PrefixKey, Snapshot
+from winnow.cache.formats import ITEM_BYTES
+from winnow.cache.layout import IntArray, round_up
+from winnow.engine.residency.prefix_cipher import PrefixCipher, WrongKeyError
+from winnow.json_values import dump_json
+
+FORMAT = "winnow prefix 2"
+SUFFIX = ".safetensors"
+
+FAULTS = (OSError, SafetensorError, LookupError, TypeError, ValueError, WrongKeyError)
+"""Errors of a file that is damaged, another engine's, or none of ours."""
+
+
+@dataclass(frozen=True)
+class SavedPrefix:
+    """Content of a file.
+
+    Attributes:
+        lengths: KVs of each row, int32 [layers, heads].
+        data: of the rows' blocks, as `Executor.write_blocks` takes it.
+        num_rounds: how many rounds the KVs have seen.
+        position_offset: token index minus stored position.
+        states: what the prefix has beside blocks, as `Executor.write_states` takes it.
+        notes: what else was written with it.
+    """
+
+    lengths: IntArray
+    data: NDArray[np.uint8]
+    num_rounds: int
+    position_offset: int
+    states: dict[str, NDArray[Any]]
+    notes: dict[str, Any] = field(default_factory=dict)
+
+
+class UnusableError(ValueError):
+    """Reason for which a file is not used."""
+
+
+class PrefixFormat:
+    """Reader and writer of the files of one model and cache.
+
+    Args:
+        model: what identifies the model and the number format in which it computes.
+        layout: of the cache; a file holds whole blocks.
+        cipher: encrypts files; None: they are plain.
+    """
+
+    def __init__(self, model: str, layout: CacheLayout, cipher: PrefixCipher | None = None) -> None:
+        self.model = model
+        self._layout = layout
+        self._cipher = cipher
+        # Kinds have their codecs with groups and rotations, which names do not tell.
+        kinds = [(kind.key_size, kind.value_size, repr(kind.codec), repr(kind.form)) for kind in layout.kinds]
+        rows = layout.heads, layout.kind_of.tolist(), layout.block_size
+        self.made_for = dump_json([FORMAT, model, kinds, repr(layout.wide), rows])
+
+    @property
+    def block_size(self) -> int:
+        """Slots of a block."""
+        return self._layout.block_size
+
+    def file_name(self, key: PrefixKey) -> str:
+        """Return the name of the file of a key, which tells nothing of its tokens if files are encrypted."""
+        what = self.made_for.encode() + key
+        return (sha256(what).hexdigest() if self._cipher is None else self._cipher.digest(what)) + SUFFIX
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def read_header(self, path: Path) -> dict[str, str]:
+        """Return what a file says of itself, nothing of which is checked yet. Raises one of `FAULTS`."""
+        with safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+            if self._cipher is not None:
+                sealed = file.get_tensor("header").tobytes()
+                metadata = json.loads(self._cipher.open(sealed, path.name))
+        return metadata
+
+    def read(
+        self, path: Path, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int
+    ) -> SavedPrefix:
+        """Return the prefix of a key, if it is of these tokens.
+
+        Of a run of blocks, which its `notes` name as "links", the first tokens may be asked for.
+
+        Args:
+            num_accumulators: how many its policy uses; what the cache has beyond them is 0.
+
+        Raises:
+            one of `FAULTS`: the file was written for something else, or its bytes are not those that were written.
+        """
+        metadata = self.read_header(path)
+        with safe_open(path, framework="numpy") as file:  # maps it into memory
+            if self._cipher is not None:
+                tensors = load(self._cipher.open(file.get_tensor("content").tobytes(), path.name))
+            else:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        if metadata.get("made_for") != self.made_for or metadata.get("key") != key.hex():
+            raise UnusableError("it was saved for another model, cache, prompt or policy")
+        if metadata.get("sha256") != _digest(metadata, tensors):
+            raise UnusableError("its bytes are not those that were saved")
+        notes = json.loads(metadata["notes"])
+        if "links" in notes:
+            tensors = self._first_blocks(tensors, len(token_ids), len(notes["links"]))
+        self._check(tensors, token_ids, num_accumulators, notes)
+        rounds, offset = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
+        states = {name: tensor for name, tensor in tensors.items() if not _is_own(name)}
+        return SavedPrefix(tensors["lengths"], self._joined(tensors), rounds, offset, states, notes)
+
+    def _check(
+        self,
+        tensors: Mapping[str, NDArray[Any]],
+        token_ids: Sequence[int],
+        num_accumulators: int,
+        notes: Mapping[str, Any],
+    ) -> None:
+        layout = self._layout
+        lengths = tensors.get("lengths", np.empty(0))
+        if not _is(lengths, np.int32, (layout.num_layers, layout.num_kv_heads)) or lengths.min() < 0:
+            raise UnusableError("lengths of rows are missing")
+        size = layout.block_size
+        wanted: list[tuple[str, tuple[int, ...], Any]] = [("token_ids", (len(token_ids),), np.int64)]
+        for number, blocks in enumerate(layout.by_kind(layout.row_blocks(lengths))):
+            wanted += [
+                (f"kvs.{number}", (blocks, layout.kinds[number].form.nbytes), np.uint8),
+                (f"positions.{number}", (blocks, size), np.int32),
+                (f"accumulators.{number}", (num_accumulators, blocks, size), np.float32),
+            ]
+        for name, shape, dtype in wanted:
+            if not _is(tensors.get(name), dtype, shape):
+                raise UnusableError(f"{name} must be {np.dtype(dtype)} {shape}")
+        if not np.array_equal(tensors["token_ids"], token_ids):
+            raise UnusableError("it is of other tokens")
+        if lengths[~layout.has_row].any():
+            raise UnusableError("it has rows that the model has not")
+        positions = np.concatenate([tensors[f"positions.{number}"] for number in range(len(layout.kinds))])
+        end = int(notes.get("first", 0)) + len(token_ids)
+        if lengths.max() > len(token_ids) or not ((positions >= 0) & (positions < end)).all():
+            raise UnusableError("it holds more than its tokens")
+        if "links" not in notes:
+            self._check_wide(tensors, len(token_ids))
+
+    def _first_blocks(
+        self, tensors: dict[str, NDArray[Any]], num_tokens: int, num_blocks: int
+    ) -> dict[str, NDArray[Any]]:
+        """Return what a file of rows of `num_blocks` blocks each holds of their first tokens."""
+        layout = self._layout
+        kept, whole = (
+            layout.row_blocks(layout.even_rows(n)) for n in (num_tokens, num_blocks * layout.block_size)
+        )
+        lengths = tensors["lengths"]
+        if not np.array_equal(layout.row_blocks(lengths), whole) or num_tokens > lengths.max():
+            raise UnusableError("its rows are not of the blocks that it names")
+        count = int(kept.max())
+        out = {
+            name: tensor
+            for name, tensor in tensors.items()
+            if _is_own(name) or int(name.partition(".")[0]) < count
+        }
+        out |= {"token_ids": tensors["token_ids"][:num_tokens], "lengths": layout.even_rows(num_tokens)}
+        for number, rows in enumerate(layout.by_kind(layout.row_blocks(layout.even_rows(1)))):
+            for name in (f"kvs.{number}", f"positions.{number}"):
+                rest = tensors[name].shape[1:]
+                out[name] = tensors[name].reshape(rows, num_blocks, *rest)[:, :count].reshape(-1, *rest)
+            out[f"accumulators.{number}"] = np.empty((0, rows * count, layout.block_size), dtype=np.float32)
+        return out
+
+    def _check_wide(self, tensors: Mapping[str, NDArray[Any]], num_tokens: int) -> None:
+        layout = self._layout
+        vector = layout.head_dim * ITEM_BYTES[layout.wide.dtype]
+        for number, (layers, sinks, recent) in enumerate(layout.wide_windows(num_tokens)):
+            place = tensors.get(f"wide.{number}.place", np.empty(0))
+            count = len(place)
+            for name, shape, dtype in (
+                ("place", (count,), np.int64),
+                ("k", (len(layers), layout.num_kv_heads, count, vector), np.uint8),
+                ("v", (len(layers), layout.num_kv_heads, count, vector), np.uint8),
+                ("position", (len(layers), count), np.int32),
+            ):
+                if not _is(tensors.get(f"wide.{number}.{name}"), dtype, shape):
+                    raise UnusableError(f"wide.{number}.{name} must be {np.dtype(dtype)} {shape}")
+            if count and not (place.min() >= 0 and place.max() < sinks + recent):
+                raise UnusableError("something wide has no place")
+
+    def _joined(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
+        """Return tensors as `CacheLayout.host_bytes` lays them out."""
+        layout = self._layout
+        count = layout.by_kind(layout.row_blocks(tensors["lengths"]))
+        data = np.zeros(layout.host_bytes(count), dtype=np.uint8)
+        for number, places in enumerate(self._places(count)):
+            parts = [
+                tensors[f"kvs.{number}"],
+                tensors[f"positions.{number}"],
+                *tensors[f"accumulators.{number}"],
+            ]
+            for part, place in zip(parts, places, strict=False):
+                data[place] = np.ascontiguousarray(part).view(np.uint8).ravel()
+        return data
+
+    def _places(self, count: Sequence[int]) -> list[list[slice]]:
+        """Return where KVs, positions and accumulators of each kind lie in the bytes of numbers of blocks."""
+        found, start = [], 0
+        for blocks, kind in zip(count, self._layout.kinds, strict=True):
+            places = []
+            for size in kind.part_bytes(self._layout.num_accumulators):
+                places.append(slice(start, start + blocks * size))
+                start += round_up(blocks * size, 8)
+            found.append(places)
+        return found
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def encode(
+        self,
+        snapshot: Snapshot,
+        data: NDArray[np.uint8],
+        num_accumulators: int,
+        notes: Mapping[str, Any],
+        states: Mapping[str, NDArray[Any]],
+        **more: str,
+    ) -> bytes:
+        """Return the content of a file.
+
+        Args:
+            data: of the snapshot's blocks, as `Executor.read_blocks` gives it.
+            num_accumulators: how many its policy uses.
+            notes: JSON values for who reads the header; "first": the number of tokens before its own, 0 if left out.
+            states: what it has beside blocks, as `Executor.read_states` gives it.
+            more: entries of the header.
+        """
+        tensors = self._split(snapshot, data, num_accumulators) | dict(states)
+        metadata = {
+            "format": FORMAT,
+            "made_for": self.made_for,
+            "key": snapshot.key.hex(),
+            "num_rounds": str(snapshot.num_rounds),
+            "position_offset": str(snapshot.position_offset),
+            "notes": dump_json(dict(notes)),
+            **more,
+        }
+        metadata["sha256"] = _digest(metadata, tensors)
+        if self._cipher is None:
+            return save(tensors, metadata)
+        name = self.file_name(snapshot.key)
+        sealed = {
+            "header": self._cipher.seal(dump_json(metadata).encode(), name),
+            "content": self._cipher.seal(save(tensors), name),
+        }
+        return save({part: np.frombuffer(each, dtype=np.uint8) for part, each in sealed.items()})
+
+    def _split(
+        self, snapshot: Snapshot, data: NDArray[np.uint8], num_accumulators: int
+    ) -> dict[str, NDArray[Any]]:
+        """Return the tensors of a file. What lies behind the ends of rows, which may be another's, is not written."""
+        layout, lengths, size = self._layout, snapshot.lengths, self._layout.block_size
+        num_blocks = layout.row_blocks(lengths)
+        filled = np.full(int(num_blocks.sum()), size)
+        rest = lengths.ravel() % size
+        filled[layout.partly_filled(lengths)] = rest[rest > 0]
+        everywhere = np.arange(size) >= filled[:, None]  # [blocks, block_size]
+        tensors: dict[str, NDArray[Any]] = {
+            "token_ids": snapshot.token_ids.astype(np.int64),
+            "lengths": lengths.astype(np.int32),
+        }
+        kinds, count = layout.kinds_of(num_blocks[None]), layout.by_kind(num_blocks)
+        for number, (kind, places) in enumerate(zip(layout.kinds, self._places(count), strict=True)):
+            behind = everywhere if kinds is None else everywhere[kinds == number]
+            kvs, positions, *accumulators = (data[place].copy() for place in places)
+            kvs = kvs.reshape(len(behind), kind.form.nbytes)
+            for each, offset in kind.form.fields:
+                part = kvs[:, offset : offset + size * each.slot_bytes]
+                part.reshape(len(behind), size, each.slot_bytes)[behind] = 0
+            numbers = [
+                positions.view(np.int32),
+                *(each.view(np.float32) for each in accumulators[:num_accumulators]),
+            ]
+            shaped = [np.where(behind, 0, each.reshape(behind.shape)).astype(each.dtype) for each in numbers]
+            tensors |= {
+                f"kvs.{number}": kvs,
+                f"positions.{number}": shaped[0],
+                f"accumulators.{number}": np.array(shaped[1:], dtype=np.float32).reshape(
+                    num_accumulators, *behind.shape
+                ),
+            }
+        return tensors
+
+
+def _is_own(name: str) -> bool:
+    """Return whether a tensor of a file is the store's own: tokens, lengths, or a part of blocks."""
+    return name.partition(".")[0] in ("token_ids", "lengths", "kvs", "positions", "accumulators")
+
+
+def _is(tensor: NDArray[Any] | None, dtype: Any, shape: tuple[int, ...]) -> bool:
+    return tensor is not None and tensor.dtype == dtype and tensor.shape == shape
+
+
+def _digest(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]) -> str:
+    """Return SHA-256 over all that a file holds, but for the digest itself."""
+    digest = sha256(
+        dump_json({name: metadata[name] for name in sorted(metadata) if name != "sha256"}).encode()
+    )
+    for name in sorted(tensors):
+        tensor = np.ascontiguousarray(tensors[name])
+        digest.update(dump_json([name, str(tensor.dtype), tensor.shape]).encode())
+        digest.update(tensor.view(np.uint8).reshape(-1).data if tensor.size else b"")
+    return digest.hexdigest()
