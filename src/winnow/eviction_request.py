@@ -24,6 +24,9 @@ class EvictionRequest:
         answer_prefix: of `template_tail`, tokens at the prompt's end that begin the answer. Their queries look for the
             rest of it, so windows end with them and not before the tail. None: 0.
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
+        earlier_rounds: rounds that the prompt's front has been through, first to last, as pairs (tokens, KVs kept in
+            each row on average). What the last of them that is known has left, in the cache or saved, is compressed
+            once more, to this request's amount; where none is known, all is computed. For policies that fit what stays.
     """
 
     eviction: Any = None
@@ -33,6 +36,7 @@ class EvictionRequest:
     template_tail: int | None = None
     answer_prefix: int | None = None
     protect: Sequence[tuple[int, int]] = ()
+    earlier_rounds: Sequence[tuple[int, int]] = ()
 
 
 EVICTION_FIELDS = tuple(each.name for each in fields(EvictionRequest))

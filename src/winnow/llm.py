@@ -224,7 +224,8 @@ class LLM(EngineClient):
         these tokens, under the same policy and amount. It then runs as with `context_tokens` their number.
 
         Args:
-            sampling_params: policy, amount and what is protected; the rest does not matter. None: the engine's.
+            sampling_params: policy, amount, what is protected and earlier rounds; the rest does not matter. None: the
+                engine's.
             tenant: whose requests alone may find it; None: those of no tenant.
 
         Returns:
@@ -246,6 +247,7 @@ class LLM(EngineClient):
             compression=asked.compression,
             kv_budget=asked.kv_budget,
             protect=asked.protect,
+            earlier_rounds=asked.earlier_rounds,
             context_tokens=len(token_ids),
         )
         # Some token must follow the document; what it is changes nothing.

@@ -292,6 +292,113 @@ def test_saved_prefixes_hold_the_fit(directory: Path, tmp_path: Path, fitted: li
         assert llm.stats().replay_tokens > 0, "another fit is another prefix"
 
 
+EARLIER = {"compression": None, "kv_budget": 30, "earlier_rounds": [(150, 60)]}
+
+
+def aged_rows(llm: LLM, **options: object) -> tuple[list[HeldRow], list[HeldRow]]:
+    """What a first round leaves of the document, and what a second one leaves of that."""
+    llm.reset_prefix_cache()
+    first = rows_of(llm, greedy(compression=None, kv_budget=60))
+    before = llm.stats()
+    second = rows_of(llm, greedy(**(EARLIER | options)))
+    after = llm.stats()
+    assert after.cached_tokens - before.cached_tokens == 150, "nothing of the document is computed again"
+    assert after.replay_tokens > before.replay_tokens
+    return first, second
+
+
+def test_what_a_round_left_is_compressed_once_more(llm: LLM) -> None:
+    first, second = aged_rows(llm)
+    assert sum(len(row.position) for row in second) <= 30 * len(second) < sum(len(r.position) for r in first)
+    changed = 0
+    for before, after in zip(first, second, strict=True):
+        stayed = torch.isin(before.position, after.position)
+        assert torch.equal(before.position[stayed], after.position)
+        assert torch.equal(before.keys[stayed], after.keys)
+        sinks = after.position < 4
+        assert sinks.sum() == 4 and not after.bias[sinks].any()
+        assert torch.equal(before.values[stayed][sinks], after.values[sinks])
+        if not stayed.all():
+            changed += int((after.bias != before.bias[stayed]).sum())
+    assert changed > 0
+    # The round after it was the same whoever asks: known now, its replay does not run again.
+    replayed = llm.stats().replay_tokens
+    check_same(rows_of(llm, greedy(**EARLIER)), second)
+    assert llm.stats().replay_tokens == replayed
+
+
+@pytest.mark.parametrize(
+    "options", [{"prefill_chunk": 16}, {"attention_backend": "reference"}], ids=lambda each: next(iter(each))
+)
+def test_a_second_round_does_not_depend_on_how_it_is_computed(
+    directory: Path, llm: LLM, options: dict[str, object]
+) -> None:
+    _, expected = aged_rows(llm)
+    with open_llm(directory, **options) as other:
+        check_same(aged_rows(other)[1], expected)
+
+
+def test_earlier_rounds_that_are_unknown_change_nothing(directory: Path) -> None:
+    with open_llm(directory) as llm:
+        plain = rows_of(llm, greedy(compression=None, kv_budget=30))
+    with open_llm(directory) as llm:
+        check_same(rows_of(llm, greedy(**EARLIER)), plain)
+        rows_of(llm, greedy(compression=None, kv_budget=60))
+        replayed = llm.stats().replay_tokens
+        # What was computed anew was kept under its own name.
+        check_same(rows_of(llm, greedy(compression=None, kv_budget=30)), plain)
+        assert llm.stats().replay_tokens == replayed
+        rows_of(llm, greedy(**EARLIER))
+        assert llm.stats().replay_tokens > replayed
+
+
+def test_saved_prefixes_age(directory: Path, tmp_path: Path, llm: LLM) -> None:
+    _, expected = aged_rows(llm)
+    options = {"eviction": IN_CHUNKS, "compression": None}
+    with open_llm(directory, **options) as other:
+        other.save_prefix(DOCUMENT, tmp_path, SamplingParams(kv_budget=60))
+    with open_llm(directory, prefix_store=tmp_path, **options) as other:
+        other.save_prefix(DOCUMENT, tmp_path, SamplingParams(kv_budget=30, earlier_rounds=[(150, 60)]))
+    with open_llm(directory, prefix_store=tmp_path, **options) as other:
+        check_same(rows_of(other, greedy(**EARLIER)), expected)
+        assert other.stats().replay_tokens == 0
+
+
+@pytest.mark.parametrize("eviction", [IN_CHUNKS, SEEN_FIT], ids=["replay", "window"])
+def test_a_conversation_that_grew_is_compressed_once_more(directory: Path, eviction: EvictionPolicy) -> None:
+    """Of the first 100 tokens 60 KVs a row are left, then 70 of those and the next 50 tokens."""
+    with open_llm(directory, eviction=eviction) as llm:
+        first = rows_of(llm, greedy(compression=None, kv_budget=60, context_tokens=100))
+        asked = greedy(compression=None, kv_budget=70, earlier_rounds=[(100, 60)])
+        second = rows_of(llm, asked)
+        assert llm.stats().cached_tokens == 100
+    for before, after in zip(first, second, strict=True):
+        old = after.position[after.position < 100]
+        assert torch.isin(old, before.position[before.position < 100]).all()
+        if eviction is SEEN_FIT:
+            assert set(range(118, 150)) <= set(after.position.tolist())
+    assert sum(len(row.position) for row in second) <= 70 * len(second)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"eviction": KVZIP}, "earlier_rounds must be empty unless the policy fits what it keeps"),
+        ({"earlier_rounds": [(151, 60)]}, "tokens in earlier_rounds must be at most 150 for Reconstruction"),
+        (
+            {"eviction": SEEN_FIT, "earlier_rounds": [(150, 60)]},
+            "must be at most 149 for Window over 150 tokens",
+        ),
+        ({"earlier_rounds": [(90, 30), (80, 20)]}, "tokens in earlier_rounds must be at least 90, got 80"),
+        ({"earlier_rounds": [90]}, r"earlier_rounds must hold pairs \[tokens, kv_budget\]"),
+        ({"earlier_rounds": [(90, 3)]}, "smaller than the protected set"),
+    ],
+)
+def test_earlier_rounds_that_are_refused(llm: LLM, options: dict[str, object], reason: str) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        llm.generate([DOCUMENT + QUESTION], greedy(**(EARLIER | options)))
+
+
 def test_samples_share_what_is_fitted(llm: LLM) -> None:
     [output] = llm.generate([DOCUMENT + QUESTION], greedy(n=2))
     assert output.outputs[0].token_ids == output.outputs[1].token_ids

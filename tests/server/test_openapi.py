@@ -22,7 +22,7 @@ SAMPLE: dict[str, Any] = {
     "stream_options": {"include_usage": True}, "response_format": {"type": "text"},
     "structured_outputs": {"regex": "a"}, "priority": 1, "return_token_ids": True, "return_kept": True,
     "eviction": "snapkv", "compression": 2.0, "kv_budget": 5, "context_tokens": 5, "template_tail": 1,
-    "answer_prefix": 1, "protect": [[0, 1]],
+    "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
     "forced_tokens": [5], "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
     "safety_identifier": "s", "prompt_cache_key": "k", "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,

@@ -16,6 +16,7 @@ from winnow.errors import CapacityError, ConfigError, ContextLengthError, Invali
 from winnow.eviction import (
     SEEN,
     UNKNOWN_MODEL,
+    EvictionPolicy,
     Instruction,
     ModelTraits,
     Replay,
@@ -127,6 +128,7 @@ class Admission:
             if given is not None and given > most:
                 of = "the prompt's" if field == "template_tail" else "template_tail's"
                 raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
+        _check_earlier(policy, prompt_len if context_len is None else context_len, params)
         saved = self._saved_document(token_ids, params, tenant, prompt_len + max_tokens - 1, context)
         if saved is not None:
             params = replace(params, context_tokens=saved)
@@ -213,7 +215,18 @@ class Admission:
         """Bind policies to a request of `total` tokens, replays included."""
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
         bound = [each.for_prompt(len(token_ids), total, params, may_idle=len(asked) == 1) for each in asked]
-        return self._with_replay(bound, token_ids, context)
+        evictions = self._with_replay(bound, token_ids, context)
+        if not params.earlier_rounds or asked[0].policy.compact is None:
+            return evictions
+        after: SequenceEviction | None = None
+        for tokens, kv_budget in params.earlier_rounds:
+            spans = tuple(span for span in params.protect if span[1] <= tokens)
+            then = replace(params, context_tokens=tokens, protect=spans)
+            policy = replace(asked[0], compression=None, kv_budget=kv_budget)
+            earlier = policy.for_prompt(len(token_ids), total, then, may_idle=False)
+            [earlier] = self._with_replay([earlier], token_ids, context)
+            after = None if earlier is None else replace(earlier, prompt_len=0, after=after)
+        return [each if each is None else replace(each, after=after) for each in evictions]
 
     def _saved_document(
         self, token_ids: list[int], params: SamplingParams, tenant: TenantName, total: int, context: int
@@ -372,3 +385,20 @@ def requested_eviction(
                 )
             return asked
     return [resolve(config)]
+
+
+def _check_earlier(policy: EvictionPolicy, context_len: int, params: SamplingParams) -> None:
+    """Raise InvalidRequestError if a policy cannot compress once more what a request's earlier rounds left."""
+    if not params.earlier_rounds:
+        return
+    if policy.compact is None:
+        raise InvalidRequestError(
+            "earlier_rounds must be empty unless the policy fits what it keeps (compact), as winnow-fit does"
+        )
+    tokens, _ = params.earlier_rounds[-1]
+    most = context_len if policy.score.replay is not None else context_len - 1
+    if tokens > most:
+        raise InvalidRequestError(
+            f"tokens in earlier_rounds must be at most {most} for {type(policy.score).__name__} over {context_len} "
+            f"tokens (context_tokens), got {tokens}"
+        )

@@ -72,6 +72,9 @@ def observe_replay(
         weights: factors of attention, applied before the maximum; None: 1.
     """
     replay, cache = span.replay, step.cache
+    held = cache.tables.host_lengths[span.slot, layer, : cache.pool.layout.heads[layer]]
+    if held.min() < replay.context_len + span.done + len(q):
+        return  # rows that earlier rounds shortened are scored by the reference queries of the fit
     if span.done == 0:
         _clear(cache, span, layer)
     first = replay.context_len + span.done

@@ -34,6 +34,8 @@ class SequenceEviction:
     """Tokens at the context's end that follow the question: what a chat template ends with, and an answer's prefix."""
     passes: tuple[ReplayPass, ...] = ()
     """Replay passes that run behind the context before its round, one by one; the KVs of each are dropped."""
+    after: "SequenceEviction | None" = None
+    """Rule, as `snapshots` gives it, of the round whose KVs it compresses once more; None: there is none."""
 
     @property
     def _step(self) -> int:

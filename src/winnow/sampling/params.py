@@ -1,6 +1,6 @@
 """Sampling parameters of a request, checked when they are created."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Self
@@ -172,6 +172,7 @@ class SamplingParams(EvictionRequest):
         self._store("stop_token_ids", _stop_token_ids(self.stop_token_ids))
         self._store("logit_bias", _logit_bias(self.logit_bias))
         self._store("protect", _spans(self.protect))
+        self._store("earlier_rounds", _rounds(self.earlier_rounds))
         self._store("forced_tokens", _forced_tokens(self.forced_tokens, self.n))
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
             self._store("structured_outputs", StructuredOutputs.from_mapping(self.structured_outputs))
@@ -364,15 +365,28 @@ def _forced_list(tokens: Any) -> tuple[int, ...]:
 
 
 def _spans(spans: Any) -> tuple[tuple[int, int], ...]:
-    _list("protect", spans, "a list of pairs [start, end]")
-    _check_length("protect", spans, MAX_PROTECT)
     checked = []
-    for span in spans:
-        if isinstance(span, str | bytes) or not isinstance(span, Sequence) or len(span) != 2:
-            raise InvalidRequestError(f"protect must hold pairs [start, end], got {show(span)}")
+    for span in _pairs("protect", spans, "[start, end]"):
         start = _integer("a start in protect", span[0], 0)
         checked.append((start, _integer("an end in protect", span[1], start + 1)))
     return tuple(checked)
+
+
+def _rounds(rounds: Any) -> tuple[tuple[int, int], ...]:
+    checked, least = [], 1
+    for pair in _pairs("earlier_rounds", rounds, "[tokens, kv_budget]"):
+        least = _integer("tokens in earlier_rounds", pair[0], least)
+        checked.append((least, _integer("a kv_budget in earlier_rounds", pair[1], 1)))
+    return tuple(checked)
+
+
+def _pairs(name: str, pairs: Any, form: str) -> Iterator[Sequence[Any]]:
+    _list(name, pairs, f"a list of pairs {form}")
+    _check_length(name, pairs, MAX_PROTECT)
+    for pair in pairs:
+        if isinstance(pair, str | bytes) or not isinstance(pair, Sequence) or len(pair) != 2:
+            raise InvalidRequestError(f"{name} must hold pairs {form}, got {show(pair)}")
+        yield pair
 
 
 def _logit_bias(bias: Any) -> dict[int, float] | None:

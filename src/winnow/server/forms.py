@@ -110,6 +110,9 @@ class SamplingForm(Form):
     protect: list[list[int]] | None = Field(
         None, max_length=MAX_PROTECT, description="pairs [start, end] of positions that are never evicted"
     )
+    earlier_rounds: list[list[int]] | None = Field(
+        None, max_length=MAX_PROTECT, description="pairs [tokens, kv_budget]: what is compressed once more"
+    )
     forced_tokens: list[TokenId] | list[list[TokenId]] | None = None
     use_beam_search: bool | None = Field(None, description="search for the n most probable answers")
     length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)

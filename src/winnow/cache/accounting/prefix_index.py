@@ -49,11 +49,14 @@ class PrefixChain:
         """Numbers of tokens after which other sequences differ, so that a state after them is worth keeping."""
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
         """Keys and rules of snapshots that may be there, by number of tokens, most first."""
+        self.earlier: list[tuple[PrefixKey, Hashable]] = []
+        """The same of those that a round may compress once more, what the last round left first."""
 
     def fork(self) -> "PrefixChain":
         """Return a chain of its own for a sequence that begins with the same tokens."""
         child = PrefixChain(self.salt, self._block_size, self.scored_by)
         child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
+        child.earlier = list(self.earlier)
         return child
 
     def extend(self, token_ids: Sequence[int]) -> None:

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+EARLIER_ROUND = -1
+"""`KVState.last_round` of KVs that an earlier round left, which its own policy has yet to compress once more."""
+
 
 @dataclass
 class KVState:
@@ -14,7 +17,7 @@ class KVState:
         host_id: of its copy in host memory, while it waits; it has no slot then, and the other fields say what the copy
             holds.
         num_computed: tokens of the sequence that are computed.
-        last_round: their number at the last round of eviction; 0: there was none.
+        last_round: their number at the last round of eviction; 0: there was none; or `EARLIER_ROUND`.
         num_rounds: how many rounds these KVs have seen.
         position_offset: token index minus stored position, after positions were re-assigned.
         passes_done: passes of the replay that were computed and dropped.

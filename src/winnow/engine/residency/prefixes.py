@@ -1,18 +1,18 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
-from winnow.engine.requests.kv_state import KVState
+from winnow.engine.requests.kv_state import EARLIER_ROUND, KVState
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.disk_prefixes import DiskPrefixes
 from winnow.engine.residency.prefix_store import PrefixStore
-from winnow.engine.residency.saved_prefixes import SavedPrefixes, chain_of, is_portable
+from winnow.engine.residency.saved_prefixes import SavedPrefixes, chain_of, is_portable, snapshots_of
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
 
@@ -31,11 +31,13 @@ class FoundPrefix:
         state: of the sequence then, less its slot.
         keys: of the blocks that hold them as they were computed.
         snapshot: what rounds left of them, in place of `keys`.
+        earlier: the rule of the snapshot, if the policy compresses it once more.
     """
 
     state: KVState = field(default_factory=KVState)
     keys: tuple[PrefixKey, ...] = ()
     snapshot: Snapshot | None = None
+    earlier: SequenceEviction | None = None
 
     def __bool__(self) -> bool:
         return self.state.num_computed > 0
@@ -84,11 +86,12 @@ class PrefixSharing:
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
             keys = index.longest_resumable(chain, keys, sequence.token_ids, most)
-        computed, snapshot = index.num_tokens(keys), self._snapshot(sequence)
+        computed, (snapshot, earlier) = index.num_tokens(keys), self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
-            state = KVState(None, computed, computed, snapshot.num_rounds, snapshot.position_offset)
-            return FoundPrefix(state, snapshot=snapshot)
+            last_round = computed if earlier is None else EARLIER_ROUND
+            state = KVState(None, computed, last_round, snapshot.num_rounds, snapshot.position_offset)
+            return FoundPrefix(state, snapshot=snapshot, earlier=earlier)
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
     def prefetch(self, sequence: Sequence) -> None:
@@ -123,12 +126,13 @@ class PrefixSharing:
         keys: list[PrefixKey] = []
         for sequence in islice(waiting, _LOOKED_AT):
             if _takes_part(sequence):
-                keys += (key for key, _ in self._known_chain(sequence).snapshots.values())
+                self._known_chain(sequence)
+                keys += (key for _, key, _, _ in self._known_snapshots(sequence))
         index.want(keys)
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Return blocks of compressed prefixes that other waiting sequences begin with, and no running one holds."""
-        own = () if sequence.prefix is None else [key for key, _ in sequence.prefix.snapshots.values()]
+        own = () if sequence.prefix is None else [key for _, key, _, _ in self._known_snapshots(sequence)]
         return self._ledger.prefixes.num_wanted(own)
 
     def is_worth_waiting(
@@ -144,6 +148,7 @@ class PrefixSharing:
     def adopt(self, sequence: Sequence, found: FoundPrefix, count: int) -> None:
         """Let a sequence begin with what was found: it has just got its slot, and computes `count` tokens next."""
         request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
+        self._let_follow(sequence, found)
         if found.snapshot is not None:
             self._ledger.prefix_rows.resume(slot, found.snapshot)
             sequence.rounds.rounds += found.snapshot.num_rounds
@@ -314,6 +319,15 @@ class PrefixSharing:
         most = min(most, sequence.num_tokens - self._ledger.layout.wide.recent)
         return _num_shareable(sequence, most)
 
+    def _let_follow(self, sequence: Sequence, found: FoundPrefix) -> None:
+        """Let a sequence's rule say what its KVs follow from: the earlier rounds that it asks for may be unknown."""
+        eviction = sequence.eviction
+        if eviction is None or eviction.after is found.earlier or (found.snapshot and not found.earlier):
+            return
+        sequence.eviction = eviction = replace(eviction, after=found.earlier)
+        if sequence.prefix is not None:
+            sequence.prefix.snapshots = snapshots_of(sequence.prefix, sequence.token_ids, eviction)
+
     def _state_points(self, sequence: Sequence, computed: int) -> set[int]:
         """Return numbers of tokens above `computed` after which the states of a prompt's layers are kept."""
         layout, chain = self._ledger.layout, sequence.prefix
@@ -341,7 +355,7 @@ class PrefixSharing:
         """Look on disk, once for each sequence, for more than the index knows."""
         if self._saved is None or sequence.prefix is None:
             return
-        for computed, (key, rule) in sequence.prefix.snapshots.items():
+        for computed, key, rule, _ in self._known_snapshots(sequence):
             assert isinstance(rule, SequenceEviction), "made by `_chain`"
             known = self._ledger.prefixes.knows(key)
             if known or self._saved.load(key, sequence.token_ids[:computed], rule):
@@ -369,14 +383,36 @@ class PrefixSharing:
             theirs.branches.add(end * size)
         return end * size - known if end > first else 0
 
-    def _snapshot(self, sequence: Sequence) -> Snapshot | None:
-        """Return the known snapshot of most tokens of a waiting sequence."""
+    def _snapshot(self, sequence: Sequence) -> tuple[Snapshot | None, SequenceEviction | None]:
+        """Return the known snapshot of most tokens of a waiting sequence, and its rule if that is an earlier one."""
+        for computed, key, rule, earlier in self._known_snapshots(sequence):
+            found = self._ledger.prefixes.snapshot(key, sequence.token_ids[:computed], rule)
+            if found is None or not self._ledger.prefix_rows.has_pages_for(found):
+                continue
+            if earlier is None or self._is_worth_a_round(sequence, found):
+                return found, earlier
+        return None, None
+
+    def _is_worth_a_round(self, sequence: Sequence, found: Snapshot) -> bool:
+        """Return whether a policy's round has anything to do in the KVs of a snapshot and the context behind them."""
+        eviction = sequence.eviction
+        if eviction is None:
+            return False
+        layers = list(eviction.policy.evicts_from(self._ledger.layout))
+        return found.lengths[layers].mean() + eviction.context_len - found.num_tokens > eviction.target
+
+    def _known_snapshots(
+        self, sequence: Sequence
+    ) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
+        """Yield number of tokens, key, rule and, if it is an earlier one, rule with its replay of all snapshots."""
         assert sequence.prefix is not None, "who looks for a prefix has a chain"
         for computed, (key, rule) in sequence.prefix.snapshots.items():
-            found = self._ledger.prefixes.snapshot(key, sequence.token_ids[:computed], rule)
-            if found is not None and self._ledger.prefix_rows.has_pages_for(found):
-                return found
-        return None
+            yield computed, key, rule, None
+        earlier = None if sequence.asked_eviction is None else sequence.asked_eviction.after
+        for key, rule in sequence.prefix.earlier:
+            assert earlier is not None, "the chain has as many"
+            yield earlier.context_len, key, rule, earlier
+            earlier = earlier.after
 
 
 def _takes_part(sequence: Sequence) -> bool:

@@ -1,5 +1,6 @@
 """WHEN compressed prefixes go to disk and come from there: between steps, by way of the prefix index."""
 
+from collections.abc import Hashable
 from collections.abc import Sequence as SequenceType
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
@@ -77,7 +78,7 @@ class SavedPrefixes:
                 f"{document.num_tokens} tokens (compression, kv_budget)"
             )
         else:
-            self.note_reason("it was saved with other `protect` or another replay")
+            self.note_reason("it was saved with other `protect`, after other rounds or another replay")
         return False
 
     def note_reason(self, reason: str) -> None:
@@ -114,6 +115,7 @@ class SavedPrefixes:
         if not self._ledger.prefix_rows.keep_snapshot(snapshot):
             return False
         self._executor.write_states(key, found.states)
+        self._is_used = True
         return True
 
     def take_filled(self, found: SavedPrefix) -> IntArray | None:
@@ -148,14 +150,35 @@ def chain_of(
     chain = PrefixChain(tenant or "", block_size, scored_by)
     chain.extend(token_ids)
     if eviction is not None:
-        digests: dict[SequenceEviction, bytes] = {}
-        for computed, rule in eviction.snapshots():
-            if rule not in digests:
-                digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
-            key = chain.snapshot_key(token_ids[:computed], digests[rule])
-            # The passes follow from the rest, and are as long as the context.
-            chain.snapshots[computed] = (key, replace(rule, passes=()))
+        chain.snapshots = snapshots_of(chain, token_ids, eviction)
+        rule = eviction.after
+        while rule is not None:
+            chain.earlier.append(_snapshot(chain, token_ids[: rule.context_len], rule, {}))
+            rule = rule.after
     return chain
+
+
+def snapshots_of(
+    chain: PrefixChain, token_ids: SequenceType[int], eviction: SequenceEviction
+) -> dict[int, tuple[PrefixKey, Hashable]]:
+    """Return the keys and rules of the snapshots that a policy leaves, by number of tokens."""
+    digests: dict[SequenceEviction, bytes] = {}
+    return {
+        computed: _snapshot(chain, token_ids[:computed], rule, digests)
+        for computed, rule in eviction.snapshots()
+    }
+
+
+def _snapshot(
+    chain: PrefixChain,
+    token_ids: SequenceType[int],
+    rule: SequenceEviction,
+    digests: dict[SequenceEviction, bytes],
+) -> tuple[PrefixKey, Hashable]:
+    if rule not in digests:
+        digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
+    # The passes follow from the rest, and are as long as the context.
+    return chain.snapshot_key(token_ids, digests[rule]), replace(rule, passes=())
 
 
 def is_portable(policy: EvictionPolicy) -> bool:

@@ -267,6 +267,8 @@ class Scheduler:
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Return tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
+        if (replay := sequence.next_pass) is not None:  # what it begins with is compressed once more
+            return max(min(replay.length, budget, self._config.prefill_chunk or budget), 0)
         most, wanted = max(budget, 0), sequence.num_to_compute  # a whole prompt may have overdrawn the budget
         if self._config.prefill_chunk is None:
             # Whole prompts: one that is larger than any budget goes alone.

@@ -32,4 +32,10 @@ class Reconstruction(Scorer):
         return self.asked
 
     def score(self, rows: LayerRows) -> Tensor:
-        return rows.accumulators[0]
+        score = rows.accumulators[0]
+        for member in range(len(score)):
+            # Replays are observed where all of a layer's rows are whole.
+            shares = rows.reference_shares(member) if rows.is_shortened(member) else None
+            if shares is not None:
+                score[member] = shares
+        return score
