@@ -22,6 +22,7 @@ import torch
 
 from winnow import LLM, SamplingParams
 from winnow.eviction import PRESETS, EvictionPolicy, Fit, When
+from winnow.eviction.compact import queries_of_head
 from winnow.eviction.fit import RowKVs, RowQueries, fit_row, shares_of
 
 ROUNDS = (1, 2, 4, 8)
@@ -50,7 +51,7 @@ def context_rows(llm: LLM, context: list[int]) -> list[tuple[RowKVs, RowQueries]
                     position[order],
                     torch.zeros(length),
                 )
-                rows.append((kvs, reference.of_head(head, heads)))
+                rows.append((kvs, queries_of_head(reference, head, heads)))
         compact()
 
     executor.compact = grab

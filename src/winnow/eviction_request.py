@@ -26,7 +26,7 @@ class EvictionRequest:
         protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
         earlier_rounds: rounds that the prompt's front has been through, first to last, as pairs (tokens, KVs kept in
             each row on average). What the last of them that is known has left, in the cache or saved, is compressed
-            once more, to this request's amount; where none is known, all is computed. For policies that fit what stays.
+            once more, to this request's amount; where none is known, all is computed.
     """
 
     eviction: Any = None

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec, BackendStep, PagedCache, ReplayQueries, Spans
+from winnow.attention.replay import replay_shortened_rows
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, EvictionPolicy, Fit, KeyNorm, Reconstruction, Replay, When
@@ -338,6 +340,22 @@ def test_a_second_round_does_not_depend_on_how_it_is_computed(
         check_same(aged_rows(other)[1], expected)
 
 
+def test_replays_of_shortened_rows_judge_as_those_of_whole_ones(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, fitted: list[HeldRow]
+) -> None:
+    with open_llm(directory) as llm:
+        backend = llm._engine._executor._backend
+        prepare = backend.prepare
+
+        def by_position(cache: PagedCache, spans: Spans) -> BackendStep:
+            step = prepare(cache, spans)
+            step.replay = partial(replay_shortened_rows, cache, again=False)  # type: ignore[method-assign]
+            return step
+
+        monkeypatch.setattr(backend, "prepare", by_position)
+        check_same(rows_of(llm, greedy()), fitted)
+
+
 def test_earlier_rounds_that_are_unknown_change_nothing(directory: Path) -> None:
     with open_llm(directory) as llm:
         plain = rows_of(llm, greedy(compression=None, kv_budget=30))
@@ -383,12 +401,11 @@ def test_a_conversation_that_grew_is_compressed_once_more(directory: Path, evict
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"eviction": KVZIP}, "earlier_rounds must be empty unless the policy fits what it keeps"),
-        ({"earlier_rounds": [(151, 60)]}, "tokens in earlier_rounds must be at most 150 for Reconstruction"),
         (
-            {"eviction": SEEN_FIT, "earlier_rounds": [(150, 60)]},
-            "must be at most 149 for Window over 150 tokens",
+            {"earlier_rounds": [(151, 60)]},
+            "tokens in earlier_rounds must be at most 150, the context's own, got 151",
         ),
+        ({"eviction": SEEN_FIT, "earlier_rounds": [(150, 60)]}, "must be at most 149, the context's but one"),
         ({"earlier_rounds": [(90, 30), (80, 20)]}, "tokens in earlier_rounds must be at least 90, got 80"),
         ({"earlier_rounds": [90]}, r"earlier_rounds must hold pairs \[tokens, kv_budget\]"),
         ({"earlier_rounds": [(90, 3)]}, "smaller than the protected set"),

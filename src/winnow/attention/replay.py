@@ -49,6 +49,46 @@ def replay_rows(
     accumulator[place] = largest
 
 
+def replay_shortened_rows(
+    cache: PagedCache, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec, *, again: bool
+) -> None:
+    """Compute `BackendStep.replay` for rows that hold less than the whole context: KVs are found by their positions.
+
+    Args:
+        again: the judged KVs start from 0.
+    """
+    q, judged, numbers = queries.q, queries.judged, cache.pool.numbers
+    pool, heads, device = cache.pool.of_layer(layer), cache.pool.layout.heads[layer], q.device
+    at = queries.first + queries.every * torch.arange(len(q), device=device)
+    lengths = cache.tables.host_lengths[slot, layer].tolist()
+    num_blocks = ceil_div(max(lengths), cache.pool.layout.block_size)
+    blocks = cache.tables.lookup(torch.tensor([slot], device=device), layer, num_blocks)[0].long()
+    accumulator = cache.pool.accumulators.flatten(1)[0]
+    grouped = (q.float() * spec.scale).unflatten(1, (heads, -1)).permute(1, 2, 0, 3)  # [H, g, n, d]
+    for head, part in enumerate(grouped):
+        slots = numbers.slots_of(blocks[head])[: lengths[head]]
+        position = numbers.positions_of(blocks[head])[: lengths[head]]
+        own = (position < judged.head) | ((position >= judged.start) & (position < judged.end))
+        read = own | (position >= judged.context_len)
+        slots, position, own = slots[read], position[read], own[read]
+        keys, place = pool.keys(slots), slots[own]
+        bias = pool.biases(slots) if cache.pool.layout.has_bias else 0.0
+        largest = torch.zeros(len(place), device=device) if again else accumulator[place]
+        step = max(1, _TEMPORARY[device.type == "cpu"] // (len(part) * len(slots)))
+        for start in range(0, len(q), step):
+            logits = part[:, start : start + step] @ keys.mT
+            if spec.softcap is not None:
+                logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
+            hidden = position > at[start : start + step, None]
+            logits = (logits + bias).masked_fill_(hidden, -torch.inf)
+            total = logits.logsumexp(dim=-1, keepdim=True)
+            if spec.sinks is not None:
+                total = torch.logaddexp(total, spec.sinks.float().view(heads, -1, 1, 1)[head])
+            highest = (logits[..., own] - total).amax(dim=(0, 1)).exp_()
+            largest = torch.maximum(largest, highest)
+        accumulator[place] = largest
+
+
 def judged_slots(
     cache: PagedCache, layer: int, slot: int, judged: JudgedKVs, end: int
 ) -> tuple[Tensor, Tensor]:

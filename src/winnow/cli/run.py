@@ -291,7 +291,7 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
 
 
 class _Engine(NamedTuple):
-    """Engine of a run, of this process or of a cluster: `run` takes the writer, the tally and what to call now and then."""
+    """Engine of a run, here or of a cluster: `run` takes the writer, the tally and what to call now and then."""
 
     run: Callable[[OrderedWriter, Tally, Callable[[], None]], None]
     stats: Callable[[], EngineStats]

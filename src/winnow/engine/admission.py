@@ -216,7 +216,7 @@ class Admission:
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
         bound = [each.for_prompt(len(token_ids), total, params, may_idle=len(asked) == 1) for each in asked]
         evictions = self._with_replay(bound, token_ids, context)
-        if not params.earlier_rounds or asked[0].policy.compact is None:
+        if not params.earlier_rounds:
             return evictions
         after: SequenceEviction | None = None
         for tokens, kv_budget in params.earlier_rounds:
@@ -391,14 +391,11 @@ def _check_earlier(policy: EvictionPolicy, context_len: int, params: SamplingPar
     """Raise InvalidRequestError if a policy cannot compress once more what a request's earlier rounds left."""
     if not params.earlier_rounds:
         return
-    if policy.compact is None:
-        raise InvalidRequestError(
-            "earlier_rounds must be empty unless the policy fits what it keeps (compact), as winnow-fit does"
-        )
     tokens, _ = params.earlier_rounds[-1]
-    most = context_len if policy.score.replay is not None else context_len - 1
+    fits_to_window = policy.compact is not None and policy.compact.queries == "window"
+    most = context_len - 1 if fits_to_window else context_len
     if tokens > most:
         raise InvalidRequestError(
-            f"tokens in earlier_rounds must be at most {most} for {type(policy.score).__name__} over {context_len} "
-            f"tokens (context_tokens), got {tokens}"
+            f"tokens in earlier_rounds must be at most {most}, the context's "
+            f"{'but one, since the fit needs a window behind them' if fits_to_window else 'own'}, got {tokens}"
         )

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from winnow.attention import PagedCache
 from winnow.attention.ranked_rows import RankedRows
-from winnow.eviction.fit import Fit, RowQueries, fit_row, shares_of
+from winnow.eviction.fit import Fit, RowKVs, RowQueries, fit_row, shares_of
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.round_rows import held_kvs
-from winnow.eviction.signals import Signals
+from winnow.eviction.signals import ReferenceQueries, Signals
 
 
 class FittedRow(NamedTuple):
@@ -67,7 +66,7 @@ def fit_round(
                 row = _RowRound(
                     rows.block[at], int(rows.length[at]), rows.position[at], stays[at], rows.must_stay[at]
                 )
-                fitted.append(_fit(fit, cache, layer, row, reference.of_head(head, kept.shape[-1])))
+                fitted.append(_fit(fit, cache, layer, row, queries_of_head(reference, head, kept.shape[-1])))
     return fitted
 
 
@@ -82,8 +81,14 @@ def store_fitted(cache: PagedCache, fitted: Sequence[FittedRow]) -> None:
 
 
 def _fit(fit: Fit, cache: PagedCache, layer: int, row: _RowRound, queries: RowQueries) -> FittedRow:
-    kvs = held_kvs(cache.pool.of_layer(layer), row.block, row.position[: row.length])
-    stays = row.stays[: row.length].nonzero()[:, 0]
+    pool, length = cache.pool.of_layer(layer), row.length
+    kvs = RowKVs(
+        pool.keys_of(row.block)[:length],
+        pool.values_of(row.block)[:length],
+        row.position[:length],
+        pool.biases_of(row.block)[:length],
+    )
+    stays = row.stays[:length].nonzero()[:, 0]
     stays = stays[kvs.position[stays].argsort()]
     shares = shares_of(queries, kvs, stays)
     gained, values = fit_row(fit, shares, kvs.v[stays], row.fixed[stays])
@@ -99,3 +104,16 @@ def _layer(ranked: RankedRows, index: int) -> RankedRows:
         score=ranked.score[index],
         must_stay=ranked.must_stay[index],
     )
+
+
+def queries_of_head(reference: ReferenceQueries, head: int, heads: int) -> RowQueries:
+    """Return the queries of the group of a KV head out of `heads`."""
+    q, spec = reference.q, reference.spec  # [n, Hq, d]
+    group = q.shape[1] // heads
+    part = q[:, head * group : (head + 1) * group].float() * spec.scale
+    position = reference.position[:, None].expand(-1, group)
+    slopes = None
+    if spec.slopes is not None:
+        of_group = spec.slopes[head * group : (head + 1) * group].float()
+        slopes = of_group.expand(len(q), -1).reshape(-1, 1)
+    return RowQueries(part.flatten(0, 1), position.flatten(), spec, slopes)

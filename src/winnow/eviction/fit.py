@@ -28,7 +28,6 @@ The pull to the old values keeps KVs that few queries read near what they were. 
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,22 +106,9 @@ class RowShares(NamedTuple):
 def shares_of(queries: RowQueries, kvs: RowKVs, kept: Tensor) -> RowShares:
     """Return what the queries pay the KVs `kept`, int64 [K], and what the whole row gives them.
 
-    Queries that see nothing are left out.
+    No more than a part of the attention matrix exists at a time. Queries that see nothing are left out.
     """
     shares, outputs = [], []
-    for weights in _attention(queries, kvs):
-        shares.append(weights[:, kept])
-        outputs.append(weights @ kvs.v)
-    return RowShares(torch.cat(shares), torch.cat(outputs))
-
-
-def largest_shares(queries: RowQueries, kvs: RowKVs) -> Tensor:
-    """Return the most that a query pays each KV, float32 [N]."""
-    return torch.stack([weights.amax(dim=0) for weights in _attention(queries, kvs)]).amax(dim=0)
-
-
-def _attention(queries: RowQueries, kvs: RowKVs) -> Iterator[Tensor]:
-    """Yield the attention matrix in parts, of which one at a time exists."""
     keys = kvs.k.mT.contiguous()
     step = max(1, _TEMPORARY // len(kvs.k))
     # As queries of a replay do. Each pass over the logits costs a third of a product.
@@ -144,7 +130,10 @@ def _attention(queries: RowQueries, kvs: RowKVs) -> Iterator[Tensor]:
             if spec.window is not None:
                 hidden |= age >= spec.reach(now)
             logits = logits.masked_fill_(hidden, -torch.inf)[~hidden.all(dim=-1)]
-        yield logits.softmax(dim=-1)
+        weights = logits.softmax(dim=-1)
+        shares.append(weights[:, kept])
+        outputs.append(weights @ kvs.v)
+    return RowShares(torch.cat(shares), torch.cat(outputs))
 
 
 def fit_row(fit: Fit, shares: RowShares, v: Tensor, fixed: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from winnow.attention import AttentionSpec, BackendStep, JudgedKVs, PagedCache, ReplayQueries
-from winnow.attention.replay import judged_slots
+from winnow.attention.replay import judged_slots, replay_shortened_rows
 from winnow.eviction.replay import ReplayPass
 
 # Lower bound of the norm of a hidden state, which divides attention.
@@ -69,18 +69,21 @@ def observe_replay(
 
     Args:
         q: [n, Hq, d], the queries of `span.tokens`, rotated at their positions.
-        weights: factors of attention, applied before the maximum; None: 1.
+        weights: factors of attention, applied before the maximum where rows hold the whole context; None: 1.
     """
     replay, cache = span.replay, step.cache
     held = cache.tables.host_lengths[span.slot, layer, : cache.pool.layout.heads[layer]]
-    if held.min() < replay.context_len + span.done + len(q):
-        return  # rows that earlier rounds shortened are scored by the reference queries of the fit
-    if span.done == 0:
+    is_whole = held.min() == replay.context_len + span.done + len(q)
+    if span.done == 0 and is_whole:
         _clear(cache, span, layer)
     first = replay.context_len + span.done
     every = slice(-first % replay.every, None, replay.every)
     counted = range(first, first + len(q))[every]
     if not counted:
+        return
+    if not is_whole:  # an earlier round has taken some
+        found = ReplayQueries(q[every], _judged(replay), counted.start, replay.every)
+        replay_shortened_rows(cache, layer, span.slot, found, spec, again=span.done == 0)
         return
     query_logs, key_logs = (None, None) if weights is None else weights.logs(cache, span, layer, every)
     queries = ReplayQueries(

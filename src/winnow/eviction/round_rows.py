@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import PagedCache
-from winnow.cache.kind_pool import KindPool
 from winnow.cache.layout import ceil_div
-from winnow.eviction.fit import RowKVs, largest_shares
 from winnow.eviction.signals import QueryMoments, Signals
 
 
@@ -111,17 +109,6 @@ class RoundRows:
         return kept
 
 
-def held_kvs(pool: KindPool, block: Tensor, position: Tensor) -> RowKVs:
-    """Return the KVs of a row: its blocks, int64 [n], and the positions of its KVs, [N]."""
-    length = len(position)
-    return RowKVs(
-        pool.keys_of(block)[:length],
-        pool.values_of(block)[:length],
-        position,
-        pool.biases_of(block)[:length],
-    )
-
-
 class LayerRows:
     """The KVs of one layer, padded to N slots a row.
 
@@ -201,25 +188,6 @@ class LayerRows:
         place = self.position.long().masked_fill(~self.valid, 0)
         outside = ~self.valid | (place > last)
         return attention.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
-
-    def is_shortened(self, member: int) -> bool:
-        """Return whether an earlier round has taken KVs of a sequence's rows."""
-        heads = self._rows.cache.pool.layout.heads[self.layer]
-        return bool(self.length[member, :heads].min() < self.round.tokens[member])
-
-    def reference_shares(self, member: int) -> Tensor | None:
-        """Return the largest share that a sequence's KVs have of a reference query's attention to its row, float32
-        [H, N]; 0 where not valid. None: it has no reference queries.
-        """
-        reference = self._signals.reference_queries(self.layer, self.round.slots[member])
-        if reference is None:
-            return None
-        largest = torch.zeros(self.position.shape[1:], device=self.position.device)
-        for head, length in enumerate(self.length[member].tolist()):
-            if length:
-                kvs = held_kvs(self.pool, self._block[member, head], self.position[member, head, :length])
-                largest[head, :length] = largest_shares(reference.of_head(head, len(largest)), kvs)
-        return largest
 
     def mean_rotation(self, count: int) -> Tensor:
         """Return the mean of the rotations to the next `count` positions, float32 [B, d, d].

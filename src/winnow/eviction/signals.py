@@ -7,7 +7,6 @@ from typing import NamedTuple, Protocol
 from torch import Tensor
 
 from winnow.attention import AttentionSpec
-from winnow.eviction.fit import RowQueries
 from winnow.eviction.predictor import PredictorSource
 
 
@@ -64,17 +63,6 @@ class ReferenceQueries(NamedTuple):
     q: Tensor
     position: Tensor
     spec: AttentionSpec
-
-    def of_head(self, head: int, heads: int) -> RowQueries:
-        """Return the queries of the group of a KV head out of `heads`."""
-        group = self.q.shape[1] // heads
-        part = self.q[:, head * group : (head + 1) * group].float() * self.spec.scale
-        position = self.position[:, None].expand(-1, group)
-        slopes = None
-        if self.spec.slopes is not None:
-            of_group = self.spec.slopes[head * group : (head + 1) * group].float()
-            slopes = of_group.expand(len(self.q), -1).reshape(-1, 1)
-        return RowQueries(part.flatten(0, 1), position.flatten(), self.spec, slopes)
 
 
 class Signals(Protocol):
