@@ -3,8 +3,9 @@
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,8 +95,13 @@ def apply_template(
     tokenizer: "PreTrainedTokenizerBase | None",
     messages: Sequence[Message],
     options: TemplateOptions = PLAIN,
+    encode: Callable[[str, str, Callable[[str], list[int]]], list[int]] | None = None,
 ) -> TokenizedPrompt:
     """Return the prompt that the model's chat template makes of a conversation.
+
+    Args:
+        encode: returns the tokens of a text that ends with a template's tail, where it does not know them by the
+            tokenizer's own function.
 
     Raises:
         InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation;
@@ -117,12 +123,10 @@ def apply_template(
     except Exception as error:
         raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
     # The template writes its own special tokens.
-    token_ids = tokenizer.encode(prompt, add_special_tokens=False)
-    return TokenizedPrompt(
-        prompt,
-        token_ids,
-        tail_tokens(tokenizer, token_ids, _text_behind(tokenizer, conversation, prompt, options)),
-    )
+    plain = partial(tokenizer.encode, add_special_tokens=False)
+    tail = _text_behind(tokenizer, conversation, prompt, options)
+    token_ids = plain(prompt) if encode is None else encode(prompt, tail, plain)
+    return TokenizedPrompt(prompt, token_ids, tail_tokens(tokenizer, token_ids, tail))
 
 
 def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bool = False) -> list[int]:

@@ -30,7 +30,7 @@ class EngineClient:
         self.vocab_size = loaded.vocab_size
         self._grammars = loaded.grammars
         self.sampling_defaults = loaded.sampling_defaults
-        self._prompts = PromptTokenizer(self._tokenizer)
+        self._prompts = PromptTokenizer(self._tokenizer, driver.engine.turns)
         # What the chat template ends turns with is looked at when it is first used: reading it takes transformers.
         self._unchecked_ends: frozenset[int] | None = loaded.eos_token_ids
         if not loaded.eos_token_ids:
@@ -88,7 +88,12 @@ class EngineClient:
         """Do as `submit` does, for a conversation."""
         self._require_usable()
         return self._submit(
-            self.tokenize_chat(messages), sampling_params, request_id, priority, tenant, final_only
+            self.tokenize_chat(messages, tenant=tenant),
+            sampling_params,
+            request_id,
+            priority,
+            tenant,
+            final_only,
         )
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
@@ -100,11 +105,18 @@ class EngineClient:
         return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def tokenize_chat(
-        self, messages: Sequence[Message], template: TemplateOptions = PLAIN
+        self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
     ) -> TokenizedPrompt:
-        """Do as `tokenize` does, for a conversation; `template` holds the template's other variables."""
+        """Do as `tokenize` does, for a conversation.
+
+        Answers of earlier turns, as far as their text is unchanged, are the tokens that the model wrote.
+
+        Args:
+            template: the template's other variables.
+            tenant: whose conversation it is.
+        """
         self._check_ends()
-        return self._prompts.tokenize_chat(messages, template)
+        return self._prompts.tokenize_chat(messages, template, tenant)
 
     def _check_ends(self) -> None:
         """Warn once where answers may run up to their limit."""

@@ -141,7 +141,7 @@ class LLM(EngineClient):
         template = TemplateOptions(
             tools or (), add_generation_prompt, continue_final_message, chat_template_kwargs or {}
         )
-        tokenized = [self.tokenize_chat(each, template) for each in list_conversations(messages)]
+        tokenized = [self.tokenize_chat(each, template, tenant) for each in list_conversations(messages)]
         return self._answer(tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant)
 
     @accept_arguments(vllm_names.CALL, InvalidRequestError)
@@ -185,7 +185,8 @@ class LLM(EngineClient):
     ) -> Iterator[RequestOutput]:
         """Do as `stream` does, for a conversation."""
         self._require_usable()
-        return self._stream(self.tokenize_chat(messages), sampling_params, priority=priority, tenant=tenant)
+        prompt = self.tokenize_chat(messages, tenant=tenant)
+        return self._stream(prompt, sampling_params, priority=priority, tenant=tenant)
 
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
         """Answer one prompt and report which tokens survived eviction, in which layer and head.

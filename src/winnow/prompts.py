@@ -1,6 +1,7 @@
 """Prompts as callers write them, and as the engine takes them."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
@@ -8,6 +9,7 @@ from winnow import vllm_names
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, apply_template
 from winnow.errors import InvalidRequestError
 from winnow.foreign_names import translate
+from winnow.sampling.turns import Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,10 +51,12 @@ class PromptTokenizer:
 
     Args:
         tokenizer: the model's; None: prompts are token ids.
+        turns: of conversations that were answered.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase | None", turns: Turns) -> None:
         self._tokenizer = tokenizer
+        self._turns = turns
         self._using = Lock()
         if tokenizer is not None:
             # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
@@ -80,11 +84,11 @@ class PromptTokenizer:
             )
 
     def tokenize_chat(
-        self, messages: Sequence[Message], template: TemplateOptions = PLAIN
+        self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
     ) -> TokenizedPrompt:
         """See `LLM.tokenize_chat`."""
         with self._using:
-            return apply_template(self._tokenizer, messages, template)
+            return apply_template(self._tokenizer, messages, template, partial(self._turns.encode, tenant))
 
 
 def _is_token_ids(value: Any) -> bool:

@@ -70,7 +70,7 @@ class FakeLLM:
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         return request_id
 
-    def tokenize_chat(self, messages: Any, template: Any = None) -> TokenizedPrompt:
+    def tokenize_chat(self, messages: Any, template: Any = None, tenant: Any = None) -> TokenizedPrompt:
         text = "".join(message["content"] for message in messages)
         return TokenizedPrompt(text, [ord(letter) for letter in text])
 

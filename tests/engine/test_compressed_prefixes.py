@@ -139,8 +139,9 @@ def test_requests_that_come_together_compute_their_document_once(
         llm.check_integrity()
         computed, replayed = llm.stats().prompt_tokens, llm.stats().replay_tokens
     known = 149 if options else 149 // BLOCK * BLOCK
-    assert [each.num_cached_tokens for each in outputs] == [0] + [known] * 5
-    assert computed == sum(map(len, prompts)) - 5 * known
+    cached = [each.num_cached_tokens for each in outputs]
+    assert cached[0] == 0 and all(known <= each <= 149 for each in cached[1:])
+    assert computed == sum(map(len, prompts)) - sum(cached)
     assert replayed == (149 if options else 0)
 
 

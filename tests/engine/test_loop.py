@@ -77,7 +77,7 @@ class TestRequests:
 
     def test_counts(self, engine: RequestLoop) -> None:
         before = engine.stats()
-        engine.add(NewRequest("a", None, PROMPT, greedy(4, n=2)))
+        engine.add(NewRequest("a", None, PROMPT[::-1], greedy(4, n=2)))
         finish(engine)
         after = engine.stats()
         assert after.prompt_tokens - before.prompt_tokens == len(PROMPT)

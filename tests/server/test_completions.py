@@ -280,7 +280,7 @@ def test_metrics_count(server: Running) -> None:
         return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
 
     before = server.client.get("/metrics").text
-    server.post("/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True})
+    server.post("/v1/completions", {"prompt": [3, 2, 1], "max_tokens": 5, "ignore_eos": True})
     after = server.client.get("/metrics").text
     for name, change in {
         "winnow_generation_tokens_total": 5,

@@ -44,7 +44,7 @@ class Engine(Protocol):
         """Queue a prompt."""
 
     def tokenize_chat(
-        self, messages: list[dict[str, Any]], template: TemplateOptions = PLAIN
+        self, messages: list[dict[str, Any]], template: TemplateOptions = PLAIN, tenant: str | None = None
     ) -> TokenizedPrompt:
         """Return a conversation as the engine takes it."""
 
@@ -202,7 +202,7 @@ class Driver:
         try:
             options: dict[str, Any] = {"request_id": name, "priority": job.priority, "tenant": job.tenant}
             if job.messages is not None:
-                prompt = self._engine.tokenize_chat(job.messages, job.template)
+                prompt = self._engine.tokenize_chat(job.messages, job.template, job.tenant)
                 params = self._reader.bind(params, prompt.text, job.template.tools, job.forced)
                 self._engine.submit_all(
                     [self._engine.new_request(prompt, params, final_only=True, **options)]

@@ -18,6 +18,7 @@ from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.errors import InvalidRequestError, PrefixStoreError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
+from winnow.sampling.turns import Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -84,6 +85,11 @@ class RequestLoop(ABC):
     def begun(self) -> frozenset[str]:
         """Ids of unfinished requests whose computation has begun."""
         return self._requests.begun
+
+    @property
+    def turns(self) -> Turns:
+        """Conversations that were answered."""
+        return self._requests.turns
 
     def add(self, new: NewRequest) -> None:
         """Queue a request.

@@ -267,7 +267,7 @@ class Batches:
                 raise ApiError("batch_cancelled", "the batch was cancelled before this line was answered")
             try:
                 if job.messages is not None:
-                    prompt = await service.tokenize_chat(job.messages, job.template)
+                    prompt = await service.tokenize_chat(job.messages, job.template, record["tenant"])
                     params = service.reader.bind(params, prompt.text, job.template.tools, job.forced)
                 else:
                     assert job.prompt is not None

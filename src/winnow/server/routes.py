@@ -42,7 +42,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     async def message_tokens(request: Request) -> Response:
         """Count the tokens of a conversation, in the form of Anthropic's Messages API."""
-        return StrictResponse(await count_tokens(service, await read_json(request)))
+        return StrictResponse(await count_tokens(service, await read_json(request), request.state.tenant))
 
     async def models(request: Request) -> Response:
         """List the model under each of its names."""
@@ -90,7 +90,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     async def tokenize_route(request: Request) -> Response:
         """Return the tokens of a text, or of a conversation."""
-        return StrictResponse(await tokenize(service, await read_json(request)))
+        return StrictResponse(await tokenize(service, await read_json(request), request.state.tenant))
 
     async def detokenize_route(request: Request) -> Response:
         """Return the text of tokens."""

@@ -145,10 +145,12 @@ class Service:
         self._require_short([prompt] if isinstance(prompt, str) else [])
         return await self.off_loop(lambda: self.llm.tokenize(prompt, add_special_tokens=special))
 
-    async def tokenize_chat(self, messages: Sequence[Message], template: TemplateOptions) -> TokenizedPrompt:
-        """Do as `tokenize` does, for a conversation."""
+    async def tokenize_chat(
+        self, messages: Sequence[Message], template: TemplateOptions, tenant: str | None
+    ) -> TokenizedPrompt:
+        """Do as `tokenize` does, for a conversation of a tenant."""
         self._require_short([str(message["content"]) for message in messages])
-        return await self.off_loop(lambda: self.llm.tokenize_chat(messages, template))
+        return await self.off_loop(lambda: self.llm.tokenize_chat(messages, template, tenant))
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run what takes a while on a thread."""
@@ -195,7 +197,7 @@ class Service:
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
     ) -> list[NewRequest]:
         if asked.messages is not None:
-            prompts = [await self.tokenize_chat(asked.messages, asked.template)]
+            prompts = [await self.tokenize_chat(asked.messages, asked.template, tenant)]
         else:
             prompts = [await self.tokenize(prompt) for prompt in asked.prompts]
         self._require_token_room(prompts, asked.params.n)

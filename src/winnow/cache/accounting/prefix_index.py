@@ -5,8 +5,11 @@ A prefix is a chain of blocks of tokens. Each has a key: SHA-256 over the key be
 first key comes from a salt, so requests share nothing unless they share a salt. For each block of tokens the index
 holds the block of every row.
 
+A sequence ends within a block: there its chain has a tail. What is known reaches to the last common token: of the block
+behind the whole ones, a tail or not, the first tokens may be used in a copy.
+
 Layers that keep a state in place of KVs add that a prefix is of use only where the state after it is kept. That is so
-after few blocks, and at the ends of sequences, also where those lie within a block: there the chain has a tail.
+after few blocks, and at the ends of sequences.
 
 Rounds of eviction leave rows of uneven length, which no chain describes. A snapshot holds all of them: the state of a
 sequence after a round, under a key of its tokens and of the rule by which KVs went.
@@ -18,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +30,9 @@ from winnow.cache.accounting.allocator import BlockAllocator
 from winnow.cache.layout import CacheLayout, IntArray
 
 PrefixKey = bytes
+
+_COMPARED = 64
+"""Blocks, those found last, that are compared token by token behind the whole ones."""
 
 
 class PrefixChain:
@@ -195,8 +202,10 @@ class PrefixIndex:
         self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
         self._key_of: dict[int, PrefixKey] = {}  # by a chain link's block in the first row
         self._resumable: set[PrefixKey] = set()  # after which the layers' states are kept
-        self._tails: dict[PrefixKey, dict[PrefixKey, None]] = {}  # by the key before them
-        self._before: dict[PrefixKey, PrefixKey] = {}  # of tails
+        self._following: dict[
+            PrefixKey, dict[PrefixKey, None]
+        ] = {}  # links of chains, by the key before them
+        self._before: dict[PrefixKey, PrefixKey] = {}
         self._snapshots: dict[PrefixKey, Snapshot] = {}
         self._wanted: set[PrefixKey] = set()
         self.num_asked_tokens = self.num_hit_tokens = 0
@@ -248,8 +257,9 @@ class PrefixIndex:
             first = count * size
             tails = [
                 (len(tokens), key)
-                for key in self._tails.get(chain.key_after(count), ())
+                for key in self._following.get(chain.key_after(count), ())
                 if first + len(tokens := self._entries[key].token_ids) <= limit
+                and len(tokens) < size
                 and tuple(token_ids[first : first + len(tokens)]) == tokens
             ]
             if tails:
@@ -257,6 +267,25 @@ class PrefixIndex:
             if count and known[count - 1] in self._resumable:
                 return list(known[:count])
         return []
+
+    def common_tail(
+        self, chain: PrefixChain, known: Sequence[PrefixKey], token_ids: Sequence[int], limit: int
+    ) -> tuple[PrefixKey, int] | None:
+        """Return the block that has most tokens in common behind a known prefix, with their number; None: none has any.
+
+        Args:
+            known: whole blocks, as `match` found them; the others as in `longest_resumable`.
+        """
+        first = len(known) * self._layout.block_size
+        wanted = token_ids[first : min(first + self._layout.block_size, limit)]
+        longest = 0, b""
+        for key in islice(reversed(self._following.get(chain.key_after(len(known)), {})), _COMPARED):
+            pairs = zip(wanted, self._entries[key].token_ids, strict=False)
+            common = next((i for i, (own, other) in enumerate(pairs) if own != other), None)
+            if common is None:
+                common = min(len(wanted), len(self._entries[key].token_ids))
+            longest = max(longest, (common, key))
+        return (longest[1], longest[0]) if longest[0] else None
 
     def num_tokens(self, keys: Sequence[PrefixKey]) -> int:
         """Return tokens of a matched prefix, whose last block alone may be partly filled."""
@@ -281,14 +310,14 @@ class PrefixIndex:
         state_bytes: int = 0,
         *,
         resumable: bool = False,
-        tail_of: PrefixKey | None = None,
+        before: PrefixKey | None = None,
     ) -> bool:
         """Learn of a block of tokens; the index holds its `blocks`, int32 [rows], too.
 
         Args:
             state_bytes: of its state, which is kept beside its blocks.
             resumable: with it the states of layers after these tokens; a block that is known without them is put anew.
-            tail_of: the key before it, where the tokens do not fill the block.
+            before: the key before it, behind which `common_tail` finds it; None: it is found whole alone.
 
         Returns:
             Whether it was new, and there was room for its state.
@@ -301,9 +330,9 @@ class PrefixIndex:
             return False
         if resumable:
             self._resumable.add(key)
-        if tail_of is not None:
-            self._before[key] = tail_of
-            self._tails.setdefault(tail_of, {})[key] = None
+        if before is not None:
+            self._before[key] = before
+            self._following.setdefault(before, {})[key] = None
         self._entries[key] = _Entry(token_ids, blocks)
         self._key_of[int(blocks[0])] = key
         self._allocator.index(blocks)
@@ -351,9 +380,9 @@ class PrefixIndex:
         self._allocator.index(snapshot.blocks)
         return True
 
-    def drop_snapshot(self, snapshot: Snapshot) -> None:
-        """Forget a snapshot that is known."""
-        self._forget(snapshot.key)
+    def drop(self, key: PrefixKey) -> None:
+        """Forget a block of tokens or a snapshot that is known."""
+        self._forget(key)
 
     def want(self, keys: Iterable[PrefixKey]) -> None:
         """Let the snapshots of these keys, as far as they are known, be the last to be forgotten for room."""
@@ -440,7 +469,8 @@ class PrefixIndex:
 
     def _drop_state(self, key: PrefixKey) -> None:
         """Forget a state, and with it the prefix, unless later states need its blocks."""
-        if key in self._resumable and key not in self._before and not self._layout.wide.any:
+        is_tail = len(self._entries[key].token_ids) < self._layout.block_size
+        if key in self._resumable and not is_tail and not self._layout.wide.any:
             self._discard(key)
         else:
             self._forget(key)
@@ -455,9 +485,9 @@ class PrefixIndex:
         entry = self._entries.pop(key)
         self._discard(key)
         if (before := self._before.pop(key, None)) is not None:
-            del self._tails[before][key]
-            if not self._tails[before]:
-                del self._tails[before]
+            del self._following[before][key]
+            if not self._following[before]:
+                del self._following[before]
         self._wanted.discard(key)
         if self._snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]

@@ -21,8 +21,11 @@ class PrefixRows:
 
     # -- into rows -----------------------------------------------------------------------------------------------
 
-    def adopt(self, slot: int, keys: Sequence[PrefixKey]) -> None:
-        """Let an open, empty sequence begin with the blocks of a known prefix, the last of which may be partly filled.
+    def adopt(self, slot: int, keys: Sequence[PrefixKey], num_tokens: int | None = None) -> None:
+        """Let an open, empty sequence begin with the blocks of a known prefix, with a copy of a partly filled last one.
+
+        Args:
+            num_tokens: of the prefix; None: all that the blocks hold.
 
         Raises:
             OutOfBlocksError: there are not enough table pages; nothing has changed.
@@ -31,16 +34,9 @@ class PrefixRows:
         if not keys:
             return
         assert not rows.reserved[slot], "what is reserved is not shared"
-        num_tokens = self._index.num_tokens(keys)
-        lengths = rows.layout.even_rows(num_tokens)
+        lengths = rows.layout.even_rows(self._index.num_tokens(keys) if num_tokens is None else num_tokens)
         self._require_pages(slot, lengths)
-        rows.hold(slot, lengths, self._index.hold(keys).T.ravel())
-        if num_tokens % rows.layout.block_size:
-            self._shared.add_with_tail(slot)
-        else:
-            self._shared.add(slot)
-        if rows.layout.has_prefix_state:
-            rows.changes.copies.append(StateRestored(slot, tuple(keys)))
+        self._begin(slot, lengths, self._index.hold(keys).T.ravel(), keys)
 
     def resume(self, slot: int, snapshot: Snapshot) -> None:
         """Let an open, empty sequence begin with a known snapshot, with copies of the partly filled blocks.
@@ -48,22 +44,29 @@ class PrefixRows:
         Raises:
             OutOfBlocksError: there are not enough table pages; nothing has changed.
         """
-        rows, allocator = self._rows, self._rows.allocator
         self._require_pages(slot, snapshot.lengths)
-        blocks, tails = snapshot.blocks.copy(), rows.layout.partly_filled(snapshot.lengths)
-        source = blocks[tails]
         self._index.touch([snapshot.key])
-        allocator.share(blocks)
+        self._rows.allocator.share(snapshot.blocks)
+        self._begin(slot, snapshot.lengths, snapshot.blocks.copy(), [snapshot.key])
+
+    def _begin(self, slot: int, lengths: IntArray, blocks: IntArray, keys: Sequence[PrefixKey]) -> None:
+        """Let a sequence have blocks that it holds, row by row, of the index's `keys`, and the states after them."""
+        rows, allocator = self._rows, self._rows.allocator
+        if rows.layout.has_prefix_state:  # first: what is dropped below has one
+            rows.changes.copies.append(StateRestored(slot, tuple(keys)))
+        tails = rows.layout.partly_filled(lengths)
+        source = blocks[tails]
         if not allocator.has(allocator.count(source)):
-            self._index.drop_snapshot(snapshot)  # so that the sequence has these blocks for itself
-        elif len(source):
+            self._index.drop(keys[-1])  # so that the sequence has these blocks for itself
+            rows.hold(slot, lengths, blocks)
+            self._shared.add_with_tail(slot)
+            return
+        if len(source):
             blocks[tails] = target = allocator.allocate_like(source)
             allocator.release(source)
             rows.changes.copies.append(BlockCopies(source, target))
-        rows.hold(slot, snapshot.lengths, blocks)
+        rows.hold(slot, lengths, blocks)
         self._shared.add(slot)
-        if rows.layout.has_prefix_state:
-            rows.changes.copies.append(StateRestored(slot, (snapshot.key,)))
 
     def has_pages_for(self, snapshot: Snapshot) -> bool:
         """Return whether a new sequence finds table pages for the rows of a snapshot."""
@@ -80,7 +83,7 @@ class PrefixRows:
         num_computed: int | None = None,
         *,
         resumable: bool = False,
-        tail_of: PrefixKey | None = None,
+        before: PrefixKey | None = None,
     ) -> None:
         """Let the index know block `index` of a sequence, counted from its first token, in each row.
 
@@ -89,7 +92,7 @@ class PrefixRows:
         Args:
             num_computed: tokens of the sequence that its rows end with; None: as many as the longest row has.
             resumable: with the states of layers, which are those after these tokens.
-            tail_of: the key before it, where the tokens do not fill the block.
+            before: the key before it, behind which its first tokens are found.
         """
         lengths = self._rows.lengths[[slot]]
         computed = lengths.max() if num_computed is None else num_computed
@@ -100,7 +103,7 @@ class PrefixRows:
         resumable = resumable and self._rows.layout.state_bytes > 0
         state_bytes = self._state_bytes(*positions, resumable=resumable)
         blocks = self._rows.blocks([slot], first, first + has_row)
-        is_new = self._index.put(key, token_ids, blocks, state_bytes, resumable=resumable, tail_of=tail_of)
+        is_new = self._index.put(key, token_ids, blocks, state_bytes, resumable=resumable, before=before)
         if is_new and state_bytes:
             self._rows.changes.copies.append(StateSaved(slot, key, positions))
         self._shared.add(slot)

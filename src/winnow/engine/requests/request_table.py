@@ -13,6 +13,7 @@ from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling.faults import Fault
 from winnow.sampling.logprobs import decode_logprobs
 from winnow.sampling.token_table import TokenTable
+from winnow.sampling.turns import Turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,6 +32,7 @@ class RequestTable:
         clock: seconds, monotonic; intervals in metrics are differences of it.
 
     Attributes:
+        turns: conversations that were answered.
         prompt_tokens: computed so far, over all requests.
         generated_tokens: sampled so far, over all requests.
     """
@@ -42,6 +44,7 @@ class RequestTable:
         clock: Callable[[], float],
     ) -> None:
         self._tokens = None if tokenizer is None else TokenTable(tokenizer)
+        self.turns = Turns(self._tokens)
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -169,6 +172,11 @@ class RequestTable:
             self._warn_of_length(sequence)
         try:
             self._states[sequence].finish()
+            request, tail = sequence.request, sequence.request.params.template_tail
+            if request.prompt is not None and tail:  # a chat template made it
+                self.turns.add(
+                    request.tenant, request.prompt, request.prompt_token_ids, tail, sequence.output_token_ids
+                )
         except Exception as error:
             sequence.error = sequence.error or describe_error(error)
             sequence.finish_reason, sequence.stop_reason = "error", None

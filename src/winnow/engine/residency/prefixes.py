@@ -82,11 +82,16 @@ class PrefixSharing:
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
         index, most = self._ledger.prefixes, self._most_as_computed(sequence)
-        keys = index.match(chain, most)
+        keys, computed = index.match(chain, most), 0
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
             keys = index.longest_resumable(chain, keys, sequence.token_ids, most)
-        computed, (snapshot, earlier) = index.num_tokens(keys), self._snapshot(sequence)
+        elif sequence.eviction is None and self._ledger.layout.movable:
+            tail = index.common_tail(chain, keys, sequence.token_ids, most)
+            if tail is not None:
+                computed = index.num_tokens(keys) + tail[1]
+                keys.append(tail[0])
+        computed, (snapshot, earlier) = computed or index.num_tokens(keys), self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
             last_round = computed if earlier is None else EARLIER_ROUND
@@ -153,7 +158,7 @@ class PrefixSharing:
             self._ledger.prefix_rows.resume(slot, found.snapshot)
             sequence.rounds.rounds += found.snapshot.num_rounds
         else:
-            self._ledger.prefix_rows.adopt(slot, found.keys)
+            self._ledger.prefix_rows.adopt(slot, found.keys, found.state.num_computed)
             if sequence.slides(self._ledger.layout):
                 self._ledger.drop_unseen([slot])
         if request.metrics.first_scheduled_time is None and sequence.prefix is not None:
@@ -168,7 +173,8 @@ class PrefixSharing:
         """Return blocks of what was found that running sequences hold, and that the sequence will not change."""
         index = self._ledger.prefixes
         if sequence.eviction is None:
-            return index.num_held(index.blocks_of(found.keys))
+            whole = found.state.num_computed // self._ledger.layout.block_size
+            return index.num_held(index.blocks_of(found.keys[:whole]))
         if found.snapshot is None or sequence.owns_blocks:
             return 0
         # Without rounds while it decodes, the one after the context was the last.
@@ -199,38 +205,40 @@ class PrefixSharing:
                 index,
                 *chain.links[index],
                 num_computed,
+                before=chain.key_after(index),
                 resumable=keeps_state and (index + 1) * size == num_computed,
             )
 
     def remember_end(self, sequence: Sequence) -> None:
         """Let later requests continue where a sequence ends that is about to lose its slot, also after a restart."""
-        self._remember_states(sequence)
+        self._remember_tail(sequence)
         if self._disk is not None:
             self._disk.put_aside(sequence)
 
-    def _remember_states(self, sequence: Sequence) -> None:
-        """Let later requests continue where a sequence ends, if layers keep states."""
+    def _remember_tail(self, sequence: Sequence) -> None:
         chain, computed = sequence.prefix, sequence.kv.num_computed
-        if (
-            chain is None
-            or sequence.eviction is not None
-            or not computed
-            or not self._ledger.layout.state_bytes
-        ):
+        if chain is None or sequence.eviction is not None or not computed:
             return
-        size, token_ids = self._ledger.layout.block_size, sequence.token_ids[:computed]
+        # Later tokens read some values of a tier; see `remember`.
+        end = computed if self._ledger.layout.value_tier is None else min(computed, sequence.prompt_len)
+        size, token_ids = self._ledger.layout.block_size, sequence.token_ids[:end]
         chain.extend(token_ids)
-        slot, whole = sequence.kv.running_slot, computed // size
-        if computed % size:
-            key, rest = chain.tail_key(token_ids), tuple(token_ids[whole * size :])
-            before = chain.key_after(whole)
-            self._ledger.prefix_rows.remember(
-                slot, whole, key, rest, computed, resumable=True, tail_of=before
-            )
+        whole = end // size
+        if end % size:
+            if not (self._ledger.layout.movable or self._ledger.layout.state_bytes):
+                return  # a block is of use whole alone
+            index, key, rest = whole, chain.tail_key(token_ids), tuple(token_ids[whole * size :])
         else:
-            self._ledger.prefix_rows.remember(
-                slot, whole - 1, *chain.links[whole - 1], computed, resumable=True
-            )
+            index, (key, rest) = whole - 1, chain.links[whole - 1]
+        self._ledger.prefix_rows.remember(
+            sequence.kv.running_slot,
+            index,
+            key,
+            rest,
+            computed,
+            before=chain.key_after(index),
+            resumable=end == computed,
+        )
 
     def until_state(self, sequence: Sequence) -> int:
         """Return how many tokens of a prompt remain until a state is to be kept.

@@ -52,7 +52,7 @@ async def create_message(service: Service, request: Request, body: Mapping[str, 
     return StrictResponse(await unless_disconnected(request, whole()))
 
 
-async def count_tokens(service: Service, body: Mapping[str, Any]) -> dict[str, int]:
+async def count_tokens(service: Service, body: Mapping[str, Any], tenant: str | None) -> dict[str, int]:
     """Return the tokens of a prompt.
 
     Raises:
@@ -63,7 +63,7 @@ async def count_tokens(service: Service, body: Mapping[str, Any]) -> dict[str, i
     )
     service.check_model(asked.model)
     assert asked.messages is not None
-    prompt = await service.tokenize_chat(asked.messages, asked.template)
+    prompt = await service.tokenize_chat(asked.messages, asked.template, tenant)
     return {"input_tokens": len(prompt.token_ids)}
 
 

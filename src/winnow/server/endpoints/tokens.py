@@ -11,7 +11,7 @@ from winnow.server.service import Service
 _TEXT_FIELDS = {"model", "prompt", "add_special_tokens", "return_token_strs"}
 
 
-async def tokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
+async def tokenize(service: Service, body: dict[str, Any], tenant: str | None) -> dict[str, Any]:
     """Return the tokens of `prompt`, or of `messages` through the model's chat template.
 
     Raises:
@@ -26,7 +26,7 @@ async def tokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
         tools, _ = read_tools(body)
         template = read_template_options(body, tools)
         _refuse(body, set())
-        prompt = await service.tokenize_chat(messages, template)
+        prompt = await service.tokenize_chat(messages, template, tenant)
         ids = prompt.token_ids
     else:
         _refuse(body, _TEXT_FIELDS)
