@@ -347,10 +347,6 @@ class PrefixIndex:
         entry = self._entries.get(key)
         return PrefixLink(*entry, key in self._resumable) if isinstance(entry, _Entry) else None
 
-    @property
-    def has_tails(self) -> bool:
-        return bool(self._tails)
-
     def columns(self, keys: Sequence[PrefixKey]) -> IntArray:
         """Return the blocks of known blocks of tokens, int32 [n, rows]."""
         return np.stack([self._entries[key].blocks for key in keys])

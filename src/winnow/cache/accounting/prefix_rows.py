@@ -192,9 +192,8 @@ class PrefixRows:
         for number, (key, token_ids, resumable) in enumerate(links):
             start = (first + number) * size
             state_bytes = self._state_bytes(start, start + len(token_ids), resumable=resumable)
-            tail_of = before if len(token_ids) < size else None
             column = columns[:, number].copy()
-            if self._index.put(key, token_ids, column, state_bytes, resumable=resumable, tail_of=tail_of):
+            if self._index.put(key, token_ids, column, state_bytes, resumable=resumable, before=before):
                 kept.append(key)
             before = key
         self._rows.allocator.release(blocks)

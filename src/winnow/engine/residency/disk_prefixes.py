@@ -176,7 +176,7 @@ class DiskPrefixes:
                 return links
             links.append(DiskLink(key, len(tokens), entry.resumable))
         size = self._ledger.layout.block_size
-        if len(token_ids) // size == len(links) and len(token_ids) % size and index.has_tails:
+        if len(token_ids) // size == len(links) and len(token_ids) % size:
             key = chain.tail_key(token_ids)
             entry = index.link(key)
             if entry is not None:
