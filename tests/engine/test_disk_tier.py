@@ -106,7 +106,9 @@ def test_a_conversation_goes_on_after_a_restart(
     with open_llm(directory, tmp_path / "cache", **options) as llm:
         found = [ask(llm, tokens)]
         assert found[0].outputs[0].token_ids == last.outputs[0].token_ids
-        assert found[0].num_cached_tokens == last.num_cached_tokens > len(tokens) - 20
+        # A tail comes from disk whole or not at all, where the index may take its first tokens.
+        assert last.num_cached_tokens - 16 < found[0].num_cached_tokens <= last.num_cached_tokens
+        assert last.num_cached_tokens > len(tokens) - 20
         assert tier_stats(llm).loaded_tokens == found[0].num_cached_tokens
 
 

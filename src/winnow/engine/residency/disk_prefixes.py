@@ -267,7 +267,8 @@ class DiskPrefixes:
             if last and not tail and index.knows(keys[last - 1]):  # but not with states
                 places[last - 1] = tier.place(keys[last - 1])
         else:
-            places = places[:last]
+            tail = self._longest_tail(sequence.token_ids, chain, last, most_tokens)[1]
+            places = places[:last] + ([tier.place(tail)] if tail and not index.knows(tail) else [])
         wanted: dict[str, DiskPart] = {}
         first: list[int] = []
         for number, place in enumerate(places):
@@ -286,19 +287,27 @@ class DiskPrefixes:
         """Return after how many blocks, and which tail, states are on disk; 0: nowhere behind `start` tokens."""
         size = self._ledger.layout.block_size
         for count in range(reach, -1, -1):
-            tails = [
-                (num_tokens, key)
-                for key, num_tokens in self.tier.tails(chain.key_after(count))
-                if count * size + num_tokens <= most_tokens
-                and chain.tail_key_after(count, token_ids[count * size : count * size + num_tokens]) == key
-            ]
-            if tails and count * size + max(tails)[0] > start:
-                return count, max(tails)[1]
+            num_tokens, tail = self._longest_tail(token_ids, chain, count, most_tokens)
+            if tail is not None and count * size + num_tokens > start:
+                return count, tail
             if count * size <= start:
                 break
             if self.tier.holds(chain.key_after(count), resumable=True):
                 return count, None
         return 0, None
+
+    def _longest_tail(
+        self, token_ids: list[int], chain: PrefixChain, count: int, most_tokens: int
+    ) -> tuple[int, PrefixKey | None]:
+        """Return tokens and key of the longest tail on disk with which a prompt continues after `count` blocks."""
+        first = count * self._ledger.layout.block_size
+        found: tuple[int, PrefixKey | None] = 0, None
+        for key, num_tokens in self.tier.tails(chain.key_after(count)):
+            end = first + num_tokens
+            is_longer = found[0] < num_tokens and end <= most_tokens
+            if is_longer and chain.tail_key_after(count, token_ids[first:end]) == key:
+                found = num_tokens, key
+        return found
 
     def _place(self, sequence: Sequence, fetch: Fetch, found: list[SavedPrefix]) -> None:
         """Let the index know what was read, as far as memory lasts."""
