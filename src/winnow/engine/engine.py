@@ -261,7 +261,7 @@ class Engine(RequestLoop):
         if result.traffic is not None:
             self._last_traffic = result.traffic
             self._traffic.add(result.traffic)
-        self.scheduler.advance(step, result.offsets)
+        self.scheduler.advance(step, result.offsets, result.kept)
         self._count_shares(step, executed - scheduled)
         self.scheduler.record_step(step, executed - scheduled)
         self._seconds["schedule"] += scheduled - start

@@ -74,6 +74,8 @@ class Executor(Protocol):
     def plan_evictions(self, planned: Sequence[PlannedEviction]) -> IntArray:
         """Decide which KVs of sequences stay under their budgets; `compact` follows before anything else is computed.
 
+        Not called for what the last step's result said already (`StepPlan.evictions`).
+
         Returns:
             KVs that each of their rows will keep, int32 [B, layers, heads].
         """

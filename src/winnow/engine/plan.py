@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from winnow.cache import CacheUpdate
+from winnow.cache.layout import IntArray
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict
@@ -74,6 +75,8 @@ class StepPlan:
     """Changes of the cache since the executor last heard of it, the room for this step's tokens included."""
     new_sequences: tuple[NewSequence, ...] = ()
     """Sequences that got a slot since, forks included."""
+    evictions: tuple["PlannedEviction", ...] = ()
+    """Rounds that come before the next step, if nothing else changes: sizes of what they leave come back with it."""
 
     @cached_property
     def num_tokens(self) -> int:
@@ -124,3 +127,5 @@ class StepResult:
     """Offsets in `token_ids` at which the tokens of each sampler begin, and after the last the end; None: one each."""
     traffic: TierTraffic | None = None
     """Traffic to and from tiers since the last step; None: none do."""
+    kept: IntArray | None = None
+    """Sizes of what `StepPlan.evictions` leave, as of `Executor.plan_evictions`; None: there are none."""

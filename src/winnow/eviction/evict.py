@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from winnow.eviction.ranking import Ranking
 from winnow.eviction.round_rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.signals import Signals
+from winnow.sampling.host_copy import HostCopy
 
 
 @dataclass(frozen=True)
@@ -35,15 +37,24 @@ class PlannedRound:
     """A round that is ranked; no KV has moved yet.
 
     Attributes:
-        lengths: KVs that each row of the members will keep, int32 [B, layers, heads], on the host.
-        kept: the same on the device, int64.
+        kept: KVs that each ranked row of the members will keep, int64 [B, layers, heads], on the device.
+        held: KVs of all rows before the round, int32 [B, layers, heads], on the host.
     """
 
     policy: EvictionPolicy
     slots: tuple[int, ...]
     ranking: Ranking
     kept: Tensor
-    lengths: IntArray
+    held: IntArray
+    coming: HostCopy
+    """`kept`, int32, on its way to the host."""
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """KVs that each row will keep, int32 [B, layers, heads], on the host; waits for the device."""
+        lengths = self.held.copy()
+        lengths[:, self.ranking.rows.layers] = self.coming.read().numpy()
+        return lengths
 
 
 @torch.inference_mode()
@@ -52,15 +63,14 @@ def plan_round(
 ) -> PlannedRound:
     """Rank the KVs of `members`, all under `policy`, and allot their budgets.
 
-    On devices other than CPUs this synchronizes once, for the lengths.
+    On devices other than CPUs the first look at the lengths waits.
     """
     ranking = rank_round(cache, policy, members, signals)
     targets = policy.budget.allot(policy.budget.costs(ranking))
     kept = torch.minimum(torch.maximum(targets, ranking.protected), ranking.length)
-    slots, layers = [member.slot for member in members], policy.evicts_from(cache.pool.layout)
-    lengths: IntArray = cache.tables.host_lengths[slots]
-    lengths[:, layers] = kept.to(torch.int32).cpu().numpy()
-    return PlannedRound(policy, tuple(slots), ranking, kept, lengths)
+    slots = [member.slot for member in members]
+    held: IntArray = cache.tables.host_lengths[slots]
+    return PlannedRound(policy, tuple(slots), ranking, kept, held, HostCopy(kept.to(torch.int32)))
 
 
 @torch.inference_mode()

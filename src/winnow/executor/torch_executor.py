@@ -65,6 +65,8 @@ class SubmittedStep:
     sampled: PendingSample | None
     prompt_logprobs: dict[int, list[LogprobDict]]
     traffic: TierTraffic | None
+    evicts: bool
+    """True: its sizes of rounds come with it."""
 
 
 class TorchExecutor:
@@ -86,6 +88,7 @@ class TorchExecutor:
         self.layout, self.size = layout, size
         self.cache = PagedCache.allocate(layout, size, model.device, host_bytes)
         self._planned_rounds: list[PlannedRound] = []
+        self._round_slots: list[int] = []
         self._model = model
         self._backend = backend
         self.attention = type(backend).__name__
@@ -175,19 +178,23 @@ class TorchExecutor:
             for index, part in logits.prompts.items()
         }
         samplers = plan.samplers
+        evicts = bool(plan.evictions)
         if not samplers:
-            return SubmittedStep(None, scored, traffic)
+            self._begin_rounds(plan.evictions)
+            return SubmittedStep(None, scored, traffic, evicts)
         if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
         self._enter(samplers)
         sampled = self._sampler.begin(rows, samplers, plan.drafts)
         if self.overlaps:
             self._last_sampled[self._to_device(sampled.slots)] = sampled.on_device()
-        return SubmittedStep(sampled, scored, traffic)
+        self._begin_rounds(plan.evictions)
+        return SubmittedStep(sampled, scored, traffic, evicts)
 
     def collect(self, handle: SubmittedStep) -> StepResult:
+        kept = self._round_lengths() if handle.evicts else None
         if handle.sampled is None:
-            return StepResult([], [], handle.prompt_logprobs, traffic=handle.traffic)
+            return StepResult([], [], handle.prompt_logprobs, traffic=handle.traffic, kept=kept)
         sampled = handle.sampled.read()
         errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
         return StepResult(
@@ -197,6 +204,7 @@ class TorchExecutor:
             errors,
             sampled.offsets,
             handle.traffic,
+            kept,
         )
 
     def _take_traffic(self, plan: StepPlan) -> TierTraffic | None:
@@ -214,17 +222,29 @@ class TorchExecutor:
         return total
 
     def plan_evictions(self, planned: SequenceType[PlannedEviction]) -> IntArray:
+        self._begin_rounds(planned)
+        return self._round_lengths()
+
+    def _begin_rounds(self, planned: SequenceType[PlannedEviction]) -> None:
+        """Rank the KVs of sequences; their numbers are on their way."""
         targets = [
             EvictionTarget(each.slot, self._eviction(each.slot), each.computed, each.position_offset)
             for each in planned
         ]
-        lengths = self.cache.tables.host_lengths[[each.slot for each in planned]]
-        self._planned_rounds = []
-        for policy, indices in _by_policy(targets).items():
-            planned_round = plan_round(self.cache, policy, [targets[i] for i in indices], self._signals)
-            lengths[indices] = planned_round.lengths
-            self._planned_rounds.append(planned_round)
-        return lengths
+        self._planned_rounds = [
+            plan_round(self.cache, policy, [targets[i] for i in indices], self._signals)
+            for policy, indices in _by_policy(targets).items()
+        ]
+        self._round_slots = [each.slot for each in planned]
+
+    def _round_lengths(self) -> IntArray:
+        """Return KVs that the rows of the sequences in the rounds to come will keep, in the order of their plan."""
+        lengths = {
+            slot: kept
+            for each in self._planned_rounds
+            for slot, kept in zip(each.slots, each.lengths, strict=True)
+        }
+        return np.stack([lengths[slot] for slot in self._round_slots])
 
     def compact(self) -> None:
         planned, self._planned_rounds = self._planned_rounds, []

@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceType
+from dataclasses import replace
 
 from winnow.cache import Ledger
+from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
 from winnow.engine.plan import PlannedEviction
 from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.residency.block_ownership import BlockOwnership
 from winnow.engine.residency.prefixes import PrefixSharing
 from winnow.engine.residency.replays import siblings
+from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.eviction import SequenceEviction
 
 
@@ -41,6 +44,7 @@ class EvictionScheduler:
         self.total = RoundTally()
         self._num_steps = 0
         self._num_served = 0
+        self._foreseen: tuple[tuple[Sequence, ...], tuple[PlannedEviction, ...], IntArray] | None = None
 
     def start_step(self) -> None:
         """Count a step; policies may have rounds every so many of them."""
@@ -96,6 +100,30 @@ class EvictionScheduler:
             if owns and self._ledger.is_shared(sequence.kv.running_slot):
                 return True
         return False
+
+    def foresee(self, step: ScheduledStep) -> ScheduledStep:
+        """Return a step that also plans the round which its tokens make due, where it is clear whose that is."""
+        ends = {s: e.end for e, s in zip(step.plan.entries, step.sequences, strict=True) if e.replay is None}
+        able = [sequence for sequence in ends if sequence.eviction is not None]
+        due = [
+            sequence
+            for sequence, (_, last_round, mean) in self._states(able)
+            if _eviction(sequence).round_due(ends[sequence], last_round, mean)
+        ]
+        due.sort(key=lambda s: s.kv.last_served)
+        slots = [sequence.kv.running_slot for sequence in due]
+        if not due or any(_eviction(s).passes for s in due) or any(map(self._ledger.is_shared, slots)):
+            return step
+        if self._max_kvs is not None and int(self._ledger.lengths[slots].sum()) > self._max_kvs:
+            return step
+        evictions = tuple(
+            PlannedEviction(slot, ends[s], s.kv.position_offset) for slot, s in zip(slots, due, strict=True)
+        )
+        return replace(step, plan=replace(step.plan, evictions=evictions), evicting=tuple(due))
+
+    def note(self, step: ScheduledStep, kept: IntArray | None) -> None:
+        """Learn what the round leaves that a step has planned. It holds for that very round, if it comes next."""
+        self._foreseen = None if kept is None else (step.evicting, step.plan.evictions, kept)
 
     # -- who -----------------------------------------------------------------------------------------------------
 
@@ -199,12 +227,15 @@ class EvictionScheduler:
                 self._ledger.clear(sibling.kv.running_slot)
         self._executor.apply(self._ledger.take_update())
         slots = [s.kv.running_slot for s in leaders]
-        lengths = self._executor.plan_evictions(
-            [
-                PlannedEviction(slot, s.kv.num_computed, s.kv.position_offset)
-                for slot, s in zip(slots, leaders, strict=True)
-            ]
+        planned = tuple(
+            PlannedEviction(slot, s.kv.num_computed, s.kv.position_offset)
+            for slot, s in zip(slots, leaders, strict=True)
         )
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and foreseen[:2] == (tuple(leaders), planned):
+            lengths = foreseen[2]
+        else:
+            lengths = self._executor.plan_evictions(planned)
         for slot, kept in zip(slots, lengths, strict=True):
             self._ledger.own_front(slot, kept)
         self._executor.apply(self._ledger.take_update())

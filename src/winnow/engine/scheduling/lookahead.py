@@ -58,7 +58,8 @@ class Lookahead:
             for entry, _ in continuing
         )
         sequences = tuple(sequence for _, sequence in continuing)
-        return ScheduledStep(StepPlan(entries, self._ledger.take_update()), sequences, sequences)
+        following = ScheduledStep(StepPlan(entries, self._ledger.take_update()), sequences, sequences)
+        return self._rounds.foresee(following)
 
 
 def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:

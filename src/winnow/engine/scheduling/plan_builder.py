@@ -19,11 +19,13 @@ class ScheduledStep:
     Attributes:
         sequences: of each of the plan's entries.
         samplers: of each of `StepPlan.samplers`.
+        evicting: of each of `StepPlan.evictions`.
     """
 
     plan: StepPlan
     sequences: tuple[Sequence, ...] = ()
     samplers: tuple[Sequence, ...] = ()
+    evicting: tuple[Sequence, ...] = ()
 
 
 class PlanBuilder:

@@ -12,6 +12,7 @@ from collections.abc import Sequence as SequenceType
 import numpy as np
 
 from winnow.cache import Demand, Ledger, OutOfBlocksError
+from winnow.cache.layout import IntArray
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.requests.beams import Continuation
@@ -81,6 +82,7 @@ class Scheduler:
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self._clock = clock
         self.accounts = TenantAccounts(config.tenants, self.ledger)
+        self._foresees = executor.overlaps
         self._preemption = Preemption(executor, self.ledger, clock, costs, self.accounts)
         self.saved_prefixes = SavedPrefixes(executor, self.ledger, prefix_store)
         self.disk: DiskPrefixes | None = None
@@ -178,7 +180,7 @@ class Scheduler:
                 continue  # a round of theirs may be due
             step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
-                return step
+                return self._rounds.foresee(step) if self._foresees else step
             if (
                 self.prefixes.await_any(self.waiting)
                 or waits
@@ -402,12 +404,16 @@ class Scheduler:
         self.decisions.record(step.plan, seconds)
         self._preemption.record_step(step.plan, step.sequences, seconds)
 
-    def advance(self, step: ScheduledStep, offsets: SequenceType[int] | None = None) -> None:
+    def advance(
+        self, step: ScheduledStep, offsets: SequenceType[int] | None = None, kept: IntArray | None = None
+    ) -> None:
         """Count the planned tokens as computed, and take those back that were proposed and not sampled.
 
         Args:
             offsets: where the tokens of each sampler begin; None: each has one.
+            kept: see `StepResult`.
         """
+        self._rounds.note(step, kept)
         lengths = {} if offsets is None else dict(zip(step.samplers, np.diff(offsets).tolist(), strict=True))
         rejected: dict[int, int] = {}
         for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
