@@ -20,7 +20,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from winnow.attention.triton.kernels import chunk, decode, move, observer
+from winnow.attention.triton.kernels import chunk, decode, move, observer, rotate
 from winnow.attention.triton.launch import product_dtype
 from winnow.attention.triton.side_format import Window, side_formats
 from winnow.attention.triton.tuning import tuning_for
@@ -39,7 +39,7 @@ LAYOUT = {"LAYERS": 32, "KV_HEADS": 8, "BLOCK_SIZE": 16, "PAGE_ENTRIES": 16, "PA
 GROUP = 4
 WORDS = {torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.uint8: "*u8"}
 # What kernels call their arguments says what they are; what is in none of these sets is int32.
-OF_MODEL = {"q", "k", "v", "out", "sinks"}
+OF_MODEL = {"q", "k", "v", "out", "sinks", "heads", "cos", "sin", "query_norm", "key_norm"}
 INT64 = {"slots", "position", "token_slots", "tokens_after", "source", "chosen", "top_k"}
 INT32 = {"pages", "page_table", "lengths", "index", "position_pool", "extents", "tiles"}
 FLOAT32 = {
@@ -108,7 +108,18 @@ def variants(
     yield observer.observe_decode, {**observed, **few}, 4, 3
     yield observer.observe_decode, {**observed, "TERM": "value aware", "BLOCK_N": 4096 // head_dim}, 4, 3
     yield observer.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
-    yield move.write_kvs, {**LAYOUT, **sizes_of_kvs, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}, 4, 3
+    rotation = {
+        "QUERY_HEADS": 32,
+        "HALF": head_dim // 2,
+        "QUERY_ONE_PLUS": False,
+        "KEY_ONE_PLUS": False,
+        "BLOCK": head_dim // 2,
+        "REST": 1,
+    }
+    storing = {**LAYOUT, **sizes_of_kvs, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}
+    yield move.write_kvs, storing, 4, 3
+    yield rotate.rotate_and_write_heads, {**storing, **rotation, "query_norm": None, "key_norm": None}, 4, 3
+    yield rotate.rotate_and_write_heads, {**storing, **rotation}, 4, 3
     of_pool = {
         "BLOCK_SIZE": 16,
         "BLOCK_WORDS": pool.of_layer(-1).words.shape[1],
@@ -133,12 +144,12 @@ def argument(kernel: Any, name: str, dtype: torch.dtype, word: torch.dtype) -> s
         return "*i64"
     if name in INT32 or name in FLOAT32:
         return "*i32" if name in INT32 else "*fp32"
-    return "fp32" if name == "scale" else "i32"
+    return "fp32" if name in ("scale", "query_eps", "key_eps") else "i32"
 
 
 def alignment(kernel: Any, name: str, kind: str) -> bool:
     """Whether the JIT finds this argument to be a multiple of 16: memory that torch gave, and strides of heads."""
-    return kind.startswith("*") or name.endswith(("token_stride", "head_stride"))
+    return kind.startswith("*") or name.endswith(("token_stride", "head_stride", "row_stride"))
 
 
 def compile_all(
@@ -168,7 +179,7 @@ def compile_all(
             options={
                 "num_warps": num_warps,
                 "num_stages": num_stages,
-                "enable_fp_fusion": kernel is not move.write_kvs,
+                "enable_fp_fusion": kernel not in (move.write_kvs, rotate.rotate_and_write_heads),
             },
         )
         tile = [constants[name] for name in ("BLOCK_M", "BLOCK_G", "BLOCK_Q", "BLOCK_N") if name in constants]

@@ -1,7 +1,14 @@
 """Attention over the paged cache: the backend interface and its implementations."""
 
 from winnow.attention.backends import open_backend
-from winnow.attention.interface import AttentionBackend, AttentionSpec, BackendStep, JudgedKVs, ReplayQueries
+from winnow.attention.interface import (
+    AttentionBackend,
+    AttentionSpec,
+    BackendStep,
+    HeadRotation,
+    JudgedKVs,
+    ReplayQueries,
+)
 from winnow.attention.observer import AttentionObserver, Group, Smoothing, Term
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.reference import ReferenceBackend
@@ -14,6 +21,7 @@ __all__ = [
     "AttentionSpec",
     "BackendStep",
     "Group",
+    "HeadRotation",
     "JudgedKVs",
     "PagedCache",
     "RankedRows",

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -47,6 +47,29 @@ class ReplayQueries:
     key_logs: Tensor | None = None
 
 
+class HeadNorm(Protocol):
+    """Root-mean-square norm of the vectors of heads; with `one_plus` by 1 + weight."""
+
+    weight: Tensor
+    eps: float
+    one_plus: bool
+
+
+@dataclass(frozen=True)
+class HeadRotation:
+    """Rotation of the queries and keys of new tokens, dimension i with dimension i + rotary_dim / 2.
+
+    Attributes:
+        cos, sin: [T, rotary_dim].
+        query_norm, key_norm: of each head, before it is rotated.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    query_norm: HeadNorm | None = None
+    key_norm: HeadNorm | None = None
+
+
 class BackendStep(ABC):
     """A packed batch over a paged cache in the form that one backend takes: made once, used by all layers.
 
@@ -68,6 +91,17 @@ class BackendStep(ABC):
 
         Their accumulators start at 0.
         """
+
+    def rotate_and_write(self, layer: int, heads: Tensor, query_heads: int, rotation: HeadRotation) -> bool:
+        """Norm and rotate queries and keys in place, and store KVs as `write` does, in one pass.
+
+        Args:
+            heads: [T, (Hq + 2 H) * d], rows dense: queries, keys, values.
+
+        Returns:
+            False: there is no such pass for this cache, and nothing was done.
+        """
+        return False
 
     @abstractmethod
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:

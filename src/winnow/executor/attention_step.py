@@ -6,7 +6,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from winnow.attention import AttentionSpec, BackendStep
+from winnow.attention import AttentionSpec, BackendStep, HeadRotation
 from winnow.attention.native_step import NativeStep
 from winnow.attention.torch_backend import written_slots
 from winnow.engine.plan import PlannedSequence, StepPlan
@@ -74,8 +74,14 @@ class PagedAttentionStep:
         before = self.hidden[0]
         self.signals.add_similarity(layer, self.batch.spans, self.watched, before, before + out[0])
 
+    def rotate_and_write(self, layer: int, heads: Tensor, query_heads: int, rotation: HeadRotation) -> bool:
+        return self.batch.rotate_and_write(layer, heads, query_heads, rotation)
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self.batch.write(layer, k, v)
+        return self.attend_written(layer, q, k, v, spec)
+
+    def attend_written(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         if self.queries:
             self.signals.queries.add(layer, self.queries, q, k, spec.scale)
         if self.references and layer in self.batch.cache.pool.layout.evictable:

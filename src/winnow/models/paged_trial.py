@@ -37,9 +37,13 @@ class _Step:
     def __init__(self, backend: AttentionBackend, cache: PagedCache, spans: Spans) -> None:
         self._step = backend.prepare(cache, spans)
         self.native = self._step.whole_layers
+        self.rotate_and_write = self._step.rotate_and_write
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         self._step.write(layer, k, v)
+        return self._step.attend(layer, q, spec)
+
+    def attend_written(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         return self._step.attend(layer, q, spec)
 
 

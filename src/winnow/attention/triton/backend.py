@@ -1,16 +1,19 @@
 """The operations over the paged cache as launches of Triton kernels."""
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
 
-from winnow.attention.interface import AttentionSpec, BackendStep
+from winnow.attention.interface import AttentionSpec, BackendStep, HeadRotation
 from winnow.attention.spans import Spans
 from winnow.attention.split import attend_split
 from winnow.attention.torch_backend import TorchBackend, TorchStep, write_rows
 from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
+from winnow.attention.triton.kernels.rotate import rotate_and_write_heads
 from winnow.attention.triton.launch import (
     cache_layout,
     capability_of,
@@ -86,42 +89,78 @@ class _TritonStep(TorchStep):
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         cache, spans = self.cache, self.spans
-        pool, tables = cache.pool.of_layer(layer), cache.tables
+        pool = cache.pool.of_layer(layer)
         if pool.tier is not None:
             write_rows(cache, spans, layer, k, v)
             return
         codec = pair_codec(pool.kind.codec)
         k = unit_stride(turned(k) if codec.rotate_keys else k)
         v = unit_stride(turned(v) if codec.rotate_values else v)
-        only_decodes = spans.num_decodes == len(spans.counts)
         with torch.cuda.device_of(k):
             write_kvs[(len(k),)](
                 k,
                 v,
-                pool.storage,
-                pool.numbers.position,
-                pool.numbers.accumulators,
-                tables.pages,
-                tables.page_table,
-                tables.lengths,
-                spans.device_slots if only_decodes else spans.token_slots,
-                None if only_decodes else spans.tokens_after,
-                spans.position,
-                layer,
-                k.stride(0),
-                k.stride(1),
-                v.stride(0),
-                v.stride(1),
-                pool.numbers.position.numel(),
-                **cache_layout(cache),
-                **side_formats(pool.kind),
-                HEAD_DIM=pool.kind.key_size,
-                NUM_ACCUMULATORS=len(pool.numbers.accumulators),
-                BLOCK_H=triton.next_power_of_2(cache.pool.layout.num_kv_heads),
-                BLOCK_D=padded(pool.kind.key_size),
-                num_warps=4,
-                enable_fp_fusion=False,  # codes are the reference's, bit for bit
+                k_token_stride=k.stride(0),
+                k_head_stride=k.stride(1),
+                v_token_stride=v.stride(0),
+                v_head_stride=v.stride(1),
+                **self._writing(layer),
             )
+
+    def rotate_and_write(self, layer: int, heads: Tensor, query_heads: int, rotation: HeadRotation) -> bool:
+        pool, cos = self.cache.pool.of_layer(layer), rotation.cos
+        codec, half = pair_codec(pool.kind.codec), cos.shape[1] // 2
+        if pool.tier is not None or codec.rotate_keys or codec.rotate_values or not len(heads):
+            return False
+        assert heads.stride(1) == 1 and cos.is_contiguous() and rotation.sin.is_contiguous()
+        writing = self._writing(layer)
+        query, key = rotation.query_norm, rotation.key_norm
+        with torch.cuda.device_of(heads):
+            rotate_and_write_heads[(len(heads), 1 + triton.cdiv(query_heads, writing["BLOCK_H"]))](
+                heads,
+                heads.stride(0),
+                cos,
+                rotation.sin,
+                None if query is None else query.weight,
+                None if key is None else key.weight,
+                0.0 if query is None else query.eps,
+                0.0 if key is None else key.eps,
+                QUERY_HEADS=query_heads,
+                HALF=half,
+                QUERY_ONE_PLUS=query is not None and query.one_plus,
+                KEY_ONE_PLUS=key is not None and key.one_plus,
+                BLOCK=triton.next_power_of_2(half),
+                REST=triton.next_power_of_2(max(pool.kind.key_size - 2 * half, 1)),
+                **writing,
+            )
+        return True
+
+    def _writing(self, layer: int) -> dict[str, Any]:
+        """Return the arguments of kernels that store the KVs of the batch's tokens."""
+        cache, spans = self.cache, self.spans
+        pool, tables = cache.pool.of_layer(layer), cache.tables
+        only_decodes = spans.num_decodes == len(spans.counts)
+        return {
+            "storage": pool.storage,
+            "position_pool": pool.numbers.position,
+            "accumulators": pool.numbers.accumulators,
+            "pages": tables.pages,
+            "page_table": tables.page_table,
+            "lengths": tables.lengths,
+            "token_slots": spans.device_slots if only_decodes else spans.token_slots,
+            "tokens_after": None if only_decodes else spans.tokens_after,
+            "position": spans.position,
+            "layer": layer,
+            "pool_slots": pool.numbers.position.numel(),
+            **cache_layout(cache),
+            **side_formats(pool.kind),
+            "HEAD_DIM": pool.kind.key_size,
+            "NUM_ACCUMULATORS": len(pool.numbers.accumulators),
+            "BLOCK_H": triton.next_power_of_2(cache.pool.layout.num_kv_heads),
+            "BLOCK_D": padded(pool.kind.key_size),
+            "num_warps": 4,
+            "enable_fp_fusion": False,  # codes are the reference's, bit for bit
+        }
 
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         cache, spans = self.cache, self.spans

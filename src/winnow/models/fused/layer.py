@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from winnow.attention import AttentionSpec
+from winnow.attention import AttentionSpec, HeadRotation
 from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.models.fused.forms import Activation, NormWeight
 from winnow.models.fused.parts import LayerNorms
@@ -169,15 +169,20 @@ class FusedLayer(nn.Module):
         query_heads, kv_heads, head_dim = self._shape
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
+        attend = step.attend
         if self._native is not None:
             qkv = self._native_kernels.pre_attention(self._native, x, cos, sin, num_heads * head_dim)
         else:
             qkv = self.qkv(self.kernels.rms_norm(x, self.norms.input))
             norms = self.norms.query, self.norms.key
-            self.kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *norms)
+            write = getattr(step, "rotate_and_write", None)
+            if write is not None and write(self.layer_idx, qkv, query_heads, HeadRotation(cos, sin, *norms)):
+                attend = step.attend_written  # type: ignore[attr-defined]
+            else:
+                self.kernels.rotate(qkv, query_heads, kv_heads, head_dim, cos, sin, *norms)
         heads = qkv.view(-1, num_heads, head_dim)
         q, k, v = heads.split_with_sizes([query_heads, kv_heads, kv_heads], dim=1)
-        return step.attend(self.layer_idx, q, k, v, self.spec).flatten(1)
+        return attend(self.layer_idx, q, k, v, self.spec).flatten(1)
 
     def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
         """Return the output projection and feed-forward part: both arguments [n, ...] -> output, [n, hidden_size]."""
