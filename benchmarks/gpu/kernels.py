@@ -15,14 +15,12 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.gpu.rows import PRODUCT, READ, milliseconds, put
-from winnow.attention import AttentionObserver, AttentionSpec
-from winnow.bench.kernel import DECODE_OBSERVED, WINDOW, WINDOW_OBSERVED, attention_flops
+from winnow.bench.kernel import Operation, operations
 from winnow.bench.kernel_case import KernelCase
 from winnow.bench.kernel_config import KernelConfig
 from winnow.bench.limits import Limits
 
 if TYPE_CHECKING:
-    from winnow.attention import Spans
     from winnow.attention.triton.tuning import Tuning
 
 FORMATS = ("fp8_e4m3", "int8", "int4", "k=int8,v=int4")
@@ -53,23 +51,34 @@ def attention(device: str) -> None:
     if device != "cpu":
         _compile(device)
     case = _case(device)
-    _decode(case, "decode 64 x 4,096")
-    for name, observer in DECODE_OBSERVED.items():
-        _decode(case, f"decode, observing {name}", observer)
-    _prefill(case, "prefill 4 x 512 in 4,096")
-    _prefill(case, f"prefill, window {WINDOW} observed", WINDOW_OBSERVED)
+    found = _operations(case)
+    for operation in found.values():
+        _time(case, operation)
     for kv_format in FORMATS:
-        _decode(_case(device, kv_cache_dtype=kv_format), f"decode, {kv_format}")
+        other = _case(device, kv_cache_dtype=kv_format)
+        _time(other, _operations(other)["decode"], f"decode, {kv_format}")
     if device != "cpu":
         for name, shape in SHAPES.items():
-            _decode(_case(device, **shape), f"decode, {name}")
+            other = _case(device, **shape)
+            _time(other, _operations(other)["decode"], f"decode, {name}")
     _sweep(case, list(_launches(device)))
 
 
+def _operations(case: KernelCase) -> dict[str, Operation]:
+    """Decoding and prefill as `winnow bench kernel` has them, plain and observed."""
+    found: dict[str, Operation] = {}
+    for group in operations(case):
+        found |= {each.name: each for each in group if each.name.startswith(("decode", "prefill"))}
+        if "prefill" in found:
+            break
+    return found
+
+
 def _sweep(case: KernelCase, launches: Sequence[tuple[str, str, "Tuning"]]) -> None:
+    found = _operations(case)
     for kind, name, tuning in launches:
         try:
-            (_decode if kind == "decode" else _prefill)(case, f"{kind}: {name}", tuning=tuning)
+            _time(case, found[kind], f"{kind}: {name}", tuning)
         except Exception as error:  # a launch that does not fit the card's shared memory
             print(f"{kind} {name}: {str(error).splitlines()[0]}", file=sys.stderr)
 
@@ -132,35 +141,17 @@ def _case(device: str, **shape: object) -> KernelCase:
     return KernelCase.build(config, 1)
 
 
-def _decode(
-    case: KernelCase, name: str, observe: AttentionObserver | None = None, tuning: "Tuning | None" = None
-) -> None:
-    spans = case.spans(case.config.batch, 0, observe)
-    lengths = case.cache.tables.host_lengths[spans.slots]
-    read = float(lengths.sum()) / case.layers * case.kv_bytes
-    put(name, _attend(case, spans, tuning), "ms", bytes=read)
-
-
-def _prefill(
-    case: KernelCase, name: str, observe: AttentionObserver | None = None, tuning: "Tuning | None" = None
-) -> None:
-    chunks = case.config.prefill_batch
-    spans = case.spans(0, chunks, observe, WINDOW if observe else 0)
-    put(name, _attend(case, spans, tuning), "ms", flops=attention_flops(case, spans))
-
-
-def _attend(case: KernelCase, spans: "Spans", tuning: "Tuning | None") -> float:
-    """Milliseconds of a layer; two layers in turn, so that none is found in the cache."""
+def _time(case: KernelCase, operation: Operation, name: str = "", tuning: "Tuning | None" = None) -> None:
+    """Print milliseconds of a layer; two layers in turn, so that none is found in the cache."""
     from winnow.attention.triton import TritonBackend
 
-    q = case.q[: int(spans.counts.sum())]
-    spec = AttentionSpec(case.config.head_dim**-0.5)
     with torch.inference_mode():
-        step = TritonBackend(tuning).prepare(case.cache, spans)
-        layers = range(case.layers)
+        compute = operation.prepare(TritonBackend(tuning))
 
         def run() -> None:
-            for layer in layers:
-                step.attend(layer, q, spec)
+            for layer in range(case.layers):
+                compute(layer)
 
-        return milliseconds(run, case.config.device) / case.layers
+        spent = milliseconds(run, case.config.device) / case.layers
+    work = {"flops": operation.flops} if operation.flops else {"bytes": operation.bytes_read}
+    put(name or operation.name, spent, "ms", **work)

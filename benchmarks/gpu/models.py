@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "kv-compress-pd, 4x": {"eviction": "kv-compress-pd", "compression": 4},
     "fp8 KVs": {"kv_cache_dtype": "fp8_e4m3"},
 }
+if find_spec("torchao") is not None:
+    CONFIGURATIONS |= {f"{form} weights": {"weight_dtype": form} for form in ("fp8", "int4")}
 PROFILED_STEPS = 6
 KERNELS = 16
 
@@ -26,6 +29,8 @@ def measure(work: Work, device: str, *, every: bool) -> None:
     """Rows of a model; `every` configuration, or the full cache alone."""
     path, prompts = str(work.directory()), work.prompts()
     for name, options in CONFIGURATIONS.items() if every else [(ALL, {})]:
+        if "weight_dtype" in options and device == "cpu":
+            continue
         sequences = work.sequences if name == ALL else work.fitting
         tokens = (work.prompt + work.new) * (sequences + (name == ALL))
         llm = LLM(
