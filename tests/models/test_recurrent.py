@@ -16,6 +16,7 @@ from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention import open_backend
 from winnow.cache.recurrent import Computed, RecurrentStates
 from winnow.config import ModelConfig
+from winnow.engine.residency import prefixes
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import PRESETS as EVERY
 from winnow.models import load_model
@@ -164,6 +165,21 @@ def test_a_prompt_again_and_prompts_that_part(qwen: tuple[Path, Any]) -> None:
         for number, known in enumerate((0, 64, 64)):  # the first to part leaves a state where it does
             other = shared[:70] + prompt(30 + number)
             assert cached_tokens(llm, other) == (known, generate_alone(model, other, MAX_TOKENS))
+
+
+@pytest.mark.parametrize(("every", "known"), [(32, 64), (2048, 0)])
+def test_states_are_kept_every_so_many_tokens(
+    qwen: tuple[Path, Any], every: int, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a prompt that is the first to part finds one; else it leaves one where it does."""
+    path, model = qwen
+    monkeypatch.setattr(prefixes, "_STATE_TOKENS", every)
+    shared = prompt(100)
+    with LLM(path, kv_memory="8MiB", max_num_seqs=4) as llm:
+        cached_tokens(llm, shared)
+        for number, found in enumerate((known, 64)):
+            other = shared[:70] + prompt(30 + number)
+            assert cached_tokens(llm, other) == (found, generate_alone(model, other, MAX_TOKENS))
 
 
 def test_prompts_that_begin_alike_wait_for_one(qwen: tuple[Path, Any]) -> None:
