@@ -88,20 +88,44 @@ SIZES: dict[str, Any] = {
 }
 _MIXED = ["linear_attention", "full_attention"] * 2
 _BLOCKS = ["linear_attention", "moe", "full_attention", "linear_attention", "mlp", "full_attention"]
+_PICTURES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 28,
+    "patch_size": 14,
+}
+_SOUNDS = {
+    **dict.fromkeys(("hidden_size", "ext_pw_out_channel", "depthwise_separable_out_channel"), 32),
+    **dict.fromkeys(("nemo_conv_channels", "intermediate_size"), 32),
+    "num_blocks": 1,
+    "num_attention_heads": 4,
+}
 # What some kinds need beside: their layers of each kind, or sizes that follow from others. None: left out.
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"layer_types": None, "attn_layer_indices": [1, 3]},
+    "cohere_compass": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 1e4}
+            for kind in ("full_attention", "sliding_attention")
+        },
+    },
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "dots1": {"n_shared_experts": 1},
     "falcon_h1": {"layer_types": None, "mamba_rms_norm": True},
+    "git": {"vision_config": _PICTURES},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": WINDOW},
     "granitemoehybrid": {"layer_types": _MIXED},
     "jamba": {"layer_types": None, "attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "nemotron_h": {"layers_block_type": _BLOCKS, "num_hidden_layers": None, "n_groups": 2},
+    "phi4_multimodal": {"vision_config": _PICTURES, "audio_config": _SOUNDS},
     "qwen3_5": {"layer_types": _MIXED},
     "zamba": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "attention_head_dim": 32},
     "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * 2, "use_shared_attention_adapter": True},

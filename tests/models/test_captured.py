@@ -1,4 +1,4 @@
-"""Classes with attention of their own: what their code makes of keys and values is what the cache computes."""
+"""Classes with attention of their own, or in an order of their own: the cache computes what their code does."""
 
 import random
 from dataclasses import replace
@@ -11,10 +11,12 @@ from architectures import VOCAB, generate_alone, save
 from transformers import (
     BigBirdConfig,
     BloomConfig,
+    DiffLlamaConfig,
     FalconConfig,
     FalconForCausalLM,
     GPTNeoConfig,
     GPTNeoXJapaneseConfig,
+    HrmTextConfig,
     MptConfig,
     PretrainedConfig,
     RoFormerConfig,
@@ -54,6 +56,15 @@ CONFIGS: dict[str, PretrainedConfig] = {
         window_size=9,
         max_position_embeddings=256,
         tie_word_embeddings=False,
+    ),
+    # Two whose modules attend several times in a pass.
+    "diffllama": DiffLlamaConfig(**_COMMON, num_key_value_heads=2),
+    "hrm_text": HrmTextConfig(
+        **_COMMON | {"num_hidden_layers": 6},
+        num_key_value_heads=2,
+        num_layers_per_stack=1,
+        H_cycles=2,
+        L_cycles=2,
     ),
     "gpt_neox_japanese": GPTNeoXJapaneseConfig(**_COMMON, intermediate_multiple_size=2),
     "roformer": RoFormerConfig(**_COMMON, is_decoder=True, rotary_value=True),

@@ -95,6 +95,32 @@ class AttentionStep(Protocol):
         """Store k and v, [T, H, d], and attend with q, [T, Hq, d], over all KVs so far. Returns [T, Hq, d]."""
 
 
+class KVLayers:
+    """Layers of the cache that a module attends over in turn, where it attends several times in one pass."""
+
+    def __init__(self, first: int) -> None:
+        self.numbers = [first]
+        self._taken = 0
+
+    def take(self) -> int:
+        """Return the number of the next; after the last comes the first."""
+        self._taken += 1
+        return self.numbers[(self._taken - 1) % len(self.numbers)]
+
+    def __int__(self) -> int:
+        return self.numbers[0]
+
+    def restart(self, *_: Any) -> None:
+        """Begin another pass, as a hook."""
+        self._taken = 0
+
+
+def kv_layer_of(module: nn.Module) -> int:
+    """Return the layer of the cache that a module attends over next, once it has got its number."""
+    layer: Any = module.kv_layer
+    return layer.take() if isinstance(layer, KVLayers) else int(layer)
+
+
 def paged_attention(
     module: nn.Module,
     query: Tensor,
@@ -111,8 +137,8 @@ def paged_attention(
 ) -> tuple[Tensor, None]:
     """Return the function that transformers calls: query [1, Hq, T, d], key and value [1, H, T, d] -> [1, T, Hq, d].
 
-    Modules have a number in the cache, `kv_layer`, from `probe_geometry`. Keys come rotated. No mask is ever built for
-    this function; what a mask would say follows from positions.
+    Modules have a number in the cache, `kv_layer`, or several, from `probe_geometry`. Keys come rotated. No mask is
+    ever built for this function; what a mask would say follows from positions.
 
     Raises:
         UnsupportedModelError: the layer asks for something that attention here does not compute.
@@ -136,7 +162,7 @@ def paged_attention(
     if size < key.shape[-1]:
         value = nn.functional.pad(value, (0, key.shape[-1] - size))
     out = winnow_step.attend(
-        int(module.kv_layer),  # type: ignore[arg-type]
+        kv_layer_of(module),
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),

@@ -9,7 +9,7 @@ from transformers import AttentionInterface
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
-from winnow.models.binding import ATTENTION_NAME, attention_of, cache_argument, paged_attention
+from winnow.models.binding import ATTENTION_NAME, KVLayers, attention_of, cache_argument, paged_attention
 from winnow.models.captured import CapturedPasses
 from winnow.models.carried import Carrier
 from winnow.models.geometry import ModelGeometry
@@ -30,12 +30,16 @@ class _Probe:
         self.windows: list[int | None] = []
 
     def enter(self, module: nn.Module) -> None:
-        """Give a module its number in the cache, in the order in which they attend."""
-        if module in self.modules:
-            raise UnsupportedModelError(
-                f"layer {module.layer_idx} attends twice; Winnow keeps one row per layer and KV head"
-            )
-        module.kv_layer = len(self.modules)  # type: ignore[assignment]
+        """Give a module its number in the cache, in the order in which they attend, and another each further time."""
+        number, layer = len(self.modules), getattr(module, "kv_layer", None)
+        if module not in self.modules:
+            module.kv_layer = number  # type: ignore[assignment]
+        elif isinstance(layer, KVLayers):
+            layer.numbers.append(number)
+        else:
+            module.kv_layer = several = KVLayers(int(layer))  # type: ignore[assignment, arg-type]
+            several.take()
+            several.numbers.append(number)
         self.modules.append(module)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
@@ -110,6 +114,8 @@ def _watch(model: "PreTrainedModel") -> tuple[ModelGeometry, StateProbe]:
         raise UnsupportedModelError(
             f"model: {name} is not supported: its forward does not pass keyword arguments to its attention ({error})"
         ) from error
+    for layers in {module.kv_layer for module in probe.modules if isinstance(module.kv_layer, KVLayers)}:
+        model.register_forward_pre_hook(layers.restart)
     return _geometry(name, probe, states, config), states
 
 
@@ -139,14 +145,17 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
         raise UnsupportedModelError(
             f"model: {name} is not supported: it has layers of kind 'chunked_attention'"
         )
-    if num_layers != len(expected) or not num_layers:
+    several = any(isinstance(module.kv_layer, KVLayers) for module in probe.modules)
+    if (num_layers != len(expected) and not several) or not num_layers:
         raise UnsupportedModelError(
             f"model: {name} is not supported: {num_layers} of its {len(expected)} layers attend through the cache"
         )
     query_heads, kv_heads, head_dim = map(max, zip(*probe.shapes, strict=True))
     by_layer = tuple(probe.shapes) if len(set(probe.shapes)) > 1 else ()
     lost = [
-        layer for layer, kind in enumerate(expected) if "sliding" in kind and probe.windows[layer] is None
+        layer
+        for layer, kind in enumerate(expected)
+        if "sliding" in kind and probe.windows[layer] is None and num_layers == len(expected)
     ]
     if lost:
         raise UnsupportedModelError(

@@ -17,7 +17,7 @@ from transformers.masking_utils import sdpa_mask
 
 from winnow.attention import open_backend
 from winnow.errors import UnsupportedModelError
-from winnow.models.binding import attention_of, cache_argument
+from winnow.models.binding import attention_of, cache_argument, kv_layer_of
 from winnow.models.geometry import ModelGeometry
 from winnow.models.kinds import takes_attention
 from winnow.models.loaded import LoadedModel, Verified
@@ -52,7 +52,7 @@ def _record_mask(
 ) -> tuple[Tensor, None]:
     """Return attention that computes nothing: query [1, Hq, T, d] -> zeros [1, T, Hq, d]."""
     if winnow_masks is not None:
-        winnow_masks.by_layer[int(module.kv_layer)] = attention_mask  # type: ignore[arg-type]
+        winnow_masks.by_layer[kv_layer_of(module)] = attention_mask
     batch, heads, tokens = query.shape[:3]
     return query.new_zeros((batch, tokens, heads, value.shape[-1])), None
 
@@ -157,7 +157,11 @@ def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> 
         position_ids=positions[None],
         use_cache=not geometry.states,  # MiniMax would insist on a cache of its own
         winnow_masks=masks,
-        **{cache_argument(model): Cache(layers=[_PastLayer(past) for _ in range(depth)])},
+        **{
+            cache_argument(model): Cache(
+                layers=[_PastLayer(past) for _ in range(max(depth, geometry.num_layers))]
+            )
+        },
     )
     age = positions[:, None] - torch.arange(past + 2, device=model.device)
     checked = 0
