@@ -78,7 +78,7 @@ class DiskPrefixes:
     # -- to disk -------------------------------------------------------------------------------------------------
 
     def put_aside(self, sequence: Sequence) -> None:
-        """Note what the index knows of a sequence that ends, as far as it is not on disk."""
+        """Remember what the index knows of a sequence that ends, as far as it is not on disk."""
         chain, tier = sequence.prefix, self.tier
         if chain is None or chain.scored_by is not None or not tier.is_writing:
             return

@@ -38,7 +38,7 @@ class DiskLink(NamedTuple):
 
 
 class DiskFile(NamedTuple):
-    """What is known of a file.
+    """Knowledge of a file.
 
     Attributes:
         name: in the folder.
@@ -56,7 +56,7 @@ class DiskFile(NamedTuple):
 
 
 class DiskPart(NamedTuple):
-    """What is to be read of a file, as `PrefixFormat.read` takes it."""
+    """Part of a file that is to be read, as `PrefixFormat.read` takes it."""
 
     file: DiskFile
     key: PrefixKey
