@@ -223,9 +223,9 @@ class EngineClient:
         return self._driver.call(lambda engine: engine.occupancy())
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes, on disk too, but for those of a `prefix_store`. Running requests keep their KVs.
+        """Forget all cached prefixes, on disk too, but for those of a `prefix_store`.
 
-        Returns True, as vLLM does where it succeeds.
+        Running requests keep their KVs. Returns True, as vLLM does where it succeeds.
         """
         self._driver.change(lambda engine: engine.reset_prefix_cache())
         return True

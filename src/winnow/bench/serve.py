@@ -10,6 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,15 +73,17 @@ class LoadRequest:
     """One request.
 
     Attributes:
-        prompt: text or token ids.
+        prompt: text, token ids or messages.
         prompt_tokens: as far as it is known beforehand; the server's own count replaces it.
         arrival: seconds after the first, from a trace; None: the rate decides.
+        more: fields of the request beside the usual ones.
     """
 
-    prompt: str | list[int]
+    prompt: str | list[int] | list[dict[str, str]]
     output_tokens: int
     prompt_tokens: int = 0
     arrival: float | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -96,6 +99,9 @@ class Outcome:
     latency: float = 0.0
     itl: list[float] = field(default_factory=list)
     answered: bool = False  # the server has begun to
+    text: str = ""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the server says it did not compute; None: it does not say."""
 
     @property
     def tpot(self) -> float | None:
@@ -167,26 +173,36 @@ class LoadClient:
         Raises:
             WinnowError: the server does not answer at all.
         """
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        async with httpx.AsyncClient(limits=limits, timeout=None, headers=self._headers) as client:  # noqa: S113
-            await self._wait_ready(client, requests[0])
+        async with self.connect(requests[0]) as client:
             room = asyncio.Semaphore(self._load.max_concurrency or len(requests))
             start = time.perf_counter()
 
             async def send(request: LoadRequest, arrival: float) -> Outcome:
                 await asyncio.sleep(max(0.0, start + arrival - time.perf_counter()))
                 async with room:
-                    return await self._send(client, request)
+                    return await self.send(client, request)
 
             times = arrivals(self._load, requests)
             tasks = [send(each, arrival) for each, arrival in zip(requests, times, strict=True)]
             outcomes = list(await asyncio.gather(*tasks))
             return outcomes, time.perf_counter() - start
 
+    @asynccontextmanager
+    async def connect(self, first: LoadRequest) -> AsyncIterator[httpx.AsyncClient]:
+        """Return connections to the server, once it answers the first request's prompt.
+
+        Raises:
+            WinnowError: it does not.
+        """
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        async with httpx.AsyncClient(limits=limits, timeout=None, headers=self._headers) as client:  # noqa: S113
+            await self._wait_ready(client, first)
+            yield client
+
     async def _wait_ready(self, client: httpx.AsyncClient, request: LoadRequest) -> None:
         deadline = time.perf_counter() + self._load.ready_check_timeout
         while True:
-            first = await self._send(client, LoadRequest(request.prompt, 1))
+            first = await self.send(client, LoadRequest(request.prompt, 1))
             if first.ok:
                 break
             if time.perf_counter() > deadline or first.error.startswith("status 4"):
@@ -205,11 +221,15 @@ class LoadClient:
             body["model"] = self._model
         if self._load.ignore_eos:
             body["ignore_eos"] = True
+        body |= request.more
         if self._endpoint == ENDPOINTS[0]:
             return body | {"prompt": request.prompt}
-        return body | {"messages": [{"role": "user", "content": request.prompt}]}
+        if isinstance(request.prompt, str):
+            return body | {"messages": [{"role": "user", "content": request.prompt}]}
+        return body | {"messages": request.prompt}
 
-    async def _send(self, client: httpx.AsyncClient, request: LoadRequest) -> Outcome:
+    async def send(self, client: httpx.AsyncClient, request: LoadRequest) -> Outcome:
+        """Send a request, and return what came of it."""
         outcome = Outcome(time.perf_counter())
         self.in_progress += 1
         self.most_in_progress = max(self.most_in_progress, self.in_progress)
@@ -247,9 +267,14 @@ class LoadClient:
             if usage:
                 outcome.prompt_tokens = usage["prompt_tokens"]
                 outcome.output_tokens = usage["completion_tokens"]
+                outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
             choices = chunk.get("choices")
-            if not choices or not (choices[0].get("text") or (choices[0].get("delta") or {}).get("content")):
+            if not choices:
                 continue
+            text = choices[0].get("text") or (choices[0].get("delta") or {}).get("content")
+            if not text:
+                continue
+            outcome.text += text
             if seen:
                 outcome.itl.append(now - last)
             else:
@@ -321,7 +346,7 @@ def summarise(
         found[f"median_{name}_ms"] = statistics.median(milliseconds) if own else 0.0
         found[f"std_{name}_ms"] = statistics.pstdev(milliseconds) if own else 0.0
         for percentile in percentiles:
-            found[f"p{percentile:g}_{name}_ms"] = _percentile(milliseconds, percentile)
+            found[f"p{percentile:g}_{name}_ms"] = percentile_of(milliseconds, percentile)
     found["errors"] = sorted({each.error for each in outcomes if each.error})[:10]
     return found
 
@@ -331,7 +356,7 @@ def _is_good(outcome: Outcome, limits: Mapping[str, float]) -> bool:
     return all(1000 * seen[name] <= limit for name, limit in limits.items())
 
 
-def _percentile(ordered: Sequence[float], percentile: float) -> float:
+def percentile_of(ordered: Sequence[float], percentile: float) -> float:
     """Interpolate linearly between neighbours, as numpy's."""
     if not ordered:
         return 0.0

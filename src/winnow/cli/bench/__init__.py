@@ -2,7 +2,7 @@
 
 import argparse
 
-from winnow.cli.bench import kernel, pressure, serve, throughput
+from winnow.cli.bench import agents, kernel, pressure, serve, throughput
 
 DESCRIPTION = """\
 Measure how fast Winnow is here, with the machine's own limits beside it.
@@ -17,16 +17,17 @@ examples:
   winnow bench throughput --help
   winnow bench pressure TRACE --kv-memory 4MiB
   winnow bench serve --request-rate 4        (beside `winnow serve`)
+  winnow bench agents MODEL --kv-memory 1GiB --prefix-cache-dir cache
 docs/benchmarks.md says what the columns mean, and how to compare with other engines. The experiments of
 the KV-Compress, Batch-Max and BATON papers, and policies beside each other and beside kvpress, run from
 a checkout: python -m benchmarks.papers --help
 """
-BENCHES = {"kernel": kernel, "throughput": throughput, "serve": serve, "pressure": pressure}
+BENCHES = {"kernel": kernel, "throughput": throughput, "serve": serve, "agents": agents, "pressure": pressure}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the benches and their arguments."""
-    parser.usage = "winnow bench kernel|throughput|serve|pressure [options]"
+    parser.usage = "winnow bench kernel|throughput|serve|agents|pressure [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     benches = parser.add_subparsers(
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"
