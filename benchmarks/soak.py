@@ -3,6 +3,7 @@
     python benchmarks/soak.py [--requests 5000] [--trace FILE] [--kv-seqs 4] [--host-seqs 4] [--compare 1.0]
         [--check-every 1] [--preempt 0.1] [--tenants] [--scheduling-policy fair] [--kv-cache-dtype int8]
         [--fail-copies 0.1] [--fail-steps 0.01] [--seed 0]
+        [--disk 512KiB] [--follow 0.5] [--idle 0.01] [--damage 0.01] [--processes 2]
 
 Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample or search
 with beams, some are forked in the middle of their answers, some are aborted. Every request must end exactly once;
@@ -11,15 +12,21 @@ greedy), a fork's those of the request that it came from; the engine's invariant
 no block and no byte of host memory may be held, also on no tenant's account. The model is a tiny Llama of random
 weights.
 
+With `--disk`, prefixes go to a folder that is too small for them, too: `--follow` of the requests are the next turn of
+a conversation, in `--idle` of the steps all requests end and memory forgets what it knew, as after a restart, before
+`--damage` of the steps a file is damaged, and `--processes` share the folder. At the end nothing may wait to be
+written, and the folder may hold no more than its limit.
+
 An answer that differs where the two best tokens of the unloaded run are closer than `--tie` in logprob is counted as a
 tie, not as a fault: sums in float32 depend on who shares the batch. Beams are a tie if their logprobs are so close.
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -41,6 +48,7 @@ if not __package__:  # run as a file, which puts this folder on the path
 from benchmarks.soak_load import (
     LONGEST,
     TENANTS,
+    DamagedFiles,
     Failures,
     InjectedError,
     SoakRequest,
@@ -70,6 +78,8 @@ class Tally:
     compared_beams: int = 0
     ties: int = 0
     failed_steps: int = 0
+    followed: int = 0
+    idles: int = 0
     faults: list[str] = field(default_factory=list)
 
 
@@ -82,6 +92,9 @@ class Soak:
         check_every: steps from one assertion of the engine's invariants to the next.
         tie: difference of logprobs below which two tokens are as good as each other.
         preempt: share of the steps before which a request is preempted, whether memory is short or not.
+        follow: share of the requests that continue one that has ended.
+        idle: share of the steps after which all requests end and the prefixes in memory are forgotten.
+        each_step: called before each step.
     """
 
     def __init__(
@@ -94,7 +107,12 @@ class Soak:
         check_every: int = 1,
         tie: float = 1e-3,
         preempt: float = 0.1,
+        follow: float = 0.0,
+        idle: float = 0.0,
+        each_step: Callable[[], None] = lambda: None,
     ) -> None:
+        self._follow, self._idle, self._each_step = follow, idle, each_step
+        self._ended: list[list[int]] = []
         self.tally = Tally()
         self.steps = 0
         self._loaded, self._unloaded = loaded, unloaded
@@ -106,14 +124,20 @@ class Soak:
 
     def run(self, drawn: Iterator[SoakRequest], show: Any = None) -> Tally:
         """Serve all of them, and assert that nothing is left behind."""
-        left = True
+        left, ends = True, False
         while left or self._loaded.has_unfinished:
+            self._each_step()
+            ends = (ends or self._random.random() < self._idle) and self._loaded.has_unfinished
+            if ends and len(self._running) == 1:
+                self.tally.idles += 1
+            elif self._idle and not self._running:
+                self._scheduler.ledger.prefixes.clear()
             for _ in range(self._random.randrange(4)):
-                if left and len(self._running) < self._in_flight:
+                if left and not ends and len(self._running) < self._in_flight:
                     request = next(drawn, None)
                     left = request is not None
                     if request is not None:
-                        self._submit(request)
+                        self._submit(self._perhaps_next_turn(request))
             if self._scheduler.running and self._random.random() < self._preempt:
                 victim = self._random.choice(self._scheduler.running)
                 # A request alone is not preempted: that would count as a request that fits nowhere.
@@ -158,6 +182,12 @@ class Soak:
             for tenant, held in self._scheduler.accounts.host_bytes.items()
             if held
         ]
+        if (disk := self._scheduler.disk) is not None:
+            disk.write(all_of_it=True)
+            disk.tier.wait()
+            found = disk.tier.stats()
+            if disk.tier.pending_bytes or found.bytes_used > found.bytes_budget or not found.is_writing:
+                faults.append(f"the disk tier ends with {disk.tier.pending_bytes} bytes to write, as {found}")
         for name, tenant in stats.tenants.items():
             for each in ("num_running", "num_waiting", "blocks", "borrowed_blocks", "host_bytes"):
                 if left := getattr(tenant, each):
@@ -180,6 +210,17 @@ class Soak:
         else:
             self._running[request.name] = request
 
+    def _perhaps_next_turn(self, request: SoakRequest) -> SoakRequest:
+        """Return the request, or one that asks the same as the next turn of a conversation."""
+        if not self._ended or self._random.random() >= self._follow:
+            return request
+        before = self._ended.pop(self._random.randrange(len(self._ended)))
+        room = LONGEST - len(before) - (request.params.max_tokens or 1) - 1
+        if room < 1:
+            return request
+        self.tally.followed += 1
+        return replace(request, prompt=before + request.prompt[-min(room, 20) :])
+
     def _take(self, output: RequestOutput) -> None:
         request = self._running.get(output.request_id)
         if request is None:
@@ -194,6 +235,9 @@ class Soak:
             return
         del self._running[request.name]
         self.tally.finished += 1
+        if self._follow:
+            self._ended.append(request.prompt + list(output.outputs[0].token_ids))
+            del self._ended[:-200]
         reasons = {answer.finish_reason for answer in output.outputs}
         if not reasons <= {"stop", "length"}:
             self.tally.faults.append(f"{request.name} ended by {reasons}: {output.error}")
@@ -326,39 +370,63 @@ def open_pair(
 def main() -> None:
     """Run, print what came of it, and exit with 1 if a promise was broken."""
     options = _parser().parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        cache = options.cache or Path(directory) / "cache"
+        command = [
+            sys.executable,
+            str(Path(__file__)),
+            *sys.argv[1:],
+            "--cache",
+            str(cache),
+            "--processes",
+            "1",
+        ]
+        others = [
+            subprocess.Popen([*command, "--seed", str(options.seed + number)])  # noqa: S603
+            for number in range(1, options.processes)
+        ]
+        ok = _serve(options, Path(directory), cache if options.disk else None)
+        sys.exit(not all([ok, *(process.wait() == 0 for process in others)]))
+
+
+def _serve(options: argparse.Namespace, directory: Path, cache: Path | None) -> bool:
+    """Serve, print what came of it, and return whether all promises were kept."""
     trace = (
         drawn_lengths(options.seed) if options.trace is None else fitted(read_trace(options.trace, 20_000))
     )
     console = Console()
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as directory:
-        loaded, unloaded = open_pair(
-            tiny_llama(Path(directory)),
-            options.kv_seqs,
-            options.host_seqs,
-            tenants=options.tenants,
-            kv_cache_dtype=options.kv_cache_dtype,
-            scheduling_policy=options.scheduling_policy,
+    loaded, unloaded = open_pair(
+        tiny_llama(directory),
+        options.kv_seqs,
+        options.host_seqs,
+        tenants=options.tenants,
+        kv_cache_dtype=options.kv_cache_dtype,
+        scheduling_policy=options.scheduling_policy,
+        **({} if cache is None else {"prefix_cache_dir": cache, "prefix_cache_disk": options.disk}),
+    )
+    with loaded, unloaded, Console(stderr=True).status("") as status:
+        failures = Failures(loaded, options.seed, copies=options.fail_copies, steps=options.fail_steps)
+        damaged = DamagedFiles(cache or directory, options.damage if cache else 0.0, options.seed)
+        soak = Soak(
+            loaded,
+            unloaded,
+            in_flight=options.in_flight,
+            compare=options.compare,
+            check_every=options.check_every,
+            tie=options.tie,
+            preempt=options.preempt,
+            follow=options.follow,
+            idle=options.idle,
+            each_step=damaged.perhaps,
         )
-        with loaded, unloaded, Console(stderr=True).status("") as status:
-            failures = Failures(loaded, options.seed, copies=options.fail_copies, steps=options.fail_steps)
-            soak = Soak(
-                loaded,
-                unloaded,
-                in_flight=options.in_flight,
-                compare=options.compare,
-                check_every=options.check_every,
-                tie=options.tie,
-                preempt=options.preempt,
-            )
-            tally = soak.run(
-                requests(options.requests, trace, options.seed, options.tenants),
-                lambda so_far: status.update(
-                    f"{so_far.finished + so_far.aborted} of {options.requests} ended, "
-                    f"{len(so_far.faults)} faults"
-                ),
-            )
-            stats = loaded.stats()
+        tally = soak.run(
+            requests(options.requests, trace, options.seed, options.tenants),
+            lambda so_far: status.update(
+                f"{so_far.finished + so_far.aborted} of {options.requests} ended, {len(so_far.faults)} faults"
+            ),
+        )
+        stats = loaded.stats()
     console.print(str(Machine.here()))
     console.print(
         f"{tally.submitted} requests, {tally.forked} of them forks, {tally.refused} refused, {tally.finished} "
@@ -368,9 +436,15 @@ def main() -> None:
         f"({tally.compared_forks} forks, {tally.compared_beams} with beams), "
         f"{tally.ties} ties, {len(tally.faults)} faults; {time.perf_counter() - start:.0f} s"
     )
+    if (disk := stats.disk_tier) is not None:
+        console.print(
+            f"{tally.followed} next turns, {tally.idles} idles, {damaged.count} files damaged; disk: "
+            f"{disk.loaded_tokens} tokens loaded, {disk.num_damaged} files found damaged, {disk.num_dropped} dropped, "
+            f"{disk.bytes_used} of {disk.bytes_budget} bytes used"
+        )
     for fault in tally.faults[:20]:
         console.print(fault)
-    sys.exit(bool(tally.faults))
+    return not tally.faults
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -395,6 +469,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-cache-dtype", default="auto", help="format of stored KVs in both engines")
     parser.add_argument("--fail-copies", type=float, default=0.0, help="share of host copies that fail")
     parser.add_argument("--fail-steps", type=float, default=0.0, help="share of steps and rounds that raise")
+    parser.add_argument("--disk", type=str, help="bytes of prefixes on disk, such as 512KiB (default: none)")
+    parser.add_argument("--cache", type=Path, help="folder of these (default: a temporary one)")
+    parser.add_argument("--follow", type=float, default=0.0, help="share of requests that are a next turn")
+    parser.add_argument("--idle", type=float, default=0.0, help="share of steps after which all requests end")
+    parser.add_argument(
+        "--damage", type=float, default=0.0, help="share of steps before which a file is damaged"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=1, help="that share the folder, each with such a load"
+    )
     parser.add_argument("--seed", type=int, default=0)
     return parser
 

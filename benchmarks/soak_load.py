@@ -111,6 +111,41 @@ def fitted(trace: list[TraceRequest]) -> list[TraceRequest]:
     return scaled(trace, tokens=LONGEST / 8 / lengths[len(lengths) // 2], longest=LONGEST - 66)
 
 
+class DamagedFiles:
+    """Damage to files of a folder of prefixes, drawn from a seed: a bit is flipped, or the file is cut.
+
+    Attributes:
+        count: how many were damaged so far.
+    """
+
+    def __init__(self, folder: Path, share: float, seed: int) -> None:
+        self.count = 0
+        self._folder, self._share = folder, share
+        self._random = Random(f"damage {seed}")  # noqa: S311
+
+    def perhaps(self) -> None:
+        """Damage a file, in the share of calls that was asked for."""
+        if self._random.random() >= self._share:
+            return
+        paths = sorted(self._folder.glob("*.safetensors"))
+        if not paths:
+            return
+        path = self._random.choice(paths)
+        try:
+            content = bytearray(path.read_bytes())
+            at = self._random.randrange(len(content))
+            if self._random.random() < 0.5:
+                content[at] ^= 1 << self._random.randrange(8)
+            else:
+                del content[at:]
+            unfinished = path.with_suffix(".damaged")  # a file that is mapped is replaced, not shortened
+            unfinished.write_bytes(content)
+            unfinished.replace(path)
+        except FileNotFoundError:  # it went for room meanwhile
+            return
+        self.count += 1
+
+
 class InjectedError(RuntimeError):
     """A failure that was asked for."""
 

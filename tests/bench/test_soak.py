@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak import Soak, Tally, open_pair
-from benchmarks.soak_load import Failures, drawn_lengths, requests, tiny_llama
+from benchmarks.soak_load import DamagedFiles, Failures, drawn_lengths, requests, tiny_llama
 
 
 def soaked(
@@ -56,3 +56,17 @@ def test_a_soak(tmp_path: Path, setting: dict[str, Any]) -> None:
     tally = soaked(tmp_path, 100, 2, **setting)
     assert tally.compared > 25
     assert tally.forked > 0 and tally.compared_forks > 1 and tally.compared_beams > 0
+
+
+def test_conversations_of_which_files_are_damaged(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    options = {"prefix_cache_dir": cache, "prefix_cache_disk": "256KiB"}
+    loaded, unloaded = open_pair(tiny_llama(tmp_path), kv_seqs=4, **options)
+    with loaded, unloaded:
+        damaged = DamagedFiles(cache, 0.1, 3)
+        soak = Soak(loaded, unloaded, follow=0.7, idle=0.2, check_every=4, each_step=damaged.perhaps)
+        tally = soak.run(requests(40, drawn_lengths(3), 3))
+        disk = loaded.stats().disk_tier
+    assert tally.faults == [] and tally.compared > 10 and tally.followed > 10 and tally.idles > 3
+    assert disk is not None and damaged.count > 5
+    assert disk.loaded_tokens > 0 and disk.num_damaged > 0 and disk.num_dropped > 0

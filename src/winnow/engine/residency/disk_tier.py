@@ -114,15 +114,18 @@ class DiskTier:
             changed_at = self._directory.stat().st_mtime_ns
             if changed_at == self._listed_at:
                 return
-            found = {
-                entry.name: entry for entry in os.scandir(self._directory) if _NAME.fullmatch(entry.name)
-            }
+            found = dict[str, int]()
+            for entry in os.scandir(self._directory):
+                if _NAME.fullmatch(entry.name):
+                    with suppress(FileNotFoundError):
+                        found[entry.name] = entry.stat().st_size
         except OSError:  # it went away: nothing can be found there
-            changed_at, found = 0, {}
+            changed_at, found = 0, dict[str, int]()
         with self._lock:
             gone, new = self._files.keys() - found, found.keys() - self._files
             for name in gone:
                 self._drop(name)
+            self._stats.bytes_used = sum(found.values())
         described = [self._describe(name) for name in new]
         with self._lock:
             for file in described:
@@ -154,10 +157,10 @@ class DiskTier:
 
     def stats(self) -> DiskTierStats:
         """Return counters and sizes as they are now."""
+        self.refresh()
         with self._lock:
-            files = self._files.values()
-            used, own = sum(each.nbytes for each in files), sum(each.is_own for each in files)
-            return replace(self._stats, bytes_used=used, num_files=own, is_writing=self.is_writing)
+            own = sum(each.is_own for each in self._files.values())
+            return replace(self._stats, num_files=own, is_writing=self.is_writing)
 
     # -- reading and writing -------------------------------------------------------------------------------------
 
