@@ -112,7 +112,8 @@ def _later_rows() -> Rows:
     later = "kvzip-part"
     for name in ("kvzip", later, "fitted"):
         rows |= {f"{name} {c:.0f}x": {"eviction": name, "compression": c} for c in (8.0, 16.0)}
-    return rows | {f"int8 KVs, {later} 8x": _INT8_KVS | rows[f"{later} 8x"]}
+    saved = {"eviction": "winnow-fit", "compression": 16.0, "saves_prefixes": True}
+    return rows | {f"int8 KVs, {later} 8x": _INT8_KVS | rows[f"{later} 8x"], "winnow-fit 16x, saved": saved}
 
 
 def openvino(load: Load) -> list[Configuration]:

@@ -1,12 +1,14 @@
 """Winnow on one piece of work, in a process of its own as every peer.
 
-Options: `kv_seqs` (KV memory for that number of whole sequences with KVs as wide as the arithmetic), and those of
-`LLM`.
+Options: `kv_seqs` (KV memory for that number of whole sequences with KVs as wide as the arithmetic), `saves_prefixes`
+(contexts are compressed and saved before the work begins), and those of `LLM`.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from protocol import Answer, Tokens, Work, serve
@@ -24,12 +26,23 @@ def opened(work: Work) -> Iterator[Answer]:
     """The loaded model."""
     torch.set_num_threads(work.threads)
     options = {"model": Path(work.model), "enable_prefix_caching": work.prefix_caching} | work.options
-    kv_seqs = options.pop("kv_seqs")
+    kv_seqs, saves = options.pop("kv_seqs"), options.pop("saves_prefixes", False)
     longest = max(map(len, work.prompts)) + work.new_tokens
     wide = {name: value for name, value in options.items() if name not in NARROWER}
     options["kv_memory"] = kv_memory_for(EngineConfig.from_options(wide), kv_seqs, longest)
+    with TemporaryDirectory() as folder:
+        if saves:
+            _save_prefixes(work, options, folder)
+            options["prefix_store"] = folder
+        with LLM(**options) as llm:
+            yield lambda asked: _answer(llm, asked)
+
+
+def _save_prefixes(work: Work, options: dict[str, Any], folder: str) -> None:
     with LLM(**options) as llm:
-        yield lambda asked: _answer(llm, asked)
+        for ids, known in zip(work.prompts, work.sampling, strict=True):
+            # One that is saved is in the cache too, and not computed again.
+            llm.save_prefix(ids[: known["context_tokens"]], folder)
 
 
 def _answer(llm: LLM, work: Work) -> Tokens:
