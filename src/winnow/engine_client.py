@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
 from winnow.engine.driver import EngineDriver, Mailbox
 from winnow.engine.loop import RequestLoop
@@ -229,6 +230,14 @@ class EngineClient:
         """
         self._driver.change(lambda engine: engine.reset_prefix_cache())
         return True
+
+    def record_prefixes(self) -> None:
+        """Begin to record what the prefix cache learns and forgets, for `take_prefix_events`."""
+        self._driver.change(lambda engine: engine.record_prefixes())
+
+    def take_prefix_events(self) -> list[PrefixEvent]:
+        """Return what the prefix cache has learnt and forgotten since the last call."""
+        return self._driver.call(lambda engine: engine.take_prefix_events())
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""

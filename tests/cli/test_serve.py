@@ -71,7 +71,7 @@ def test_flags_of_vllm_that_are_taken(arguments: tuple[str, ...]) -> None:
     ("arguments", "instead"),
     [
         (("--tensor-parallel-size", "2"), "one device"),
-        (("--quantization", "awq"), "GGUF"),
+        (("--quantization", "bitsandbytes"), "weight_dtype"),
         (("--trust-remote-code",), "no code"),
         (("--chat-template", "x.jinja"), "model's directory"),
         (("--tool-call-parser", "pythonic"), "--response-template"),

@@ -44,7 +44,10 @@ def test_aliases_of_vllm(server: Running) -> None:
         "request_decode_time_seconds_bucket",
     ):
         assert f"vllm:{name}" in served
-    labels = re.findall(r"vllm:num_requests_running\{(.*)\}", server.client.get("/metrics").text)
+    text = server.client.get("/metrics").text
+    [blocks] = re.findall(r'vllm:cache_config_info\{.*block_size="16".*num_gpu_blocks="(\d+)".*\} 1', text)
+    assert int(blocks) > 10
+    labels = re.findall(r"vllm:num_requests_running\{(.*)\}", text)
     assert labels == ['engine="0",model_name="winnow-demo"'] or labels == [
         'model_name="winnow-demo",engine="0"'
     ]

@@ -62,6 +62,9 @@ def execute(namespace: argparse.Namespace) -> int:
     for package in _PACKAGES:
         if find_spec(package) is None:
             raise UsageError(f"winnow serve needs the package {package}: {install_hint('serve')}")
+    for package in ("zmq", "msgspec"):
+        if config.kv_events_endpoint is not None and find_spec(package) is None:
+            raise UsageError(f"--kv-events-endpoint needs the package {package}: {install_hint('kv-events')}")
     keys = Keys.of((*config.api_key, *_key_of_environment()), config.api_keys_file)
     with bound_sockets(config) as sockets, open_llm(options, announce=True) as llm:
         print("winnow: starting the server", file=sys.stderr, flush=True)

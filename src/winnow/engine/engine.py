@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from winnow.cache.accounting.prefix_events import PrefixEvent, PrefixLog
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
@@ -137,6 +138,15 @@ class Engine(RequestLoop):
         self.scheduler.ledger.prefixes.clear()
         if self.scheduler.disk is not None:
             self.scheduler.disk.clear()
+
+    def record_prefixes(self) -> None:
+        """See `LLM.record_prefixes`."""
+        self.scheduler.ledger.prefixes.log = PrefixLog()
+
+    def take_prefix_events(self) -> list[PrefixEvent]:
+        """See `LLM.take_prefix_events`."""
+        log = self.scheduler.ledger.prefixes.log
+        return [] if log is None else log.take()
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.config import SchedulerConfig
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
@@ -202,6 +203,13 @@ class RequestLoop(ABC):
 
     def reset_prefix_cache(self) -> None:  # noqa: B027  # an engine that caches no prefixes has none to forget
         """See `LLM.reset_prefix_cache`."""
+
+    def record_prefixes(self) -> None:  # noqa: B027  # as above
+        """See `LLM.record_prefixes`."""
+
+    def take_prefix_events(self) -> list[PrefixEvent]:
+        """See `LLM.take_prefix_events`."""
+        return []
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """See `LLM.save_prefix`."""

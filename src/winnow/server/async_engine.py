@@ -68,6 +68,7 @@ class AsyncEngine:
         on_failure: called on the loop once, when the engine has failed for good.
         charge: called on the loop with the tenant of a request that has ended, also one whose client has left, and its
             tokens: of the prompt, of the answers.
+        after_step: called on the engine's thread after each step.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class AsyncEngine:
         discard: Callable[[Sequence[str]], None] = lambda names: None,
         on_failure: Callable[[], None] = lambda: None,
         charge: Callable[[str | None, int, int], None] = lambda tenant, prompt, answers: None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._engine = engine
         self._box = engine.mailbox()
@@ -84,6 +86,7 @@ class AsyncEngine:
         self._discard = discard
         self._on_failure = on_failure
         self._charge = charge
+        self._after_step = after_step
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
@@ -288,6 +291,7 @@ class AsyncEngine:
                 outputs, begun = [], frozenset()
             finally:
                 self._step_began = None
+            self._after_step()
             if outputs or begun != last:
                 self._post(self._deliver, outputs, begun)
             last = begun

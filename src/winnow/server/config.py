@@ -83,6 +83,15 @@ class ServerConfig:
     metrics_compat: str = _served(
         "none", "serve metrics under another system's names too", choices=METRICS_COMPAT
     )
+    kv_events_endpoint: str | None = _served(
+        None,
+        "ZeroMQ address on which to publish what the prefix cache learns and forgets, in vLLM's form, such as "
+        "tcp://127.0.0.1:5557; left out: nothing is published",
+    )
+    kv_events_replay_endpoint: str | None = _served(
+        None, "ZeroMQ address at which a subscriber asks for events that it has missed"
+    )
+    kv_events_topic: str = _served("", "topic of these events")
     docs: bool = _served(
         True, "serve /openapi.json, which describes every request, and /docs, which shows it"
     )
@@ -96,6 +105,8 @@ class ServerConfig:
     log_level: str = _served("info", "what is logged", choices=LOG_LEVELS)
 
     def __post_init__(self) -> None:
+        if self.kv_events_endpoint is None and self.kv_events_replay_endpoint is not None:
+            raise ConfigError("kv_events_replay_endpoint needs kv_events_endpoint")
         check_integer("port", self.port, 0, 65535)
         for name in ("host", "uds"):
             # Empty, as a variable that is not set: it would mean every interface.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -96,11 +96,16 @@ class Metrics:
     Args:
         model: the label `model_name`.
         vllm: serve vLLM's names too.
+        cache: what vLLM says of its cache, under its names.
     """
 
-    def __init__(self, model: str, vllm: bool) -> None:
+    def __init__(self, model: str, vllm: bool, cache: Mapping[str, str]) -> None:
         self._labels = {"model_name": model}
         self.registry = CollectorRegistry()
+        if vllm:
+            text, labels = "blocks of the KV cache, of block_size tokens in every row", [*cache, "engine"]
+            info = Gauge("vllm:cache_config_info", text, labels, registry=self.registry)
+            info.labels(**cache, engine="0").set(1)
         prefixes = ["winnow_", *(["vllm:"] if vllm else [])]
         self._vllm = vllm
         self._histograms = {

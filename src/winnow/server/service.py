@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt
 from winnow.engine.requests.new_request import NewRequest
@@ -31,6 +31,9 @@ from winnow.server.metrics import Metrics
 from winnow.server.quota import TokenQuota
 from winnow.server.request_stream import RequestStream
 from winnow.server.stored_responses import StoredResponses
+
+if TYPE_CHECKING:
+    from winnow.server.kv_events import KVEventPublisher
 
 T = TypeVar("T")
 
@@ -75,10 +78,24 @@ class Service:
     ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm")
+        cache = self.llm.config.cache
+        blocks = self.llm.stats().kv_bytes_budget // self.llm.kv_bytes(cache.block_size)
+        about = {
+            "block_size": str(cache.block_size),
+            "num_gpu_blocks": str(blocks),
+            "cache_dtype": cache.kv_cache_dtype,
+            "enable_prefix_caching": str(cache.enable_prefix_caching),
+        }
+        self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm", about)
         self.engine = AsyncEngine(
-            self.llm, self.metrics.observe, self.metrics.discard, self.exit.set, self._charge
+            self.llm,
+            self.metrics.observe,
+            self.metrics.discard,
+            self.exit.set,
+            self._charge,
+            self._publish_prefixes,
         )
+        self._kv_events = self._open_kv_events()
         self.responses: dict[str | None, StoredResponses] = defaultdict(
             lambda: StoredResponses(self.config.response_memory)
         )
@@ -91,6 +108,8 @@ class Service:
     async def close(self) -> None:
         """End the engine's thread and free the model."""
         await self.engine.stop()
+        if self._kv_events is not None:
+            await asyncio.to_thread(self._kv_events.close)
         self._tokenising.shutdown(wait=False, cancel_futures=True)
 
     # -- before the engine -----------------------------------------------------------------------------------------
@@ -243,6 +262,26 @@ class Service:
         with suppress(TimeoutError):
             self._occupancy = await asyncio.wait_for(self.engine.call(self.llm.occupancy), _STATS_WAIT)
         return self._occupancy
+
+    def _open_kv_events(self) -> "KVEventPublisher | None":
+        """Begin to publish what the prefix cache learns and forgets; None: that is not asked for."""
+        config, kv_cache_dtype = self.config, self.llm.config.cache.kv_cache_dtype
+        if config.kv_events_endpoint is None:
+            return None
+        from winnow.server.kv_events import KVEventPublisher
+
+        self.llm.record_prefixes()
+        return KVEventPublisher(
+            config.kv_events_endpoint,
+            config.kv_events_replay_endpoint,
+            config.kv_events_topic,
+            None if kv_cache_dtype == "auto" else kv_cache_dtype,
+        )
+
+    def _publish_prefixes(self) -> None:
+        """Hand on what a step has changed in the prefix cache; the engine's thread calls this."""
+        if self._kv_events is not None:
+            self._kv_events.publish(self.llm.take_prefix_events())
 
     # -- after the engine ------------------------------------------------------------------------------------------
 

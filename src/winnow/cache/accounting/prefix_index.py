@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from winnow.cache.accounting.allocator import BlockAllocator
+from winnow.cache.accounting.prefix_events import PrefixLog
 from winnow.cache.layout import CacheLayout, IntArray
 
 PrefixKey = bytes
@@ -188,6 +189,7 @@ class PrefixIndex:
         num_asked_tokens: of prompts that were looked up.
         num_hit_tokens: of those, how many were found.
         discard_state: called with a key under which a state was kept, when that is forgotten.
+        log: records what is learnt and forgotten; None: nobody asks.
     """
 
     def __init__(self, layout: CacheLayout, allocator: BlockAllocator, state_limit: int = 0) -> None:
@@ -197,6 +199,7 @@ class PrefixIndex:
         self._state_bytes: dict[PrefixKey, int] = {}
         self._num_state_bytes = 0
         self.discard_state: Callable[[PrefixKey], None] = lambda key: None
+        self.log: PrefixLog | None = None
         allocator.reclaim = self.reclaim
         # Least recently used first. A chain's end stands before its front, and is taken back first.
         self._entries: OrderedDict[PrefixKey, _Entry | Snapshot] = OrderedDict()
@@ -333,6 +336,8 @@ class PrefixIndex:
         if before is not None:
             self._before[key] = before
             self._following.setdefault(before, {})[key] = None
+        if self.log is not None and before is not None and len(token_ids) == self._layout.block_size:
+            self.log.store(key, before, token_ids)
         self._entries[key] = _Entry(token_ids, blocks)
         self._key_of[int(blocks[0])] = key
         self._allocator.index(blocks)
@@ -374,6 +379,8 @@ class PrefixIndex:
             return False
         self._entries[snapshot.key] = self._snapshots[snapshot.key] = snapshot
         self._allocator.index(snapshot.blocks)
+        if self.log is not None:
+            self.log.store_compressed(snapshot.key, tuple(snapshot.token_ids.tolist()), snapshot.rule)
         return True
 
     def drop(self, key: PrefixKey) -> None:
@@ -479,6 +486,8 @@ class PrefixIndex:
 
     def _forget(self, key: PrefixKey) -> None:
         entry = self._entries.pop(key)
+        if self.log is not None:
+            self.log.remove(key)
         self._discard(key)
         if (before := self._before.pop(key, None)) is not None:
             del self._following[before][key]

@@ -355,7 +355,9 @@ class PrefixSharing:
     def _known_chain(self, sequence: Sequence) -> PrefixChain:
         """Return a waiting sequence's keys, made and looked up on disk when they are first asked for."""
         if sequence.prefix is None:
-            sequence.prefix = self._chain(sequence)
+            sequence.prefix = chain = self._chain(sequence)
+            if self._ledger.prefixes.log is not None:
+                self._ledger.prefixes.log.name_root(chain.key_after(0), chain.salt, chain.scored_by)
             self._load(sequence)
         return sequence.prefix
 
