@@ -116,6 +116,7 @@ def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.Mon
         found = graphs.graphs.run(torch.tensor(tokens), graphs.spans(running, observe=observe))
         expected = eager.forward(torch.tensor([tokens], device=DEVICE), eager.spans(running, observe=observe))
         assert found is not None
+        assert found.data_ptr() == graphs.graphs._logits[0].data_ptr(), "graphs share memory of logits"
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         starts |= {slot: start + 1 for slot, start in running.items()}
     for found, expected in zip(*(contents_of(each.pool) for each in (graphs, eager)), strict=True):

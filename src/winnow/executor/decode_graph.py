@@ -118,6 +118,8 @@ class DecodeGraphs:
         self._capture = capture
         self._graphs: dict[_Key, _Graph | None] = {}
         self._gave_up = False
+        # Logits of all graphs, the largest batch of them: each of its own would take a vocabulary a row and graph.
+        self._logits: list[Tensor] = []
 
     def run(self, tokens: Tensor, spans: Spans) -> Tensor | None:
         """Return the logits of a step.
@@ -176,9 +178,17 @@ class DecodeGraphs:
         )
         if not self._capturable(spans):
             return None
-        forward = self._forward  # a graph that held `self` would keep all of them until garbage is collected
+        # A graph that held `self` would keep all of them until garbage is collected.
+        forward, room, most = self._forward, self._logits, self._max_num_seqs
+
+        def compute() -> Tensor:
+            logits = forward(token[None], spans)
+            if not room:  # before anything is captured
+                room.append(logits.new_empty(most, *logits.shape[1:]))
+            return room[0][: len(logits)].copy_(logits)
+
         try:
-            return _Graph(inputs, self._capture(lambda: forward(token[None], spans)))
+            return _Graph(inputs, self._capture(compute))
         except RuntimeError as error:
             # A model may do what no graph can hold, such as ask the device for a number.
             warnings.warn(f"decoding runs without CUDA graphs, more slowly: {error}", stacklevel=2)

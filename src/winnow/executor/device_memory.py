@@ -45,4 +45,6 @@ def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:
     scheduler, sizes = config.scheduler, cast(Any, loaded.model).config.get_text_config()
     widest = max(getattr(sizes, name, None) or 0 for name in ("hidden_size", "intermediate_size"))
     activations = scheduler.max_num_batched_tokens * widest * _LIVE_ACTIVATIONS * loaded.dtype.itemsize
-    return activations + scheduler.max_num_seqs * loaded.vocab_size * _LOGITS_COPIES * 4
+    # CUDA graphs of decoding share a pool of activations, and one buffer of logits.
+    graphs = scheduler.max_num_seqs * (widest * _LIVE_ACTIVATIONS + loaded.vocab_size) * loaded.dtype.itemsize
+    return activations + graphs + scheduler.max_num_seqs * loaded.vocab_size * _LOGITS_COPIES * 4
