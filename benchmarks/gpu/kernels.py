@@ -48,6 +48,8 @@ def limits(device: str) -> None:
 
 def attention(device: str) -> None:
     """One layer's attention with the table's launches: formats, observers, shapes; then a sweep."""
+    from winnow.attention.triton.tuning import Launch, tuning_for
+
     if device != "cpu":
         _compile(device)
     case = _case(device)
@@ -56,7 +58,11 @@ def attention(device: str) -> None:
         _time(case, operation)
     for kv_format in FORMATS:
         other = _case(device, kv_cache_dtype=kv_format)
-        _time(other, _operations(other)["decode"], f"decode, {kv_format}")
+        decode = _operations(other)["decode"]
+        _time(other, decode, f"decode, {kv_format}")
+        for keys in (64, 128) if device != "cpu" else ():
+            tuning = replace(tuning_for(128, torch.bfloat16, 90), decode=Launch(16, keys, 4, 2))
+            _time(other, decode, f"decode, {kv_format}: keys {keys}", tuning)
     if device != "cpu":
         for name, shape in SHAPES.items():
             other = _case(device, **shape)

@@ -56,19 +56,21 @@ def test_kernels_compile_and_fit(formats: tuple[str, str], capability: int, tmp_
         assert line["shared"] <= MOST_SHARED[capability], line
 
 
-# Registers of a thread that let three programs of 128 threads share a multiprocessor, and what the formats need today.
+# 168 registers of a thread let three programs of 128 threads share a multiprocessor. Codes of 8 bits take more: told to
+# do with 168, the compiler spills 80 to 104 bytes at tiles of 128 KVs and 8 at tiles of 64, which take a quarter more
+# instructions.
 MOST_REGISTERS = {
     ("attend_split", "bfloat16"): 168,
     ("attend_chunk", "bfloat16"): 200,
     ("attend_split", "int8"): 200,
     ("attend_split", "fp8_e4m3"): 200,
-    ("attend_split", "int4"): 192,
+    ("attend_split", "int4"): 168,
     ("observe_decode", "bfloat16"): 80,
     ("write_kvs", "bfloat16"): 48,
     ("rotate_and_write_heads", "bfloat16"): 48,
 }
-# Instructions of the longest loop, which is decoding's over tiles of 128 KVs.
-MOST_INSTRUCTIONS = {"bfloat16": 1450, "int8": 2350, "fp8_e4m3": 2450, "int4": 3050}
+# Instructions of the longest loop, which is decoding's over tiles of 128 KVs, of int4 over tiles of 64.
+MOST_INSTRUCTIONS = {"bfloat16": 1450, "int8": 2350, "fp8_e4m3": 2450, "int4": 1650}
 
 
 @pytest.mark.skipif(

@@ -21,7 +21,7 @@ from winnow.attention.triton.launch import (
     product_dtype,
     unit_stride,
 )
-from winnow.attention.triton.side_format import pair_codec, side_formats
+from winnow.attention.triton.side_format import is_packed, pair_codec, side_formats
 from winnow.attention.triton.tuning import Tuning, tuning_for
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import rotation_block
@@ -169,7 +169,9 @@ class _TritonStep(TorchStep):
             return attend_split(cache, spans, layer, q, spec)
         codec = pair_codec(pool.kind.codec)
         capability = capability_of(q.device)
-        tuning = self._tuning or tuning_for(padded(q.shape[2]), product_dtype(q, codec), capability)
+        tuning = self._tuning or tuning_for(
+            padded(q.shape[2]), product_dtype(q, codec), capability, packed=is_packed(codec)
+        )
         queries = turned(q).to(q.dtype) if codec.rotate_keys else q
         # Summed values are turned back before they are rounded.
         out = q.new_empty(q.shape, dtype=torch.float32 if codec.rotate_values else q.dtype)
