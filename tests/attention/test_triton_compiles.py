@@ -36,21 +36,24 @@ def compile_kernels(tmp_path: Path, capability: int, *wanted: str) -> list[dict[
 
 
 @pytest.mark.parametrize(
-    ("formats", "capability"),
+    ("formats", "capability", "head_dim"),
     [
         pytest.param(*each, marks=ON_GPUS)
         for each in (
-            (("bfloat16", "bfloat16"), 86),
-            (("bfloat16", "k=float32,v=int3"), 90),
-            (("float32", "k=bfloat16,v=int8"), 86),
-            (("float16", "k=int4-outlier,v=fp8_e4m3"), 90),
+            (("bfloat16", "bfloat16"), 86, "128"),
+            (("bfloat16", "k=float32,v=int3"), 90, "128"),
+            (("float32", "k=bfloat16,v=int8"), 86, "128"),
+            (("float16", "k=int4-outlier,v=fp8_e4m3"), 90, "128"),
+            (("bfloat16", "bfloat16"), 90, "576"),  # latents
         )
     ],
 )
-def test_kernels_compile_and_fit(formats: tuple[str, str], capability: int, tmp_path: Path) -> None:
+def test_kernels_compile_and_fit(
+    formats: tuple[str, str], capability: int, head_dim: str, tmp_path: Path
+) -> None:
     """Of activations and of KVs."""
     dtype, kv_format = formats
-    found = compile_kernels(tmp_path, capability, dtype, "128", kv_format)
+    found = compile_kernels(tmp_path, capability, dtype, head_dim, kv_format)
     assert len({line["kernel"] for line in found}) == 11, "every kernel"
     for line in found:
         assert line["shared"] <= MOST_SHARED[capability], line

@@ -62,7 +62,8 @@ def variants(
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
     pool = KVPool(CacheLayout.even(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
     products = product_dtype(torch.empty(0, dtype=dtype), pool.kinds[0].kind.codec)
-    tuning = tuning_for(head_dim, products, capability, packed=is_packed(pool.kinds[0].kind.codec))
+    packed = is_packed(pool.kinds[0].kind.codec)
+    tuning = tuning_for(triton.next_power_of_2(head_dim), products, capability, packed=packed)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
     sizes_of_kvs = {**sizes, **side_formats(pool.kinds[0].kind)}
     plain = {
@@ -106,14 +107,19 @@ def variants(
     observed = {**LAYOUT, **sizes, **observer_args, "VALUE": plain["VALUE"], "GROUP": GROUP, "BLOCK_G": 4}
     few = {"TERM": "group squared", "AGGREGATE": "max", "BLOCK_N": 128, "exact": None, "storage": None}
     yield observer.observe_decode, {**observed, **few}, 4, 3
-    yield observer.observe_decode, {**observed, "TERM": "value aware", "BLOCK_N": 4096 // head_dim}, 4, 3
+    yield (
+        observer.observe_decode,
+        {**observed, "TERM": "value aware", "BLOCK_N": 4096 // sizes["BLOCK_D"]},
+        4,
+        3,
+    )
     yield observer.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
     rotation = {
         "QUERY_HEADS": 32,
         "HALF": head_dim // 2,
         "QUERY_ONE_PLUS": False,
         "KEY_ONE_PLUS": False,
-        "BLOCK": head_dim // 2,
+        "BLOCK": triton.next_power_of_2(head_dim // 2),
         "REST": 1,
     }
     storing = {**LAYOUT, **sizes_of_kvs, "NUM_ACCUMULATORS": 2, "BLOCK_H": 8}

@@ -66,6 +66,8 @@ _DECODE_AMPERE = {128: Launch(16, 128, 4, 2), 256: Launch(16, 64, 4, 2), 512: La
 _CHUNK_HOPPER = {128: Launch(128, 64, 8, 3), 256: Launch(128, 64, 8, 3), 512: Launch(128, 32, 8, 2)}
 _CHUNK_AMPERE = {**_CHUNK_HOPPER, 512: Launch(64, 32, 4, 2)}
 _OBSERVE = {128: Launch(64, 64, 4, 2), 256: Launch(64, 64, 4, 2), 512: Launch(32, 64, 4, 2)}
+# Latents of 576, padded to 1,024: a tile of queries, of keys and of values each fill shared memory.
+_LATENTS = Tuning(Launch(16, 32, 8, 2), Launch(16, 32, 8, 1), Launch(16, 32, 8, 1))
 # float32 is multiplied in registers, without tensor cores: smaller tiles.
 _FULL = {
     256: Tuning(Launch(16, 32, 4, 2), Launch(32, 32, 4, 2), Launch(16, 32, 4, 1)),
@@ -86,6 +88,8 @@ def tuning_for(head_dim: int, dtype: torch.dtype, capability: int, *, packed: bo
     row_bytes = head_dim * dtype.itemsize
     if dtype is torch.float32:
         return _FULL[min(max(256, row_bytes), 1024)]
+    if row_bytes > 1024:
+        return _LATENTS
     size = min(max(128, row_bytes), 512)
     # 12.x has as little shared memory as 8.6; and wider rows want smaller tiles.
     if 90 <= capability < 120 and row_bytes <= 512:
