@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from architectures import ARCHITECTURES, VOCAB, build, save
+from hybrids import HYBRIDS
 from test_parity import GREEDY, PROMPTS
 from torch import Tensor, nn
 from transformers import LlamaConfig
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMLP
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 pytest.importorskip("winnow._native")
@@ -18,13 +20,16 @@ from optimizing import matrix_units as matrix_units
 
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec
+from winnow.config import ModelConfig
+from winnow.models import load_model
 from winnow.models.binding import ATTENTION_NAME
-from winnow.models.fused.layer import FusedLayer, FusedNorm
+from winnow.models.fused.layer import FusedFeedForward, FusedLayer, FusedNorm
 from winnow.models.fused.probe import record_calls, run_model
 from winnow.models.geometry_probe import probe_geometry
 from winnow.models.optimize import optimize_model
 from winnow.models.packed_linear import (
     OneDnnLinear,
+    PackedLinear,
 )
 from winnow.models.residuals import decoder_layers
 
@@ -105,6 +110,22 @@ def test_a_layer_that_differs_is_left_alone(
         assert layers_of(model)[1] is layers[1]
     after = run_model(model, MAX_POSITION, Step())
     assert float((after - before).norm()) <= (1e-5 if dtype == torch.float32 else 5e-2) * float(before.norm())
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_parts_of_a_layer_of_another_kind(
+    factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What computes something else under the same names stays, and the layer's linear parts are packed."""
+    own = GraniteMoeHybridMLP.forward
+    monkeypatch.setattr(GraniteMoeHybridMLP, "forward", lambda self, x: own(self, x) * factor)
+    save(HYBRIDS["granite-4"], tmp_path)
+    loaded: Any = load_model(ModelConfig(tmp_path, dtype="float32", device="cpu"))
+    layer = loaded.model.model.layers[0]
+    assert isinstance(layer.shared_mlp, FusedFeedForward) == (factor == 1.0)
+    assert isinstance(layer.input_layernorm, FusedNorm) == (factor == 1.0)
+    assert isinstance(layer.mamba.in_proj, PackedLinear)
+    assert type(layer.mamba.norm).__name__ == "GraniteMoeHybridRMSNormGated", "it takes gates, too"
 
 
 def test_a_layer_that_reads_a_weight_itself_keeps_its_linear_parts() -> None:

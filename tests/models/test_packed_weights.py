@@ -32,7 +32,7 @@ from winnow.models.packed_linear import (
     linear_maker,
     one_dnn_works,
     pack_linears,
-    unpack_linears,
+    put_back,
 )
 from winnow.native import native_kernels
 
@@ -98,7 +98,7 @@ def test_only_plain_linear_layers_are_packed(kernels: LayerKernels) -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Twice(4, 4)))
     replaced = pack_linears(module, linear_maker(kernels, torch.float32))
     assert type(module[0]) is PackedLinear and type(module[1][0]) is Twice
-    unpack_linears(replaced)
+    put_back(replaced)
     assert type(module[0]) is nn.Linear
 
 

@@ -21,7 +21,7 @@ from winnow.models.packed_linear import (
     join_linears,
     linear_maker,
     pack_linears,
-    unpack_linears,
+    put_back,
 )
 from winnow.models.quantize import quantize_model
 from winnow.models.residuals import decoder_layers
@@ -100,7 +100,7 @@ def optimize_model(
             layers[index] = fused
         else:
             unfused[index] = fused
-            _pack_layer(layers[index], call, make_linear, int8=quantized)
+            _pack_layer(layers[index], call, layer_kernels, make_linear, int8=quantized)
         release_pages(weights)
     base = model.base_model
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
@@ -161,18 +161,23 @@ def _fuse_for_gpu(
 
 
 @torch.inference_mode()
-def _pack_layer(layer: nn.Module, call: "LayerCall", make_linear: MakeLinear, *, int8: bool) -> None:
-    """Pack a layer's linear parts, unless something in it needs them as they were."""
+def _pack_layer(
+    layer: nn.Module, call: "LayerCall", kernels: "LayerKernels", make_linear: MakeLinear, *, int8: bool
+) -> None:
+    """Replace a layer's parts by fused and packed ones, or only by packed ones, unless it needs them as they were."""
+    from winnow.models.fused.build import fuse_parts
     from winnow.models.fused.probe import INT8_TOLERANCE
 
     expected = call.run(layer)
-    replaced = pack_linears(layer, make_linear)
-    try:
-        same = call.run(layer).difference(expected, INT8_TOLERANCE if int8 else None) is None
-    except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
-        same = False
-    if not same:
-        unpack_linears(replaced)
+    for fuses in (True, False):
+        replaced = fuse_parts(layer, kernels, make_linear) if fuses else []
+        replaced += pack_linears(layer, make_linear)
+        try:
+            if call.run(layer).difference(expected, INT8_TOLERANCE if int8 else None) is None:
+                return
+        except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
+            pass
+        put_back(replaced)
 
 
 def _pack_head(

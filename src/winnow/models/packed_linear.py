@@ -145,9 +145,9 @@ def one_dnn_works() -> bool:
     return True
 
 
-def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Pack every `nn.Linear` below a module. Returns what it replaced, for `unpack_linears`."""
-    replaced = []
+def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Pack every `nn.Linear` below a module. Returns what it replaced, for `put_back`."""
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:  # a subclass may compute something else
@@ -156,9 +156,9 @@ def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, s
     return replaced
 
 
-def unpack_linears(replaced: list[tuple[nn.Module, str, nn.Linear]]) -> None:
-    """Put back what `pack_linears` replaced."""
-    for parent, name, child in replaced:
+def put_back(replaced: list[tuple[nn.Module, str, nn.Module]]) -> None:
+    """Put back what was replaced, last things first."""
+    for parent, name, child in reversed(replaced):
         setattr(parent, name, child)
 
 

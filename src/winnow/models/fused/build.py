@@ -1,13 +1,14 @@
 """Construction of a fused layer from transformers' own, if the two compute the same."""
 
 from copy import deepcopy
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec
-from winnow.models.fused.layer import FusedLayer, LayerPasses
-from winnow.models.fused.parts import LayerParts
+from winnow.models.fused.layer import FusedFeedForward, FusedLayer, FusedNorm, LayerPasses
+from winnow.models.fused.parts import FeedForwardParts, LayerParts, read_norm
 from winnow.models.fused.probe import INT8_TOLERANCE, LayerCall
 from winnow.models.packed_linear import MakeLinear
 
@@ -61,6 +62,32 @@ def fuse_layer(
     fused = _fused(layer, parts, products, expected.spec, shape, kernels)
     reason = call.run(fused).difference(expected, INT8_TOLERANCE if int8 else None)
     return fused if reason is None else reason
+
+
+def fuse_parts(
+    layer: nn.Module, kernels: LayerPasses, make_linear: MakeLinear
+) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Replace norms, and feed-forward parts, of a layer that has no fused form. Returns what `put_back` takes."""
+    replaced = []
+    for parent in list(layer.modules()):
+        for name, child in list(parent.named_children()):
+            made = _fused_norm(child, kernels)
+            parts = FeedForwardParts.of(child) if parent is layer else None
+            if parts is not None:
+                gate_up, down = make_linear(parts.gate_up), make_linear([parts.down])
+                made = FusedFeedForward(gate_up, down, parts.activation, kernels)
+            if made is not None:
+                setattr(parent, name, made)
+                replaced.append((parent, name, child))
+    return replaced
+
+
+def _fused_norm(module: nn.Module, kernels: LayerPasses) -> nn.Module | None:
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or len(signature(module.forward).parameters) != 1:
+        return None
+    norm = read_norm(module, len(weight))
+    return None if norm is None else FusedNorm(norm, kernels)
 
 
 def _difference_in_float32(

@@ -57,7 +57,7 @@ class LayerPasses(Protocol):
 
 
 class FusedNorm(nn.Module):
-    """The norm between the last layer and the head in one pass: [..., size] -> the same shape."""
+    """Norm of rows in one pass: [..., size] -> the same shape."""
 
     def __init__(self, norm: NormWeight, kernels: LayerPasses) -> None:
         super().__init__()
@@ -65,7 +65,25 @@ class FusedNorm(nn.Module):
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._kernels.rms_norm(x.reshape(-1, x.shape[-1]), self.norm).view_as(x)
+        if x.dtype != self.norm.weight.dtype:
+            raise TypeError(f"a norm of {self.norm.weight.dtype} cannot scale {x.dtype}")
+        return self._kernels.rms_norm(x.reshape(-1, x.shape[-1]).contiguous(), self.norm).view_as(x)
+
+
+class FusedFeedForward(nn.Module):
+    """Gated feed-forward part of two products and a pass between them: [..., size] -> the same shape."""
+
+    def __init__(
+        self, gate_up: nn.Module, down: nn.Module, activation: Activation, kernels: LayerPasses
+    ) -> None:
+        super().__init__()
+        self.gate_up, self.down = gate_up, down
+        self._activation, self._kernels = activation, kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.gate_up(x.reshape(-1, x.shape[-1]))
+        out: Tensor = self.down(self._kernels.gate(rows, self._activation))
+        return out.view_as(x)
 
 
 class FusedLayer(nn.Module):

@@ -1,5 +1,6 @@
 """The parts of a decoder layer that is built like Llama's, found by name and identified by what they compute."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -48,13 +49,13 @@ class LayerParts:
         cls, layer: nn.Module, num_query_heads: int, num_kv_heads: int, head_dim: int
     ) -> "LayerParts | None":
         """Return the parts of a layer, or None if some are missing or of another kind."""
-        attention, mlp = getattr(layer, "self_attn", None), getattr(layer, "mlp", None)
+        attention, own = getattr(layer, "self_attn", None), FeedForwardParts.of(getattr(layer, "mlp", None))
         qkv = _linears(attention, ("qkv_proj",)) or _linears(attention, ("q_proj", "k_proj", "v_proj"))
-        gate_up = _linears(mlp, ("gate_up_proj",)) or _linears(mlp, ("gate_proj", "up_proj"))
-        output, down = _linears(attention, ("o_proj",)), _linears(mlp, ("down_proj",))
-        if not (qkv and gate_up and output and down):
+        output = _linears(attention, ("o_proj",))
+        if not (qkv and own and output):
             return None
-        hidden_size, inner = down[0].out_features, down[0].in_features
+        gate_up, down = own.gate_up, own.down
+        hidden_size, inner = down.out_features, down.in_features
         sizes = [
             (_width(qkv), (num_query_heads + 2 * num_kv_heads) * head_dim),
             (_width(gate_up), 2 * inner),
@@ -72,12 +73,34 @@ class LayerParts:
                 "down": "post_feedforward_layernorm",
             }
         norms = {place: read_norm(getattr(layer, name, None), hidden_size) for place, name in names.items()}
-        activation = _activation(getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None))
-        if any(found != wanted for found, wanted in sizes) or activation is None or None in norms.values():
+        if any(found != wanted for found, wanted in sizes) or None in norms.values():
             return None
         for place, name in (("query", "q_norm"), ("key", "k_norm")):
             norms[place] = read_norm(getattr(attention, name, None), head_dim)
-        return cls(LayerNorms(**norms), qkv, output[0], gate_up, down[0], activation)  # type: ignore[arg-type]
+        return cls(LayerNorms(**norms), qkv, output[0], gate_up, down, own.activation)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class FeedForwardParts:
+    """gate, up - activation - down, under the names of some models."""
+
+    gate_up: tuple[nn.Linear, ...]
+    """Two layers, or one that holds both."""
+    down: nn.Linear
+    activation: Activation
+
+    @classmethod
+    def of(cls, module: nn.Module | None) -> "FeedForwardParts | None":
+        """Return the parts of a module, or None if some are missing or of another kind."""
+        gate_up = None
+        for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("input_linear",)):
+            gate_up = gate_up or _linears(module, names)
+        down = _linears(module, ("down_proj",)) or _linears(module, ("output_linear",))
+        named = [getattr(module, name, None) for name in ("act_fn", "activation_fn", "activation")]
+        activation = _activation(next((each for each in named if callable(each)), None))
+        if not (gate_up and down and activation is not None):
+            return None
+        return cls(gate_up, down[0], activation)
 
 
 def _linears(parent: nn.Module | None, names: tuple[str, ...]) -> tuple[nn.Linear, ...] | None:
@@ -121,7 +144,7 @@ def read_norm(module: nn.Module | None, size: int) -> NormWeight | None:
 
 
 @torch.inference_mode()
-def _activation(module: nn.Module | None) -> Activation | None:
+def _activation(module: Callable[[Tensor], Tensor] | None) -> Activation | None:
     if module is None:
         return None
     x = torch.linspace(-8, 8, 321, device="cpu")
