@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from winnow.models.experts import GroupedExperts, is_experts, linear_of
 from winnow.models.int8_linear import Int8Weights, quantize_linears
 
 if TYPE_CHECKING:
@@ -146,12 +147,15 @@ def one_dnn_works() -> bool:
 
 
 def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Pack every `nn.Linear` below a module. Returns what it replaced, for `put_back`."""
+    """Pack every `nn.Linear` below a module, and all experts. Returns what it replaced, for `put_back`."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:  # a subclass may compute something else
                 setattr(parent, name, make([child]))
+                replaced.append((parent, name, child))
+            elif is_experts(child):
+                setattr(parent, name, GroupedExperts(child, make))
                 replaced.append((parent, name, child))
     return replaced
 
@@ -160,15 +164,6 @@ def put_back(replaced: list[tuple[nn.Module, str, nn.Module]]) -> None:
     """Put back what was replaced, last things first."""
     for parent, name, child in reversed(replaced):
         setattr(parent, name, child)
-
-
-def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """Return the layer of a weight [out_features, in_features] and a bias [out_features], which are not copied."""
-    out = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    out.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        out.bias = nn.Parameter(bias, requires_grad=False)
-    return out
 
 
 def join_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
