@@ -154,6 +154,7 @@ def paged_attention(
             f"{type(module).__name__} is not causal; Winnow computes causal attention only"
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    chunk = getattr(module, "kv_chunk", None)
     latent = getattr(module, "kv_b_proj", None)
     if isinstance(latent, LatentHeads):
         query, value = latent.absorb(query), key
@@ -166,7 +167,7 @@ def paged_attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
-        AttentionSpec(scale, sliding_window, softcap, s_aux),
+        AttentionSpec(scale, chunk or sliding_window, softcap, s_aux, chunked=chunk is not None),
     )
     if isinstance(latent, LatentHeads):
         return latent.expand(out)[None], None

@@ -23,7 +23,7 @@ from winnow.models.kinds import causal_class, config_class, takes_attention
 from winnow.models.library_weights import LibraryWeights
 from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.optimize import Optimized, optimize_model
-from winnow.models.positions import bind_positions
+from winnow.models.positions import bind_counted_positions, bind_positions
 from winnow.models.published import Published, open_published
 from winnow.models.quantize import quantize_model, round_beside_blocks
 from winnow.models.tokens import end_tokens
@@ -48,7 +48,7 @@ def load_checkpoint(
             "(transformers' class takes none from AttentionInterface), and it keeps no cache"
         )
     wanted = config.max_model_len
-    limit = context_limit(model_config, masks=False)
+    limit = context_limit(model_config)
     trained_len = limit.take(None if beyond_trained_len else wanted)
     device = _device(config.device)
     int8, library = _narrow_weights(config, device, _dtype(config.dtype, model_config, device))
@@ -56,6 +56,7 @@ def load_checkpoint(
     model = _load_weights(path, published, model_config, config, device, "eager" if own else ATTENTION_NAME)
     set_attention(model, ATTENTION_NAME)
     geometry = probe_geometry(model)
+    bind_counted_positions(model)
     limit = limit.less(bind_positions(model, attention_of(model, "eager")))
     trained_len = limit.take(None if beyond_trained_len else wanted)
     dtype = _dtype(config.dtype, model_config, device)

@@ -45,12 +45,8 @@ class ContextLimit:
         return wanted
 
 
-def context_limit(config: "PretrainedConfig", *, masks: bool = True) -> ContextLimit:
-    """Return the longest sequence that a configuration of transformers makes room for.
-
-    Args:
-        masks: the model's own are built; without, layers that attend within chunks serve one chunk (Llama 4).
-    """
+def context_limit(config: "PretrainedConfig") -> ContextLimit:
+    """Return the longest sequence that a configuration of transformers makes room for."""
     text = config.get_text_config()
     named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
     limit = next((length for length in named if length), None)
@@ -73,10 +69,6 @@ def context_limit(config: "PretrainedConfig", *, masks: bool = True) -> ContextL
             limit = min(filter(None, (limit, original)), default=None)
             if limit is not None:
                 reason = f"up to which its {kind['rope_type']} RoPE does not depend on the batch"
-    chunk = getattr(text, "attention_chunk_size", None)
-    if not masks and chunk and "chunked_attention" in (getattr(text, "layer_types", None) or ()):
-        limit = min(filter(None, (limit, chunk)))
-        reason = "up to which its attention is not cut into chunks (attention_chunk_size)"
     return ContextLimit(limit, reason)
 
 

@@ -23,6 +23,9 @@ class ModelGeometry:
     latent: bool = False
     """Keys are latents, and values are parts of them (`winnow.models.latent`)."""
 
+    chunked: bool = False
+    """Windows begin anew at each of their multiples, as `AttentionSpec.chunked`."""
+
     def shape(self, layer: int) -> tuple[int, int, int]:
         """Return query heads, KV heads and head_dim of a layer."""
         alike = self.num_query_heads, self.num_kv_heads, self.head_dim

@@ -140,8 +140,9 @@ def _run(model: "PreTrainedModel", probe: _Probe, states: StateProbe | None) -> 
 def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedConfig") -> ModelGeometry:
     num_layers = len(probe.shapes)
     expected = attending_layers(config)
-    # No mask is built: a chunk's size limits the context.
-    if "chunked_attention" in expected and not getattr(config, "attention_chunk_size", None):
+    chunk = getattr(config, "attention_chunk_size", None)
+    chunked = [layer for layer, kind in enumerate(expected) if kind == "chunked_attention"]
+    if chunked and not chunk:
         raise UnsupportedModelError(
             f"model: {name} is not supported: it has layers of kind 'chunked_attention'"
         )
@@ -150,6 +151,8 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
         raise UnsupportedModelError(
             f"model: {name} is not supported: {num_layers} of its {len(expected)} layers attend through the cache"
         )
+    for layer in chunked:  # their masks alone tell it
+        probe.modules[layer].kv_chunk = probe.windows[layer] = chunk
     query_heads, kv_heads, head_dim = map(max, zip(*probe.shapes, strict=True))
     by_layer = tuple(probe.shapes) if len(set(probe.shapes)) > 1 else ()
     lost = [
@@ -177,4 +180,5 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
         shapes_of_states,
         by_layer,
         latent == [True] * num_layers,
+        bool(chunked),
     )

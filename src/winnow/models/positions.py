@@ -5,7 +5,41 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
+
+from winnow.models.binding import ATTENTION_NAME, cache_argument
+
+
+class _Counted(Cache):
+    """Cache of a packed pass that holds nothing: layers that count tokens behind those in a cache get positions."""
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__(layers=[])
+        self._before = positions - torch.arange(len(positions), device=positions.device)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Return KVs as they are."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        """Return the tokens before a sequence's first, for each token, [T]."""
+        return self._before
+
+
+def bind_counted_positions(model: PreTrainedModel) -> None:
+    """Let layers that scale queries by positions of their own count (Llama 4) take those of a packed pass."""
+    if not any(getattr(module, "attn_temperature_tuning", False) for module in model.modules()):
+        return
+    cache = cache_argument(model)
+
+    def enter(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if model.config._attn_implementation != ATTENTION_NAME:
+            return None
+        return args, kwargs | {cache: _Counted(kwargs["position_ids"][0])}
+
+    model.register_forward_pre_hook(enter, with_kwargs=True)
 
 
 def bind_positions(model: PreTrainedModel, attention: AbstractContextManager[None]) -> int:

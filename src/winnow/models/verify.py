@@ -170,7 +170,10 @@ def _check_masks(model: PreTrainedModel, geometry: ModelGeometry, past: int) -> 
         if mask is None:
             continue
         sees = (mask if mask.dtype == torch.bool else mask == 0)[0, 0]
-        expected = (age >= 0) if window is None else (age >= 0) & (age < window)
+        expected = age >= 0
+        if window is not None:
+            reach = positions[:, None] % window + 1 if geometry.chunked else window
+            expected &= age < reach
         checked = past
         if sees.shape != expected.shape or not torch.equal(sees, expected):
             raise UnsupportedModelError(

@@ -114,7 +114,7 @@ class Description:
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
         }
         del counts["windows"]
-        for name in ("states", "by_layer", "latent"):
+        for name in ("states", "by_layer", "latent", "chunked"):
             others = counts.pop(name)
             require(not others, name, "none in a packed model", others)
         for name, count in counts.items():
