@@ -152,7 +152,8 @@ def _geometry(name: str, probe: _Probe, states: StateProbe, config: "PretrainedC
             f"model: {name} is not supported: {num_layers} of its {len(expected)} layers attend through the cache"
         )
     for layer in chunked:  # their masks alone tell it
-        probe.modules[layer].kv_chunk = probe.windows[layer] = chunk
+        probe.modules[layer].kv_chunk = chunk  # type: ignore[assignment]
+        probe.windows[layer] = chunk
     query_heads, kv_heads, head_dim = map(max, zip(*probe.shapes, strict=True))
     by_layer = tuple(probe.shapes) if len(set(probe.shapes)) > 1 else ()
     lost = [
