@@ -59,6 +59,7 @@ _UNLIKE_OPENAI = (
 
 CLIENTS = {
     "openai": Client(("openai", "httpx"), ("{python}", "{here}/openai_client.py", "{url}", "{model}")),
+    "anthropic": Client(("anthropic",), ("{python}", "{here}/anthropic_client.py", "{url}", "{model}")),
     "schemathesis": Client(
         ("schemathesis",),
         (

@@ -7,11 +7,10 @@ import io
 import json
 import sys
 import time
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import openai
+from cases import run_cases
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the name of the dog?"}]
 SCHEMA = {
@@ -146,21 +145,5 @@ class Cases:
                 raise AssertionError(f"{change} was taken")
 
 
-def main() -> int:
-    """Run every case."""
-    cases = Cases(*sys.argv[1:3])
-    failed = 0
-    for name in (name for name in vars(Cases) if not name.startswith("_")):
-        case: Callable[[], None] = getattr(cases, name)
-        try:
-            case()
-            print(f"ok      {name}")
-        except Exception:
-            failed += 1
-            print(f"FAILED  {name}")
-            traceback.print_exc()
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(Cases(*sys.argv[1:3])))

@@ -88,6 +88,14 @@ def test_texts_are_cut_and_joined_as_before(folder: Path) -> None:
     assert type(full_tokenizer(ours)) is type(theirs)
 
 
+def test_the_second_start_keeps_answers_to_a_form(folder: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, structured_outputs={"choice": ["red", "blue"]})
+    for is_second in (False, True):
+        with LLM(kv_memory="4MiB") as llm:
+            assert isinstance(llm._tokenizer, BackendTokenizer) == is_second
+            assert llm.generate(["The sky is"], params)[0].outputs[0].text in ("red", "blue")
+
+
 def test_a_start_imports_nothing_heavy(folder: Path) -> None:
     """Neither compilers nor symbolic algebra, nor transformers: they take longer than all else of a start."""
     command = (

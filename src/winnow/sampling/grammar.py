@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property
 from threading import Lock
 from typing import Any
@@ -116,14 +117,16 @@ class GrammarCompiler:
     @cached_property
     def _tokens(self) -> Any:
         """llguidance's own tokenizer."""
-        _llguidance()
-        from llguidance.hf import from_tokenizer
-
+        llguidance = _llguidance()
         if self._tokenizer is None or not self._eos_token_ids:
             raise InvalidRequestError("structured_outputs need a model with a tokenizer and an end token")
         try:
-            return from_tokenizer(
-                self._tokenizer, n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids)
+            # Not by `llguidance.hf`, which takes transformers' own classes alone.
+            backend = copy(self._tokenizer.backend_tokenizer)
+            backend.no_padding()
+            backend.no_truncation()
+            return llguidance.LLTokenizer(
+                backend.to_str(), n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids)
             )
         except (ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise InvalidRequestError(
