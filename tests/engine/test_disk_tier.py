@@ -223,6 +223,23 @@ def test_a_full_disk_ends_writing_and_nothing_else(
     assert len(caught) == 1 and all(each.outputs[0].finish_reason == "length" for each in outputs)
 
 
+def test_what_memory_loses_while_a_request_waits_is_read(directory: Path, tmp_path: Path) -> None:
+    """Turns of many conversations at once, in memory for few: no token is computed twice."""
+    conversations = [prompt(100, seed) for seed in range(8)]
+    with open_llm(directory, None) as llm:
+        room = 3 * llm.kv_bytes(200)
+    with open_llm(directory, tmp_path, kv_memory=room, max_num_seqs=2) as llm:
+        for turn in range(3):
+            outputs = llm.generate(conversations, GREEDY)
+            llm.check_integrity()
+            llm._engine.scheduler.disk.tier.wait()
+            for number, output in enumerate(outputs):
+                known = 0 if not turn else len(conversations[number]) - 20
+                assert output.num_cached_tokens >= known - 4, (turn, number)
+                conversations[number] += output.outputs[0].token_ids + prompt(20, turn)
+        assert tier_stats(llm).loaded_tokens > 8 * 100
+
+
 def test_others_are_served_while_a_prefix_is_read(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,12 +31,14 @@ class Fetch:
         parts: runs of blocks, or one snapshot; none: there is nothing to read.
         first: number of each run's first block in the prefix.
         rule: that of the snapshot.
+        early: it was made when the sequence came; memory may have lost since what it knew then.
     """
 
     parts: list[DiskPart]
     first: list[int]
     rule: SequenceEviction | None = None
     future: "Future[list[SavedPrefix]] | None" = None
+    early: bool = False
 
     @property
     def is_reading(self) -> bool:
@@ -140,18 +142,26 @@ class DiskPrefixes:
         outstanding = sum(fetch.nbytes for fetch in self._fetches if fetch.parts)
         if outstanding < _MOST_PENDING:
             sequence.fetch = self._fetch(sequence, most_tokens)
+            sequence.fetch.early = True
 
     def is_ready(self, sequence: Sequence, most_tokens: int, has_room: Callable[[], bool]) -> bool:
-        """Return whether a sequence may start; the index knows then what was read for it, if it `has_room` at all."""
-        if sequence.fetch is None:
-            sequence.fetch = self._fetch(sequence, most_tokens)
-        fetch: Fetch = sequence.fetch
-        if fetch.is_reading:
+        """Return whether a sequence may start, as far as disks are concerned.
+
+        If it `has_room` besides, the index knows then what is on disk for it.
+        """
+        if sequence.is_reading:
             return False
-        if fetch.future is not None and has_room():
-            future, fetch.future = fetch.future, None
-            self._place(sequence, fetch, [] if future.exception() is not None else future.result())
-            fetch.parts = []
+        if not has_room():
+            return True
+        fetch: Fetch | None = sequence.fetch
+        if fetch is not None:
+            self._place(fetch)
+        if fetch is None or fetch.early:
+            sequence.fetch = self._fetch(sequence, most_tokens)
+            if sequence.is_reading:
+                return False
+            self._place(sequence.fetch)
+        sequence.fetch.early = True  # if it does not start now
         return True
 
     def await_any(self, waiting: Iterable[Sequence]) -> bool:
@@ -269,17 +279,20 @@ class DiskPrefixes:
         else:
             tail = self._longest_tail(sequence.token_ids, chain, last, most_tokens)[1]
             places = places[:last] + ([tier.place(tail)] if tail and not index.knows(tail) else [])
-        wanted: dict[str, DiskPart] = {}
-        first: list[int] = []
+        wanted: dict[str, tuple[int, list[int]]] = {}  # by file: its first block, and which of its blocks
         for number, place in enumerate(places):
             if place is not None:
-                file, at = place
-                start = (number - at) * size
-                end = start + sum(link.num_tokens for link in file.links[: at + 1])
-                if file.name not in wanted:
-                    first.append(number - at)
-                wanted[file.name] = DiskPart(file, run_key(file.links), sequence.token_ids[start:end])
-        return Fetch(list(wanted.values()), first)
+                wanted.setdefault(place[0].name, (number - place[1], []))[1].append(place[1])
+        files = {place[0].name: place[0] for place in places if place is not None}
+        parts = []
+        for name, (start, numbers) in wanted.items():
+            file, skip = files[name], min(numbers)
+            tokens = sum(link.num_tokens for link in file.links[skip : max(numbers) + 1])
+            begin = (start + skip) * size
+            parts.append(
+                DiskPart(file, run_key(file.links), sequence.token_ids[begin : begin + tokens], 0, skip)
+            )
+        return Fetch(parts, [start + min(numbers) for start, numbers in wanted.values()])
 
     def _resume_point(
         self, token_ids: list[int], chain: PrefixChain, reach: int, most_tokens: int, start: int
@@ -309,8 +322,14 @@ class DiskPrefixes:
                 found = num_tokens, key
         return found
 
-    def _place(self, sequence: Sequence, fetch: Fetch, found: list[SavedPrefix]) -> None:
-        """Let the index know what was read, as far as memory lasts."""
+    def _place(self, fetch: Fetch) -> None:
+        """Let the index know what was read, once, as far as memory lasts."""
+        future, fetch.future = fetch.future, None
+        if future is not None and future.exception() is None:
+            self._place_parts(fetch, future.result())
+        fetch.parts = []
+
+    def _place_parts(self, fetch: Fetch, found: list[SavedPrefix]) -> None:
         for part, first, prefix in zip(fetch.parts, fetch.first, found, strict=False):
             token_ids = list(part.token_ids)
             if fetch.rule is not None:
@@ -323,18 +342,20 @@ class DiskPrefixes:
             if blocks is None:
                 return
             size = self._ledger.layout.block_size
+            every, skip = part.file.links, part.skip
             links = [
                 (link.key, tuple(token_ids[number * size : (number + 1) * size]), link.resumable)
-                for number, link in enumerate(part.file.links)
+                for number, link in enumerate(every[skip:])
                 if number * size < len(token_ids)
             ]
-            kept = self._ledger.prefix_rows.keep_run(first, part.file.before, links, blocks)
+            before = every[skip - 1].key if skip else part.file.before
+            kept = self._ledger.prefix_rows.keep_run(first, before, links, blocks)
             numbers = {key: number for number, (key, _, _) in enumerate(links)}
             for key in kept:
                 states = {
                     name.partition(".")[2]: array
                     for name, array in prefix.states.items()
-                    if int(name.partition(".")[0]) == numbers[key]
+                    if int(name.partition(".")[0]) == numbers[key] + skip
                 }
                 if states:
                     self._executor.write_states(key, states)

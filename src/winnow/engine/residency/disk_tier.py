@@ -62,6 +62,7 @@ class DiskPart(NamedTuple):
     key: PrefixKey
     token_ids: Sequence[int]
     num_accumulators: int = 0
+    skip: int = 0
 
 
 def run_key(links: Sequence[DiskLink]) -> PrefixKey:
@@ -218,7 +219,7 @@ class DiskTier:
         for part in parts:
             path = self._directory / part.file.name
             try:
-                found.append(self.form.read(path, part.key, part.token_ids, part.num_accumulators))
+                found.append(self.form.read(path, *part[1:]))
             except FAULTS as error:
                 with self._lock:
                     self._drop(part.file.name)

@@ -91,14 +91,20 @@ class PrefixFormat:
         return metadata
 
     def read(
-        self, path: Path, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int
+        self,
+        path: Path,
+        key: PrefixKey,
+        token_ids: Sequence[int],
+        num_accumulators: int,
+        skip: int = 0,
     ) -> SavedPrefix:
         """Return the prefix of a key, if it is of these tokens.
 
-        Of a run of blocks, which its `notes` name as "links", the first tokens may be asked for.
+        Of a run of blocks, which its `notes` name as "links", some that follow one another may be asked for.
 
         Args:
             num_accumulators: how many its policy uses; what the cache has beyond them is 0.
+            skip: blocks of a run before those that are asked for.
 
         Raises:
             one of `FAULTS`: the file was written for something else, or its bytes are not those that were written.
@@ -115,7 +121,8 @@ class PrefixFormat:
             raise UnusableError("its bytes are not those that were saved")
         notes = json.loads(metadata["notes"])
         if "links" in notes:
-            tensors = self._first_blocks(tensors, len(token_ids), len(notes["links"]))
+            tensors = self._some_blocks(tensors, skip, len(token_ids), len(notes["links"]))
+            notes["first"] += skip * self.block_size
         self._check(tensors, token_ids, num_accumulators, notes)
         rounds, offset = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
         states = {name: tensor for name, tensor in tensors.items() if not _is_own(name)}
@@ -154,29 +161,31 @@ class PrefixFormat:
         if "links" not in notes:
             self._check_wide(tensors, len(token_ids))
 
-    def _first_blocks(
-        self, tensors: dict[str, NDArray[Any]], num_tokens: int, num_blocks: int
+    def _some_blocks(
+        self, tensors: dict[str, NDArray[Any]], skip: int, num_tokens: int, num_blocks: int
     ) -> dict[str, NDArray[Any]]:
-        """Return what a file of rows of `num_blocks` blocks each holds of their first tokens."""
-        layout = self._layout
-        kept, whole = (
-            layout.row_blocks(layout.even_rows(n)) for n in (num_tokens, num_blocks * layout.block_size)
-        )
-        lengths = tensors["lengths"]
-        if not np.array_equal(layout.row_blocks(lengths), whole) or num_tokens > lengths.max():
+        """Return what a file of rows of `num_blocks` blocks each holds of some tokens, after as many blocks."""
+        layout, size = self._layout, self._layout.block_size
+        whole, lengths = layout.row_blocks(layout.even_rows(num_blocks * size)), tensors["lengths"]
+        end = skip * size + num_tokens
+        if not np.array_equal(layout.row_blocks(lengths), whole) or end > lengths.max():
             raise UnusableError("its rows are not of the blocks that it names")
-        count = int(kept.max())
+        asked = range(skip, skip + -(-num_tokens // size))
         out = {
             name: tensor
             for name, tensor in tensors.items()
-            if _is_own(name) or int(name.partition(".")[0]) < count
+            if _is_own(name) or int(name.partition(".")[0]) in asked
         }
-        out |= {"token_ids": tensors["token_ids"][:num_tokens], "lengths": layout.even_rows(num_tokens)}
+        out["token_ids"], out["lengths"] = (
+            tensors["token_ids"][skip * size : end],
+            layout.even_rows(num_tokens),
+        )
         for number, rows in enumerate(layout.by_kind(layout.row_blocks(layout.even_rows(1)))):
             for name in (f"kvs.{number}", f"positions.{number}"):
                 rest = tensors[name].shape[1:]
-                out[name] = tensors[name].reshape(rows, num_blocks, *rest)[:, :count].reshape(-1, *rest)
-            out[f"accumulators.{number}"] = np.empty((0, rows * count, layout.block_size), dtype=np.float32)
+                columns = tensors[name].reshape(rows, num_blocks, *rest)
+                out[name] = columns[:, skip : asked.stop].reshape(-1, *rest)
+            out[f"accumulators.{number}"] = np.empty((0, rows * len(asked), size), dtype=np.float32)
         return out
 
     def _check_wide(self, tensors: Mapping[str, NDArray[Any]], num_tokens: int) -> None:
