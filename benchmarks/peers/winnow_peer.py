@@ -1,14 +1,12 @@
 """Winnow on one piece of work, in a process of its own as every peer.
 
 Options: `kv_seqs` (KV memory for that number of whole sequences with KVs as wide as the arithmetic), `saves_prefixes`
-(contexts are compressed and saved before the work begins), and those of `LLM`.
+(contexts are compressed and saved beside the model before the work begins), and those of `LLM`.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from protocol import Answer, Tokens, Work, serve
@@ -30,19 +28,14 @@ def opened(work: Work) -> Iterator[Answer]:
     longest = max(map(len, work.prompts)) + work.new_tokens
     wide = {name: value for name, value in options.items() if name not in NARROWER}
     options["kv_memory"] = kv_memory_for(EngineConfig.from_options(wide), kv_seqs, longest)
-    with TemporaryDirectory() as folder:
-        if saves:
-            _save_prefixes(work, options, folder)
-            options["prefix_store"] = folder
+    if saves:
+        options["prefix_store"] = folder = Path(f"{work.model}-prefixes")
+        folder.mkdir(exist_ok=True)
         with LLM(**options) as llm:
-            yield lambda asked: _answer(llm, asked)
-
-
-def _save_prefixes(work: Work, options: dict[str, Any], folder: str) -> None:
+            for ids, known in zip(work.prompts, work.sampling, strict=True):
+                llm.save_prefix(ids[: known["context_tokens"]], folder)  # what is there is not computed again
     with LLM(**options) as llm:
-        for ids, known in zip(work.prompts, work.sampling, strict=True):
-            # One that is saved is in the cache too, and not computed again.
-            llm.save_prefix(ids[: known["context_tokens"]], folder)
+        yield lambda asked: _answer(llm, asked)
 
 
 def _answer(llm: LLM, work: Work) -> Tokens:
