@@ -382,6 +382,21 @@ def test_saved_prefixes_age(directory: Path, tmp_path: Path, llm: LLM) -> None:
         assert other.stats().replay_tokens == 0
 
 
+def test_saved_prefixes_are_loaded_again_when_forgotten(directory: Path, tmp_path: Path) -> None:
+    options = {"eviction": IN_CHUNKS, "compression": 4.0}
+    with open_llm(directory, **options) as llm:
+        llm.save_prefix(DOCUMENT, tmp_path)
+    with open_llm(directory, prefix_store=tmp_path, **options) as llm:
+        llm.submit(DOCUMENT + QUESTION, greedy(compression=None))
+        llm.step()
+        scheduler = llm._engine.scheduler
+        llm.reset_prefix_cache()
+        scheduler.running.park(scheduler.running[0])
+        llm.step()
+        [sequence] = scheduler.running
+        assert sequence.kv.num_computed >= 150 and llm.stats().replay_tokens == 0
+
+
 @pytest.mark.parametrize("eviction", [IN_CHUNKS, SEEN_FIT], ids=["replay", "window"])
 def test_a_conversation_that_grew_is_compressed_once_more(directory: Path, eviction: EvictionPolicy) -> None:
     """Of the first 100 tokens 60 KVs a row are left, then 70 of those and the next 50 tokens."""

@@ -57,6 +57,8 @@ class PrefixChain:
         """Numbers of tokens after which other sequences differ, so that a state after them is worth keeping."""
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
         """Keys and rules of snapshots that may be there, by number of tokens, most first."""
+        self.looked_up_at: int | None = None
+        """`PrefixIndex.num_forgotten` when more than the index knows was last looked for."""
         self.earlier: list[tuple[PrefixKey, Hashable]] = []
         """The same of those that a round may compress once more, what the last round left first."""
 
@@ -188,6 +190,7 @@ class PrefixIndex:
     Attributes:
         num_asked_tokens: of prompts that were looked up.
         num_hit_tokens: of those, how many were found.
+        num_forgotten: blocks of tokens and snapshots that it no longer holds.
         discard_state: called with a key under which a state was kept, when that is forgotten.
         log: records what is learnt and forgotten; None: nobody asks.
     """
@@ -211,7 +214,7 @@ class PrefixIndex:
         self._before: dict[PrefixKey, PrefixKey] = {}
         self._snapshots: dict[PrefixKey, Snapshot] = {}
         self._wanted: set[PrefixKey] = set()
-        self.num_asked_tokens = self.num_hit_tokens = 0
+        self.num_asked_tokens = self.num_hit_tokens = self.num_forgotten = 0
 
     def __len__(self) -> int:
         """Return blocks of tokens that are known, and snapshots."""
@@ -488,6 +491,7 @@ class PrefixIndex:
         entry = self._entries.pop(key)
         if self.log is not None:
             self.log.remove(key)
+        self.num_forgotten += 1
         self._discard(key)
         if (before := self._before.pop(key, None)) is not None:
             del self._following[before][key]

@@ -79,6 +79,8 @@ class PrefixSharing:
             return FoundPrefix()
         chain = self._known_chain(sequence)
         chain.extend(sequence.token_ids)
+        if chain.looked_up_at != self._ledger.prefixes.num_forgotten:
+            self._load(sequence)  # what lies on disk may have been forgotten
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
         index, most = self._ledger.prefixes, self._most_as_computed(sequence)
@@ -362,9 +364,10 @@ class PrefixSharing:
         return sequence.prefix
 
     def _load(self, sequence: Sequence) -> None:
-        """Look on disk, once for each sequence, for more than the index knows."""
+        """Look on disk for more than the index knows; again only after that has forgotten something."""
         if self._saved is None or sequence.prefix is None:
             return
+        sequence.prefix.looked_up_at = self._ledger.prefixes.num_forgotten
         for computed, key, rule, _ in self._known_snapshots(sequence):
             assert isinstance(rule, SequenceEviction), "made by `_chain`"
             known = self._ledger.prefixes.knows(key)
