@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 LAYERS = [
     ["errors", "_native", "lazy", "progress_bar", "resources", "extras", "digest", "progress"],
     ["native", "units", "checks", "json_values", "process_fork"],
-    ["tenants", "kv_dtype", "value_tier", "foreign_names", "eviction_request"],
+    ["tenants", "kv_dtype", "value_tier", "foreign_names", "eviction_request", "session_request"],
     ["vllm_names"],
     ["threads", "config", "chat"],
     ["cache", "sampling"],

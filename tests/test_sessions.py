@@ -13,6 +13,13 @@ from winnow.outputs import RequestOutput
 BLOCK = 16
 OPTIONS: dict[str, Any] = {"kv_memory": "32MiB", "max_num_seqs": 4, "block_size": BLOCK}
 QUESTIONS = ["Tell me a story about a dog and a cat.", "And then?", "Where did the cat go?", "Why?"]
+LONG = "Tell me a story about a dog and a cat who went to the sea, and what they saw there. " * 4
+# Turns end with a special token, and nothing follows the question that a window would keep.
+BARE = (
+    "{{ bos_token }}{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}"
+    "{% else %}{{ '\nAnswer:' }}{% endif %}{% endfor %}"
+)
+TOKEN_BYTES = 6288
 ANSWER = SamplingParams(temperature=0, max_tokens=12)
 
 
@@ -26,6 +33,20 @@ def llm() -> Iterator[LLM]:
 def plain() -> Iterator[LLM]:
     with LLM(**OPTIONS, enable_prefix_caching=False) as llm:
         yield llm
+
+
+@pytest.fixture
+def open_llm() -> Iterator[Any]:
+    """Opens models, and closes them in the end."""
+    opened: list[LLM] = []
+
+    def open_one(**options: Any) -> LLM:
+        opened.append(LLM(**OPTIONS | options))
+        return opened[-1]
+
+    yield open_one
+    for llm in opened:
+        llm.close()
 
 
 def converse(llm: LLM, questions: list[str], params: SamplingParams, **options: Any) -> list[RequestOutput]:
@@ -73,3 +94,109 @@ def test_a_changed_turn_is_known_up_to_the_change(llm: LLM) -> None:
     pairs = zip(changed.prompt_token_ids, second.prompt_token_ids, strict=False)
     common = next(at for at, (one, other) in enumerate(pairs) if one != other)
     assert changed.num_cached_tokens == common > len(known_tokens(first)) + 2
+
+
+def finish(llm: LLM) -> None:
+    """Compute what the engine has queued itself."""
+    while llm.has_unfinished:
+        assert llm.step() == []
+    llm.check_integrity()
+
+
+@pytest.mark.parametrize("policy", ["kv-compress", "streaming", "keydiff", "leverage", "h2o"])
+def test_a_compressed_conversation_goes_on(open_llm: Any, policy: str) -> None:
+    """A turn continues on what rounds have left, and its own round may compress it further."""
+    llm = open_llm(num_accumulators=2)
+    llm.tokenizer.chat_template = BARE
+    params = replace(ANSWER, eviction=policy, kv_budget=60)
+    outputs = converse(llm, [LONG, "And then?", LONG, "Why?"], params, session_id="one")
+    for before, after in pairwise(outputs):
+        assert after.num_cached_tokens == len(known_tokens(before)) - 1
+        assert after.outputs[0].eviction is not None and after.outputs[0].eviction.rounds
+    [session] = llm.sessions()
+    assert (session.name, session.tier, session.num_turns, session.compressed) == ("one", "device", 4, True)
+    assert session.num_tokens == len(known_tokens(outputs[-1])) - 1
+    assert session.num_bytes < llm.kv_bytes(session.num_tokens) * 0.7
+    # Another policy, another session, another tenant and no session begin with what is no round's.
+    prompt = known_tokens(outputs[-1])
+    others: list[tuple[dict[str, Any], SamplingParams]] = [
+        ({"session_id": "two"}, params),
+        ({"session_id": "one", "tenant": "other"}, params),
+        ({}, params),
+        ({"session_id": "one"}, replace(params, eviction="full", kv_budget=None)),
+    ]
+    for options, each in others:
+        [output] = llm.generate([prompt], each, **options)
+        report, first = output.outputs[0].eviction, outputs[0].outputs[0].eviction
+        assert first is not None and (report is None or report.rounds <= first.rounds)
+
+
+def test_a_policy_that_replays_begins_anew(open_llm: Any) -> None:
+    """Its prompts are found as they were computed, and compressed as without a session."""
+    llm = open_llm()
+    llm.tokenizer.chat_template = BARE
+    params = replace(ANSWER, eviction="kvzip", compression=3.0)
+    outputs = converse(llm, [LONG, LONG, LONG], params, session_id="one")
+    assert [each.outputs[0].eviction.rounds for each in outputs[1:]] == [1, 1]  # type: ignore[union-attr]
+    assert not llm.sessions()[0].compressed
+
+
+def test_old_turns_are_compressed(open_llm: Any) -> None:
+    """The system prompt and the last turn stay whole, and the session within its memory."""
+    memory = 250 * TOKEN_BYTES
+    llm = open_llm(session_memory=memory)
+    system = {"role": "system", "content": "You answer in one word, and are kind to all who ask."}
+    messages: list[dict[str, str]] = [system]
+    before: RequestOutput | None = None
+    for question in (LONG, "And then?", LONG, "Why?", LONG):
+        messages.append({"role": "user", "content": question})
+        [output] = llm.chat(messages, ANSWER, session_id="one")
+        messages.append({"role": "assistant", "content": output.outputs[0].text})
+        finish(llm)
+        [session] = llm.sessions()
+        assert session.num_bytes <= memory
+        if before is not None:
+            known = known_tokens(before)
+            assert output.prompt_token_ids[: len(known)] == known
+            # The last token before a compression is computed once more.
+            assert output.num_cached_tokens >= len(known) - 3
+        before = output
+    stats = llm.stats()
+    assert session.compressed and stats.session_compressions >= 2 and not stats.sessions_dropped
+    assert stats.session_tokens > 400 and stats.session_seconds > 0
+    index = llm._engine.scheduler.ledger.prefixes  # type: ignore[attr-defined]
+    [snapshot] = index.snapshots
+    assert snapshot.num_tokens == session.num_tokens - 1
+    assert snapshot.lengths.sum() < 0.8 * snapshot.lengths.size * snapshot.num_tokens
+    assert llm.drop_session("one") and not llm.drop_session("one")
+    assert llm.sessions() == [] and index.snapshots == []
+    llm.check_integrity()
+
+
+def test_a_conversation_beyond_its_memory_is_forgotten(open_llm: Any) -> None:
+    llm = open_llm(session_memory=1000)
+    converse(llm, ["Hello there, who are you?"], ANSWER, session_id="one")
+    finish(llm)
+    assert llm.sessions() == [] and llm.stats().sessions_dropped == 1
+
+
+def test_the_least_recently_used_of_a_tenant_go_first(open_llm: Any) -> None:
+    llm = open_llm(tenants={"a": {"session_memory": "1MiB"}})
+    for name in ("one", "two", "three", "one"):
+        llm.chat([{"role": "user", "content": f"{name} {LONG}"}], ANSWER, session_id=name, tenant="a")
+    llm.chat([{"role": "user", "content": LONG}], ANSWER, session_id="other", tenant="b")
+    assert sum(each.num_bytes for each in llm.sessions("a")) <= 2**20
+    assert next(each.name for each in llm.sessions("a")) == "one"
+    assert len(llm.sessions("a")) < 3 and [each.name for each in llm.sessions("b")] == ["other"]
+
+
+def test_idle_sessions_give_way(open_llm: Any) -> None:
+    """Memory that only sessions hold can be had at once, pinned or not, and the pinned one is the last to go."""
+    llm = open_llm(kv_memory="3MiB")
+    for number in range(12):
+        llm.generate([[number + 300] * 40], ANSWER, session_id=str(number))
+    found = {each.name: each.tier for each in llm.sessions()}
+    assert found["11"] == "device" and found["0"] == "gone"
+    most = llm.generate([[5] * 300], replace(ANSWER, max_tokens=2))[0]
+    assert most.outputs[0].finish_reason == "length"
+    llm.check_integrity()

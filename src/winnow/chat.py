@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 _log = logging.getLogger("winnow")
+_SYSTEM_ROLES = ("system", "developer")
 
 # In a template that knows the role, OpenAI's newer name for "system". Others leave such messages out, or refuse them.
 _DEVELOPER = re.compile(r"""\\?['"]developer\\?['"]""")
@@ -50,11 +51,13 @@ class TokenizedPrompt(NamedTuple):
     Attributes:
         text: None where token ids were given.
         template_tail: tokens at its end that a chat template wrote behind the last message; 0 without a template.
+        system_tokens: tokens at its beginning before the first message that is no system prompt.
     """
 
     text: str | None
     token_ids: list[int]
     template_tail: int = 0
+    system_tokens: int = 0
 
 
 def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
@@ -126,7 +129,12 @@ def apply_template(
     plain = partial(tokenizer.encode, add_special_tokens=False)
     tail = _text_behind(tokenizer, conversation, prompt, options)
     token_ids = plain(prompt) if encode is None else encode(prompt, tail, plain)
-    return TokenizedPrompt(prompt, token_ids, tail_tokens(tokenizer, token_ids, tail))
+    return TokenizedPrompt(
+        prompt,
+        token_ids,
+        tail_tokens(tokenizer, token_ids, tail),
+        len(plain(_system_text(conversation, prompt))),
+    )
 
 
 def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bool = False) -> list[int]:
@@ -208,6 +216,13 @@ def _text_behind(
         return ""
     _, found, behind = rendered.rpartition(_SENTINEL)
     return behind if found and prompt.endswith(behind) else ""
+
+
+def _system_text(conversation: Sequence[dict[str, Any]], prompt: str) -> str:
+    """Return what a prompt begins with before its first message that is no system prompt; empty without one."""
+    begin = next((i for i, each in enumerate(conversation) if each["role"] not in _SYSTEM_ROLES), 0)
+    content = str(conversation[begin]["content"]).strip()
+    return prompt[: max(prompt.find(content), 0)] if begin and content else ""
 
 
 def _render(

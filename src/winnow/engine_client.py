@@ -12,9 +12,10 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.residency.occupancy import Occupancy
 from winnow.models import PlainModel
 from winnow.models.backend_tokenizer import full_tokenizer
-from winnow.outputs import EngineStats, RequestOutput
+from winnow.outputs import EngineStats, RequestOutput, SessionStats
 from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
+from winnow.session_request import SessionRequest
 from winnow.threads import release_team
 
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ class EngineClient:
 
         Tells the request's policy the number of template tokens after the question.
         """
+        session = options.get("session")
+        if isinstance(session, SessionRequest) and prompt.system_tokens:
+            options["session"] = replace(session, system=prompt.system_tokens)
         if prompt.template_tail and params.template_tail is None:
             params = replace(params, template_tail=prompt.template_tail)
         self.check_structured(params)
@@ -222,6 +226,14 @@ class EngineClient:
     def occupancy(self) -> Occupancy:
         """Return who holds the KV memory now, and how much of each layer and head stays."""
         return self._driver.call(lambda engine: engine.occupancy())
+
+    def sessions(self, tenant: str | None = None, *, all_tenants: bool = False) -> list[SessionStats]:
+        """Return the conversations of a tenant that are remembered, or of all; the most recently used first."""
+        return self._driver.call(lambda engine: engine.sessions(tenant, all_tenants=all_tenants))
+
+    def drop_session(self, session_id: str, *, tenant: str | None = None) -> bool:
+        """Forget a conversation, and free what only it begins with. False: there is none of that name."""
+        return self._driver.call(lambda engine: engine.drop_session(session_id, tenant))
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes, on disk too, but for those of a `prefix_store`.

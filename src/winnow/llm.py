@@ -31,6 +31,7 @@ from winnow.process_fork import require_usable_torch
 from winnow.progress_bar import is_shown, progress_bar
 from winnow.prompts import Prompt, list_conversations, list_prompts
 from winnow.sampling import BeamSearchParams, SamplingParams
+from winnow.session_request import SessionRequest
 from winnow.threads import TeamWait, release_team, set_threads
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
@@ -95,6 +96,7 @@ class LLM(EngineClient):
         use_tqdm: bool = True,
         priority: int = 0,
         tenant: str | None = None,
+        session_id: str | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts. Returns their outputs in the same order.
 
@@ -107,6 +109,8 @@ class LLM(EngineClient):
             use_tqdm: show a progress bar on stderr where that is a terminal.
             priority: of all of them, as in `submit`.
             tenant: on whose account they run, as in `submit`.
+            session_id: of the conversation that the one prompt continues. A turn begins with all that the turns before
+                it have in common with its prompt, to the last token, also where a policy has compressed them.
 
         Raises:
             InvalidRequestError (or a subclass): a prompt or its parameters are invalid; the message names the prompt.
@@ -115,7 +119,10 @@ class LLM(EngineClient):
         """
         self._require_usable()
         tokenized = [self.tokenize(prompt) for prompt in list_prompts(prompts)]
-        return self._answer(tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant)
+        session = _session(session_id, len(tokenized))
+        return self._answer(
+            tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant, session=session
+        )
 
     @accept_arguments(vllm_names.CALL, InvalidRequestError)
     def chat(
@@ -126,6 +133,7 @@ class LLM(EngineClient):
         use_tqdm: bool = True,
         priority: int = 0,
         tenant: str | None = None,
+        session_id: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -142,7 +150,10 @@ class LLM(EngineClient):
             tools or (), add_generation_prompt, continue_final_message, chat_template_kwargs or {}
         )
         tokenized = [self.tokenize_chat(each, template, tenant) for each in list_conversations(messages)]
-        return self._answer(tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant)
+        session = _session(session_id, len(tokenized))
+        return self._answer(
+            tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant, session=session
+        )
 
     @accept_arguments(vllm_names.CALL, InvalidRequestError)
     def beam_search(
@@ -182,11 +193,13 @@ class LLM(EngineClient):
         *,
         priority: int = 0,
         tenant: str | None = None,
+        session_id: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Do as `stream` does, for a conversation."""
         self._require_usable()
         prompt = self.tokenize_chat(messages, tenant=tenant)
-        return self._stream(prompt, sampling_params, priority=priority, tenant=tenant)
+        session = _session(session_id)
+        return self._stream(prompt, sampling_params, priority=priority, tenant=tenant, session=session)
 
     def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
         """Answer one prompt and report which tokens survived eviction, in which layer and head.
@@ -312,6 +325,12 @@ class LLM(EngineClient):
         request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
         self._driver.submit([request], box)
         return OutputStream(self._driver, box)
+
+
+def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:
+    if name is not None and num_prompts != 1:
+        raise InvalidRequestError(f"session_id goes with one prompt, got {name!r:.80} with {num_prompts}")
+    return None if name is None else SessionRequest(name)
 
 
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineConfig]:

@@ -45,6 +45,7 @@ class EngineOptions(TypedDict, total=False):
     prefix_cache_dir: str | Path | None
     prefix_cache_disk: int | str
     prefix_cache_key_file: str | Path | None
+    session_memory: int | str | None
     kv_offloading_size: int | str | None
     kv_reservation: str
     kv_cache_dtype: str

@@ -275,6 +275,28 @@ class DiskTierStats:
 
 
 @dataclass(frozen=True)
+class SessionStats:
+    """A conversation that is remembered.
+
+    Attributes:
+        tier: where its KVs lie: device; partly: some gave way to others; gone: all did, and they are computed again.
+        num_bytes: of the device, blocks that others share included.
+        compressed: not all its KVs are kept.
+        retained_seconds: for which it still gives way after all others.
+    """
+
+    name: str
+    tenant: str | None
+    tier: str
+    num_bytes: int
+    num_tokens: int
+    num_turns: int
+    compressed: bool
+    idle_seconds: float
+    retained_seconds: float
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
 
@@ -313,6 +335,16 @@ class EngineStats:
     """None: all values lie on the device."""
     disk_tier: DiskTierStats | None = None
     """None: there is no `prefix_cache_dir`."""
+    sessions: dict[str, int] = field(default_factory=dict)
+    """Conversations that are remembered, by where their KVs lie; see `SessionStats`."""
+    session_tokens: int = 0
+    """Tokens of turns that were not computed again."""
+    session_seconds: float = 0.0
+    """Seconds that these would have taken at the speed of prompts."""
+    session_compressions: int = 0
+    """Compressions of conversations for their age."""
+    sessions_dropped: int = 0
+    """Conversations that were forgotten to keep a budget."""
     num_steps: int = 0
     num_rounds: int = 0
     """Eviction rounds, each over one or more requests."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from winnow.checks import check_number, require
 from winnow.errors import ConfigError, known_names
+from winnow.units import parse_bytes
 
 OTHERS = "*"
 """The name whose settings serve every tenant that is not named, each by itself."""
@@ -22,6 +23,7 @@ class Tenant:
         guarantee: part of the blocks that it gets back within one step, also where others have borrowed them.
         limit: part of the blocks beyond which it does not borrow.
         host_limit: part of the host tier that its swapped requests may fill.
+        session_memory: bytes of all its sessions, of which the least recently used are forgotten; None: no limit.
     """
 
     name: str
@@ -29,12 +31,16 @@ class Tenant:
     guarantee: float = 0.0
     limit: float = 1.0
     host_limit: float = 1.0
+    session_memory: int | None = None
 
     def __post_init__(self) -> None:
         require(bool(self.name) and isinstance(self.name, str), "tenants: name", "a text", self.name)
         check_number(f"tenants: weight of {self.name}", self.weight, 1e-6, 1e6)
         for name in ("guarantee", "limit", "host_limit"):
             check_number(f"tenants: {name} of {self.name}", getattr(self, name), 0.0, 1.0)
+        if self.session_memory is not None:
+            size = parse_bytes(self.session_memory, f"tenants: session_memory of {self.name}")
+            object.__setattr__(self, "session_memory", size)
         if self.limit <= 0:
             raise ConfigError(f"tenants: limit of {self.name} must be greater than 0, got {self.limit:g}")
         if self.guarantee > self.limit:

@@ -95,7 +95,7 @@ class FakeLLM:
         for end in range(1, len(answer) + 1):
             yield self._output("stream", [ord(letter) for letter in prompt], answer[:end], params)
 
-    def stream_chat(self, messages: Any, params: SamplingParams) -> Any:
+    def stream_chat(self, messages: Any, params: SamplingParams, session_id: str | None = None) -> Any:
         return self.stream("".join(f"<{m['role']}>{m['content']}" for m in messages), params)
 
     def step(self) -> list[RequestOutput]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, NoReturn
 
 from winnow.anthropic.errors import PATH
@@ -12,7 +13,7 @@ Record = dict[str, Any]
 
 # Fields that mean the same under the same name in a chat.
 _SHARED = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
-# What says nothing about the answer: every prompt is cached without a mark.
+# What says nothing about the answer; see `cache_session` for marks.
 _IGNORED = ("cache_control", "service_tier", "inference_geo")
 _FOREIGN = (
     "n", "max_completion_tokens", "stream_options", "stop", "response_format", "logprobs", "top_logprobs",
@@ -53,6 +54,27 @@ def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
         chat["user"] = metadata["user_id"]
     chat |= _thinking(values) | _tools(values)
     return chat | values  # parameters that Anthropic does not have are checked where a chat's are
+
+
+def cache_session(body: Mapping[str, Any]) -> Record:
+    """Return the session that a body with cache marks asks for, named by its system prompt and first message.
+
+    Every prompt is cached without a mark; a mark lets the conversation give way after others, for as long as it says.
+    """
+    messages = body.get("messages")
+    parts = [body.get("system"), messages[:1] if isinstance(messages, list) else None]
+    text = json.dumps(body)
+    if '"cache_control": {' not in text or body.get("session_id") is not None:
+        return {}
+    seconds = 3600 if '"ttl": "1h"' in text else 300
+    first = sha256(json.dumps(_unmarked(parts), sort_keys=True).encode()).hexdigest()
+    return {"session_id": f"cache-{first[:32]}", "retention": seconds}
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _unmarked(each) for name, each in value.items() if name != "cache_control"}
+    return [_unmarked(each) for each in value] if isinstance(value, list) else value
 
 
 def _messages(given: Any) -> list[Record]:

@@ -67,6 +67,15 @@ class CacheConfig:
         effect=Effect.BATCHES,
         engine="paged",
     )
+    session_memory: int | None = option(
+        None,
+        "bytes of a conversation (session_id) beyond which its oldest turns are compressed while it waits, such as "
+        "64MiB; the system prompt and the last turns stay whole; left out: none is compressed, and the least recently "
+        "used give way as all prefixes do",
+        parse=parse_bytes,
+        effect=Effect.BATCHES,
+        engine="paged",
+    )
     kv_offloading_size: int | None = option(
         None,
         "host memory for the KVs of preempted requests, which come back as they were, such as 4GiB; left out: none, "
@@ -140,6 +149,8 @@ class CacheConfig:
             part = self.gpu_memory_utilization
             number = isinstance(part, int | float) and not isinstance(part, bool)
             require(number and 0 < part <= 1, "gpu_memory_utilization", "above 0 and at most 1", part)
+        if self.session_memory is not None:
+            object.__setattr__(self, "session_memory", parse_bytes(self.session_memory, "session_memory"))
         if self.kv_offloading_size is not None:
             size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
             object.__setattr__(self, "kv_offloading_size", size)

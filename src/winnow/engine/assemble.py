@@ -36,6 +36,7 @@ def assemble(
         host_bytes=(cache.kv_offloading_size or 0) // rows,
         prefix_store=store,
         disk_tier=_open_disk_tier(model, cache),
+        session_memory=cache.session_memory,
     )
     if cache.kv_offloading_size is not None:
         scheduler.record_copies(*executor.time_copies(clock))

@@ -25,7 +25,7 @@ from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
 from winnow.errors import InvalidRequestError
-from winnow.outputs import EngineStats, EvictionReport, ValueTierStats
+from winnow.outputs import EngineStats, EvictionReport, SessionStats, ValueTierStats
 from winnow.sampling import SamplingParams
 
 
@@ -85,6 +85,13 @@ class Engine(RequestLoop):
             host_bytes_budget=host.limit,
             value_tier=self._tier_stats(),
             disk_tier=None if self.scheduler.disk is None else self.scheduler.disk.tier.stats(),
+            sessions=self.scheduler.sessions.count_tiers(),
+            session_tokens=self.scheduler.sessions.reused_tokens,
+            session_seconds=self.scheduler.sessions.reused_tokens
+            * self._seconds["prefill"]
+            / max(self._requests.prompt_tokens, 1),
+            session_compressions=self.scheduler.sessions.num_compressions,
+            sessions_dropped=self.scheduler.sessions.num_dropped,
             num_steps=self._num_steps,
             num_draft_tokens=self.scheduler.drafts.num_proposed,
             num_accepted_tokens=self.scheduler.drafts.num_accepted,
@@ -147,6 +154,15 @@ class Engine(RequestLoop):
         """See `LLM.take_prefix_events`."""
         log = self.scheduler.ledger.prefixes.log
         return [] if log is None else log.take()
+
+    def sessions(self, tenant: str | None, *, all_tenants: bool = False) -> list[SessionStats]:
+        return self.scheduler.sessions.list(tenant, all_tenants=all_tenants)
+
+    def drop_session(self, name: str, tenant: str | None) -> bool:
+        return self.scheduler.sessions.drop(name, tenant)
+
+    def _next_aging(self) -> NewRequest | None:
+        return self.scheduler.sessions.next_aging()
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.

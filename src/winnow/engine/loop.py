@@ -17,7 +17,7 @@ from winnow.engine.requests.request_table import RequestTable
 from winnow.engine.residency.occupancy import Occupancy
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.errors import InvalidRequestError, PrefixStoreError, describe_error
-from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
+from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput, SessionStats
 from winnow.sampling import SamplingParams
 from winnow.sampling.turns import Turns
 
@@ -211,6 +211,18 @@ class RequestLoop(ABC):
         """See `LLM.take_prefix_events`."""
         return []
 
+    def sessions(self, tenant: str | None, *, all_tenants: bool = False) -> list[SessionStats]:
+        """Return conversations that are remembered, the most recently used first."""
+        return []
+
+    def drop_session(self, name: str, tenant: str | None) -> bool:
+        """Forget a conversation. False: there is none of that name."""
+        return False
+
+    def _next_aging(self) -> NewRequest | None:
+        """Return a request of the engine's own that compresses a conversation; None: none is due."""
+        return None
+
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """See `LLM.save_prefix`."""
         raise PrefixStoreError("engine must be paged to save a prefix")
@@ -320,6 +332,25 @@ class RequestLoop(ABC):
     def _outputs(self) -> list[RequestOutput]:
         """Return the outputs of the requests that have changed, and are due one."""
         output, report = self._requests.output, self._report
-        outputs = [output(request, report) for request in self._touched if request.has_output]
+        outputs = [
+            found
+            for request in self._touched
+            if request.has_output
+            for found in [output(request, report)]
+            if request.session is None or not request.session.ages
+        ]
         self._touched.clear()
+        self._age_sessions()
         return outputs
+
+    def _age_sessions(self) -> None:
+        """Queue what compresses conversations that have grown too large, behind all others."""
+        while (new := self._next_aging()) is not None:
+            try:
+                request = self._admit(new)
+            except InvalidRequestError:  # its budget is too small for what stays whole
+                assert new.session is not None, "it is a session's"
+                self.drop_session(new.session.name, new.tenant)
+                continue
+            self._requests.add(request)
+            self._enqueue(request)

@@ -16,11 +16,8 @@ _IGNORED: Mapping[str, type] = {
     "store": bool,
     "service_tier": str,
     "safety_identifier": str,
-    "prompt_cache_key": str,
-    "prompt_cache_retention": str,
     "prediction": dict,
     "verbosity": str,
-    "session_id": str,
     "request_id": str,
 }
 _KINDS = {str: "a text", dict: "an object", bool: "true or false"}

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from winnow.chat import PLAIN, TemplateOptions, normalise_messages
-from winnow.errors import InvalidRequestError
+from winnow.errors import InvalidRequestError, WinnowError
 from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_body
 from winnow.openai.tools import ForcedCalls, read_template_options, read_tools
 from winnow.sampling import SamplingParams
+from winnow.session_request import MAX_SESSION_NAME, SessionRequest
+from winnow.units import parse_bytes
 
 Message = dict[str, Any]
 Prompt = str | list[int]
@@ -20,6 +22,8 @@ MAX_SEQUENCES = 1024
 """Most prompts of a request, and most prompts times answers."""
 MAX_MESSAGES = 4096
 MAX_PRIORITY = 2**31 - 1
+_RETENTIONS = {"in_memory": 3600, "24h": 24 * 3600}
+"""Seconds of OpenAI's words."""
 
 
 class Endpoint(enum.Enum):
@@ -45,6 +49,7 @@ class CompletionRequest:
         prompt_logprobs: report those of the prompt.
         priority: greater is served first, as in `NewRequest`; bodies say it the other way round, as vLLM does.
         forced: the calls that the answer must be; None: it may be text.
+        session: the conversation that the one prompt continues; None: it says of none.
     """
 
     prompts: tuple[Prompt, ...]
@@ -62,6 +67,7 @@ class CompletionRequest:
     priority: int = 0
     template: TemplateOptions = field(default=PLAIN)
     forced: ForcedCalls | None = None
+    session: SessionRequest | None = None
 
     @property
     def prompt(self) -> Prompt | None:
@@ -109,6 +115,7 @@ def read_body(
             "unsupported_parameter", "prompt_logprobs are not supported in a stream", "prompt_logprobs"
         )
     priority = read_priority(values.pop("priority", 0))
+    session = _read_session(values)
     only_echo = echo and values.get("max_tokens") == 0
     if only_echo:
         values["max_tokens"] = 1
@@ -145,7 +152,33 @@ def read_body(
         -priority,
         template,
         forced,
+        session if len(prompts) < 2 else None,
     )
+
+
+def _read_session(values: dict[str, Any]) -> SessionRequest | None:
+    """Take what a body says of its conversation out of `values`; OpenAI's names for it count where ours are missing."""
+    key, kept = (_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
+    name, memory = values.pop("session_id", None), values.pop("session_memory", None)
+    retention = values.pop("retention", _RETENTIONS.get(kept or ""))
+    try:
+        if name is None and (memory is not None or retention is not None) and not key:
+            if kept is None:
+                raise InvalidRequestError("session_memory and retention need a session_id")
+            return None
+        if memory is not None:
+            memory = parse_bytes(memory, "session_memory")
+        name = name if name is not None or not key else key[:MAX_SESSION_NAME]
+        return None if name is None else SessionRequest(name, memory, retention)
+    except WinnowError as error:
+        raise ApiError("invalid_request", str(error)) from None
+
+
+def _text(values: dict[str, Any], name: str) -> str | None:
+    value = values.pop(name, None)
+    if value is not None and not isinstance(value, str):
+        raise ApiError("invalid_request", f"{name} must be a text, got {json_kind(value)}", name)
+    return value
 
 
 def read_priority(priority: Any) -> int:

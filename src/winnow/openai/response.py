@@ -7,7 +7,7 @@ from typing import Any
 from winnow.openai.answers import AnswerReader
 from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs, prompt_logprobs
 from winnow.openai.request import CompletionRequest, Endpoint
-from winnow.outputs import CompletionOutput, RequestOutput
+from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
 from winnow.sampling.token_table import TokenTable
 
 ParseAnswer = Callable[[RequestOutput, CompletionOutput], Mapping[str, Any]]
@@ -143,12 +143,25 @@ def usage(outputs: Sequence[RequestOutput], prompts_alone: bool = False) -> dict
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     cached = sum(output.num_cached_tokens for output in outputs)
-    return usage_object(prompt, 0 if prompts_alone else answers, cached)
+    reports = [answer.eviction for output in outputs for answer in output.outputs]
+    return usage_object(prompt, 0 if prompts_alone else answers, cached, reports)
 
 
-def usage_object(prompt: int, answers: int, cached: int) -> dict[str, Any]:
-    """Return the object that counts tokens; `cached` are those of the prompts that were not computed."""
-    return {
+def usage_object(
+    prompt: int, answers: int, cached: int, reports: Sequence[EvictionReport | None] = ()
+) -> dict[str, Any]:
+    """Return the object that counts tokens.
+
+    Args:
+        cached: those of the prompts that were not computed.
+        reports: of the answers whose KVs are not all kept: they say how many tokens' are, on average over rows.
+    """
+    known = [report for report in reports if report is not None]
+    kept = {
+        "kept": round(sum(each.mean_kept for each in known)),
+        "total": sum(each.num_tokens for each in known),
+    }
+    return ({"kv": kept} if known else {}) | {
         "prompt_tokens": prompt,
         "completion_tokens": answers,
         "total_tokens": prompt + answers,

@@ -28,14 +28,12 @@ _SHARED = (
 _IGNORED = ("include", "stream_options", "max_tool_calls")
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
-    "conversation": (),
     "prompt": (),
     "truncation": ("disabled", "auto"),
     "context_management": (),
     "prompt_logprobs": (),
 }
 _NO_TOOL: Record = {"description": None, "parameters": None, "strict": None}
-_REASONS = {"conversation": "conversation is not supported: continue one by previous_response_id"}
 # Prefixes of the ids of items that come without one.
 _ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
 
@@ -68,8 +66,8 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
     values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
     for name, harmless in _REFUSED.items():
         if name in values and values.pop(name) not in harmless:
-            raise ApiError("unsupported_parameter", _REASONS.get(name, f"{name} is not supported"), name)
-    for name in ("input", "previous_response_id", "store"):
+            raise ApiError("unsupported_parameter", f"{name} is not supported", name)
+    for name in ("input", "previous_response_id", "conversation", "store"):
         values.pop(name, None)
     chat: Record = {name: values.pop(name) for name in _SHARED if name in values}
     chat["messages"] = _messages(values.pop("instructions", None), items)
@@ -100,6 +98,23 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
     return chat | values  # parameters that OpenAI does not have are checked where a chat's are
 
 
+def conversation_id(body: Mapping[str, Any]) -> str | None:
+    """Return the conversation that a body names.
+
+    Raises:
+        ApiError: it is no id, or stands beside previous_response_id.
+    """
+    given = body.get("conversation")
+    name = given.get("id") if isinstance(given, dict) else given
+    if given is not None and not (isinstance(name, str) and name):
+        raise ApiError("invalid_request", "conversation must be an id, or an object with one", "conversation")
+    if name is not None and body.get("previous_response_id") is not None:
+        raise ApiError(
+            "invalid_request", "conversation and previous_response_id cannot both be given", "conversation"
+        )
+    return name
+
+
 def _kept_item(item: Any) -> Any:
     """Return an item with an id, and a message's text as a part; one that is no object is refused later."""
     if not isinstance(item, dict):
@@ -109,7 +124,7 @@ def _kept_item(item: Any) -> Any:
     if kind == "message" and isinstance(content, str):
         part = "output_text" if item.get("role") == "assistant" else "input_text"
         item = {**item, "content": [{"type": part, "text": content}]}
-    return {"type": kind, "id": _new_id(_ID_PREFIXES.get(str(kind), "msg")), "status": "completed", **item}
+    return {"type": kind, "id": new_id(_ID_PREFIXES.get(str(kind), "msg")), "status": "completed", **item}
 
 
 def _messages(instructions: Any, items: Sequence[Any]) -> list[Record]:
@@ -228,6 +243,7 @@ class ResponseWriter:
             "id": self.id,
             "object": "response",
             "created_at": self.created,
+            "conversation": None if conversation_id(body) is None else {"id": conversation_id(body)},
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
@@ -288,10 +304,10 @@ class ResponseWriter:
         item: Record
         if kind == "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            item = {"type": kind, "id": _new_id("msg"), "status": "in_progress", "role": "assistant"}
+            item = {"type": kind, "id": new_id("msg"), "status": "in_progress", "role": "assistant"}
         else:
             part = {"type": "reasoning_text", "text": ""}
-            item = {"type": kind, "id": _new_id("rs"), "status": "in_progress", "summary": []}
+            item = {"type": kind, "id": new_id("rs"), "status": "in_progress", "summary": []}
         yield self._event(
             "response.output_item.added", output_index=len(self.output), item={**item, "content": []}
         )
@@ -319,7 +335,7 @@ class ResponseWriter:
         function = call["function"]
         item = {
             "type": "function_call",
-            "id": _new_id("fc"),
+            "id": new_id("fc"),
             "call_id": call["id"],
             "name": function["name"],
             "arguments": "",
@@ -356,5 +372,6 @@ def _usage(usage: Mapping[str, Any]) -> Record:
     }
 
 
-def _new_id(prefix: str) -> str:
+def new_id(prefix: str) -> str:
+    """Return a new id of a response or an item."""
     return f"{prefix}_{uuid.uuid4().hex}"

@@ -11,7 +11,7 @@ from winnow.openai.logprobs import chat_logprobs, completion_logprobs, logprob_b
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind
 from winnow.openai.response import ResponseForm, echo_alone, extras, finish_reason, usage_object
-from winnow.outputs import CompletionOutput, RequestOutput
+from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
 
 Record = dict[str, Any]
 
@@ -65,6 +65,7 @@ class ChunkStream:
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
+        self._reports: list[EvictionReport] = []
 
     def push(self, place: int, output: RequestOutput) -> Iterator[Record]:
         """Yield the chunks of a delta of prompt number `place`."""
@@ -76,6 +77,8 @@ class ChunkStream:
             if choice.ended:  # it is in every output until its siblings have ended too
                 continue
             choice.ended = answer.finish_reason is not None
+            if answer.eviction is not None:
+                self._reports.append(answer.eviction)
             if choice.started and not answer.token_ids and not answer.text and answer.finish_reason is None:
                 continue
             first, choice.started = not choice.started, True
@@ -130,7 +133,7 @@ class ChunkStream:
         """Return the tokens so far."""
         answers = 0 if echo_alone(self._form) else sum(each.num_tokens for each in self._choices.values())
         cached = sum(self._cached_tokens.values())
-        return usage_object(sum(self._prompt_tokens.values()), answers, cached)
+        return usage_object(sum(self._prompt_tokens.values()), answers, cached, self._reports)
 
     def _chunk(self, choice: Record) -> Record:
         chunk = {**self._head, "choices": [choice]}

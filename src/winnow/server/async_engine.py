@@ -54,6 +54,10 @@ class ServedEngine(Protocol):
     def begun(self) -> frozenset[str]:
         """Return the ids of unfinished requests whose computation has begun."""
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Return whether a step has anything to compute, also of the engine's own."""
+
     def rest(self) -> None:
         """Release what the calling thread holds for its computation: no step will follow soon."""
 
@@ -278,7 +282,7 @@ class AsyncEngine:
                 self._inbox.popleft()()
             # Steps of other threads bring outputs too, the last one among them.
             expects = self._box.unfinished or self._box.outputs
-            if self._stopping or self.failure is not None or not expects:
+            if self._stopping or self.failure is not None or not (expects or self._engine.has_unfinished):
                 if not self._inbox and not self._stopping:
                     self._engine.rest()
                     self._wake.wait(_IDLE_WAIT)

@@ -27,6 +27,7 @@ from winnow.sampling.params import (
     MAX_TEMPERATURE,
     MIN_REPETITION_PENALTY,
 )
+from winnow.session_request import MAX_RETENTION, MAX_SESSION_NAME
 
 
 class Form(BaseModel):
@@ -122,7 +123,20 @@ class SamplingForm(Form):
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    prompt_cache_key: str | None = Field(None, description="a session_id, where there is none")
+    prompt_cache_retention: str | None = Field(None, description="in_memory or 24h")
+    session_id: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SESSION_NAME,
+        description="the conversation that the one prompt continues; also from the header X-Session-ID",
+    )
+    session_memory: int | str | None = Field(
+        None, description="bytes beyond which the conversation's oldest turns are compressed, such as 64MiB"
+    )
+    retention: float | None = Field(
+        None, ge=0, le=MAX_RETENTION, description="seconds for which it gives way after all others"
+    )
 
 
 class CompletionForm(SamplingForm):
@@ -172,6 +186,9 @@ class ResponsesForm(BaseModel):
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = Field(None, description="a response that was kept")
+    conversation: str | dict[str, Any] | None = Field(
+        None, description="the id of a conversation, or an object with it: what was said in it comes first"
+    )
     store: bool | None = Field(None, description="whether it is kept; default true")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)

@@ -142,6 +142,13 @@ async def read_json(request: Request) -> dict[str, Any]:
     return body
 
 
+async def read_turn(request: Request) -> dict[str, Any]:
+    """Do as `read_json` does, with the header X-Session-ID as a field."""
+    body = await read_json(request)
+    session = request.headers.get("x-session-id")
+    return body if session is None else {"session_id": session} | body
+
+
 class ClientLeft(Exception):  # noqa: N818 (no error: the client has disconnected)
     """The client has closed its connection."""
 

@@ -244,6 +244,10 @@ class Metrics:
             "swap_in_bytes": ("bytes copied back", stats.swap_bytes_in),
             "recomputed_tokens": ("tokens computed again after a preemption", stats.recomputed_tokens),
             "evicted_kvs": ("KVs of finished answers that were evicted", self.evicted_kvs),
+            "session_tokens": ("tokens of conversations not computed again", stats.session_tokens),
+            "session_seconds": ("seconds that these would have taken", stats.session_seconds),
+            "session_compressions": ("conversations compressed for their age", stats.session_compressions),
+            "sessions_dropped": ("conversations forgotten for their budgets", stats.sessions_dropped),
             "replay_tokens": ("tokens computed to judge KVs by a replay", stats.replay_tokens),
         }
         for prefix, labels in self._spaces():
@@ -261,6 +265,12 @@ class Metrics:
             yield _gauge(f"winnow_{name}", text, self._labels, value)
         for name, (text, value) in own_counters.items():
             yield _counter(f"winnow_{name}", text, self._labels, value)
+        sessions = GaugeMetricFamily(
+            "winnow_sessions", "conversations, by where KVs lie", labels=[*self._labels, "tier"]
+        )
+        for tier, number in stats.sessions.items():
+            sessions.add_metric([*self._labels.values(), tier], number)
+        yield sessions
         yield self._seconds(stats)
         yield from self._tenants(by_tenant)
 

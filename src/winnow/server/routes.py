@@ -1,5 +1,6 @@
 """The routes that every server has."""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,13 +12,14 @@ from winnow import __version__
 from winnow.anthropic.errors import speaks_anthropic
 from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
+from winnow.outputs import SessionStats
 from winnow.server.async_engine import RETRY_SECONDS
 from winnow.server.endpoints.completions import StrictResponse, complete
 from winnow.server.endpoints.messages import count_tokens, create_message
 from winnow.server.endpoints.responses import respond
 from winnow.server.endpoints.tokens import detokenize, tokenize
 from winnow.server.forms import AnthropicErrorForm, ErrorForm, describe_body, describe_parameters
-from winnow.server.http import error_response, read_json
+from winnow.server.http import error_response, read_json, read_turn
 from winnow.server.service import Service
 
 
@@ -26,19 +28,19 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await complete(service, request, Endpoint.CHAT, await read_json(request))
+        return await complete(service, request, Endpoint.CHAT, await read_turn(request))
 
     async def completions(request: Request) -> Response:
         """Continue prompts."""
-        return await complete(service, request, Endpoint.COMPLETION, await read_json(request))
+        return await complete(service, request, Endpoint.COMPLETION, await read_turn(request))
 
     async def responses(request: Request) -> Response:
         """Answer a conversation, in the form of the Responses API."""
-        return await respond(service, request, await read_json(request))
+        return await respond(service, request, await read_turn(request))
 
     async def messages(request: Request) -> Response:
         """Answer a conversation, in the form of Anthropic's Messages API."""
-        return await create_message(service, request, await read_json(request))
+        return await create_message(service, request, await read_turn(request))
 
     async def message_tokens(request: Request) -> Response:
         """Count the tokens of a conversation, in the form of Anthropic's Messages API."""
@@ -65,6 +67,18 @@ def add_routes(app: FastAPI, service: Service) -> None:
         if error is None and service.engine.draining:
             error = ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=RETRY_SECONDS)
         return Response(status_code=200) if error is None else error_response(error)
+
+    async def sessions(request: Request) -> Response:
+        """List the conversations that are remembered, the most recently used first."""
+        found = await service.sessions(request.state.tenant)
+        return JSONResponse({"object": "list", "data": [_session(each) for each in found]})
+
+    async def delete_session(request: Request) -> Response:
+        """Forget a conversation."""
+        name, tenant = request.path_params["name"], request.state.tenant
+        if not await service.engine.call(lambda: service.llm.drop_session(name, tenant=tenant)):
+            raise ApiError("not_found", f"there is no session {name!r:.80}")
+        return JSONResponse({"id": name, "object": "session", "deleted": True})
 
     async def load(request: Request) -> Response:
         """Return how much is in progress."""
@@ -108,6 +122,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     get: dict[str, Any] = {
         "/v1/models": models,
         "/v1/models/{name:path}": model,
+        "/v1/sessions": sessions,
         "/health": health,
         "/ping": health,
         "/ready": ready,
@@ -119,6 +134,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         add_route(app, "POST", path, route)
     for path, route in get.items():
         add_route(app, "GET", path, route)
+    add_route(app, "DELETE", "/v1/sessions/{name:path}", delete_session)
 
 
 def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
@@ -147,6 +163,12 @@ def _fault(service: Service) -> ApiError | None:
     if service.engine.stuck_for() > service.config.step_timeout:
         return ApiError(UNHEALTHY, "a step of the engine does not end")
     return None
+
+
+def _session(found: SessionStats) -> dict[str, Any]:
+    values = asdict(found)
+    del values["tenant"]
+    return {"id": values.pop("name"), "object": "session", **values}
 
 
 def _model(service: Service, name: str) -> dict[str, Any]:

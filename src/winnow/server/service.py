@@ -23,7 +23,7 @@ from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError
 from winnow.openai.request import CompletionRequest, Message, Prompt
 from winnow.openai.response_templates import TEMPLATES
-from winnow.outputs import EngineStats, RequestOutput
+from winnow.outputs import EngineStats, RequestOutput, SessionStats
 from winnow.server.async_engine import AsyncEngine
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
@@ -104,6 +104,7 @@ class Service:
         self._numbers = itertools.count()
         self._admitting: dict[str | None, int] = {}  # answers on their way to the engine, by tenant
         self._stats, self._occupancy = EngineStats(), Occupancy({}, [])
+        self._sessions: dict[str | None, list[SessionStats]] = {}
 
     async def close(self) -> None:
         """End the engine's thread and free the model."""
@@ -235,6 +236,7 @@ class Service:
                 f"{stem}-{index}",
                 priority=asked.priority,
                 tenant=tenant,
+                session=asked.session,
                 final_only=not deltas,
                 deltas=deltas,
             )
@@ -282,6 +284,13 @@ class Service:
         """Hand on what a step has changed in the prefix cache; the engine's thread calls this."""
         if self._kv_events is not None:
             self._kv_events.publish(self.llm.take_prefix_events())
+
+    async def sessions(self, tenant: str | None) -> list[SessionStats]:
+        """Return the conversations of a tenant; as `stats`."""
+        with suppress(TimeoutError):
+            work = self.engine.call(lambda: self.llm.sessions(tenant))
+            self._sessions[tenant] = await asyncio.wait_for(work, _STATS_WAIT)
+        return self._sessions.get(tenant, [])
 
     # -- after the engine ------------------------------------------------------------------------------------------
 

@@ -32,6 +32,14 @@ class Turn:
     def num_bytes(self) -> int:
         return len(self.items) + len(self.response)
 
+    @property
+    def first_id(self) -> str:
+        """The id of the response that its conversation began with."""
+        turn = self
+        while turn.before is not None:
+            turn = turn.before
+        return str(json.loads(turn.response)["id"])
+
     def input_items(self) -> list[Any]:
         """Return what the model read: the conversation before it, and its own input."""
         before = [] if self.before is None else self.before.conversation()
@@ -62,12 +70,24 @@ class StoredResponses:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._turns: dict[str, Turn] = {}  # the least recently used first
+        self._last: dict[str, str] = {}  # responses of conversations
 
     def __len__(self) -> int:
         return len(self._turns)
 
-    def add(self, response: Mapping[str, Any], items: list[Any], before: Turn | None) -> None:
-        """Keep a response to `items` behind the turn `before`."""
+    def add(
+        self,
+        response: Mapping[str, Any],
+        items: list[Any],
+        before: Turn | None,
+        conversation: str | None = None,
+    ) -> None:
+        """Keep a response to `items` behind the turn `before`, the last one of a conversation if it names one."""
+        if conversation is not None:
+            self._last.pop(conversation, None)
+            self._last[conversation] = response["id"]
+            if len(self._last) > MAX_RESPONSES:
+                del self._last[next(iter(self._last))]
         turn = Turn(before, compact_json(items).encode(), compact_json(response).encode())
         self._turns[response["id"]] = turn
         self._hold(turn)
@@ -86,13 +106,13 @@ class StoredResponses:
         self._turns[name] = turn
         return turn
 
-    def before(self, name: Any) -> Turn | None:
-        """Return the turn that `previous_response_id` names; None: it names none.
+    def before(self, name: Any, conversation: str | None = None) -> Turn | None:
+        """Return the turn that `previous_response_id` names, or the last of a conversation; None: there is none.
 
         Raises:
             ApiError: there is no such response.
         """
-        if name is None:
+        if name is None and (name := self._last.get(conversation or "")) is None:
             return None
         try:
             return self.get(str(name))

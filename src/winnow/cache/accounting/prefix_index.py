@@ -19,6 +19,7 @@ What no sequence holds counts as free memory: when blocks run short, the least r
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
@@ -214,6 +215,7 @@ class PrefixIndex:
         self._before: dict[PrefixKey, PrefixKey] = {}
         self._snapshots: dict[PrefixKey, Snapshot] = {}
         self._wanted: set[PrefixKey] = set()
+        self._pinned: frozenset[PrefixKey] = frozenset()
         self.num_asked_tokens = self.num_hit_tokens = self.num_forgotten = 0
 
     def __len__(self) -> int:
@@ -394,6 +396,15 @@ class PrefixIndex:
         """Let the snapshots of these keys, as far as they are known, be the last to be forgotten for room."""
         self._wanted = self._snapshots.keys() & keys
 
+    def pin(self, keys: Iterable[PrefixKey]) -> None:
+        """Let these keys alone be forgotten for room after those that are neither pinned nor wanted."""
+        self._pinned = frozenset(keys)
+
+    def bytes_of(self, keys: Iterable[PrefixKey]) -> int:
+        """Return bytes of the device of the blocks under these keys, as far as they are known."""
+        blocks = [self._entries[key].blocks for key in keys if key in self._entries]
+        return self._layout.device_bytes(self._allocator.count(np.concatenate(blocks))) if blocks else 0
+
     def num_wanted(self, without: Collection[PrefixKey]) -> int:
         """Return blocks that the index alone holds of wanted snapshots, but for some."""
         blocks = [self._snapshots[key].blocks for key in self._wanted.difference(without)]
@@ -420,7 +431,10 @@ class PrefixIndex:
         Only then those in use: of a snapshot, or where a window has passed, some blocks may be the index's
         alone.
         """
-        for in_use, spared in ((False, self._wanted), (False, set[PrefixKey]()), (True, set[PrefixKey]())):
+        none = frozenset[PrefixKey]()
+        spare: list[AbstractSet[PrefixKey]] = [self._wanted | self._pinned, self._wanted, none, none]
+        for number, spared in enumerate(spare):
+            in_use = number == 3
             for _ in range(len(self._entries)):
                 if enough():
                     return

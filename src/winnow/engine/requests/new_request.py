@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from winnow.checks import require
 from winnow.errors import InvalidRequestError
 from winnow.sampling import SamplingParams
+from winnow.session_request import SessionRequest
 
 
 class KeptKVs(NamedTuple):
@@ -57,6 +58,7 @@ class NewRequest:
         final_only: return one output, when the request is finished, instead of one per step.
         deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long
             answer is not copied whole at every token.
+        session: the conversation that it is a turn of; None: prefixes alone are found.
     """
 
     request_id: str
@@ -68,6 +70,7 @@ class NewRequest:
     observer: RequestObserver | None = None
     final_only: bool = False
     deltas: bool = False
+    session: SessionRequest | None = None
 
     def __post_init__(self) -> None:
         error = InvalidRequestError

@@ -14,6 +14,7 @@ from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
+from winnow.session_request import SessionRequest
 
 
 @dataclass(eq=False)
@@ -55,6 +56,8 @@ class Request:
     """Its sequences are beams of this search; None: they are samples."""
     shared_tokens: int | None = None
     """Tokens that beams whose KVs were dropped have in common; None: they were not."""
+    session: SessionRequest | None = None
+    """The conversation that it is a turn of."""
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod
@@ -86,6 +89,7 @@ class Request:
             beams=beams,
             reserved_tokens=reserved_tokens,
             deltas=new.deltas,
+            session=new.session,
         )
 
     def __post_init__(self) -> None:

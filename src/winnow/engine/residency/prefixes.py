@@ -13,6 +13,7 @@ from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.disk_prefixes import DiskPrefixes
 from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.residency.saved_prefixes import SavedPrefixes, chain_of, is_portable, snapshots_of
+from winnow.engine.residency.sessions import SessionRule, Sessions
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
 
@@ -59,6 +60,7 @@ class PrefixSharing:
         enabled: False: no sequence takes part.
         saved: compressed prefixes on disk; None: there are none.
         disk: prefixes that go to disk by themselves; None: none do.
+        sessions: what conversations begin with; None: with no more than others.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class PrefixSharing:
         enabled: bool,
         saved: SavedPrefixes | None = None,
         disk: DiskPrefixes | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         self._disk = disk
         self._ledger = ledger
+        self._sessions = sessions
         self._enabled = enabled
         self._saved = saved
 
@@ -96,7 +100,10 @@ class PrefixSharing:
         computed, (snapshot, earlier) = computed or index.num_tokens(keys), self._snapshot(sequence)
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
-            last_round = computed if earlier is None else EARLIER_ROUND
+            # A session's last round lies further back, so that the next one may come at once.
+            last_round = (
+                computed - isinstance(snapshot.rule, SessionRule) if earlier is None else EARLIER_ROUND
+            )
             state = KVState(None, computed, last_round, snapshot.num_rounds, snapshot.position_offset)
             return FoundPrefix(state, snapshot=snapshot, earlier=earlier)
         return FoundPrefix(KVState(None, computed), tuple(keys))
@@ -167,6 +174,8 @@ class PrefixSharing:
             request.num_cached_tokens = sequence.kv.num_computed
             index.num_asked_tokens += sequence.prompt_len
             index.num_hit_tokens += sequence.kv.num_computed
+            if self._sessions is not None:
+                self._sessions.count_hit(sequence)
         if found and _observes(sequence, sequence.kv.num_computed, count):
             owns = self._ledger.own_or_forget(slot)
             assert owns, "there is room for all of its blocks"
@@ -190,11 +199,11 @@ class PrefixSharing:
             accepted: the last of them, which the sequence is about to get.
         """
         size, chain, eviction = self._ledger.layout.block_size, sequence.prefix, sequence.eviction
-        if chain is None or start // size == end // size:
+        if chain is None or start // size == end // size or sequence.kv.last_round:
             return
         num_computed = end
         if eviction is not None:
-            if sequence.kv.last_round or _observes(sequence, start, end - start):
+            if _observes(sequence, start, end - start):
                 return
             end = min(end, eviction.num_shareable)
         if self._ledger.layout.value_tier is not None:
@@ -218,8 +227,8 @@ class PrefixSharing:
             self._disk.put_aside(sequence)
 
     def _remember_tail(self, sequence: Sequence) -> None:
-        chain, computed = sequence.prefix, sequence.kv.num_computed
-        if chain is None or sequence.eviction is not None or not computed:
+        chain, computed = sequence.prefix, min(sequence.kv.num_computed, sequence.num_tokens)
+        if chain is None or sequence.eviction is not None or sequence.kv.last_round or not computed:
             return
         # Later tokens read some values of a tier; see `remember`.
         end = computed if self._ledger.layout.value_tier is None else min(computed, sequence.prompt_len)
@@ -237,9 +246,9 @@ class PrefixSharing:
             index,
             key,
             rest,
-            computed,
+            sequence.kv.num_computed,
             before=chain.key_after(index),
-            resumable=end == computed,
+            resumable=end == sequence.kv.num_computed,
         )
 
     def until_state(self, sequence: Sequence) -> int:
@@ -360,6 +369,8 @@ class PrefixSharing:
             sequence.prefix = chain = self._chain(sequence)
             if self._ledger.prefixes.log is not None:
                 self._ledger.prefixes.log.name_root(chain.key_after(0), chain.salt, chain.scored_by)
+            if self._sessions is not None:
+                self._sessions.continue_chain(sequence, chain)
             self._load(sequence)
         return sequence.prefix
 
@@ -369,7 +380,8 @@ class PrefixSharing:
             return
         sequence.prefix.looked_up_at = self._ledger.prefixes.num_forgotten
         for computed, key, rule, _ in self._known_snapshots(sequence):
-            assert isinstance(rule, SequenceEviction), "made by `_chain`"
+            if not isinstance(rule, SequenceEviction):  # a session's, which is not on disk
+                continue
             known = self._ledger.prefixes.knows(key)
             if known or self._saved.load(key, sequence.token_ids[:computed], rule):
                 return

@@ -13,6 +13,7 @@ from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.preemption import Preemption, VictimPolicy, kept_on_host
 from winnow.engine.residency.prefixes import PrefixSharing
 from winnow.engine.residency.replays import drop
+from winnow.engine.residency.sessions import Sessions
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.engine.scheduling.queue import WaitingQueue
@@ -36,6 +37,7 @@ class Running(SequenceType[Sequence]):
         waiting: WaitingQueue,
         preemption: Preemption,
         prefixes: PrefixSharing,
+        sessions: Sessions,
         victims: VictimPolicy,
         accounts: TenantAccounts,
         budget: AdmissionBudget,
@@ -46,6 +48,7 @@ class Running(SequenceType[Sequence]):
         self._waiting = waiting
         self._preemption = preemption
         self._prefixes = prefixes
+        self._sessions = sessions
         self._victims = victims
         self._accounts = accounts
         self._budget = budget
@@ -100,6 +103,7 @@ class Running(SequenceType[Sequence]):
             lengths = self._ledger.lengths[sequence.kv.slot]
             sequence.kept = np.minimum(lengths, sequence.kv.num_computed).astype(lengths.dtype)
             self._prefixes.remember_end(sequence)
+            self._sessions.end_turn(sequence)
             self.close(sequence)
         else:
             self._waiting.remove(sequence)

@@ -67,7 +67,12 @@ def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:
     request = sequence.request
     return (
         entry.samplers == (entry.slot,)
-        and (sequence.eviction is None or not sequence.eviction.policy.budget.needs_kinds)  # of tokens
+        # Not where rounds are of tokens, nor where it goes on from what rounds of a session left.
+        and not (
+            sequence.kv.last_round
+            if sequence.eviction is None
+            else sequence.eviction.policy.budget.needs_kinds
+        )
         and request.beams is None
         and request.observer is None
         and request.params.structured_outputs is None  # the form leads the next token by this one

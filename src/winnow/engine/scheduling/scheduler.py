@@ -34,6 +34,7 @@ from winnow.engine.residency.replays import drop_finished, replaying
 from winnow.engine.residency.running import Running
 from winnow.engine.residency.saved_prefixes import SavedPrefixes
 from winnow.engine.residency.sequence_forks import SequenceForks
+from winnow.engine.residency.sessions import Sessions
 from winnow.engine.residency.tier_grants import TierGrants
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_budget import AdmissionBudget
@@ -75,6 +76,7 @@ class Scheduler:
         host_bytes: int = 0,
         prefix_store: PrefixStore | None = None,
         disk_tier: DiskTier | None = None,
+        session_memory: int | None = None,
     ) -> None:
         self.drafts = Drafts(config.speculative_config, executor.layout)
         self.waiting = WaitingQueue(build_order(config))
@@ -88,7 +90,12 @@ class Scheduler:
         self.disk: DiskPrefixes | None = None
         if disk_tier is not None:
             self.disk = DiskPrefixes(executor, self.ledger, self.saved_prefixes, disk_tier)
-        self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.saved_prefixes, self.disk)
+        self.sessions = Sessions(
+            self.ledger, clock, session_memory, lambda tenant: self.accounts.of(tenant).session_memory
+        )
+        self.prefixes = PrefixSharing(
+            self.ledger, prefix_caching, self.saved_prefixes, self.disk, self.sessions
+        )
         self._budget = AdmissionBudget(config, self.ledger, self.prefixes)
         victims = victims or LeastLoss(
             self._preemption.loss, self._preemption.has_progressed, self.waiting.order
@@ -99,6 +106,7 @@ class Scheduler:
             self.waiting,
             self._preemption,
             self.prefixes,
+            self.sessions,
             victims,
             self.accounts,
             self._budget,

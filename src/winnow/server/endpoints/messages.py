@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from winnow.anthropic.errors import error_body
 from winnow.anthropic.messages import MessageWriter
-from winnow.anthropic.request import chat_body
+from winnow.anthropic.request import cache_session, chat_body
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
@@ -29,7 +29,9 @@ async def create_message(service: Service, request: Request, body: Mapping[str, 
     Raises:
         ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
     """
-    asked = read_body(Endpoint.CHAT, chat_body(body), service.llm.sampling_defaults, served=True)
+    asked = read_body(
+        Endpoint.CHAT, cache_session(body) | chat_body(body), service.llm.sampling_defaults, served=True
+    )
     model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
     chunks = new_chunks(service, asked, response_form(service, asked, model))

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
-from winnow.openai.responses import ResponseWriter, chat_body, input_items
+from winnow.openai.responses import ResponseWriter, chat_body, conversation_id, input_items, new_id
 from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import (
     StrictResponse,
@@ -30,18 +30,24 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     """
     tenant, request_id = request.state.tenant, request.state.request_id
     kept, items = service.responses[tenant], input_items(body)
-    before = kept.before(body.get("previous_response_id"))
+    named = conversation_id(body)
+    before = kept.before(body.get("previous_response_id"), named)
     conversation = items if before is None else [*before.conversation(), *items]
-    asked = read_body(
-        Endpoint.CHAT, chat_body(body, conversation), service.llm.sampling_defaults, served=True
+    chat, name, stored = (
+        chat_body(body, conversation),
+        new_id("resp"),
+        _is_stored(body) and kept.max_bytes > 0,
     )
+    if stored and not chat.get("prompt_cache_key"):
+        chat.setdefault("session_id", named or (name if before is None else before.first_id))
+    asked = read_body(Endpoint.CHAT, chat, service.llm.sampling_defaults, served=True)
     model = service.check_model(asked.model)
     chunks = new_chunks(service, asked, response_form(service, asked, model))
-    writer = ResponseWriter(body, model, int(time.time()), _is_stored(body) and kept.max_bytes > 0)
+    writer = ResponseWriter(body, model, int(time.time()), stored, name)
 
     def keep(response: Mapping[str, Any]) -> None:
         if writer.stored:
-            kept.add(response, items, before)
+            kept.add(response, items, before, named)
 
     submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
     if asked.stream:
