@@ -1,6 +1,7 @@
 """`winnow chat`, here and with a server."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -105,3 +106,28 @@ def test_a_server_that_is_not_there(typed: Any, capsys: pytest.CaptureFixture[st
     typed("hello\n")
     assert main(["chat", "--url", "http://127.0.0.1:9"]) == 0
     assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_conversation_is_kept_and_resumed(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    typed("ab\n")
+    assert main(["chat", "--session", "trip", "--system", "s"]) == 0
+    [kept] = (tmp_path / "winnow" / "chats").iterdir()
+    assert kept.name == "trip.json" and kept.stat().st_mode & 0o077 == 0
+    capsys.readouterr()
+    typed("cd\n")
+    assert main(["chat", "--session", "trip"]) == 0
+    shown = capsys.readouterr()
+    # The fake answers with the conversation's letters reversed: the first question is there again.
+    assert shown.out.splitlines()[0].startswith("dc>resu<") and "ba>resu<s>metsys<" in shown.out
+    assert "resumed after 1 questions" in shown.err and "> ab" in shown.err
+    typed("")
+    assert main(["chat", "--session", "trip", "--system", "other"]) == 2
+    assert "--system cannot change" in capsys.readouterr().err
+    kept.write_text("{}")
+    for name, message in (("trip", "holds no conversation"), ("../x", "must be 1 to 64 letters")):
+        assert main(["chat", "--session", name]) == 2
+        assert message in capsys.readouterr().err

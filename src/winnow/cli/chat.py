@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
 
+from winnow.cli.conversation_log import ConversationLog
 from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
@@ -27,11 +28,13 @@ from winnow.sampling import SamplingParams
 DESCRIPTION = """\
 Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
-/reset begins a new conversation, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
+--session NAME keeps the conversation and resumes it.
+/reset begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
 """
 EPILOG = """\
 examples:
   winnow chat path/to/model
+  winnow chat --session holidays
   winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
   winnow chat --url http://127.0.0.1:8000 --api-key $KEY
 """
@@ -46,7 +49,13 @@ _DEFAULTS = {"max_tokens": 1024}
 
 
 class Partner(Protocol):
-    """Conversation partner that answers."""
+    """Conversation partner that answers.
+
+    Attributes:
+        session: the name of the conversation; None: it has none.
+    """
+
+    session: str | None
 
     def introduction(self) -> list[str]:
         """Return lines that say who it is."""
@@ -63,6 +72,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--session",
+        metavar="NAME",
+        help="keep the conversation under this name, or resume the one kept under it",
+    )
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
     add_engine_flags(parser)
@@ -87,14 +101,19 @@ def execute(namespace: argparse.Namespace) -> int:
             llm = stack.enter_context(open_llm(options))
             say_sampling(llm, _DEFAULTS | typed)
             partner = _Local(llm, typed)
+        log = None if namespace.session is None else ConversationLog(namespace.session)
+        partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
-        return _talk(partner, namespace.system)
+        return _talk(partner, namespace.system, log)
 
 
-def _talk(partner: Partner, system: str | None) -> int:
+def _talk(partner: Partner, system: str | None, log: ConversationLog | None = None) -> int:
     first = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
+    if log is not None and (kept := log.load()):
+        _resume(kept, system)
+        messages = kept
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # else a line that is no UTF-8 takes others with it
     while True:
@@ -107,6 +126,8 @@ def _talk(partner: Partner, system: str | None) -> int:
             return 0
         if command == "/reset":
             messages = list(first)
+            if log is not None:
+                log.save(messages)
         elif command == "/help":
             print(_HELP, file=sys.stderr)
         elif text.startswith("/"):
@@ -115,6 +136,19 @@ def _talk(partner: Partner, system: str | None) -> int:
             )
         elif command:
             _answer(partner, messages, text)
+            if log is not None:
+                log.save(messages)
+
+
+def _resume(kept: list[dict[str, str]], system: str | None) -> None:
+    """Show what was said last. Raises UsageError where the system message would change it."""
+    told = kept[0]["content"] if kept[0]["role"] == "system" else None
+    if system is not None and system != told:
+        raise UsageError("--system cannot change in a session that is resumed: /reset it, or name another")
+    turns = sum(message["role"] == "user" for message in kept)
+    print(f"winnow: resumed after {turns} questions; the last was", file=sys.stderr)
+    for message in kept[-2:]:
+        print("> " + message["content"] if message["role"] == "user" else message["content"], file=sys.stderr)
 
 
 def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> None:
@@ -142,6 +176,7 @@ def _complain(message: str) -> None:
 
 class _Local:
     def __init__(self, llm: Any, typed: dict[str, Any]) -> None:
+        self.session: str | None = None
         self._llm = llm
         self._params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
 
@@ -152,7 +187,7 @@ class _Local:
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         shown = 0
-        with closing(self._llm.stream_chat(messages, self._params)) as outputs:
+        with closing(self._llm.stream_chat(messages, self._params, session_id=self.session)) as outputs:
             for output in outputs:
                 output.raise_for_error()
                 text = output.outputs[0].text
@@ -164,6 +199,7 @@ class _Remote:
     def __init__(self, url: str, key: str | None, model: str | None, params: dict[str, Any]) -> None:
         import httpx
 
+        self.session: str | None = None
         if not url.startswith(("http://", "https://")):
             raise UsageError(
                 f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"
@@ -189,7 +225,8 @@ class _Remote:
         return [f"winnow: {self._body.get('model', names)} at {self._client.base_url}"]
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        body = {**self._body, "messages": messages, "stream": True}
+        session = {} if self.session is None else {"session_id": self.session}
+        body = {**self._body, **session, "messages": messages, "stream": True}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
