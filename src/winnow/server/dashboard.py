@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,6 +18,8 @@ from winnow.server.service import Service
 
 INTERVAL = 1.0
 """Seconds between two events."""
+MAX_SHOWN = 50
+"""Sessions, those used last."""
 
 
 def add_dashboard_stream(app: FastAPI, service: Service) -> None:
@@ -24,20 +27,21 @@ def add_dashboard_stream(app: FastAPI, service: Service) -> None:
 
     async def stats(request: Request) -> Response:
         """Return the numbers of the dashboard, once a second, as server-sent events."""
-        return EventStream(_events(service))
+        return EventStream(_events(service, request.state.tenant))
 
     app.add_api_route(
         "/stats/stream", stats, methods=["GET"], response_class=Response, include_in_schema=False
     )
 
 
-async def _events(service: Service) -> AsyncIterator[str]:
+async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
     before, since = await service.stats(), time.monotonic()
     while service.engine.failure is None and not service.ending.is_set():
-        snapshot = await _snapshot(service)
+        snapshot = await _snapshot(service, tenant)
         now, stats = time.monotonic(), await service.stats()
         seconds = max(now - since, 1e-3)
         snapshot["generated_per_second"] = (stats.generated_tokens - before.generated_tokens) / seconds
+        snapshot["session_per_second"] = (stats.session_tokens - before.session_tokens) / seconds
         snapshot["prompt_per_second"] = (stats.prompt_tokens - before.prompt_tokens) / seconds
         before, since = stats, now
         yield event(snapshot)
@@ -46,8 +50,9 @@ async def _events(service: Service) -> AsyncIterator[str]:
     yield event({"failure": "the engine has failed" if service.engine.failure else "the server has ended"})
 
 
-async def _snapshot(service: Service) -> dict[str, Any]:
+async def _snapshot(service: Service, tenant: str | None) -> dict[str, Any]:
     stats = await service.stats()
+    sessions = await service.sessions(tenant)
     occupancy = await service.occupancy()
     answers = service.engine.by_tenant()
     names = sorted({tenant or "" for tenant in answers} | set(occupancy.tenants))
@@ -87,5 +92,9 @@ async def _snapshot(service: Service) -> dict[str, Any]:
             }
             for name in names
         ],
+        "sessions": [asdict(each) for each in sessions[:MAX_SHOWN]],
+        "session_tiers": stats.sessions,
+        "session_bytes": sum(each.num_bytes for each in sessions),
+        "session_seconds": stats.session_seconds,
         "kept": occupancy.kept,
     }
