@@ -157,11 +157,11 @@ class DiskPrefixes:
         if fetch is not None:
             self._place(fetch)
         if fetch is None or fetch.early:
-            sequence.fetch = self._fetch(sequence, most_tokens)
-            if sequence.is_reading:
+            sequence.fetch = fetch = self._fetch(sequence, most_tokens)
+            if fetch.is_reading:
                 return False
-            self._place(sequence.fetch)
-        sequence.fetch.early = True  # if it does not start now
+            self._place(fetch)
+        fetch.early = True  # if it does not start now
         return True
 
     def await_any(self, waiting: Iterable[Sequence]) -> bool:
