@@ -164,6 +164,8 @@ class PrefixSharing:
         request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
         self._let_follow(sequence, found)
         if found.snapshot is not None:
+            if isinstance(found.snapshot.rule, SessionRule) and sequence.prefix is not None:
+                sequence.prefix.snapshots = {}  # what its rounds leave is not what others' would
             self._ledger.prefix_rows.resume(slot, found.snapshot)
             sequence.rounds.rounds += found.snapshot.num_rounds
         else:

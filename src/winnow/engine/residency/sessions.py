@@ -242,9 +242,12 @@ class Sessions:
         # What the index holds of it is another's prefix.
         if not self._ledger.own_or_forget(slot):
             return
-        if aged:  # a round for its age comes before the last token, which is then computed once more
-            self._ledger.take_back([slot], [1])
-            computed -= 1
+        if aged:
+            # A round for its age comes between the last two tokens. Both are computed once more for it: a sequence
+            # that begins where its round is due would pass it.
+            last = 1 if eviction is not None else 2
+            self._ledger.take_back([slot], [last])
+            computed -= last
         token_ids = sequence.token_ids[:computed]
         key = chain.snapshot_key(token_ids, sha256(b"session" + session.name.encode()).digest())
         rule = SessionRule(session.name, None)
