@@ -25,7 +25,7 @@ from winnow.session_request import SessionRequest
 
 MAX_SESSIONS = 10_000
 TIERS = ("device", "partly", "gone")
-"""Where the KVs of a session lie: all on the device, some, or none."""
+"""Names of places where the KVs of a session lie: all on the device, some, or none."""
 AGING_PRIORITY = -(2**62)
 """Behind all that clients may ask for."""
 _SINKS = 4
@@ -41,7 +41,7 @@ _AGING = EvictionPolicy(
 
 @dataclass(frozen=True)
 class SessionRule:
-    """What the KVs of a session's snapshot follow from besides its tokens: its own turns alone see them."""
+    """Rule that a session's snapshot follows from besides its tokens: its own turns alone see it."""
 
     name: str
     policy: EvictionPolicy | None
