@@ -146,7 +146,7 @@ def test_a_policy_that_replays_begins_anew(open_llm: Any) -> None:
 
 def test_old_turns_are_compressed(open_llm: Any) -> None:
     """The system prompt and the last turn stay whole, and the session within its memory."""
-    memory = 280 * TOKEN_BYTES
+    memory = 250 * TOKEN_BYTES
     llm = open_llm(session_memory=memory)
     system = {"role": "system", "content": "You answer in one word, and are kind to all who ask."}
     messages: list[dict[str, str]] = [system]
