@@ -79,7 +79,12 @@ def replay_shortened_rows(
             logits = part[:, start : start + step] @ keys.mT
             if spec.softcap is not None:
                 logits = logits.div_(spec.softcap).tanh_().mul_(spec.softcap)
-            hidden = position > at[start : start + step, None]
+            of_query = at[start : start + step, None]
+            if spec.slopes is not None:
+                logits -= spec.slopes.float().view(heads, -1, 1, 1)[head] * (of_query - position)
+            hidden = position > of_query
+            if spec.window is not None:
+                hidden |= of_query - position >= spec.reach(of_query)
             logits = (logits + bias).masked_fill_(hidden, -torch.inf)
             total = logits.logsumexp(dim=-1, keepdim=True)
             if spec.sinks is not None:

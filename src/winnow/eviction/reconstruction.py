@@ -73,7 +73,7 @@ def observe_replay(
     """
     replay, cache = span.replay, step.cache
     held = cache.tables.host_lengths[span.slot, layer, : cache.pool.layout.heads[layer]]
-    is_whole = held.min() == replay.context_len + span.done + len(q)
+    is_whole = held.min() >= replay.context_len + span.done + len(q)
     if span.done == 0 and is_whole:
         _clear(cache, span, layer)
     first = replay.context_len + span.done
