@@ -53,7 +53,7 @@ def soaked(
     ],
 )
 def test_a_soak(tmp_path: Path, setting: dict[str, Any]) -> None:
-    tally = soaked(tmp_path, 100, 2, **setting)
+    tally = soaked(tmp_path, 100, 3, **setting)
     assert tally.compared > 25
     assert tally.forked > 0 and tally.compared_forks > 1 and tally.compared_beams > 0
 

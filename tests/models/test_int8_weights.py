@@ -219,7 +219,7 @@ def test_models_compute_what_plain_torch_does(
     # A code next to the middle between two may become either, for the last digit of a norm.
     assert float((ours - plain).norm()) <= (0.03 if dtype == torch.float32 else 0.08) * float(plain.norm())
     difference = float((plain - wide).norm()) / float(wide.norm())
-    assert 1e-3 < difference < 0.1, "the weights are of 8 bits"
+    assert 1e-3 < difference < 0.15, "the weights are of 8 bits"
 
 
 @pytest.mark.parametrize("wide", ["none", "head", "ends", "head-and-ends"])

@@ -24,7 +24,8 @@ SAMPLE: dict[str, Any] = {
     "eviction": "snapkv", "compression": 2.0, "kv_budget": 5, "context_tokens": 5, "template_tail": 1,
     "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
     "forced_tokens": [5], "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
-    "safety_identifier": "s", "prompt_cache_key": "k", "max_tokens": 5, "logprobs": 1, "echo": True,
+    "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "session_id": "s",
+    "session_memory": "1MiB", "retention": 5, "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
     "continue_final_message": True, "use_beam_search": True, "length_penalty": 2.0, "early_stopping": "never",
@@ -33,6 +34,8 @@ BEAMS = {"use_beam_search": True, "temperature": 0}
 ALONE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "use_beam_search": BEAMS,
     "length_penalty": BEAMS, "early_stopping": BEAMS,
+    "session_memory": {"session_id": "s"}, "retention": {"session_id": "s"},
+    "prompt_cache_retention": {"prompt_cache_key": "k"},
 }  # fmt: skip
 
 

@@ -245,7 +245,6 @@ def test_responses_with_calls(parsing: Running, llm: LLM) -> None:
         {"input": []},
         {"input": [{"type": "computer_call"}]},
         {"previous_response_id": "resp_1"},
-        {"conversation": "c"},
         {"background": True},
         {"instructions": 5},
         {"tools": [{"type": "web_search"}]},

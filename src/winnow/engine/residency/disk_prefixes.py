@@ -315,6 +315,8 @@ class DiskPrefixes:
         """Return tokens and key of the longest tail on disk with which a prompt continues after `count` blocks."""
         first = count * self._ledger.layout.block_size
         found: tuple[int, PrefixKey | None] = 0, None
+        if self._ledger.layout.wide.any and not self._ledger.layout.state_bytes:
+            return found  # as in memory: first tokens of a block bring no KVs in 16 bits
         for key, num_tokens in self.tier.tails(chain.key_after(count)):
             end = first + num_tokens
             is_longer = found[0] < num_tokens and end <= most_tokens

@@ -92,7 +92,7 @@ class PrefixSharing:
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
             keys = index.longest_resumable(chain, keys, sequence.token_ids, most)
-        elif sequence.eviction is None and self._ledger.layout.movable:
+        elif sequence.eviction is None and self._ledger.layout.movable and not self._ledger.layout.wide.any:
             tail = index.common_tail(chain, keys, sequence.token_ids, most)
             if tail is not None:
                 computed = index.num_tokens(keys) + tail[1]
@@ -229,8 +229,11 @@ class PrefixSharing:
             self._disk.put_aside(sequence)
 
     def _remember_tail(self, sequence: Sequence) -> None:
+        """Let later requests find the block in which a sequence ends, too. Beams end within what others go on from."""
         chain, computed = sequence.prefix, min(sequence.kv.num_computed, sequence.num_tokens)
         if chain is None or sequence.eviction is not None or sequence.kv.last_round or not computed:
+            return
+        if sequence.request.beams is not None:
             return
         # Later tokens read some values of a tier; see `remember`.
         end = computed if self._ledger.layout.value_tier is None else min(computed, sequence.prompt_len)

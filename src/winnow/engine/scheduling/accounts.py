@@ -39,6 +39,10 @@ class TenantAccounts:
         """Return the settings of a tenant; who is not named has those of "*"."""
         return self._tenants.get(tenant or OTHERS, self._others)
 
+    def session_memory(self, tenant: TenantName) -> int | None:
+        """Return bytes that a tenant's conversations may take; None: no limit."""
+        return self.of(tenant).session_memory
+
     def guarantee(self, tenant: TenantName) -> int:
         """Return blocks that a tenant can have back at any time."""
         return int(self.of(tenant).guarantee * self._ledger.size.num_blocks)

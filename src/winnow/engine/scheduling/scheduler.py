@@ -90,9 +90,7 @@ class Scheduler:
         self.disk: DiskPrefixes | None = None
         if disk_tier is not None:
             self.disk = DiskPrefixes(executor, self.ledger, self.saved_prefixes, disk_tier)
-        self.sessions = Sessions(
-            self.ledger, clock, session_memory, lambda tenant: self.accounts.of(tenant).session_memory
-        )
+        self.sessions = Sessions(self.ledger, clock, session_memory, self.accounts.session_memory)
         self.prefixes = PrefixSharing(
             self.ledger, prefix_caching, self.saved_prefixes, self.disk, self.sessions
         )
