@@ -40,20 +40,21 @@ def soaked(
 @pytest.mark.parametrize(
     "setting",
     [
-        {"host_seqs": 0},
-        {"host_seqs": 100, "tenants": True, "scheduling_policy": "fair"},
+        {"seed": 2, "host_seqs": 0},
+        {"seed": 2, "host_seqs": 100, "tenants": True, "scheduling_policy": "fair"},
         {
+            "seed": 2,
             "host_seqs": 3,
             "tenants": True,
             "scheduling_policy": "fair",
             "fail_copies": 0.1,
             "fail_steps": 0.02,
         },
-        {"host_seqs": 3, "kv_cache_dtype": "int8", "tie": 0.05, "scheduling_policy": "srtf"},
+        {"seed": 3, "host_seqs": 3, "kv_cache_dtype": "int8", "tie": 0.05, "scheduling_policy": "srtf"},
     ],
 )
 def test_a_soak(tmp_path: Path, setting: dict[str, Any]) -> None:
-    tally = soaked(tmp_path, 100, 3, **setting)
+    tally = soaked(tmp_path, 100, **setting)
     assert tally.compared > 25
     assert tally.forked > 0 and tally.compared_forks > 1 and tally.compared_beams > 0
 
