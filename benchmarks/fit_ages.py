@@ -2,7 +2,7 @@
 
 Contexts of RULER, judged before their question, under `winnow-fit`; each round has a replay of its own behind the KVs
 that the one before it left (`earlier_rounds`). Printed are the share of the points of the full cache, and nats a token
-of the right answer. A journal keeps what is done: the same command goes on where it was broken off.
+of the right answer. A journal keeps what is done: the same command continues where it was broken off.
 
 Run: python -m benchmarks.fit_ages --model models/SmolLM2-135M-Instruct.Q4_1.gguf --dtype bfloat16 --journal ages.jsonl
 """

@@ -2,7 +2,7 @@
 
 Decoding is of some sequences at once, in bfloat16. Beside it stand two limits of this machine: by bytes, the time in
 which it reads weights and KVs once and reads and writes every state once, from a pass over as much memory; by
-arithmetic, the time in which it multiplies so many rows with the weights, from a product of 512 rows. The conversation
+arithmetic, the time in which it multiplies as many rows with the weights, from a product of 512 rows. The conversation
 counts the tokens of each turn's prompt that are computed; none should be that was there before.
 
     python benchmarks/hybrid_decode.py [--shape qwen3.5-1b] [--turns 20] [--json FILE]
@@ -156,7 +156,7 @@ def greedy(num_tokens: int) -> SamplingParams:
 
 
 def decode(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
-    """Seconds for so many tokens of each sequence beyond its first."""
+    """Seconds for a number of tokens of each sequence beyond its first."""
     llm.generate(prompts, greedy(1))
     first = best_of(2, lambda: llm.generate(prompts, greedy(1)))
     return best_of(2, lambda: llm.generate(prompts, greedy(1 + num_tokens))) - first

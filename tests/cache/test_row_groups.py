@@ -24,7 +24,7 @@ from winnow.cache import (
     RowGroup,
     codec_of,
 )
-from winnow.cache.accounting.prefix_index import PrefixChain
+from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.cache.slot_states import SlotState
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, KeyNorm, SequenceEviction, When
 from winnow.eviction.evict import EvictionTarget, compact_round, plan_round

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionSpec, ReferenceBackend, Spans
 from winnow.cache import CacheLayout, CacheSize, Ledger, LocalCache, PagedCache, codec_of
-from winnow.cache.accounting.prefix_index import PrefixChain
+from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.errors import ConfigError
 from winnow.kv_dtype import WideParts
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
-from winnow.cache.accounting.prefix_index import PrefixKey
+from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy

@@ -18,7 +18,7 @@ from winnow.cache import (
     CacheUpdate,
     Ledger,
 )
-from winnow.cache.accounting.prefix_index import PrefixKey
+from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.cache.recurrent import Computed

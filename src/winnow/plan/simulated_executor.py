@@ -16,7 +16,7 @@ from winnow.cache import (
     RowsRestored,
     RowsSaved,
 )
-from winnow.cache.accounting.prefix_index import PrefixKey
+from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction

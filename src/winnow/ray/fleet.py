@@ -94,7 +94,7 @@ class _Worker:
 class Fleet:
     """Workers that answer the lines of one file, until `close`.
 
-    One that is lost is replaced, where the cluster has room for another, and its lines go to whoever is there.
+    One that is lost is replaced, where the cluster has room for another, and its lines go to the others.
     """
 
     def __init__(self, options: Mapping[str, Any], defaults: Mapping[str, Any], placement: Placement) -> None:

@@ -105,7 +105,7 @@ class _Desk(OrderedWriter):
                 yield asked.raw
 
     def holds(self, index: int) -> bool:
-        """Return False: whoever asks wants an answer."""
+        """Return False: every line that is asked for wants an answer."""
         return False
 
     def put(self, index: int, line: bytes) -> None:
@@ -131,5 +131,5 @@ class _Desk(OrderedWriter):
 
 
 def _resolve(asked: _Asked, settle: Any) -> None:
-    """Settle a future on its own loop, if nobody has cancelled it."""
+    """Settle a future on its own loop, unless it was cancelled."""
     asked.loop.call_soon_threadsafe(lambda: None if asked.future.done() else settle(asked.future))

@@ -3,7 +3,7 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-PrefixKey = bytes
+from winnow.cache.accounting.prefix_chain import PrefixKey
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
-from winnow.cache.accounting.prefix_index import PrefixChain
+from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.engine.requests.beams import BeamSearch
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.new_request import NewRequest, RequestObserver

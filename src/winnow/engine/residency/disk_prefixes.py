@@ -8,7 +8,8 @@ from functools import partial
 from weakref import WeakSet
 
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
+from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.engine.executor import Executor
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.disk_tier import DiskFile, DiskLink, DiskPart, DiskTier, run_key

@@ -15,7 +15,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from winnow.cache.accounting.prefix_index import PrefixKey
+from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.engine.residency.prefix_cipher import WrongKeyError
 from winnow.engine.residency.prefix_format import FAULTS, SUFFIX, PrefixFormat, SavedPrefix
 from winnow.engine.residency.prefix_store import write_whole

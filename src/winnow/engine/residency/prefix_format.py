@@ -13,7 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load, save
 
 from winnow.cache import CacheLayout
-from winnow.cache.accounting.prefix_index import PrefixKey, Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixKey
+from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
 from winnow.engine.residency.prefix_cipher import PrefixCipher, WrongKeyError

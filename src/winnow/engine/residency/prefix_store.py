@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.cache.accounting.prefix_index import PrefixKey, Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixKey
+from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.engine.residency.prefix_format import FAULTS, SUFFIX, PrefixFormat, SavedPrefix
 from winnow.errors import ConfigError, PrefixStoreError
 

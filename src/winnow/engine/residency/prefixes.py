@@ -7,7 +7,8 @@ from itertools import islice
 from pathlib import Path
 
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
+from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.engine.requests.kv_state import EARLIER_ROUND, KVState
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.disk_prefixes import DiskPrefixes
@@ -229,7 +230,7 @@ class PrefixSharing:
             self._disk.put_aside(sequence)
 
     def _remember_tail(self, sequence: Sequence) -> None:
-        """Let later requests find the block in which a sequence ends, too. Beams end within what others go on from."""
+        """Let later requests find the block in which a sequence ends, too. Beams end within what others continue."""
         chain, computed = sequence.prefix, min(sequence.kv.num_computed, sequence.num_tokens)
         if chain is None or sequence.eviction is not None or sequence.kv.last_round or not computed:
             return

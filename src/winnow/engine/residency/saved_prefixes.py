@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey, Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
+from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
 from winnow.engine.residency.prefix_format import SavedPrefix

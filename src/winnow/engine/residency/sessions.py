@@ -1,4 +1,4 @@
-"""WHOSE conversations go on: handles on what the prefix index holds of their last states."""
+"""WHOSE conversations continue: handles on what the prefix index holds of their last states."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 
 from winnow.attention import Smoothing
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_index import PrefixChain, PrefixKey
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import IntArray
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Sequence
@@ -58,7 +58,7 @@ class Session:
         system: tokens of the system prompt.
         snapshot: the key of what rounds left of the first tokens; None: all are kept as they were computed.
         num_compressed: how many these are.
-        rule: of the snapshot; a policy of None has compressed it for its age, and any request goes on with it.
+        rule: of the snapshot; a policy of None has compressed it for its age, and any request continues with it.
         keys: under which the index may hold it, those of the first tokens first.
         whole_from: the first token behind which compressions for its age have left everything.
     """
@@ -120,7 +120,7 @@ class Sessions:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def continue_chain(self, sequence: Sequence, chain: PrefixChain) -> None:
-        """Let a sequence's chain name the compressed state with which its session goes on, if it may."""
+        """Let a sequence's chain name the compressed state with which its session continues, if it may."""
         session, terms = self._of(sequence), sequence.request.session
         if terms is not None and terms.ages:
             chain.snapshots = {}  # what its round leaves is no other's prefix

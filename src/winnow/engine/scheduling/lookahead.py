@@ -67,7 +67,7 @@ def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:
     request = sequence.request
     return (
         entry.samplers == (entry.slot,)
-        # Not where rounds are of tokens, nor where it goes on from what rounds of a session left.
+        # Not where rounds are of tokens, nor where it continues from what rounds of a session left.
         and not (
             sequence.kv.last_round
             if sequence.eviction is None
