@@ -71,7 +71,8 @@ def compare(batch: PagedBatch, isa: str, spec: AttentionSpec) -> None:
         # rounding of it.
         alone = (score == 0.0) | (score == batch.cache.pool.accumulators)
         score = torch.where(alone & ((score - expected).abs() < 0.5), expected, score)
-    torch.testing.assert_close(score, expected, rtol=max(tolerance, 1e-4), atol=max(tolerance, 1e-5))
+    # Sums of norms of values over queries: float32 in another order differs by a few units of the fourth digit.
+    torch.testing.assert_close(score, expected, rtol=max(tolerance, 3e-4), atol=max(tolerance, 1e-5))
 
 
 def observes(num_accumulators: int) -> st.SearchStrategy[AttentionObserver]:

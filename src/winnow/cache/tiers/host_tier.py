@@ -115,6 +115,8 @@ class HostTier:
         layout = self._pool.layout
         most = min(self.limit, _MEASURED_BYTES) // (layout.block_bytes + 8)
         blocks = np.arange(min(self._pool.num_blocks, most), dtype=np.int32)
+        while self._nbytes(blocks) > self.limit:  # blocks of some kinds are larger than others
+            blocks = blocks[: len(blocks) // 2]
         out = back = 0.0
         for _ in range(2):  # the first time, memory is touched that was never used
             start = clock()
