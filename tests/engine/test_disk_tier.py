@@ -223,8 +223,23 @@ def test_a_full_disk_ends_writing_and_nothing_else(
     assert len(caught) == 1 and all(each.outputs[0].finish_reason == "length" for each in outputs)
 
 
-def test_what_memory_loses_while_a_request_waits_is_read(directory: Path, tmp_path: Path) -> None:
-    """Turns of many conversations at once, in memory for few: no token is computed twice."""
+def slow_down(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let every read of a file take longer."""
+    read = PrefixFormat.read
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(seconds)
+        return read(*args)
+
+    monkeypatch.setattr(PrefixFormat, "read", slowly)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.05])
+def test_what_memory_loses_while_a_request_waits_is_read(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """Turns of many conversations at once, in memory for few: no token is computed twice, however slow the disk."""
+    slow_down(monkeypatch, seconds)
     conversations = [prompt(100, seed) for seed in range(8)]
     with open_llm(directory, None) as llm:
         room = 3 * llm.kv_bytes(200)
@@ -245,13 +260,7 @@ def test_others_are_served_while_a_prefix_is_read(
 ) -> None:
     with open_llm(directory, tmp_path) as llm:
         ask(llm, prompt(150))
-    read = PrefixFormat.read
-
-    def slowly(*args: Any) -> Any:
-        time.sleep(0.2)
-        return read(*args)
-
-    monkeypatch.setattr(PrefixFormat, "read", slowly)
+    slow_down(monkeypatch, 0.2)
     with open_llm(directory, tmp_path) as llm:
         outputs = llm.generate([prompt(150), prompt(20, 1)], GREEDY)
         llm.check_integrity()

@@ -4,6 +4,7 @@ Loading a model brings libraries that take seconds to import, so that waits unti
 """
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -239,14 +240,19 @@ def say_sampling(llm: "LLM", typed: Mapping[str, Any]) -> None:
 
 
 def silence_transformers() -> None:
-    """Keep transformers off standard error, which is for progress and messages; it reads this when it is imported."""
+    """Keep transformers off standard error, which is for progress and messages; it reads this when it is imported.
+
+    It imports torchao where that is installed, which names the kernels that this machine cannot load.
+    """
+    for library in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     os.environ["TRANSFORMERS_VERBOSITY"] = "error"
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     if "transformers" in sys.modules:
-        from transformers.utils import logging
+        from transformers.utils import logging as transformers_logging
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
 
 
 def model_path(options: Mapping[str, Any]) -> Path:

@@ -23,6 +23,9 @@ _RUN_BYTES = 16 * 2**20
 _MOST_PENDING = 256 * 2**20
 """Bytes that may wait in host memory to be written, and as many that were read for waiting sequences."""
 
+_MOST_TRIES = 4
+"""Reads after which a sequence starts with what memory has, in place of waiting until nothing was lost meanwhile."""
+
 
 @dataclass(eq=False)
 class Fetch:
@@ -33,6 +36,7 @@ class Fetch:
         first: number of each run's first block in the prefix.
         rule: that of the snapshot.
         early: it was made when the sequence came; memory may have lost since what it knew then.
+        tries: how often the sequence, which could have started, read; memory loses during a read too.
     """
 
     parts: list[DiskPart]
@@ -40,6 +44,7 @@ class Fetch:
     rule: SequenceEviction | None = None
     future: "Future[list[SavedPrefix]] | None" = None
     early: bool = False
+    tries: int = 0
 
     @property
     def is_reading(self) -> bool:
@@ -157,8 +162,10 @@ class DiskPrefixes:
         fetch: Fetch | None = sequence.fetch
         if fetch is not None:
             self._place(fetch)
-        if fetch is None or fetch.early:
+        tries = 0 if fetch is None or fetch.early else fetch.tries
+        if fetch is None or tries < _MOST_TRIES:
             sequence.fetch = fetch = self._fetch(sequence, most_tokens)
+            fetch.tries = tries + 1
             if fetch.is_reading:
                 return False
             self._place(fetch)
