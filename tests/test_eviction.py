@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -211,8 +212,7 @@ def on_one_line(name: str, n: int) -> SamplingParams:
 class TestPoliciesOfRequests:
     """Single requests bring policies to an engine that was opened with none, and with little memory."""
 
-    @pytest.mark.parametrize("n", [1, 3])
-    @pytest.mark.parametrize("name", EVERY_PRESET)
+    @pytest.mark.parametrize(("name", "n"), list(zip(EVERY_PRESET, cycle((1, 3, 1)), strict=False)))
     def test_are_answered_or_refused_and_others_go_on(self, llm: LLM, narrow: LLM, name: str, n: int) -> None:
         admitted = {narrow.submit(prompt(300), greedy()): 300}
         for length in (3000, 1300, 2600):

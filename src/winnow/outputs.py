@@ -279,7 +279,8 @@ class SessionStats:
     """A conversation that is remembered.
 
     Attributes:
-        tier: where its KVs lie: device; partly: some gave way to others; gone: all did, and they are computed again.
+        tier: where its KVs lie: device; partly: some gave way to others; disk, gone: all
+            did, and are read or computed again.
         num_bytes: of the device, blocks that others share included.
         compressed: not all its KVs are kept.
         retained_seconds: for which it still gives way after all others.

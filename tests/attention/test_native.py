@@ -98,7 +98,7 @@ def observes(num_accumulators: int) -> st.SearchStrategy[AttentionObserver]:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
     draw = data.draw

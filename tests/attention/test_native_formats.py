@@ -55,7 +55,7 @@ def codecs(draw: st.DrawFn, head_dim: int) -> PairCodec:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_equals_the_reference(isa: str, data: st.DataObject) -> None:
     draw = data.draw
@@ -208,7 +208,7 @@ EXTREMES = [0.0, -0.0, 1e-45, 1e-38, 6e-8, 1e-4, 1.0, -3.5, 448.0, 65504.0, -655
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_codes_are_those_of_the_reference(isa: str, data: st.DataObject) -> None:
     """Bit for bit, also of zeros, constants, denormals and what float16 does not hold."""

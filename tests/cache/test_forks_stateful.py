@@ -209,7 +209,7 @@ class ForkMachine(RuleBasedStateMachine):
 
 TestForks: Any = ForkMachine.TestCase
 TestForks.settings = settings(
-    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "150")),
+    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "60")),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -377,7 +377,7 @@ class CacheMachine(RuleBasedStateMachine):
 TestCache = CacheMachine.TestCase
 # 250 runs of up to 50 steps, about 10,000 in all. WINNOW_EXAMPLES asks for more.
 TestCache.settings = settings(
-    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "250")),
+    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "100")),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

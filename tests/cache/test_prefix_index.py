@@ -314,7 +314,7 @@ def left_of(state: tuple[object, ...]) -> IntArray:
 
 TestPrefixes = PrefixMachine.TestCase
 TestPrefixes.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

@@ -261,7 +261,7 @@ class TestMeasuredCosts:
         assert costs.swap_seconds(1000) == pytest.approx(5.0, rel=0.01)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     data=st.data(),
     blocks_per_row=st.integers(12, 60),

@@ -40,7 +40,7 @@ POLICIES = [
 ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     arrivals=st.lists(
         st.tuples(
@@ -76,7 +76,7 @@ def test_everything_finishes_whatever_the_policies(
     assert simulation.scheduler.ledger.allocator.num_used == 0
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     policy=st.sampled_from([p for p in POLICIES[1:] if p is not None]),
     prompt_len=st.integers(1, 120),

@@ -164,7 +164,7 @@ def test_samples_that_find_no_slot_come_later() -> None:
     assert sorted(s.index for s in simulation.finished) == [0, 1, 2, 3, 4]
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(
     data=st.data(),
     blocks_per_row=st.integers(12, 90),

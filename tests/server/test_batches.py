@@ -228,8 +228,8 @@ def test_kill_9_loses_and_repeats_no_line(tmp_path: Path, command_env: dict[str,
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         process = start(tmp_path, port, command_env)
         try:
-            batch = create(client, upload(client, lines_of(120, max_tokens=60)))
-            for least in (5, 30):
+            batch = create(client, upload(client, lines_of(60, max_tokens=40)))
+            for least in (5, 20):
                 eventually(partial(has_answered, client, batch["id"], least), "no line is answered", 60)
                 process.kill()
                 process.wait()
@@ -241,4 +241,4 @@ def test_kill_9_loses_and_repeats_no_line(tmp_path: Path, command_env: dict[str,
             process.send_signal(signal.SIGTERM)
             code = process.wait(60)
     assert batch["status"] == "completed" and code == 0
-    assert [each["custom_id"] for each in found] == [f"line-{i}" for i in range(120)]
+    assert [each["custom_id"] for each in found] == [f"line-{i}" for i in range(60)]

@@ -1,6 +1,8 @@
 """Conversations over HTTP: named, listed, kept within bytes, and forgotten."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,3 +134,22 @@ def test_bad_sessions_are_refused(keyed: Running, fields: dict[str, Any]) -> Non
     assert (
         next(iter(fields)) in refused.text or "session_memory" in refused.text or "retention" in refused.text
     )
+
+
+def test_conversations_that_went_to_disk_are_listed_there(tmp_path: Path) -> None:
+    """A small memory holds one of two conversations; the other is on disk, and comes back from there."""
+    with (
+        LLM(kv_memory="600KiB", max_model_len=92, prefix_cache_dir=tmp_path) as llm,
+        running(llm) as server,
+    ):
+        for name in ("first", "second"):
+            body = {"prompt": name + LONG, "max_tokens": 4, "session_id": name}
+            assert server.post("/v1/completions", body).status_code == 200
+        eventually(lambda: listed(server, {})["first"]["tier"] == "disk", "it is not on disk")
+        assert listed(server, {})["second"]["tier"] == "device"
+        body = {"prompt": "first" + LONG + "And then?", "max_tokens": 4, "session_id": "first"}
+        assert server.post("/v1/completions", body).status_code == 200
+        text = server.client.get("/metrics").text
+        values = dict(re.findall(r"^winnow_(disk_\w+|sessions)\{.*\} (\S+)$", text, re.MULTILINE))
+        assert float(values["disk_loaded_tokens_total"]) > 40 and float(values["disk_bytes_used"]) > 1000
+        assert float(values["disk_writing"]) == 1

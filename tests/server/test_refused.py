@@ -272,7 +272,7 @@ def test_a_crowd_does_not_slip_through_while_it_is_tokenised(llm: LLM) -> None:
 def test_an_answer_that_is_not_streamed_waits_until_it_is_computed(llm: LLM) -> None:
     """Its first output is its last one, but it leaves the queue when it begins."""
     with running(llm, max_num_queued_tokens=8) as server, ThreadPoolExecutor(1) as pool:
-        body = {"prompt": "word " * 40, "max_tokens": 3000, "ignore_eos": True}
+        body = {"prompt": "word " * 40, "max_tokens": 1200, "ignore_eos": True}
         answer = pool.submit(server.post, TEXT, body)
         engine, patience = server.service.engine, time.monotonic() + 30
         while engine.by_tenant() != {None: (1, 0)}:

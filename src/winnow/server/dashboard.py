@@ -73,6 +73,8 @@ async def _snapshot(service: Service, tenant: str | None) -> dict[str, Any]:
         "prefix_queries": service.metrics.prefix_queries,
         "host_bytes_used": stats.host_bytes_used,
         "host_bytes_budget": stats.host_bytes_budget,
+        "disk_bytes_used": 0 if stats.disk_tier is None else stats.disk_tier.bytes_used,
+        "disk_bytes_budget": 0 if stats.disk_tier is None else stats.disk_tier.bytes_budget,
         "preemptions": {
             "out of KV memory, copied to host memory": stats.num_swaps,
             "out of KV memory, computed again": stats.num_preemptions - stats.num_swaps,

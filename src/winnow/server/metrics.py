@@ -227,7 +227,7 @@ class Metrics:
             "prefix_cache_queries": ("prompt tokens looked for in the prefix cache", self.prefix_queries),
             "prefix_cache_hits": ("prompt tokens found in the prefix cache", stats.cached_tokens),
         }
-        own_gauges = {
+        own_gauges: dict[str, tuple[str, float]] = {
             "kv_bytes_used": ("bytes of KV memory in use", stats.kv_bytes_used),
             "kv_bytes_peak": ("most bytes of KV memory in use so far", stats.kv_bytes_peak),
             "kv_bytes_budget": ("bytes of KV memory", stats.kv_bytes_budget),
@@ -250,6 +250,20 @@ class Metrics:
             "sessions_dropped": ("conversations forgotten for their budgets", stats.sessions_dropped),
             "replay_tokens": ("tokens computed to judge KVs by a replay", stats.replay_tokens),
         }
+        if (disk := stats.disk_tier) is not None:
+            own_gauges |= {
+                "disk_bytes_used": ("bytes of files in the folder of prefixes", disk.bytes_used),
+                "disk_bytes_budget": ("bytes that these files may take", disk.bytes_budget),
+                "disk_writing": ("1, or 0 once the disk has refused a file", int(disk.is_writing)),
+            }
+            own_counters |= {
+                "disk_loaded_tokens": ("tokens whose KVs came from disk", disk.loaded_tokens),
+                "disk_read_bytes": ("bytes read from disk", disk.bytes_read),
+                "disk_read_seconds": ("seconds of these reads", disk.read_seconds),
+                "disk_written_bytes": ("bytes written to disk", disk.bytes_written),
+                "disk_dropped_files": ("files deleted for room", disk.num_dropped),
+                "disk_damaged_files": ("files that could not be read", disk.num_damaged),
+            }
         for prefix, labels in self._spaces():
             for name, (text, value) in gauges.items():
                 yield _gauge(prefix + name, text, labels, value)

@@ -83,6 +83,10 @@ class DiskPrefixes:
         layout = ledger.layout
         self._block_bytes = layout.host_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(1))))
 
+    def holds(self, key: PrefixKey) -> bool:
+        """Return whether files have a block of tokens, or a snapshot."""
+        return self.tier.place(key) is not None or self.tier.snapshot(key) is not None
+
     # -- to disk -------------------------------------------------------------------------------------------------
 
     def put_aside(self, sequence: Sequence) -> None:

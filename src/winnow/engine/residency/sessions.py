@@ -24,8 +24,8 @@ from winnow.sampling import SamplingParams
 from winnow.session_request import SessionRequest
 
 MAX_SESSIONS = 10_000
-TIERS = ("device", "partly", "gone")
-"""Names of places where the KVs of a session lie: all on the device, some, or none."""
+TIERS = ("device", "partly", "disk", "gone")
+"""Names of places where the KVs of a session lie: all on the device, some, none but on disk, or none."""
 AGING_PRIORITY = -(2**62)
 """Behind all that clients may ask for."""
 _SINKS = 4
@@ -100,6 +100,7 @@ class Sessions:
         clock: seconds.
         memory: bytes of the device that a session may take before its oldest turns are compressed; None: no limit.
         tenant_memory: the same for all sessions of a tenant, whose least recently used ones are forgotten.
+        on_disk: whether files have what a key names.
     """
 
     def __init__(
@@ -108,11 +109,13 @@ class Sessions:
         clock: Callable[[], float],
         memory: int | None = None,
         tenant_memory: Callable[[TenantName], int | None] = lambda tenant: None,
+        on_disk: Callable[[PrefixKey], bool] = lambda key: False,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._memory = memory
         self._tenant_memory = tenant_memory
+        self._on_disk = on_disk
         self._sessions: OrderedDict[tuple[TenantName, str], Session] = OrderedDict()
         self._due: list[Session] = []
         self.reused_tokens = self.num_compressions = self.num_dropped = 0
@@ -360,7 +363,9 @@ class Sessions:
     def _tier(self, session: Session) -> str:
         # The end of a prefix gives way before its front.
         ends = [self._ledger.prefixes.knows(key) for key in (session.keys[0], session.keys[-1])]
-        return TIERS[0] if all(ends) else TIERS[1] if any(ends) else TIERS[2]
+        if any(ends):
+            return TIERS[0] if all(ends) else TIERS[1]
+        return TIERS[2] if self._on_disk(session.keys[-1]) else TIERS[3]
 
     def _stats(self, session: Session) -> SessionStats:
         return SessionStats(

@@ -90,7 +90,8 @@ class Scheduler:
         self.disk: DiskPrefixes | None = None
         if disk_tier is not None:
             self.disk = DiskPrefixes(executor, self.ledger, self.saved_prefixes, disk_tier)
-        self.sessions = Sessions(self.ledger, clock, session_memory, self.accounts.session_memory)
+        on_disk = () if self.disk is None else (self.disk.holds,)
+        self.sessions = Sessions(self.ledger, clock, session_memory, self.accounts.session_memory, *on_disk)
         self.prefixes = PrefixSharing(
             self.ledger, prefix_caching, self.saved_prefixes, self.disk, self.sessions
         )
