@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documented import ROOT, check, commands, words
+from documented import ROOT, check, commands, is_command, words
 from tests.extension import needs_extension
 
 PAGES = [
@@ -18,7 +18,11 @@ PAGES = [
     *(ROOT / "training").glob("*.md"),
     ROOT / "src/winnow/models/demo/README.md",
 ]
-RESULTS = sorted((ROOT / "docs/results").glob("*.json"))
+RESULTS = [
+    path
+    for path in sorted((ROOT / "docs/results").iterdir())
+    if path.suffix in (".json", ".md") and path.name != "README.md"
+]
 
 
 @pytest.mark.parametrize(
@@ -45,13 +49,24 @@ def test_commands_of_a_page_parse(
         assert wrong is None or of_a_reader or (left_out and named), f"{line}\n{wrong}: {printed.err}"
 
 
-@pytest.mark.parametrize("file", RESULTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("file", RESULTS, ids=lambda path: path.name)
 def test_a_result_names_a_command_that_exists(
     file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for command in recorded(json.loads(file.read_text(encoding="utf-8"))):
+    text = file.read_text(encoding="utf-8")
+    found = list(shown(text) if file.suffix == ".md" else recorded(json.loads(text)))
+    assert found, "nobody can repeat it"
+    for command in found:
         wrong = [check(each, monkeypatch) for each in candidates(command)]
         assert None in wrong, f"{command}\n{wrong}: {capfd.readouterr().err}"
+
+
+def shown(text: str) -> Iterator[list[str]]:
+    """Yield the command lines of a page: indented lines, and code within a sentence."""
+    for line in re.findall(r"^    (\S.*)$|`([^`]+)`", text, re.MULTILINE):
+        code = line[0] or line[1]
+        if is_command(code) or code.split(" ")[0].endswith(".py"):
+            yield words(code)
 
 
 def recorded(value: Any) -> Iterator[list[str]]:
