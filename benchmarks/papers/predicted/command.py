@@ -1,4 +1,4 @@
-"""What the five texts print, computed: corrected, or predicted for the papers' machines."""
+"""What the five texts print, computed: corrected, or by a planner that is fitted to some rows of the papers."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from winnow.report.provenance import typed_command
 
 DESCRIPTION = """\
 Print tables of the text on KV cache memory, corrected, and what KV-Compress, Batch-Max, BATON and KCache
-print for their machines beside what the planner predicts. Nothing is run.
+print for their machines beside a planner that is fitted to some of those rows. Nothing is run.
 """
 EPILOG = """\
 examples:

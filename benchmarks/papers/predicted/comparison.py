@@ -14,12 +14,12 @@ class Comparison:
 
     label: str
     printed: float
-    predicted: float
+    fitted: float
 
     @property
     def error(self) -> float:
         """Fitted over printed, less 1."""
-        return self.predicted / self.printed - 1
+        return self.fitted / self.printed - 1
 
 
 def comparison_table(title: str, unit: str, rows: Sequence[Comparison], notes: tuple[str, ...]) -> TextTable:
@@ -28,9 +28,7 @@ def comparison_table(title: str, unit: str, rows: Sequence[Comparison], notes: t
         title,
         unit,
         ("printed", "fitted", "error"),
-        tuple(
-            (row.label, (f"{row.printed:.4g}", f"{row.predicted:.4g}", f"{row.error:+.0%}")) for row in rows
-        ),
+        tuple((row.label, (f"{row.printed:.4g}", f"{row.fitted:.4g}", f"{row.error:+.0%}")) for row in rows),
         (f"Mean error {statistics.fmean(errors):.0%}.", *notes),
     )
 
