@@ -1,4 +1,4 @@
-"""Random models with recurrent layers, or with latents: decoding beside transformers' generate, and a conversation.
+"""Random models with recurrent layers, latents or experts: decoding beside transformers' generate, and a conversation.
 
 Decoding is of some sequences at once, in bfloat16. Beside it stand two limits of this machine: by bytes, the time in
 which it reads weights and KVs once and reads and writes every state once, from a pass over as much memory; by
@@ -23,6 +23,7 @@ from transformers import (
     GraniteMoeHybridConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
+    Qwen3MoeConfig,
 )
 
 from winnow import LLM, SamplingParams
@@ -109,6 +110,18 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
         first_k_dense_replace=8,
         **COMMON,
     ),
+    "qwen3-moe-small": lambda: Qwen3MoeConfig(  # experts of a third of the 30B's width, a quarter as many
+        vocab_size=8192,
+        hidden_size=1024,
+        moe_intermediate_size=256,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+        num_experts=32,
+        num_experts_per_tok=8,
+        **COMMON,
+    ),
 }
 
 
@@ -116,6 +129,8 @@ def sequence_bytes(config: Any) -> tuple[int, int]:
     """Bytes of a sequence's recurrent states, and of its KVs by token in 16 bits."""
     if isinstance(config, DeepseekV2Config):
         return 0, 2 * (config.kv_lora_rank + config.qk_rope_head_dim) * config.num_hidden_layers
+    if isinstance(config, Qwen3MoeConfig):
+        return 0, 4 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
     if isinstance(config, Qwen3_5TextConfig):
         size = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
         head_dim = config.head_dim
@@ -202,7 +217,8 @@ def main() -> None:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         model.save_pretrained(folder)
         weights = sum(weight.nbytes for weight in model.parameters())
-        own = float("nan")
+        experts = sum(weight.nbytes for name, weight in model.named_parameters() if ".experts." in name)
+        own = dict[str, float]()
         if not options.no_peer:
 
             def generate(num_tokens: int) -> Any:
@@ -210,20 +226,30 @@ def main() -> None:
                     prompts, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
                 )
 
-            generate(1)
-            own = best_of(1, lambda: generate(1 + options.tokens)) - best_of(1, lambda: generate(1))
+            for loops in (False, True) if experts else (False,):
+                if loops:
+                    model.set_experts_implementation("eager")
+                generate(1)
+                name = "transformers, a loop" if loops else "transformers"
+                own[name] = best_of(1, lambda: generate(1 + options.tokens)) - best_of(1, lambda: generate(1))
         model = None  # its memory is free for the next
         with LLM(folder, dtype="bfloat16", kv_memory="2GiB", max_num_seqs=options.seqs) as llm:
             ours = decode(llm, prompts.tolist(), options.tokens)
             turns = converse(llm, options.turns, config.vocab_size)
     states, kvs = (options.seqs * each for each in sequence_bytes(config))
     kvs *= options.prompt + options.tokens // 2
+    if experts:
+        idle = 1 - config.num_experts_per_tok / config.num_experts
+        active = weights - idle * experts  # of a token; those of all sequences together are read
+        weights -= int(idle**options.seqs * experts)
+    else:
+        active = weights
     # A pass reads and writes; what is only read takes half of that, at best.
     by_bytes = seconds_per_pass(states) + seconds_per_pass(weights + kvs) / 2
-    by_arithmetic = options.seqs * weights / 2 / products_per_second()
+    by_arithmetic = options.seqs * active / 2 / products_per_second()
     decoded = options.seqs * options.tokens
     rates = {
-        "transformers": decoded / own,
+        **{name: decoded / seconds for name, seconds in own.items()},
         "winnow": decoded / ours,
         "limit by bytes": options.seqs / by_bytes,
         "limit by arithmetic": options.seqs / by_arithmetic,
