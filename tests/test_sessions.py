@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from architectures import save
+from hybrids import HYBRIDS
+from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
 from winnow.outputs import RequestOutput
@@ -174,6 +179,27 @@ def test_old_turns_are_compressed(open_llm: Any) -> None:
     assert llm.drop_session("one") and not llm.drop_session("one")
     assert llm.sessions() == [] and index.snapshots == []
     llm.check_integrity()
+
+
+def test_conversations_with_recurrent_layers(tmp_path: Path) -> None:
+    """Turns compute their own tokens; states cannot be compressed, so what is too large is forgotten as a whole."""
+    save(HYBRIDS["qwen3.5"], tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    options: dict[str, Any] = {"block_size": 4, "kv_memory": "8MiB"}
+    with (
+        LLM(tmp_path, **options, session_memory="120KiB") as llm,
+        LLM(tmp_path, **options, enable_prefix_caching=False) as plain,
+    ):
+        generator, history = Random(1), list[int]()
+        for turn in range(5):
+            history += generator.choices(range(3, VOCAB), k=50)
+            [output] = llm.generate([history], params, session_id="one")
+            assert output.outputs[0].token_ids == plain.generate([history], params)[0].outputs[0].token_ids
+            finish(llm)
+            assert output.num_cached_tokens == (len(history) - 51 if turn in (1, 2, 3) else 0)
+            assert bool(llm.sessions()) == (turn < 3)
+            history += output.outputs[0].token_ids
+        assert llm.stats().sessions_dropped == 2 and llm.stats().session_compressions == 0
 
 
 def test_a_conversation_beyond_its_memory_is_forgotten(open_llm: Any) -> None:

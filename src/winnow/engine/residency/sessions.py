@@ -313,7 +313,9 @@ class Sessions:
         if session.memory is None or session.aging or self._of_name(session) is not session:
             return None
         foreign = session.rule is not None and session.rule.policy is not None
-        if foreign or layout.has_windows or layout.value_tier is not None or not layout.movable:
+        # The state of a recurrent layer cannot be taken back to where a round leaves off.
+        fixed = layout.has_windows or layout.value_tier is not None or layout.state_bytes or not layout.movable
+        if foreign or fixed:
             self._drop_for_room(session)
             return None
         whole = layout.device_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(layout.block_size))))
