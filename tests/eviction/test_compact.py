@@ -1,7 +1,7 @@
 """The fit of what stays, in the engine: what is stored, and that it does not depend on how it is computed."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from architectures import save
 from tiny_llama import VOCAB, save_tiny_llama
 from torch import Tensor
+from transformers import BloomConfig
 
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec, BackendStep, PagedCache, ReplayQueries, Spans
@@ -340,9 +342,23 @@ def test_a_second_round_does_not_depend_on_how_it_is_computed(
         check_same(aged_rows(other)[1], expected)
 
 
+def biased_by_distance(path: Path) -> Path:
+    config = BloomConfig(vocab_size=VOCAB, hidden_size=64, n_layer=2, n_head=4, pad_token_id=2)
+    config.max_position_embeddings = 512
+    save(config, path)
+    return path
+
+
+@pytest.mark.parametrize("model", [None, biased_by_distance], ids=["rotated", "biased by distance"])
 def test_replays_of_shortened_rows_judge_as_those_of_whole_ones(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, fitted: list[HeldRow]
+    directory: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: Callable[[Path], Path] | None,
 ) -> None:
+    directory = directory if model is None else model(tmp_path)
+    with open_llm(directory) as llm:
+        fitted = rows_of(llm, greedy())
     with open_llm(directory) as llm:
         backend = llm._engine._executor._backend
         prepare = backend.prepare
