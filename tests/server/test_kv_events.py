@@ -110,30 +110,35 @@ def replayed(start: int) -> list[tuple[int, list[Event]]]:
 
 
 def test_routers_that_read_events_alone_know_what_servers_hold(tmp_path: Path) -> None:
-    """Over three servers with little memory, and prompts that share documents."""
+    """Over three servers with little memory, beside one with all of it; prompts share documents."""
     drawn = random.Random(0)
-    documents = [[drawn.randrange(3, VOCAB) for _ in range(drawn.randrange(20, 90))] for _ in range(12)]
+    documents = [[drawn.randrange(3, VOCAB) for _ in range(drawn.randrange(20, 90))] for _ in range(18)]
     save_tiny_llama(tmp_path, seed=0)
-    options = {"kv_memory": "192KiB", "max_num_seqs": 2, "block_size": BLOCK, "max_model_len": 256}
-    servers = [LLM(tmp_path, **options) for _ in range(3)]
+    options = {"max_num_seqs": 8, "block_size": BLOCK, "max_model_len": 256}
+    servers = [LLM(tmp_path, kv_memory="192KiB", **options) for _ in range(3)]
+    large = LLM(tmp_path, kv_memory="576KiB", **options)
     routers, sender = [Router() for _ in servers], KVEventPublisher("inproc://events", None, "", None)
-    computed = forgotten = 0
+    computed = computed_by_large = forgotten = 0
     for server in servers:
         server.record_prefixes()
-    for _ in range(300):
+    for _ in range(1000):
         prompt = drawn.choice(documents) + [drawn.randrange(3, VOCAB) for _ in range(drawn.randrange(1, 40))]
         foreseen = [router.num_known(prompt) for router in routers]
-        at = max(range(3), key=lambda each: (foreseen[each], drawn.random()))
+        at = max(range(3), key=lambda each: (foreseen[each], -len(routers[each].blocks)))
         [output] = servers[at].generate([prompt], ONE_TOKEN)
         # The index finds the first tokens of a further block too.
-        assert 0 <= output.num_cached_tokens - foreseen[at] < BLOCK
+        assert output.num_cached_tokens // BLOCK * BLOCK == foreseen[at]
         computed += len(prompt) - output.num_cached_tokens
+        [output] = large.generate([prompt], ONE_TOKEN)
+        computed_by_large += len(prompt) - output.num_cached_tokens
         events = servers[at].take_prefix_events()
         forgotten += sum(isinstance(event, PrefixRemoved) for event in events)
         wire = msgspec.msgpack.encode({"ts": 0.0, "events": [sender._form(event) for event in events]})
         routers[at].read(msgspec.msgpack.decode(wire, type=Batch).events)
-    assert forgotten > 50, "memory was never short"
+    assert forgotten > 1000, "memory was never short"
+    assert computed <= 1.1 * computed_by_large
     sender.close()
+    large.close()
     for server in servers:
         server.check_integrity()
         server.reset_prefix_cache()
