@@ -7,6 +7,8 @@ import signal
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,9 @@ from hypothesis import strategies as st
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.engine.residency import disk_tier
+from winnow.engine.residency import prefix_folder
 from winnow.engine.residency.disk_tier import DiskPart, DiskTier, run_key
+from winnow.engine.residency.prefix_folder import open_folder, read_file
 from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.errors import ConfigError
 from winnow.outputs import DiskTierStats
@@ -52,7 +55,7 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def open_llm(directory: Path, cache: Path | None, **options: Any) -> LLM:
+def open_llm(directory: Path, cache: Path | str | None, **options: Any) -> LLM:
     defaults: dict[str, Any] = {"block_size": 4, "kv_memory": "8MiB", "prefix_cache_dir": cache}
     return LLM(directory, **(defaults | options))
 
@@ -170,11 +173,11 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_half(
         child = os.fork()
         if not child:  # another process on the same folder: it writes one file, and half of another
             try:
-                tier = DiskTier(cache, 2**20, form)
-                disk_tier.write_whole(cache / given[0][0], given[0][1], 0o600)
+                tier = DiskTier(open_folder(cache), 2**20, form)
+                prefix_folder.write_whole(cache / given[0][0], given[0][1], 0o600)
                 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-                with tier._locked():
-                    disk_tier.write_whole(cache / given[1][0], given[1][1][:-1000], 0o600)
+                with tier._folder.locked():
+                    prefix_folder.write_whole(cache / given[1][0], given[1][1][:-1000], 0o600)
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -211,7 +214,7 @@ def test_a_full_disk_ends_writing_and_nothing_else(
     def refuse(path: Path, content: bytes, mode: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(disk_tier, "write_whole", refuse)
+    monkeypatch.setattr(prefix_folder, "write_whole", refuse)
     with (
         pytest.warns(UserWarning, match="refuses a file, so no more are written: No space left") as caught,
         open_llm(directory, tmp_path) as llm,
@@ -269,6 +272,73 @@ def test_others_are_served_while_a_prefix_is_read(
     assert first[0] is not None and first[1] is not None and first[1] < first[0]
 
 
+# -- object stores ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    memory = pytest.importorskip("fsspec", reason="an extra: object-store").filesystem("memory")
+    yield "memory://bucket/prefixes"
+    memory.store.clear()
+
+
+def objects(bucket: str) -> list[str]:
+    import fsspec
+
+    memory, root = fsspec.core.url_to_fs(bucket)
+    return [name for name in memory.find(root) if name.endswith(".safetensors")]
+
+
+def test_what_one_machine_compressed_serves_all(directory: Path, bucket: str) -> None:
+    document, params = prompt(150), replace(GREEDY, context_tokens=150)
+    options = KVZIP | {"kv_memory": "4MiB"}
+    with open_llm(directory, None, **options) as llm:
+        expected = ask(llm, document + prompt(5), params)
+    with open_llm(directory, bucket, **options) as first:
+        ask(first, document + prompt(9, 1), params)
+    assert objects(bucket)
+    with open_llm(directory, bucket, **options) as second:
+        found = ask(second, document + prompt(5), params)
+        assert second.stats().num_rounds == second.stats().replay_tokens == 0
+    assert found.num_cached_tokens == 150
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+def test_objects_that_others_wrote_meanwhile_are_found(
+    directory: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefix_folder, "_RELIST_SECONDS", 0.0)
+    with open_llm(directory, bucket) as early:
+        with open_llm(directory, bucket) as other:
+            ask(other, prompt(150))
+        early._engine.scheduler.disk.tier.refresh()
+        early._engine.scheduler.disk.tier._listing.result()
+        assert ask(early, prompt(150)).num_cached_tokens == 148
+
+
+def test_objects_used_least_recently_go_first(directory: Path, bucket: str) -> None:
+    with open_llm(directory, bucket) as llm:
+        ask(llm, prompt(150, 0))
+        llm._engine.scheduler.disk.tier.wait()
+        size = tier_stats(llm).bytes_written
+    with open_llm(directory, bucket, prefix_cache_disk=int(2.5 * size)) as llm:
+        for seed in (1, 0, 2):
+            ask(llm, prompt(150, seed))
+            llm._engine.scheduler.disk.tier.wait()
+        assert tier_stats(llm).num_dropped == 1 and len(objects(bucket)) == 2
+    with open_llm(directory, bucket, prefix_cache_disk=1) as llm:
+        assert [ask(llm, prompt(150, seed)).num_cached_tokens for seed in (0, 1, 2)] == [148, 0, 148]
+    with open_llm(directory, bucket) as llm:
+        llm.reset_prefix_cache()
+    assert not objects(bucket)
+
+
+def test_a_store_that_cannot_be_reached_is_refused(directory: Path) -> None:
+    for url in ("nothing://bucket", "http://127.0.0.1:9/prefixes"):
+        with pytest.raises(ConfigError, match=f"prefix_cache_dir: cannot use {url}"):
+            open_llm(directory, url)
+
+
 # -- files that are not what was written -----------------------------------------------------------------------------
 
 
@@ -298,12 +368,13 @@ def test_no_damaged_file_is_believed(written: tuple[LLM, Path], data: st.DataObj
     at = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 1000))
     flipped = bytes([content[at] ^ (1 << data.draw(st.integers(0, 7)))])
     (cache / path.name).write_bytes((content[:at] + flipped + content[at + 1 :])[:cut])
-    tier = DiskTier(cache, 2**20, form)
+    tier = DiskTier(open_folder(cache), 2**20, form)
     found = tier.read([part]).result()
     stats = tier.stats()
     tier.close()
     if found:  # what was changed is neither a tensor nor the header, such as a space behind it
-        assert np.array_equal(found[0].data, form.read(path, part.key, part.token_ids, 0).data)
+        whole = form.read(path.name, partial(read_file, path), part.key, part.token_ids, 0)
+        assert np.array_equal(found[0].data, whole.data)
     else:
         assert stats.num_damaged + stats.num_foreign > 0 and not stats.num_files
 

@@ -49,8 +49,9 @@ class CacheConfig:
     )
     prefix_cache_dir: str | Path | None = option(
         None,
-        "directory to which the prefix cache writes what requests leave, in the background, and where later requests "
-        "find it, also after a restart and in other processes of the same model; it is made if it is missing",
+        "directory, made if missing, or URL of an object store, such as s3://bucket/prefixes, to which the prefix "
+        "cache writes what requests leave, in the background, and where later requests find it, also after a restart "
+        "and in other processes of the same model",
         effect=Effect.BATCHES,
         engine="paged",
     )

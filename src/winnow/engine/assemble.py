@@ -10,6 +10,7 @@ from winnow.engine.executor import Executor
 from winnow.engine.requests.instructor import Instructor
 from winnow.engine.residency.disk_tier import DiskTier
 from winnow.engine.residency.prefix_cipher import PrefixCipher
+from winnow.engine.residency.prefix_folder import open_folder
 from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
@@ -59,4 +60,4 @@ def _open_disk_tier(model: ServedModel, cache: CacheConfig) -> DiskTier | None:
         return None
     path = cache.prefix_cache_key_file
     cipher = None if path is None else PrefixCipher.from_file(Path(path))
-    return DiskTier(Path(cache.prefix_cache_dir), cache.prefix_cache_disk, model.prefix_format(cipher))
+    return DiskTier(open_folder(cache.prefix_cache_dir), cache.prefix_cache_disk, model.prefix_format(cipher))

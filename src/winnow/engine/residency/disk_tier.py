@@ -1,32 +1,25 @@
 """Folder of prefixes that are kept on disk without being asked for: who writes, what is there, what goes for room."""
 
-import fcntl
-import os
-import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from json import loads
-from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.engine.residency.prefix_cipher import WrongKeyError
-from winnow.engine.residency.prefix_format import FAULTS, SUFFIX, PrefixFormat, SavedPrefix
-from winnow.engine.residency.prefix_store import write_whole
+from winnow.engine.residency.prefix_folder import FileState, PrefixFolder
+from winnow.engine.residency.prefix_format import FAULTS, PrefixFormat, SavedPrefix
 from winnow.errors import ConfigError
 from winnow.outputs import DiskTierStats
 
-_NAME = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
-_UNFINISHED = re.compile(r"\." + _NAME.pattern + r"\.\d+")
-
-# A folder that has just changed may change again without a later time of change.
-_CLOCK_TICK_NS = 50_000_000
+_HEADERS_AT_ONCE = 16
+"""Headers of a slow folder's files that are read at a time."""
 
 
 class DiskLink(NamedTuple):
@@ -85,55 +78,63 @@ class DiskTier:
         is_writing: no file was refused yet.
 
     Raises:
-        ConfigError: `directory` is none, or cannot be written.
+        ConfigError: the folder cannot be listed.
     """
 
-    def __init__(self, directory: Path, limit: int, form: PrefixFormat) -> None:
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._guard = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
-        except OSError as error:
-            raise ConfigError(f"prefix_cache_dir: cannot use {directory}: {error.strerror}") from None
-        self._directory, self._limit, self.form = directory, limit, form
+    def __init__(self, folder: PrefixFolder, limit: int, form: PrefixFormat) -> None:
+        self._folder, self._limit, self.form = folder, limit, form
         self._lock = Lock()  # of the fields below it, which all threads use
         self._files: dict[str, DiskFile] = {}
         self._places: dict[PrefixKey, tuple[str, int]] = {}
         self._tails: dict[PrefixKey, dict[PrefixKey, int]] = {}
-        self._listed_at = 0
         self._stats = DiskTierStats(bytes_budget=limit)
         self._pending_bytes = 0
         self.is_writing = True
         self._reader = ThreadPoolExecutor(1, "prefix-reader")
         self._writer = ThreadPoolExecutor(1, "prefix-writer")
-        self.refresh()
+        self._listing: Future[None] | None = None
+        folder.has_changed()
+        try:
+            self._learn(folder.listing())
+        except OSError as error:
+            raise ConfigError(f"prefix_cache_dir: cannot use {folder}: {error.strerror}") from error
 
     # -- what is there -------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """List the folder again if it has changed, as other processes may have done."""
+        """List the folder again if it has changed, as other processes may have done; a slow one in the background."""
+        if self._listing is not None and not self._listing.done():
+            return
+        if self._folder.has_changed():
+            if self._folder.is_slow:
+                self._listing = self._reader.submit(self._list)
+            else:
+                self._list()
+
+    def _list(self) -> None:
         try:
-            changed_at = self._directory.stat().st_mtime_ns
-            if changed_at == self._listed_at:
-                return
-            found = dict[str, int]()
-            for entry in os.scandir(self._directory):
-                if _NAME.fullmatch(entry.name):
-                    with suppress(FileNotFoundError):
-                        found[entry.name] = entry.stat().st_size
+            found = self._folder.listing()
         except OSError:  # it went away: nothing can be found there
-            changed_at, found = 0, dict[str, int]()
+            found = {}
+        self._learn(found)
+
+    def _learn(self, found: Mapping[str, FileState]) -> None:
+        """Take note of the files that are there."""
         with self._lock:
             gone, new = self._files.keys() - found, found.keys() - self._files
             for name in gone:
                 self._drop(name)
-            self._stats.bytes_used = sum(found.values())
-        described = [self._describe(name) for name in new]
+            self._stats.bytes_used = sum(state.nbytes for state in found.values())
+        states = [(name, found[name].nbytes) for name in new]
+        if self._folder.is_slow and states:
+            with ThreadPoolExecutor(_HEADERS_AT_ONCE) as pool:
+                described = list(pool.map(self._describe, *zip(*states, strict=True)))
+        else:
+            described = [self._describe(*state) for state in states]
         with self._lock:
             for file in described:
                 if file is not None and file.name not in self._files:
                     self._enter(file)
-        settled = time.time_ns() - changed_at > _CLOCK_TICK_NS
-        self._listed_at = changed_at if settled else 0
 
     def snapshot(self, key: PrefixKey) -> DiskFile | None:
         """Return the file of a snapshot."""
@@ -193,7 +194,7 @@ class DiskTier:
         """Mark files as used; the first are kept longest."""
         names = list(files)
         if names:
-            self._writer.submit(self._touch, names)
+            self._writer.submit(self._folder.touch, names)
 
     def wait(self) -> None:
         """Wait until all is written."""
@@ -202,7 +203,7 @@ class DiskTier:
     def clear(self) -> None:
         """Delete the files of this engine's model and cache."""
         self.wait()
-        with self._locked(), self._lock:
+        with self._folder.locked(), self._lock:
             for file in [each for each in self._files.values() if each.is_own]:
                 self._remove(file.name)
 
@@ -210,26 +211,24 @@ class DiskTier:
         """Write what waits, and end the threads."""
         self._writer.shutdown()
         self._reader.shutdown(cancel_futures=True)
-        os.close(self._guard)
+        self._folder.close()
 
     # -- on threads of its own -----------------------------------------------------------------------------------
 
     def _read(self, parts: Sequence[DiskPart]) -> list[SavedPrefix]:
         found, start = [], time.perf_counter()
         for part in parts:
-            path = self._directory / part.file.name
+            name = part.file.name
             try:
-                found.append(self.form.read(path, *part[1:]))
+                found.append(self.form.read(name, partial(self._folder.read, name), *part[1:]))
             except FAULTS as error:
                 with self._lock:
-                    self._drop(part.file.name)
-                    if not isinstance(error, FileNotFoundError):
-                        self._enter(
-                            DiskFile(part.file.name, part.file.nbytes)
-                        )  # it takes up room, and no more
+                    self._drop(name)
+                    if not isinstance(error, OSError):  # a later listing may find it again
+                        self._enter(DiskFile(name, part.file.nbytes))  # it takes up room, and no more
                         self._stats.num_damaged += 1
                 break
-        self._touch([part.file.name for part in parts[: len(found)]])
+        self._folder.touch([part.file.name for part in parts[: len(found)]])
         with self._lock:
             self._stats.bytes_read += sum(part.file.nbytes for part in parts[: len(found)])
             self._stats.read_seconds += time.perf_counter() - start
@@ -242,9 +241,9 @@ class DiskTier:
             content = encode()
             if len(content) > self._limit:
                 return
-            with self._locked():
+            with self._folder.locked():
                 self._make_room(len(content))
-                write_whole(self._directory / file.name, content, 0o600)
+                self._folder.write(file.name, content)
             with self._lock:
                 self._drop(file.name)
                 self._enter(file._replace(nbytes=len(content)))
@@ -252,7 +251,7 @@ class DiskTier:
         except OSError as error:
             self.is_writing = False
             warnings.warn(
-                f"prefix_cache_dir: {self._directory} refuses a file, so no more are written: {error.strerror}",
+                f"prefix_cache_dir: {self._folder} refuses a file, so no more are written: {error.strerror}",
                 stacklevel=2,
             )
         finally:
@@ -260,47 +259,23 @@ class DiskTier:
                 self._pending_bytes -= file.nbytes
 
     def _make_room(self, nbytes: int) -> None:
-        """Delete the files used least recently until another has room, and what ended processes left unfinished."""
-        used, total = [], 0
-        for entry in os.scandir(self._directory):
-            if _UNFINISHED.fullmatch(entry.name):
-                Path(entry.path).unlink(missing_ok=True)  # nobody else writes now
-            elif _NAME.fullmatch(entry.name):
-                with suppress(FileNotFoundError):
-                    about = entry.stat()
-                    used.append((about.st_mtime_ns, about.st_size, entry.name))
-                    total += about.st_size
-        used.sort(reverse=True)
+        """Delete the files used least recently until another has room."""
+        found = self._folder.listing()
+        total = sum(state.nbytes for state in found.values())
+        used = sorted(found, key=lambda name: found[name].used_at, reverse=True)
         while used and total + nbytes > self._limit:
-            _, size, name = used.pop()
-            total -= size
+            name = used.pop()
+            total -= found[name].nbytes
             with self._lock:
                 self._remove(name)
                 self._stats.num_dropped += 1
 
-    def _touch(self, names: Sequence[str]) -> None:
-        now = time.time_ns()
-        for age, name in enumerate(names):
-            with suppress(OSError):
-                os.utime(self._directory / name, ns=(now - age, now - age))
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Keep other processes from writing; a process that ends gives the lock back."""
-        fcntl.flock(self._guard, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._guard, fcntl.LOCK_UN)
-
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _describe(self, name: str) -> DiskFile | None:
-        """Return what a file's header says; None: it is not there any more."""
-        path = self._directory / name
+    def _describe(self, name: str, nbytes: int) -> DiskFile | None:
+        """Return what a file's header says; None: it cannot be read now."""
         try:
-            nbytes = path.stat().st_size
-            header = self.form.read_header(path)
+            header = self.form.read_header(name, partial(self._folder.read, name))
             if header["made_for"] != self.form.made_for:
                 self._stats.num_foreign += 1
                 return DiskFile(name, nbytes)
@@ -309,7 +284,7 @@ class DiskTier:
                 DiskLink(bytes.fromhex(key), int(n), bool(state)) for key, n, state in notes.get("links", ())
             ]
             return DiskFile(name, nbytes, True, tuple(links), bytes.fromhex(notes.get("before", "")))
-        except FileNotFoundError:
+        except OSError:
             return None
         except WrongKeyError:
             self._stats.num_foreign += 1
@@ -347,4 +322,4 @@ class DiskTier:
     def _remove(self, name: str) -> None:
         """Delete a file; the lock is held."""
         self._drop(name)
-        (self._directory / name).unlink(missing_ok=True)
+        self._folder.delete(name)

@@ -1,16 +1,14 @@
 """FORMAT of a prefix on disk: a safetensors file that says what it follows from, believed only if it is whole."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from winnow.cache import CacheLayout
 from winnow.cache.accounting.prefix_chain import PrefixKey
@@ -23,8 +21,22 @@ from winnow.json_values import dump_json
 FORMAT = "winnow prefix 2"
 SUFFIX = ".safetensors"
 
-FAULTS = (OSError, SafetensorError, LookupError, TypeError, ValueError, WrongKeyError)
+FAULTS = (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError, WrongKeyError)
 """Errors of a file that is damaged, another engine's, or none of ours."""
+
+Read = Callable[[int, int | None], NDArray[np.uint8]]
+"""Function from first byte and the one after the last, None: all, to a file's bytes between them."""
+
+_HEADER_BYTES = 2**16
+"""Bytes that are read in hope that they hold all of a header."""
+_DTYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4"} | {
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+}
+"""Types of tensors by their names in safetensors."""
 
 
 @dataclass(frozen=True)
@@ -82,18 +94,19 @@ class PrefixFormat:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read_header(self, path: Path) -> dict[str, str]:
+    def read_header(self, name: str, read: Read) -> dict[str, str]:
         """Return what a file says of itself, nothing of which is checked yet. Raises one of `FAULTS`."""
-        with safe_open(path, framework="numpy") as file:
-            metadata = dict(file.metadata() or {})
-            if self._cipher is not None:
-                sealed = file.get_tensor("header").tobytes()
-                metadata = json.loads(self._cipher.open(sealed, path.name))
+        header, end = _header(read(0, _HEADER_BYTES), read)
+        metadata = dict(header.get("__metadata__") or {})
+        if self._cipher is not None:
+            first, last = header["header"]["data_offsets"]
+            metadata = json.loads(self._cipher.open(read(end + first, end + last).tobytes(), name))
         return metadata
 
     def read(
         self,
-        path: Path,
+        name: str,
+        read: Read,
         key: PrefixKey,
         token_ids: Sequence[int],
         num_accumulators: int,
@@ -104,18 +117,19 @@ class PrefixFormat:
         Of a run of blocks, which its `notes` name as "links", some that follow one another may be asked for.
 
         Args:
+            name: of the file, as `file_name` gave it.
             num_accumulators: how many its policy uses; what the cache has beyond them is 0.
             skip: blocks of a run before those that are asked for.
 
         Raises:
             one of `FAULTS`: the file was written for something else, or its bytes are not those that were written.
         """
-        metadata = self.read_header(path)
-        with safe_open(path, framework="numpy") as file:  # maps it into memory
-            if self._cipher is not None:
-                tensors = load(self._cipher.open(file.get_tensor("content").tobytes(), path.name))
-            else:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        content = read(0, None)
+        metadata = self.read_header(name, lambda start, stop: content[start:stop])
+        tensors = _tensors(content)
+        if self._cipher is not None:
+            plain = self._cipher.open(tensors["content"].tobytes(), name)
+            tensors = _tensors(np.frombuffer(plain, dtype=np.uint8))
         if metadata.get("made_for") != self.made_for or metadata.get("key") != key.hex():
             raise UnusableError("it was saved for another model, cache, prompt or policy")
         if metadata.get("sha256") != _digest(metadata, tensors):
@@ -125,8 +139,8 @@ class PrefixFormat:
             tensors = self._some_blocks(tensors, skip, len(token_ids), len(notes["links"]))
             notes["first"] += skip * self.block_size
         self._check(tensors, token_ids, num_accumulators, notes)
-        rounds, offset = (int(metadata[name]) for name in ("num_rounds", "position_offset"))
-        states = {name: tensor for name, tensor in tensors.items() if not _is_own(name)}
+        rounds, offset = (int(metadata[each]) for each in ("num_rounds", "position_offset"))
+        states = {each: tensor.copy() for each, tensor in tensors.items() if not _is_own(each)}
         return SavedPrefix(tensors["lengths"], self._joined(tensors), rounds, offset, states, notes)
 
     def _check(
@@ -307,6 +321,25 @@ class PrefixFormat:
                 ),
             }
         return tensors
+
+
+def _header(first: NDArray[np.uint8], read: Read) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where its tensors begin."""
+    end = 8 + int.from_bytes(first[:8].tobytes(), "little")
+    header = first[8:end] if end <= len(first) else read(8, end)
+    return json.loads(header.tobytes()), end
+
+
+def _tensors(content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
+    """Return the tensors of a safetensors file as views of its bytes."""
+    header, start = _header(content, lambda first, end: content[first:end])
+    found = {}
+    for name, about in header.items():
+        if name != "__metadata__":
+            first, end = about["data_offsets"]
+            tensor = content[start + first : start + end].view(_DTYPES[about["dtype"]])
+            found[name] = tensor.reshape(about["shape"])
+    return found
 
 
 def _is_own(name: str) -> bool:

@@ -1,11 +1,10 @@
 """Compressed prefixes on disk: one safetensors file each, named by what they follow from."""
 
 import json
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.accounting.prefix_index import Snapshot
+from winnow.engine.residency.prefix_folder import read_file, write_whole
 from winnow.engine.residency.prefix_format import FAULTS, SUFFIX, PrefixFormat, SavedPrefix
 from winnow.errors import ConfigError, PrefixStoreError
 
@@ -103,7 +103,7 @@ class PrefixStore:
         if not path.is_file():
             return None
         try:
-            return self._form.read(path, key, token_ids, num_accumulators)
+            return self._form.read(path.name, partial(read_file, path), key, token_ids, num_accumulators)
         except FAULTS as error:
             if path not in self._warned:
                 self._warned.add(path)
@@ -140,7 +140,7 @@ class PrefixStore:
     def _read_document(self, path: Path) -> SavedDocument | None:
         """Return the header of a file; None: it cannot be read, or names no document."""
         try:
-            metadata = self._form.read_header(path)
+            metadata = self._form.read_header(path.name, partial(read_file, path))
             notes, made_for = json.loads(metadata["notes"]), metadata["made_for"]
             json.loads(made_for)[1]  # `why_foreign` reads it
             return SavedDocument(
@@ -152,23 +152,3 @@ class PrefixStore:
             )
         except FAULTS:
             return None
-
-
-def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file that is there whole or not at all, also after a loss of power."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
-        raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

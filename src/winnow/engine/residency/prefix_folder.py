@@ -1,0 +1,272 @@
+"""WHERE files of prefixes lie: a directory, or an object store that fsspec reads."""
+
+import errno
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from winnow.engine.residency.prefix_format import SUFFIX
+from winnow.errors import ConfigError
+from winnow.extras import install_hint
+
+_NAME = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
+_UNFINISHED = re.compile(r"\." + _NAME.pattern + r"\.\d+")
+
+# A folder that has just changed may change again without a later time of change.
+_CLOCK_TICK_NS = 50_000_000
+_RELIST_SECONDS = 5.0
+"""Seconds after which an object store, which tells nobody of changes, is listed again."""
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
+"""Names under which file systems of fsspec give the time of a file's last change."""
+
+
+class FileState(NamedTuple):
+    """Size of a file in bytes, and when it was used last, in nanoseconds."""
+
+    nbytes: int
+    used_at: int
+
+
+class PrefixFolder(Protocol):
+    """Files by name, each of which is there whole or not at all. Methods raise OSError.
+
+    Attributes:
+        is_slow: listing it may take longer than a step.
+    """
+
+    is_slow: bool
+
+    def has_changed(self) -> bool:
+        """Return whether files may have come or gone since the last call."""
+
+    def listing(self) -> dict[str, FileState]:
+        """Return the files of prefixes."""
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
+        """Return bytes of a file, as far as there are any."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, in place of one of that name."""
+
+    def delete(self, name: str) -> None:
+        """Delete a file, if it is there."""
+
+    def touch(self, names: Sequence[str]) -> None:
+        """Mark files as used now, the first as last."""
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing, where that is possible."""
+
+    def close(self) -> None:
+        """Release what was opened."""
+
+
+def open_folder(place: str | Path) -> PrefixFolder:
+    """Return the folder at a path or a URL.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    scheme, colon, rest = str(place).partition("://")
+    if colon and scheme != "file":
+        return ObjectFolder(str(place))
+    return Directory(Path(rest if colon else place))
+
+
+class Directory:
+    """Folder on a disk of this machine, or on one that it shares with others."""
+
+    is_slow = False
+
+    def __init__(self, path: Path) -> None:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._guard = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise ConfigError(f"prefix_cache_dir: cannot use {path}: {error.strerror}") from None
+        self._path = path
+        self._seen_at = 0
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def has_changed(self) -> bool:
+        try:
+            changed_at = self._path.stat().st_mtime_ns
+        except OSError:  # it went away
+            return True
+        if changed_at == self._seen_at:
+            return False
+        settled = time.time_ns() - changed_at > _CLOCK_TICK_NS
+        self._seen_at = changed_at if settled else 0
+        return True
+
+    def listing(self) -> dict[str, FileState]:
+        found = dict[str, FileState]()
+        for entry in os.scandir(self._path):
+            if _NAME.fullmatch(entry.name):
+                with suppress(FileNotFoundError):
+                    about = entry.stat()
+                    found[entry.name] = FileState(about.st_size, about.st_mtime_ns)
+        return found
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
+        return read_file(self._path / name, start, stop)
+
+    def write(self, name: str, content: bytes) -> None:
+        write_whole(self._path / name, content, 0o600)
+
+    def delete(self, name: str) -> None:
+        (self._path / name).unlink(missing_ok=True)
+
+    def touch(self, names: Sequence[str]) -> None:
+        now = time.time_ns()
+        for age, name in enumerate(names):
+            with suppress(OSError):
+                os.utime(self._path / name, ns=(now - age, now - age))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing; a process that ends gives the lock back."""
+        fcntl.flock(self._guard, fcntl.LOCK_EX)
+        try:
+            for entry in os.scandir(self._path):
+                if _UNFINISHED.fullmatch(entry.name):  # nobody else writes now: who began has ended
+                    Path(entry.path).unlink(missing_ok=True)
+            yield
+        finally:
+            fcntl.flock(self._guard, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._guard)
+
+
+class ObjectFolder:
+    """Objects below a URL, such as s3://bucket/prefix.
+
+    The store knows when an object was written and not when it was read: what this process used counts as used then.
+
+    Raises:
+        ConfigError: fsspec, or the package for the URL's scheme, is not installed.
+    """
+
+    is_slow = True
+
+    def __init__(self, url: str) -> None:
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise ConfigError(
+                f"prefix_cache_dir: {url} needs fsspec: {install_hint('object-store')}"
+            ) from None
+        try:
+            self._store, self._root = url_to_fs(url)
+        except Exception as error:  # packages of schemes raise their own
+            raise ConfigError(f"prefix_cache_dir: cannot use {url}: {error}") from error
+        self._url = url
+        self._used: dict[str, int] = {}
+        self._next_listing = 0.0
+
+    def __str__(self) -> str:
+        return self._url
+
+    def has_changed(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_listing:
+            return False
+        self._next_listing = now + _RELIST_SECONDS
+        return True
+
+    def listing(self) -> dict[str, FileState]:
+        found = {}
+        with _as_os_error():
+            self._store.invalidate_cache(self._root)
+            try:
+                entries = self._store.ls(self._root, detail=True)
+            except FileNotFoundError:  # there is no object yet
+                entries = []
+            for entry in entries:
+                name = entry["name"].rpartition("/")[2]
+                if _NAME.fullmatch(name):
+                    used_at = max(_changed_at(entry), self._used.get(name, 0))
+                    found[name] = FileState(int(entry["size"]), used_at)
+        return found
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
+        with _as_os_error():
+            content = self._store.cat_file(self._path(name), start=start or None, end=stop)
+        return np.frombuffer(content, dtype=np.uint8)
+
+    def write(self, name: str, content: bytes) -> None:
+        with _as_os_error():
+            self._store.pipe_file(self._path(name), content)
+
+    def delete(self, name: str) -> None:
+        with _as_os_error(), suppress(FileNotFoundError):
+            self._store.rm_file(self._path(name))
+
+    def touch(self, names: Sequence[str]) -> None:
+        now = time.time_ns()
+        self._used |= {name: now - age for age, name in enumerate(names)}
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Return at once: stores have no locks, and objects appear whole."""
+        return nullcontext()
+
+    def close(self) -> None: ...
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Raise what a store's client raises as OSError with a text."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+def _changed_at(entry: Mapping[str, Any]) -> int:
+    """Return when an object was written, in nanoseconds; 0: the store does not say."""
+    when = next((entry[name] for name in _TIMES if entry.get(name)), 0)
+    if isinstance(when, str):
+        when = datetime.fromisoformat(when)
+    return int((when.timestamp() if isinstance(when, datetime) else when) * 10**9)
+
+
+def read_file(path: Path, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
+    """Return bytes of a file, as far as there are any; they are mapped into memory."""
+    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))[start:stop]
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that is there whole or not at all, also after a loss of power."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
