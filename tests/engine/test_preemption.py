@@ -218,6 +218,20 @@ class TestWho:
             assert victim.metrics.num_preemptions == 1
         ends_well(simulation, 4)
 
+    def test_a_lower_priority_gives_way_before_a_lesser_loss(self) -> None:
+        simulation = Simulation(ROWS * 60, tokens=128, chunk=None, host_bytes=PLENTY, costs=RECOMPUTE)
+        # 13 tokens take the same blocks as 15, so they are lost for less.
+        served = simulation.add(16, 40, priority=2)
+        cheap, dear = simulation.add(13, 40, priority=1), simulation.add(15, 40)
+        for _ in range(2):
+            simulation.step()
+        scheduler = simulation.scheduler
+        lost = [scheduler._preemption.loss(request.sequences[0]) for request in (cheap, dear)]
+        assert lost[0] < lost[1], "else this shows nothing"
+        scheduler.running.preempt()
+        assert [each.metrics.num_preemptions for each in (served, cheap, dear)] == [0, 0, 1]
+        ends_well(simulation, 3)
+
     def test_who_has_just_come_back_is_spared(self) -> None:
         simulation = Simulation(ROWS * 60, tokens=128, chunk=None, host_bytes=PLENTY, costs=SWAP)
         first, second, third = (simulation.add(16, 40) for _ in range(3))

@@ -105,11 +105,13 @@ def test_each_step_of_the_stack_pays() -> None:
     assert all(gain > 1 for gain in gains)
 
 
-def test_higher_watermarks_let_more_run() -> None:
-    table = dict(serving.watermark(250).rows)
+def test_higher_watermarks_let_more_run_and_preempt() -> None:
+    table = dict(serving.watermark(100).rows)
     assert [entries[1] for entries in table.values()] == ["42", "54", "58", "61", "63"]
     batches = [int(entries[0]) for entries in table.values()]
-    assert batches == sorted(set(batches))
+    assert batches == sorted(batches) and batches[0] < batches[-1]
+    preempted = [float(entries[4]) for entries in table.values()]
+    assert preempted[0] == 0 < preempted[-2] < preempted[-1]
     assert all(float(entries[4]) <= float(entries[5]) for entries in table.values()), (
         "fewer preemptions than printed"
     )

@@ -105,13 +105,27 @@ WATERMARKS = (
 """Watermark, printed batch, tokens/s, preemptions a minute, p99 latency in ms."""
 _LOAD = 4.0
 """Requests a second, for as long as they last: more than are served, so that admission decides."""
+_WATERMARK_SEQS = 6
+"""Contiguous sequences that its memory holds: batches are then as large as printed, and decoding binds."""
 
 
-def watermark(requests: int = _REQUESTS) -> TextTable:
+def mixed(requests: int) -> list[TraceRequest]:
+    """The workload, every other request with a quarter of its prompt and an answer of three times the length."""
+    return [
+        replace(
+            each,
+            arrival=index / _LOAD,
+            prompt_tokens=each.prompt_tokens if index % 2 else max(each.prompt_tokens // 4, 1),
+            output_tokens=each.output_tokens if index % 2 else 3 * each.output_tokens,
+        )
+        for index, each in enumerate(workload(requests))
+    ]
+
+
+def watermark(requests: int = _REQUESTS // 2) -> TextTable:
     """Admission up to a part of the blocks, under a load that fills them."""
     model = MODELS["llama-3-70b"]
-    pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
-    trace = [replace(each, arrival=index / _LOAD) for index, each in enumerate(workload(requests))]
+    pool, trace = _WATERMARK_SEQS * model.kv_elements(_RESERVED) * 2, mixed(requests)
     rows = []
     for part, printed_batch, printed_rate, printed_preempted, printed_p99 in WATERMARKS:
         scheduler = SchedulerConfig(256, watermark_high=part)
@@ -142,10 +156,9 @@ def watermark(requests: int = _REQUESTS) -> TextTable:
         ("batch", "printed", "tokens/s", "printed", "preempted/min", "printed", "p99 ms/token", "printed"),
         tuple(rows),
         (
-            f"Simulated, uncalibrated: {requests} requests, {_LOAD:g} a second, in the memory of its contiguous",
-            "ones. Requests join up to the watermark; in the text's code the names of the two are swapped. This",
-            "scheduler promises running requests their next blocks, so fewer are preempted than printed; and with so",
-            "many running the products of prompts bind, so that the watermark costs no throughput.",
+            f"Simulated, uncalibrated: {requests} requests, {_LOAD:g} a second, short prompts with long answers among them,",
+            f"in memory for {_WATERMARK_SEQS} contiguous ones. Requests join up to the watermark; in the text's code the",
+            "names of the two are swapped. Running requests are promised their next blocks, so fewer are preempted.",
         ),
     )
 
