@@ -156,9 +156,10 @@ def watermark(requests: int = _REQUESTS // 2) -> TextTable:
         ("batch", "printed", "tokens/s", "printed", "preempted/min", "printed", "p99 ms/token", "printed"),
         tuple(rows),
         (
-            f"Simulated, uncalibrated: {requests} requests, {_LOAD:g} a second, short prompts with long answers among them,",
-            f"in memory for {_WATERMARK_SEQS} contiguous ones. Requests join up to the watermark; in the text's code the",
-            "names of the two are swapped. Running requests are promised their next blocks, so fewer are preempted.",
+            f"Simulated, uncalibrated: {requests} requests, {_LOAD:g} a second, short prompts with long answers",
+            f"among them, in memory for {_WATERMARK_SEQS} contiguous ones. Requests join up to the watermark; in the",
+            "text's code the names of the two are swapped. Running requests are promised their next blocks, so",
+            "fewer are preempted.",
         ),
     )
 
