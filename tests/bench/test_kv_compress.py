@@ -9,6 +9,7 @@ import pytest
 from tiny_llama import save_tiny_llama
 
 from benchmarks.papers.__main__ import main
+from benchmarks.papers.judged import TimedPrompt
 from benchmarks.papers.kv_compress.protocol import (
     FULL,
     P_AND_D,
@@ -17,7 +18,6 @@ from benchmarks.papers.kv_compress.protocol import (
     Grid,
     Run,
     Study,
-    TimedPrompt,
     random_prompts,
 )
 from benchmarks.papers.kv_compress.results import (
@@ -44,6 +44,7 @@ RUN = Run(
     parts={"execute": 1.0},
     reached=1.0,
     scores=(1.0, 0.5),
+    categories=("needle", "needle"),
 )
 
 
@@ -172,7 +173,7 @@ def test_figures_are_drawn_with_and_without_scores(tmp_path: Path) -> None:
     assert {path.suffix for path in paths} == {".svg"} and len(paths) == 3
     assert all(path.stat().st_size > 1000 for path in paths)
     assert "Accuracy" in (tmp_path / "kv_compress_figure1.svg").read_text()
-    draw_all(Grid(), [replace(row, runs=(replace(RUN, scores=()),)) for row in rows], tmp_path)
+    draw_all(Grid(), [replace(row, runs=(replace(RUN, scores=(), categories=()),)) for row in rows], tmp_path)
     assert "Accuracy" not in (tmp_path / "kv_compress_figure1.svg").read_text()
 
 
@@ -276,6 +277,17 @@ def test_the_demo_model_answers_tasks_and_loses_them_with_their_kvs(tmp_path: Pa
     full, whole, _ = report["rows"]
     assert len(report["runs"][1]["scores"]) == 8
     assert full["accuracy"] > 0.7 > whole["accuracy"] + 0.2
+    assert len(set(report["runs"][1]["categories"])) == 8
+
+
+def test_another_task_is_judged_by_category(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = "--task needle --categories depth-0,depth-100 --requests 4 --contexts 300 --new-tokens 4 --compressions 1,8"
+    report = run(tmp_path / "report.json", *typed.split(), "--kv-floor", "9", "--kv-seqs", "4")
+    assert report["runs"][1]["categories"] == ["depth-0", "depth-100"] * 2
+    assert report["settings"]["task"] == "needle"
+    assert "score in per cent of the full cache's" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -284,6 +296,8 @@ def test_the_demo_model_answers_tasks_and_loses_them_with_their_kvs(tmp_path: Pa
         ("--contexts 64,x", "argument --contexts: must be whole numbers with commas between, got '64,x'"),
         ("--compressions 0.5", "compressions must be finite numbers of at least 1, got 0.5"),
         ("--requests 0", "requests must be at least 1, got 0"),
+        ("--task rular", "task must be one of"),
+        ("--task needle --categories single", "categories must be of depth-0"),
         ("--threads 0", "threads must be at least 1, got 0"),
         ("--resume", "--resume continues the file of --json, which was not given"),
         ("--model nowhere", "model must be a directory"),
@@ -319,4 +333,7 @@ def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_runs_are_plain_json() -> None:
-    assert Run(**json.loads(json.dumps(asdict(RUN))) | {"scores": RUN.scores}) == RUN
+    assert (
+        Run(**json.loads(json.dumps(asdict(RUN))) | {"scores": RUN.scores, "categories": RUN.categories})
+        == RUN
+    )

@@ -9,12 +9,12 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
+from benchmarks.papers.judged import DEMO, TimedPrompt
 from benchmarks.papers.kv_compress.protocol import (
     RANDOM,
     Cell,
     Grid,
     Study,
-    TimedPrompt,
     measure,
     random_prompts,
     task_prompts,
@@ -53,9 +53,10 @@ examples:
   python -m benchmarks.papers kv-compress --whole leverage --p-and-d leverage-pd --contexts 3584 --compressions 1,16,64
   python -m benchmarks.papers kv-compress --repeat 3 --json kvc.json --resume --out results
   python -m benchmarks.papers kv-compress --random-model --contexts 6000 --compressions 1,64
-  python -m benchmarks.papers kv-compress --model DIR --contexts 8192 --new-tokens 512 --kv-seqs 4
+  python -m benchmarks.papers kv-compress --model DIR --task ruler --categories niah_single_1,niah_multikey_1
 
-The demo model answers its own tasks, so that accuracy is reported; other models answer random tokens.
+The demo model answers its own tasks; other models those of --task, so that every timed answer has a score, or
+random tokens.
 A large gain needs a full cache that holds few sequences (--kv-seqs), and enough requests to fill
 the memory when they are compressed. --kv-floor bounds how far short prompts are compressed.
 """
@@ -111,7 +112,8 @@ def execute(namespace: argparse.Namespace) -> int:
     )
     silence_transformers()
     set_threads(options.get("threads"))
-    has_tasks = not namespace.random_model and options.get("model") is None
+    given_none = not namespace.random_model and options.get("model") is None
+    has_tasks = given_none or grid.task is not None
     if namespace.random_model:
         with Console(stderr=True).status("making the model"):
             options["model"] = str(RANDOM.save(model_cache()))
@@ -194,14 +196,14 @@ def _measure(study: Study, options: dict[str, Any], has_tasks: bool, namespace: 
 
         def prompts(context: int) -> list[TimedPrompt]:
             if has_tasks:
-                return task_prompts(full, context, grid.requests, grid.prompt_seed)
+                return task_prompts(full, grid, context)
             return random_prompts(vocab_size(model_path(options)), context, grid.requests, grid.prompt_seed)
 
         measure(study, full, evicting, {each: prompts(each) for each in grid.contexts}, on_step, on_run)
 
 
 def _facts(grid: Grid, options: dict[str, Any], has_tasks: bool) -> str:
-    tokens = "tasks of the demo model" if has_tasks else "random tokens"
+    tokens = f"task {grid.task or DEMO}" if has_tasks else "random tokens"
     floor = options.get("kv_floor", EvictionConfig.kv_floor)
     return (
         f"{grid.requests} requests a cell, {tokens}, {options['dtype']}. "

@@ -4,21 +4,17 @@ import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import product
+from itertools import product, zip_longest
 from typing import Any
 
 from benchmarks.papers.harness import missing
+from benchmarks.papers.judged import AskedTask, TimedPrompt, categories_of, judged_prompts
 from winnow.bench.answering import OnStep, answer_all, fixed_length
-from winnow.bench.lists import integers, numbers
+from winnow.bench.lists import integers, names, numbers
 from winnow.bench.presets import LlamaShape
 from winnow.checks import check_counts
 from winnow.config import option
 from winnow.errors import ConfigError, known_names
-from winnow.evaluate.metrics import score
-from winnow.evaluate.prompt import PromptMaker
-from winnow.evaluate.sample import Question
-from winnow.evaluate.settings import settings_for
-from winnow.evaluate.tasks.demo import DEMO
 from winnow.eviction import PRESETS
 from winnow.llm import LLM
 
@@ -55,7 +51,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(AskedTask):
     """The cells, and the work in each.
 
     Raises:
@@ -81,8 +77,11 @@ class Grid:
     kv_seqs: int = option(1, "KV memory, as whole sequences of the longest context")
     repeat: int = option(1, "times; all cells are measured once, then all of them again")
     prompt_seed: int = option(0, "of the prompts")
+    categories: tuple[str, ...] = option((), "of the task, commas between; left out: all", parse=names)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        categories_of(self, self.categories)
         check_counts(self, zero=("prompt_seed",))
         for name in ("contexts", "compressions"):
             values = getattr(self, name)
@@ -145,6 +144,7 @@ class Grid:
         reported = asdict(self)
         del reported["repeat"], reported["new_tokens"]
         reported["answer_tokens"] = [self.answer_tokens(context) for context in self.contexts]
+        reported["data"] = self.data and str(self.data)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in reported.items()}
 
 
@@ -161,43 +161,20 @@ RANDOM = LlamaShape(
 """The demo model's shape with random weights: as fast, with room for 65,536 positions, and nothing to say."""
 
 
-@dataclass(frozen=True)
-class TimedPrompt:
-    """A prompt, and what a right answer to it is. Without a question any answer will do."""
-
-    token_ids: tuple[int, ...]
-    question: Question | None = None
-
-    def score(self, answer: Sequence[int], tokenizer: Any) -> float | None:
-        """Between 0 and 1; None without a question.
-
-        Only what comes before the model's end of text counts: the engine continues after it.
-        """
-        if self.question is None:
-            return None
-        reported = list(answer[: self.question.max_tokens])
-        if tokenizer.eos_token_id in reported:
-            reported = reported[: reported.index(tokenizer.eos_token_id)]
-        text = tokenizer.decode(reported, skip_special_tokens=True)
-        return score(self.question.metric, text, self.question.references, self.question.classes)
-
-
-def task_prompts(llm: LLM, context: int, count: int, seed: int) -> list[TimedPrompt]:
-    """The demo tasks in turn, prompts of about `context` tokens with the question last.
+def task_prompts(llm: LLM, grid: "Grid", context: int) -> list[TimedPrompt]:
+    """Return the categories of a task in turn, prompts of about `context` tokens with the question last.
 
     Raises:
         EvaluationError: the model has no tokenizer, or the context is too short for a task.
     """
-    each = -(-count // len(DEMO.categories))
-    samples = DEMO.samples(settings_for(llm, samples=each, tokens=(context,), seed=seed))
-    maker = PromptMaker(llm.tokenizer)
-    # They come by category; in turn, every share of them has all categories.
-    in_turn = [samples[number::each] for number in range(each)]
-    prompts = []
-    for sample in [sample for turn in in_turn for sample in turn][:count]:
-        [question] = sample.questions
-        prompts.append(TimedPrompt(maker.make(sample, question).token_ids, question))
-    return prompts
+    names = categories_of(grid, grid.categories)
+    each, most = -(-grid.requests // len(names)), context + grid.answer_tokens(context)
+    by_category: dict[str, list[TimedPrompt]] = {name: [] for name in names}
+    for prompt in judged_prompts(llm, grid, names, context, each, grid.prompt_seed, most):
+        by_category[prompt.category].append(prompt)
+    # In turn, every share of them has all categories.
+    turns = zip_longest(*by_category.values())
+    return [prompt for turn in turns for prompt in turn if prompt is not None][: grid.requests]
 
 
 def random_prompts(vocab_size: int, context: int, count: int, seed: int) -> list[TimedPrompt]:
@@ -230,11 +207,21 @@ class Run:
     """Tokens for each KV held in a row at the end of an answer, mean over the requests."""
     scores: tuple[float, ...]
     """Of the answers, in the order of the prompts; empty for random tokens."""
+    categories: tuple[str, ...] = ()
+    """Of the answers that have scores."""
 
     @property
     def total_rate(self) -> float:
         """Tokens of prompts and answers per second."""
         return self.total_tokens / self.seconds
+
+    @property
+    def by_category(self) -> dict[str, float]:
+        """Mean score of each category."""
+        found: dict[str, list[float]] = {}
+        for category, score in zip(self.categories, self.scores, strict=True):
+            found.setdefault(category, []).append(score)
+        return {category: statistics.fmean(scores) for category, scores in found.items()}
 
     @property
     def accuracy(self) -> float | None:
@@ -267,6 +254,7 @@ def run_cell(llm: LLM, cell: Cell, prompts: Sequence[TimedPrompt], new_tokens: i
         parts=done.parts,
         reached=statistics.fmean(1.0 if report is None else report.compression for report in reports),
         scores=() if cell.prefill_only else tuple(round(each, 4) for each in graded if each is not None),
+        categories=() if cell.prefill_only else tuple(each.category for each in prompts if each.question),
     )
 
 
@@ -321,7 +309,8 @@ class Study:
             cell = Cell(
                 **{name: reported.pop(name) for name in ("context", "preset", "compression", "prefill_only")}
             )
-            self.add(cell, Run(**reported | {"scores": tuple(reported["scores"])}))
+            lists = {name: tuple(reported[name]) for name in ("scores", "categories")}
+            self.add(cell, Run(**reported | lists))
 
 
 def measure(

@@ -145,6 +145,8 @@ def all_tables(grid: Grid, rows: Sequence[Row]) -> list[TextTable]:
         of_context = [row for row in rows if row.cell.context == context]
         if of_context:
             tables += [side_by_side(grid, of_context), details(grid, of_context)]
+            if len(of_context[0].first.by_category) > 1:
+                tables.append(of_full(grid, of_context))
     return [*tables, beside_the_paper(grid, rows)]
 
 
@@ -175,6 +177,23 @@ def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
     names = {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}
     title = f"{context} + {grid.answer_tokens(context)} tokens, each policy"
     return tabulate(title, "policy", rows, lambda row: names[row.cell.preset], _DETAILS)
+
+
+def of_full(grid: Grid, rows: Sequence[Row]) -> TextTable:
+    """Return the score of each category in per cent of the full cache's (figures 1a, 4 and 6)."""
+    context, full = rows[0].cell.context, rows[0].full[0].by_category
+
+    def share(row: Row, name: str) -> str:
+        return f"{row.first.by_category[name] / full[name]:.0%}" if full[name] else ""
+
+    lines = [
+        (f"{row.cell.preset} {row.cell.compression:g}x", tuple(share(row, name) for name in full))
+        for row in rows
+        if row.cell.preset != FULL
+    ]
+    lines.insert(0, ("full, score", tuple(f"{mean:.2f}" for mean in full.values())))
+    title = f"{context} + {grid.answer_tokens(context)} tokens: score in per cent of the full cache's"
+    return TextTable(title, "policy", tuple(full), tuple(lines))
 
 
 def _spread(row: Row) -> str:
