@@ -78,6 +78,12 @@ def categories_of(asked: AskedTask, names: Sequence[str], field: str = "categori
     return tuple(names) or known
 
 
+def chat_mode(task: str, tokenizer: Any) -> str:
+    """Return `EvaluationPlan.chat`: through a model's template, but for tasks that know which samples are messages."""
+    knows = task == DEMO or task.startswith("longbench")
+    return "auto" if knows or not getattr(tokenizer, "chat_template", None) else "on"
+
+
 def judged_prompts(
     llm: LLM, asked: AskedTask, categories: Sequence[str], tokens: int, each: int, seed: int, most: int
 ) -> Iterator[TimedPrompt]:
@@ -102,9 +108,7 @@ def judged_prompts(
         seed=seed,
     )
     settings = replace(settings, max_model_len=min(settings.max_model_len, most))
-    # Tasks that know which of their samples are messages say so.
-    knows = name == DEMO or name.startswith("longbench") or not getattr(llm.tokenizer, "chat_template", None)
-    maker = PromptMaker(llm.tokenizer, "auto" if knows else "on")
+    maker = PromptMaker(llm.tokenizer, chat_mode(name, llm.tokenizer))
     for sample in load_task(name).samples(settings):
         for question in sample.questions:
             yield TimedPrompt(maker.make(sample, question).token_ids, question, sample.category)

@@ -41,11 +41,12 @@ class TestBesideKvCompress:
         )  # fmt: skip
         assert dict(table.rows) == {
             "SnapKV: snapkv-w8": ("0.910", "0.946", "0.971", "0.987", "-", "0.500"),
-            "SnapKV, its own paper's window: snapkv": ("0.910", "0.946", "0.971", "0.987", "-", "0.250"),
+            "SnapKV, another window: snapkv": ("0.910", "0.946", "0.971", "0.987", "-", "0.250"),
             "KVC-w8-L2: kv-compress": ("0.937", "0.953", "0.982", "0.994", "0.750", "0.500"),
         }
         assert dict(mistral.rows) == {
             "SnapKV: snapkv": ("0.825", "0.909", "0.947", "0.975", "-", "0.250"),
+            "SnapKV, another window: snapkv-w8": ("0.825", "0.909", "0.947", "0.975", "-", "0.500"),
             "KVC-w8-L2: kv-compress": ("0.885", "0.939", "0.969", "0.987", "0.750", "0.500"),
         }
 
@@ -122,3 +123,13 @@ def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFi
     journals = [(work / name).read_bytes() for name in ("outcomes.jsonl", "windows.jsonl")]
     assert main(command) == 0
     assert [(work / name).read_bytes() for name in ("outcomes.jsonl", "windows.jsonl")] == journals
+
+
+def test_text_alone_needs_no_task(tmp_path: Path) -> None:
+    small = (
+        "--text-only --presets kv-compress --windows 1 --window-tokens 64 --kv-memory 16MiB --progress off"
+    )
+    assert main(["h2h", *small.split(), "-o", str(tmp_path)]) == 0
+    data = json.loads((tmp_path / "h2h_text.json").read_text())
+    assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "kv-compress"]
+    assert (tmp_path / "h2h_text.md").is_file() and not (tmp_path / "h2h.json").exists()

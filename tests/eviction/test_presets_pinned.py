@@ -233,6 +233,12 @@ PINNED: dict[str, Row] = {
         "when.prefill_every": (512, "own: KV-Compress has no rounds within the prompt"),
         "when.decode_every": (16, "own"),
     },
+    "kv-compress-steps": {
+        **kvc_window(8, 2),
+        **COMPETE,
+        "when.after_prefill": (True, "KV-Compress 5.5: after every model iteration"),
+        "when.every_steps": (1, "KV-Compress 5.5: after every model iteration"),
+    },
     "batch-max": {
         "score.class": ("Average", "Batch-Max 3.2"),
         "score.power": (1, "Batch-Max 3.2: the sum of attention weights, averaged"),
@@ -262,6 +268,8 @@ PINNED: dict[str, Row] = {
     "pyramidkv-w8": {**watched(8, _W8), **PER_QUERY_HEAD, **EQUAL, **PYRAMID},
     "ada-snapkv": {**watched(32, _W32), **EQUAL, **ADAPTIVE},
     "ada-pyramidkv": {**watched(32, _W32), **EQUAL, **PYRAMID, **ADAPTIVE},
+    "ada-snapkv-w8": {**watched(8, _W8), **EQUAL, **ADAPTIVE},
+    "ada-pyramidkv-w8": {**watched(8, _W8), **EQUAL, **PYRAMID, **ADAPTIVE},
     "tova": {
         "score.class": ("LastQuery", "TOVA: the last query, mean over all heads"),
         **EQUAL,

@@ -1,28 +1,31 @@
-"""Every eviction preset on the demo model, beside what papers report."""
+"""Eviction presets side by side on a task, beside what papers report."""
 
 import argparse
 from pathlib import Path
 
-from benchmarks.papers.evaluations import CONTROLS, QUERIES, TASK, add_evaluation_flags, write_evaluation
+from benchmarks.papers.evaluations import CONTROLS, QUERIES, add_evaluation_flags, write_evaluation
 from benchmarks.papers.h2h.protocol import Continuations, text_presets
 from benchmarks.papers.h2h.results import NOTES, TITLE, picture, tables
-from benchmarks.papers.harness import check_outputs
+from benchmarks.papers.harness import check_outputs, write_page
+from benchmarks.papers.judged import DEMO, AskedTask, chat_mode
+from benchmarks.papers.page import results_json
+from benchmarks.tasks import load_task
 from winnow.cli.eval import typed
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
 from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, silence_transformers
+from winnow.cli.flags.options import add_flags, given
 from winnow.evaluate.cell import engine_needs, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result_files import JOURNAL
 from winnow.evaluate.runner import evaluate
 from winnow.evaluate.settings import settings_for
-from winnow.evaluate.tasks import load_task
 from winnow.eviction import PRESETS
 
 DESCRIPTION = """\
-Run the demo model's tasks under every eviction preset, query-aware and query-agnostic, and predict
-text with a quarter of the KVs. Beside the presets that papers have numbers for stand those numbers,
+Run a task under every eviction preset, query-aware and query-agnostic, and predict text with a quarter
+of the KVs. Beside the presets that papers have numbers for stand those numbers,
 and what differs in their setting.
 
 Categories that a plain window or chance answers as well as the full cache are marked, and means
@@ -33,6 +36,8 @@ EPILOG = """\
 examples:
   python -m benchmarks.papers h2h --presets winnow,keydiff,kv-compress --compression 4,8
   python -m benchmarks.papers h2h --samples 2 --windows 0
+  python -m benchmarks.papers h2h --model DIR --task ruler --categories niah_single_1 --tokens 2048 --query aware
+  python -m benchmarks.papers h2h --model DIR --text-only --presets kv-compress --window-tokens 1024
   python -m benchmarks.papers h2h -o docs/results --journal h2h-work
 """
 # They decide themselves how much they keep, which is no compression to compare at.
@@ -47,12 +52,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     presets = tuple(name for name in PRESETS if name not in _NOT_COMPARED)
     add_evaluation_flags(parser, presets, (2.0, 4.0, 8.0, 16.0), samples=3)
+    add_flags(parser, AskedTask, "the task", defaults={"task": DEMO})
+    parser.add_argument(
+        "--categories", metavar="A,B,...", type=typed.names, default=(), help="(default: all)"
+    )
+    parser.add_argument("--text-only", action="store_true", help="no task: perplexity alone")
     parser.add_argument(
         "--windows",
         metavar="N",
         type=typed.count(0),
         default=4,
-        help="of text to predict; 0: none (default: %(default)s)",
+        help="of text to predict; 0: no perplexity (default: %(default)s)",
     )
     parser.add_argument(
         "--window-tokens",
@@ -80,27 +90,44 @@ def execute(namespace: argparse.Namespace) -> int:
     cells = plan_cells(namespace.presets, namespace.compressions, QUERIES[namespace.query], CONTROLS)
     options = _DEFAULTS | engine_needs(cells) | {"dtype": "float32"} | options
     continuations = Continuations(namespace.windows, namespace.window_tokens)
+    asked = AskedTask(**given(namespace, AskedTask))
+    task = asked.task or DEMO
     with open_llm(options) as llm:
         head = run_head(llm, options)
-        settings = settings_for(llm, **prompt_settings(namespace))
-        plan = EvaluationPlan(TASK, load_task(TASK), settings, cells, CONTROLS)
-        with show_evaluation(namespace.progress) as show:
-            evaluation = evaluate(llm, plan, journal=journal and journal / JOURNAL, on_step=show)
+        evaluation = None
+        if not namespace.text_only:
+            settings = settings_for(
+                llm,
+                **prompt_settings(namespace),
+                data=asked.data,
+                shots=asked.shots,
+                categories=namespace.categories,
+            )
+            chat = chat_mode(task, llm.tokenizer)
+            plan = EvaluationPlan(task, load_task(task), settings, cells, CONTROLS, chat)
+            with show_evaluation(namespace.progress) as show:
+                evaluation = evaluate(llm, plan, journal=journal and journal / JOURNAL, on_step=show)
         own = [name for name in ("leverage", "keydiff", "kv-compress") if name in namespace.presets]
         presets, windows = [*text_presets(), *own], journal and journal / "windows.jsonl"
         found = continuations.measure(llm, presets, windows) if continuations.windows else []
-    shown = tables(evaluation, found, continuations)
-    show_tables(head, f"{evaluation.prompts} prompts per cell", shown)
-    if output is not None:
-        write_evaluation(
-            output,
-            TITLE,
-            head,
-            evaluation,
-            NOTES,
-            shown,
-            name="h2h",
-            numbers={"perplexity": [each.to_json() for each in found]},
-            figures=picture(evaluation, output / "h2h.svg"),
-        )
+    shown, numbers = tables(evaluation, found, continuations), [each.to_json() for each in found]
+    show_tables(head, f"{evaluation.prompts} prompts per cell" if evaluation else "text alone", shown)
+    if output is None:
+        return 0
+    if evaluation is None:
+        values = results_json({**head, "perplexity": numbers}, ("perplexity",))
+        (output / "h2h_text.json").write_text(values, encoding="utf-8")
+        write_page(output / "h2h_text.md", TITLE, [head], [f"{head['model']}."], "", shown)
+        return 0
+    write_evaluation(
+        output,
+        TITLE,
+        head,
+        evaluation,
+        NOTES,
+        shown,
+        name="h2h",
+        numbers={"perplexity": numbers},
+        figures=picture(evaluation, output / "h2h.svg"),
+    )
     return 0

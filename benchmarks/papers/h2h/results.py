@@ -50,9 +50,7 @@ def _longbench_table(
         for preset in filter(None, (method.preset, method.also)):
             ours = [_relative(evaluation, preset, amount) for amount in amounts]
             if any(ours):
-                name = (
-                    method.method if preset == method.preset else f"{method.method}, its own paper's window"
-                )
+                name = method.method if preset == method.preset else f"{method.method}, another window"
                 rows.append((f"{name}: {preset}", (*paper, *(each or "-" for each in ours))))
     columns = [f"paper, C={size}" for size in CACHE_SIZES] + [f"here, {amount:g}x" for amount in amounts]
     notes = (
@@ -113,10 +111,12 @@ a policy; it is marked and left out. Presets run without rounds under pressure.
 
 
 def tables(
-    evaluation: Evaluation, found: Sequence[Perplexity], continuations: Continuations
+    evaluation: Evaluation | None, found: Sequence[Perplexity], continuations: Continuations
 ) -> list[TextTable]:
     """Every table, those beside the papers last."""
     beside = [perplexity_table(found, continuations)] if found else []
+    if evaluation is None:
+        return beside
     return [*all_tables(evaluation), *longbench_tables(evaluation), *beside]
 
 

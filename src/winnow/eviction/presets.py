@@ -119,6 +119,10 @@ PRESETS: dict[str, Preset] = {
         ),
         "KV-Compress inside Batch-Max's loop",
     ),
+    "kv-compress-steps": Preset(
+        replace(_KV_COMPRESS, when=When(after_prefill=True, every_steps=1)),
+        "KV-Compress (5.5): a round after every step",
+    ),
     "batch-max": Preset(
         EvictionPolicy(Average(), EqualHeads(), Keep(), When(prefill_every=64, decode_every=64, within=True)),
         "Batch-Max (Metel et al. 2024), Algorithm 1",
@@ -157,6 +161,14 @@ PRESETS: dict[str, Preset] = {
     "ada-pyramidkv": Preset(
         EvictionPolicy(_ADA, AdaptiveHeads(layers=Pyramid()), Keep(recent=32), _ONCE),
         "Ada-KV over PyramidKV's layers",
+    ),
+    "ada-snapkv-w8": Preset(
+        EvictionPolicy(replace(_ADA, size=8), AdaptiveHeads(), Keep(recent=8), _ONCE),
+        "Ada-KV with KV-Compress's window (5.1): w = 8",
+    ),
+    "ada-pyramidkv-w8": Preset(
+        EvictionPolicy(replace(_ADA, size=8), AdaptiveHeads(layers=Pyramid()), Keep(recent=8), _ONCE),
+        "the same over PyramidKV's layers",
     ),
     "tova": Preset(EvictionPolicy(LastQuery(), EqualHeads(), Keep(), _EACH_TOKEN), "TOVA (Oren et al. 2024)"),
     "scissorhands": Preset(
