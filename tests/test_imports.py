@@ -14,7 +14,7 @@ LAYERS = [
     ["native", "units", "checks", "json_values", "process_fork"],
     ["tenants", "kv_dtype", "value_tier", "foreign_names", "eviction_request", "session_request"],
     ["vllm_names"],
-    ["threads", "config", "chat"],
+    ["threads", "config", "chat", "ranks"],
     ["cache", "sampling"],
     ["attention", "outputs", "prompts"],
     ["eviction", "openai"],

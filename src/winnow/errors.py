@@ -48,6 +48,10 @@ class ForkedError(WinnowError):
     """The `LLM`, or the state of torch that a new one would need, belongs to the process that was forked."""
 
 
+class RankLostError(WinnowError):
+    """A process that computes a part of the model failed or ended, and with it the engine."""
+
+
 class ReentryError(WinnowError):
     """The `LLM` was called from within a step of its own."""
 

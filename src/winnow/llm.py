@@ -19,11 +19,11 @@ from winnow.engine_client import EngineClient
 from winnow.errors import InvalidRequestError
 from winnow.eviction import resolve_policy
 from winnow.eviction.predictor import require_predictor
-from winnow.executor.build import build_engine
+from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
 from winnow.foreign_names import accept_arguments
 from winnow.inspect import Inspection, KeptTokens
-from winnow.models import PlainModel, load_model, load_plain_model
+from winnow.models import PlainModel, load_plain_model
 from winnow.models.hub import locate_model
 from winnow.options import EngineOptions
 from winnow.outputs import BeamSearchOutput, RequestOutput
@@ -62,7 +62,7 @@ class LLM(EngineClient):
     def __init__(self, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> None:
         self.config = EngineConfig.from_options({"model": model, **options})
         require_usable_torch(self.config.model.device)
-        set_threads(self.config.model.threads)
+        set_threads(self.config.model.threads, self.config.model.tensor_parallel_size)
         self._team_wait = TeamWait()
         try:
             with _LOADING:
@@ -347,11 +347,17 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineC
     policy = resolve_policy(config.eviction).policy
     if policy.score.needs.predictor is not None:  # before the model takes its time
         require_predictor(policy.score.needs.predictor, locate_model(config.model))
-    return _with_engine(
-        load_model(config.model, beyond_trained_len=policy.reassign_positions),
-        lambda loaded, config: build_engine(loaded, config, policy, time.monotonic),
-        config,
-    )
+    team = open_team(config)
+    try:
+        return _with_engine(
+            load_ranks(config.model, team, beyond_trained_len=policy.reassign_positions),
+            lambda loaded, config: build_engine(loaded, config, policy, time.monotonic, team),
+            config,
+        )
+    except BaseException:
+        if team is not None:
+            team.close()
+        raise
 
 
 def _with_engine(

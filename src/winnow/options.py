@@ -28,6 +28,7 @@ class EngineOptions(TypedDict, total=False):
     weight_wide: str
     device: str
     threads: int | None
+    tensor_parallel_size: int
     load_format: str
     max_model_len: int | None
     attention_backend: str

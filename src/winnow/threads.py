@@ -14,16 +14,16 @@ _NUMBER = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
-def set_threads(threads: int | None) -> None:
+def set_threads(threads: int | None, processes: int = 1) -> None:
     """Let torch and the kernels compute with `threads` threads.
 
     None: torch's own number, which counts the machine's cores, but no more than affinity and control groups allow;
-    where the user has said otherwise in OpenMP's variables, that number.
+    where the user has said otherwise in OpenMP's variables, that number. Of several processes each gets its part.
     """
     if threads is None:
         if _is_set(_NUMBER):
             return
-        threads = min(torch.get_num_threads(), available_cpus())
+        threads = max(min(torch.get_num_threads(), available_cpus()) // processes, 1)
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
 

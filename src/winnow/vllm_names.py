@@ -36,7 +36,6 @@ ENGINE: Mapping[str, ForeignName] = {
     ),
     "cpu_offload_params": ForeignName("weights stay on their device"),
     "kv_offloading_backend": ForeignName("KVs move to host memory by Winnow's own copies", ("native",)),
-    "tensor_parallel_size": ForeignName(_ONE_DEVICE, ("1",), short="-tp"),
     "pipeline_parallel_size": ForeignName(_ONE_DEVICE, ("1",), short="-pp"),
     "data_parallel_size": ForeignName("start a server for each device", ("1",), short="-dp"),
     **_group(
@@ -201,6 +200,7 @@ SHARED: tuple[str, ...] = (
     "dtype",
     "max_model_len",
     "load_format",
+    "tensor_parallel_size",
     "generation_config",
     "seed",
     "device",

@@ -4,6 +4,7 @@ Layer 1 has two heads of another size in another codec. The state adds up the to
 """
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.cache.slot_states import SlotState
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, KeyNorm, SequenceEviction, When
 from winnow.eviction.evict import EvictionTarget, compact_round, plan_round
+from winnow.ranks import ALONE
 
 GROUPS = (
     RowGroup((0, 2), 3, 8, 8, codec_of("float32")),
@@ -36,7 +38,7 @@ GROUPS = (
 LAYOUT = CacheLayout(GROUPS, block_size=4, num_accumulators=1, state_bytes=8)
 POLICY = EvictionPolicy(KeyNorm(), AdaptiveRows(), Keep(sinks=1, recent=2), When(after_prefill=True))
 GROUP = 2  # query heads that share a KV head
-NO_SIGNALS: Any = None  # the score reads keys alone
+NO_SIGNALS: Any = SimpleNamespace(ranks=ALONE)  # the score reads keys alone
 
 
 class TokenSums(SlotState):

@@ -65,7 +65,7 @@ def test_help_shows_the_flags_that_matter(words: str, capsys: pytest.CaptureFixt
         assert ("--help all" in text) is not bool(extra)
     assert "--model" in shown[()] < shown["all",]
     assert "--threads" in shown["all",] - shown[()]
-    assert not {"--tensor-parallel-size", "--swap-space"} & shown["all",], "vLLM's words are not Winnow's"
+    assert not {"--pipeline-parallel-size", "--swap-space"} & shown["all",], "vLLM's words are not Winnow's"
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ USAGE_ERRORS = [
     ("run P -o O --kv-memory 3q", "kv_memory must be a size such as 512MiB"),
     ("run P -o O --kv-offloading-size 3q", "kv_offloading_size must be a size such as 512MiB"),
     ("run P -o O --kv-offloading-size 0", "kv_offloading_size must be at least 1 byte"),
-    ("run P -o O --tensor-parallel-size 2", "tensor_parallel_size='2': a model runs on one device"),
+    ("run P -o O --pipeline-parallel-size 2", "pipeline_parallel_size='2': a model runs on one device"),
     (
         "run P -o O --ctx-size 2048",
         "unknown argument '--ctx-size'; llama.cpp's flag is in Winnow: --max-model-len",

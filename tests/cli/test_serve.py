@@ -28,7 +28,7 @@ def test_every_option_has_a_flag() -> None:
     text = parser.format_help()
     for field in fields(ServerConfig):
         assert f"--{field.name.replace('_', '-')}" in text
-    assert "--kv-memory" in text and "--tensor-parallel-size" not in text
+    assert "--kv-memory" in text and "--pipeline-parallel-size" not in text
 
 
 def test_model_and_options(model_dir: Path) -> None:
@@ -46,7 +46,7 @@ def test_model_and_options(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--tensor-parallel-size", "1"),
+        ("--tensor-parallel-size", "2"),
         ("--kv-cache-dtype", "auto"),
         ("--scheduling-policy", "priority"),
         ("-tp", "1"),
@@ -70,7 +70,7 @@ def test_flags_of_vllm_that_are_taken(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [
-        (("--tensor-parallel-size", "2"), "one device"),
+        (("--pipeline-parallel-size", "2"), "one device"),
         (("--quantization", "bitsandbytes"), "weight_dtype"),
         (("--trust-remote-code",), "no code"),
         (("--chat-template", "x.jinja"), "model's directory"),

@@ -14,10 +14,10 @@ from winnow.cache import (
     CacheUpdate,
     CopyDiscarded,
     HostTierError,
-    Ledger,
     RowsRestored,
     RowsSaved,
 )
+from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
@@ -98,9 +98,9 @@ class RecordingExecutor(SimulatedExecutor):
             return super().kept(held, eviction)
         return _first_rows(held, ceil_div(eviction.target * ROWS, BLOCK))
 
-    def check_integrity(self, ledger: Ledger) -> None:
-        super().check_integrity(ledger)
-        assert {i: copy.num_blocks for i, copy in ledger.host.copies.items()} == self.saved
+    def check_integrity(self, held: Holdings) -> None:
+        super().check_integrity(held)
+        assert held.host_ids == set(self.saved)
 
     def _time(self, work: StepWork) -> float:
         seconds = 0.001 * work.steps + 1e-5 * work.tokens + 0.0005 * work.rounds
@@ -199,7 +199,8 @@ class Simulation:
         ledger = self.scheduler.ledger
         ledger.check_integrity()
         self.executor.apply(ledger.take_update())
-        self.executor.check_integrity(ledger)
+        self.executor.check_integrity(ledger.holdings())
+        assert {i: copy.num_blocks for i, copy in ledger.host.copies.items()} == self.executor.saved
         return step
 
     def run(self, most_steps: int = 20_000) -> None:

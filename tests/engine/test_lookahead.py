@@ -66,7 +66,7 @@ def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         options = {"kv_memory": "2MiB", "max_num_seqs": 6} | options
         made.append(LLM(model, **options))
         with monkeypatch.context() as patch:
-            patch.setattr("winnow.executor.build.TorchExecutor", OverlappingExecutor)
+            patch.setattr("winnow.executor.rank_executor.TorchExecutor", OverlappingExecutor)
             made.append(LLM(model, **options))
         return made[-2], made[-1]
 

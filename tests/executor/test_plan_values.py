@@ -160,7 +160,13 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         backend = open_backend("auto", engine._executor._model.device)
         mirrored = Mirrored(
             engine._executor,
-            TorchExecutor(engine._executor._model, llm.config, backend, engine._executor.layout),
+            TorchExecutor(
+                engine._executor._model,
+                llm.config,
+                backend,
+                engine._executor.layout,
+                engine._executor.size,
+            ),
         )
         engine._executor = engine.scheduler.running._executor = engine.scheduler._rounds._executor = mirrored
         preemption = engine.scheduler._preemption

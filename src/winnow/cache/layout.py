@@ -49,10 +49,15 @@ class CacheLayout:
     """KVs that are kept in 16 bits beside those in blocks (`winnow.cache.wide`)."""
     state_bytes: int = 0
     """Bytes of each sequence, and of each snapshot of a prefix, that further states take (`SlotState`)."""
+    ranks: int = 1
+    """Processes that hold an equal part of the heads each, in blocks of kinds of their own."""
 
     def __post_init__(self) -> None:
         layers = sorted(layer for group in self.groups for layer in group.layers)
         assert layers == list(range(len(layers))), "every layer is of one group"
+        assert self.ranks == 1 or {group.num_kv_heads % self.ranks for group in self.groups} == {0}, (
+            "every rank has as many heads"
+        )
 
     @classmethod
     def even(
@@ -189,27 +194,36 @@ class CacheLayout:
     # -- blocks --------------------------------------------------------------------------------------------------
 
     @cached_property
+    def of_rank(self) -> "CacheLayout":
+        """The layout of the heads of one rank."""
+        groups = (replace(group, num_kv_heads=group.num_kv_heads // self.ranks) for group in self.groups)
+        return replace(self, groups=tuple(groups), ranks=1)
+
+    @cached_property
     def kinds(self) -> tuple[BlockKind, ...]:
-        """Kinds of blocks, each once. Groups whose blocks are alike share one."""
-        return tuple(dict.fromkeys(group.kind(self.block_size) for group in self.groups))
+        """Kinds of blocks, each once, rank by rank. Groups whose blocks are alike share one."""
+        alike = dict.fromkeys(group.kind(self.block_size) for group in self.groups)
+        return tuple(replace(kind, rank=rank) for rank in range(self.ranks) for kind in alike)
 
     @cached_property
     def kind_of(self) -> IntArray:
-        """The number of the kind of each layer's blocks, int64 [layers]."""
-        return np.array([self.kinds.index(group.kind(self.block_size)) for group in self.by_layer])
+        """The number of the kind of each row's blocks, int64 [layers, heads]."""
+        kinds = np.array([self.kinds.index(group.kind(self.block_size)) for group in self.by_layer])
+        rank = np.arange(self.num_kv_heads) * self.ranks // self.num_kv_heads
+        return kinds[:, None] + rank * (len(self.kinds) // self.ranks)
 
     def by_kind(self, num_blocks: IntArray) -> BlockCount:
         """Return blocks of each kind, of rows that have `num_blocks`, [..., layers, heads]."""
         if len(self.kinds) == 1:
             return BlockCount((int(num_blocks.sum()),))
-        each = num_blocks.reshape(-1, self.num_layers, self.num_kv_heads).sum(axis=(0, 2))
+        each = num_blocks.reshape(-1, self.num_layers, self.num_kv_heads).sum(axis=0)
         return BlockCount(int(each[self.kind_of == kind].sum()) for kind in range(len(self.kinds)))
 
     def kinds_of(self, num_blocks: IntArray) -> IntArray | None:
         """Return the kind of each block of rows of `num_blocks`, [B, layers, heads], row by row, int64 [n]; None: 0."""
         if len(self.kinds) == 1:
             return None
-        kinds = np.broadcast_to(self.kind_of[:, None], num_blocks.shape)
+        kinds = np.broadcast_to(self.kind_of, num_blocks.shape)
         return np.repeat(kinds.ravel(), num_blocks.ravel())
 
     def device_bytes(self, count: Sequence[int]) -> int:

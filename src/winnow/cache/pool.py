@@ -36,7 +36,7 @@ class KVPool:
             kinds.append(KindPool(kind, first, number, self.numbers, alone=len(layout.kinds) == 1))
             first += number
         self.kinds = tuple(kinds)
-        self._by_layer = tuple(self.kinds[kind] for kind in layout.kind_of.tolist())
+        self._by_layer = tuple(self.kinds[kind] for kind in layout.kind_of[:, 0].tolist())
 
     def of_layer(self, layer: int) -> KindPool:
         """Return the blocks that the rows of a layer hold."""

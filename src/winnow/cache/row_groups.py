@@ -42,6 +42,7 @@ class BlockKind:
         key_size, value_size: numbers in a key and in a value.
         tier: where its values lie, or its KVs; None: on the device.
         values_in_keys: as `RowGroup` has it.
+        rank: the one of several that holds it (`CacheLayout.ranks`).
     """
 
     size: int
@@ -50,6 +51,7 @@ class BlockKind:
     codec: KVCodec
     tier: ValueTier | None = None
     values_in_keys: bool = False
+    rank: int = 0
 
     @cached_property
     def form(self) -> BlockFormat:

@@ -33,7 +33,7 @@ examples:
   winnow check org/name --dtype bfloat16
   winnow check path/to/model --load-format dummy     (a config.json is enough)
 """
-_SETTLED = ("engine", "verify_model", "generation_config", "model_cache", "seed")
+_SETTLED = ("engine", "tensor_parallel_size", "verify_model", "generation_config", "model_cache", "seed")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

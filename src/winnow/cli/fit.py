@@ -34,7 +34,7 @@ examples:
   winnow fit path/to/model prompts.jsonl report.txt --tokens 2048
   winnow run prompts.jsonl -o answers.jsonl --model path/to/model --eviction fitted
 """
-_SETTLED = ("engine", "load_format", "generation_config")
+_SETTLED = ("engine", "tensor_parallel_size", "load_format", "generation_config")
 _LEAST_TOKENS = 64
 
 

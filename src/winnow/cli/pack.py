@@ -25,7 +25,16 @@ examples:
   winnow generate "The capital of France is" --model packed-model
   winnow pack packed-int8 --model path/to/model --dtype bfloat16 --weight-dtype int8
 """
-_SETTLED = ("engine", "device", "load_format", "attention_backend", "optimize", "model_cache", "seed")
+_SETTLED = (
+    "engine",
+    "tensor_parallel_size",
+    "device",
+    "load_format",
+    "attention_backend",
+    "optimize",
+    "model_cache",
+    "seed",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,11 @@ class EngineConfig:
                     raise ConfigError(
                         f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
                     )
+        if self.model.tensor_parallel_size > 1 and self.cache.value_tier is not None:
+            raise ConfigError(
+                "value_tier does not go with tensor_parallel_size above 1, got "
+                f"{self.cache.value_tier} and {self.model.tensor_parallel_size}"
+            )
         quotas = [tenant.name for tenant in self.scheduler.tenants if tenant.has_quota]
         if quotas and self.model.engine != "paged":
             raise ConfigError(

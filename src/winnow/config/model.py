@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from winnow.checks import check_choice, check_integer
+from winnow.checks import check_choice, check_integer, require
 from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
 
@@ -71,6 +71,13 @@ class ModelConfig:
         "use, or what OMP_NUM_THREADS says",
         effect=Effect.BATCHES,
     )
+    tensor_parallel_size: int = option(
+        1,
+        "processes that compute the model together, each with a part of its heads, weights and KVs: one for each NUMA "
+        "node, or each GPU",
+        engine="paged",
+        short=("-tp",),
+    )
     load_format: str = option(
         "auto",
         "auto: weights from safetensors; dummy: random weights from config.json alone",
@@ -124,6 +131,10 @@ class ModelConfig:
             check_integer("max_model_len", self.max_model_len, 1)
         if self.threads is not None:
             check_integer("threads", self.threads, 1, 1024)
+        check_integer("tensor_parallel_size", self.tensor_parallel_size, 1, 1024)
+        if self.tensor_parallel_size > 1:
+            devices = "auto, cpu or cuda with tensor_parallel_size above 1, which takes the first GPUs"
+            require(self.device in ("auto", "cpu", "cuda"), "device", devices, self.device)
         check_integer("seed", self.seed, 0, 2**63 - 1)
         if self.weight_wide != "none" and self.weight_dtype == "auto":
             forms = ", ".join(WEIGHT_DEVICES)

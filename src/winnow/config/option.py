@@ -1,7 +1,7 @@
 """Declaration of an option of the engine.
 
-Its metadata holds `help`, where needed `choices` (allowed values), `parse` (text -> value) and `aliases` (earlier
-names), and `effect` where the option changes fewer answers than others do.
+Its metadata holds `help`, where needed `choices` (allowed values), `parse` (text -> value), `aliases` (earlier names)
+and `short` (further flags), and `effect` where the option changes fewer answers than others do.
 """
 
 from dataclasses import field

@@ -181,6 +181,7 @@ class Engine(RequestLoop):
             warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
         if self.scheduler.disk is not None:
             self.scheduler.disk.close()
+        self._executor.close()
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
@@ -188,7 +189,7 @@ class Engine(RequestLoop):
         ledger = self.scheduler.ledger
         ledger.check_integrity()
         self._executor.apply(ledger.take_update())
-        self._executor.check_integrity(ledger)
+        self._executor.check_integrity(ledger.holdings())
         for sequence in self.scheduler.running:
             computed = sequence.kv.num_computed + sequence.kv.replayed
             assert (ledger.lengths[sequence.kv.slot] <= computed).all(), "a row holds more than was computed"

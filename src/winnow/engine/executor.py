@@ -6,7 +6,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.cache import CacheLayout, CacheSize, CacheUpdate, Ledger
+from winnow.cache import CacheLayout, CacheSize, CacheUpdate
+from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
@@ -110,5 +111,8 @@ class Executor(Protocol):
     def kept_weights(self, slot: int) -> list[list[float]]:
         """Return the sum of e^bias of the KVs that each row of a slot holds, by layer and head."""
 
-    def check_integrity(self, ledger: Ledger) -> None:
-        """Assert that memory follows the ledger, all of whose updates have been applied. Slow."""
+    def check_integrity(self, held: Holdings) -> None:
+        """Assert that memory holds what the ledger says, all of whose updates have been applied. Slow."""
+
+    def close(self) -> None:
+        """End other processes that compute for this one."""

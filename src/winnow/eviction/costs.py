@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.round_rows import RoundInputs
+from winnow.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,20 @@ class RowCosts:
             stats=_join([part.stats for part in parts]),
             cost=_join([part.cost for part in parts], padded=True),
             missing=sum(part.missing for part in parts),
+        )
+
+    def over(self, ranks: Ranks) -> "RowCosts":
+        """Return the costs of the heads of all ranks, on each of them."""
+        if ranks.size == 1:
+            return self
+        length, protected = ranks.join(torch.stack([self.length, self.protected]), 3)
+        return replace(
+            self,
+            length=length,
+            protected=protected,
+            stats=None if self.stats is None else ranks.join(self.stats, 2),
+            cost=None if self.cost is None else ranks.join(self.cost, 2),
+            missing=self.missing * ranks.size,
         )
 
     @property

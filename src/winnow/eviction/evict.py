@@ -17,6 +17,7 @@ from winnow.eviction.ranking import Ranking
 from winnow.eviction.round_rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.signals import Signals
+from winnow.ranks import Ranks
 from winnow.sampling.host_copy import HostCopy
 
 
@@ -39,6 +40,7 @@ class PlannedRound:
     Attributes:
         kept: KVs that each ranked row of the members will keep, int64 [B, layers, heads], on the device.
         held: KVs of all rows before the round, int32 [B, layers, heads], on the host.
+        coming: KVs that the ranked rows of all ranks will keep, int32, on their way to the host.
     """
 
     policy: EvictionPolicy
@@ -47,14 +49,20 @@ class PlannedRound:
     kept: Tensor
     held: IntArray
     coming: HostCopy
-    """`kept`, int32, on its way to the host."""
+    ranks: Ranks
 
     @cached_property
     def lengths(self) -> IntArray:
-        """KVs that each row will keep, int32 [B, layers, heads], on the host; waits for the device."""
-        lengths = self.held.copy()
+        """KVs that each row of any rank will keep, int32 [B, layers, heads], on the host; waits for the device."""
+        # Rows that are not ranked hold what a window sees: as much in each head.
+        lengths = np.tile(self.held, (1, 1, self.ranks.size))
         lengths[:, self.ranking.rows.layers] = self.coming.read().numpy()
         return lengths
+
+    @property
+    def own_lengths(self) -> IntArray:
+        """KVs that each row here will keep."""
+        return self.lengths[:, :, self.ranks.part(self.lengths.shape[2])]
 
 
 @torch.inference_mode()
@@ -66,11 +74,14 @@ def plan_round(
     On devices other than CPUs the first look at the lengths waits.
     """
     ranking = rank_round(cache, policy, members, signals)
-    targets = policy.budget.allot(policy.budget.costs(ranking))
-    kept = torch.minimum(torch.maximum(targets, ranking.protected), ranking.length)
+    costs = policy.budget.costs(ranking).over(signals.ranks)
+    targets = policy.budget.allot(costs)
+    kept = torch.minimum(torch.maximum(targets, costs.protected), costs.length)
     slots = [member.slot for member in members]
     held: IntArray = cache.tables.host_lengths[slots]
-    return PlannedRound(policy, tuple(slots), ranking, kept, held, HostCopy(kept.to(torch.int32)))
+    coming = HostCopy(kept.to(torch.int32))
+    own = signals.ranks.own(kept, 2)
+    return PlannedRound(policy, tuple(slots), ranking, own, held, coming, signals.ranks)
 
 
 @torch.inference_mode()
@@ -91,7 +102,7 @@ def compact_round(
     num_blocks = ranked.block.shape[-1]
     found = cache.tables.lookup_layers(torch.from_numpy(slots).to(cache.pool.device), num_blocks)
     block = (found if len(layers) == len(found) else found[layers]).long()
-    most = int((cache.tables.host_lengths[slots] - planned.lengths).max())
+    most = int((cache.tables.host_lengths[slots] - planned.own_lengths).max())
     stay = kept.transpose(0, 1)
     rows = replace(ranked, block=block)
     fitted: list[FittedRow] = []
@@ -107,7 +118,7 @@ def compact_round(
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, cache.pool.numbers.slots_of(block).transpose(0, 1), kept, rotation)
     cache.pool.moved(block.flatten())
-    cache.tables.set_lengths(slots, planned.lengths)
+    cache.tables.set_lengths(slots, planned.own_lengths)
 
 
 def rank_round(
@@ -116,7 +127,7 @@ def rank_round(
     """Return the KVs of `members`, scored; nothing changes."""
     slots = [member.slot for member in members]
     layers = policy.evicts_from(cache.pool.layout)
-    longest = int(cache.tables.host_lengths[slots][:, layers].max())
+    [longest] = signals.ranks.largest([int(cache.tables.host_lengths[slots][:, layers].max())])
     kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
     inputs = _round(cache, policy, members, signals, layers)
     return _rank(policy, RoundRows(cache, inputs, layers, longest, kinds, signals))
@@ -154,7 +165,9 @@ def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
     scores, protected, stats = [], [], []
     for layer in map(rows.layer, range(len(rows.slot))):
         score = policy.score.score(layer).float()
-        scores.append(score.mean(dim=1, keepdim=True).expand_as(score) if policy.score.per_layer else score)
+        if policy.score.per_layer:
+            score = layer.over_ranks(score).mean(dim=1, keepdim=True).expand_as(score)
+        scores.append(score)
         pinned, of_layer = policy.budget.pin(layer), policy.budget.layer_stats(layer)
         protected.append(layer.protected if pinned is None else layer.protected | pinned)
         if of_layer is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.eviction.signals import QueryMoments, Signals
+from winnow.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,19 @@ class LayerRows:
         """Return the values, float32 [B, H, N, d]; zeros where not valid."""
         self.pool.count_scored(int(self.length.sum()))
         return self._where_valid(self.pool.values_of(self._block))
+
+    @property
+    def _ranks(self) -> Ranks:
+        return ALONE if self._rows.signals is None else self._rows.signals.ranks
+
+    @property
+    def first_head(self) -> int:
+        """Number of its first head among those of all ranks."""
+        return self._ranks.rank * self.position.shape[1]
+
+    def over_ranks(self, x: Tensor) -> Tensor:
+        """Return numbers of the KVs of the layer's heads on all ranks, of `x`, [B, H, N], on this one."""
+        return self._ranks.join(x, 1)
 
     @property
     def _signals(self) -> Signals:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionSpec
 from winnow.eviction.predictor import PredictorSource
+from winnow.ranks import Ranks
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ class ReferenceQueries(NamedTuple):
 
 class Signals(Protocol):
     """Information about tokens, layers and queries for budgets and scorers."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks whose heads share a budget."""
 
     def similarity(self, slots: Sequence[int]) -> Tensor:
         """Return the mean cosine of tokens' hidden states before and after attention, so far: float32 [B, L]."""

@@ -105,9 +105,10 @@ class PagedAttentionStep:
     def _predict(self, layer: int, k: Tensor, v: Tensor) -> None:
         slots = self._written_slots[layer][:, : self.batch.cache.pool.layout.heads[layer]]
         for span in self.predicted:
-            scorer, tokens = self.signals.predictor(span.source), span.tokens
-            score = scorer.predict(layer, self.inputs[0][tokens], k[tokens], v[tokens])
-            self.batch.cache.pool.numbers.set_accumulator(slots[tokens], score)
+            scorer, tokens, ranks = self.signals.predictor(span.source), span.tokens, self.signals.ranks
+            keys, values = ranks.join(k[tokens], 1), ranks.join(v[tokens], 1)
+            score = scorer.predict(layer, self.inputs[0][tokens], keys, values)
+            self.batch.cache.pool.numbers.set_accumulator(slots[tokens], ranks.own(score, 1))
 
     @cached_property
     def _written_slots(self) -> Tensor:

@@ -3,31 +3,59 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
-from winnow.attention import open_backend
-from winnow.config import EngineConfig
+from winnow.cache import CacheSize
+from winnow.config import EngineConfig, ModelConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
+from winnow.engine.executor import Executor
 from winnow.engine.residency.prefix_cipher import PrefixCipher
 from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.eviction.predictor import predictor_path
-from winnow.executor.torch_executor import TorchExecutor
+from winnow.executor.rank_executor import build_rank, load_rank
+from winnow.executor.rank_team import RankTeam
+from winnow.executor.tensor_parallel import TensorParallelExecutor
 from winnow.json_values import dump_json
-from winnow.models import LoadedModel
+from winnow.models import LoadedModel, load_model
 from winnow.models.hub import locate_model
-from winnow.models.paged_trial import verify_codec
 from winnow.models.text_pool import text_pool
 from winnow.report.fingerprint import model_digest
 
 
+def open_team(config: EngineConfig) -> RankTeam | None:
+    """Start the processes that compute the model together with this one; None: it computes alone.
+
+    Raises:
+        ConfigError: an option does not go with `tensor_parallel_size`.
+    """
+    size = config.model.tensor_parallel_size
+    return None if size == 1 else RankTeam(size)
+
+
+def load_ranks(config: ModelConfig, team: RankTeam | None, *, beyond_trained_len: bool) -> LoadedModel:
+    """Load a model as `load_model` does, each rank its part at the same time."""
+    if team is None:
+        return load_model(config, beyond_trained_len=beyond_trained_len)
+
+    def own() -> LoadedModel:
+        return load_rank(config, 0, team.size, team.directory, beyond_trained_len=beyond_trained_len)
+
+    return team.call(own, "load", config, team.size, team.directory, beyond_trained_len)
+
+
 def build_engine(
-    loaded: LoadedModel, config: EngineConfig, policy: EvictionPolicy, clock: Callable[[], float]
+    loaded: LoadedModel,
+    config: EngineConfig,
+    policy: EvictionPolicy,
+    clock: Callable[[], float],
+    team: RankTeam | None = None,
 ) -> Engine:
     """Set up cache and engine around a model.
 
     Args:
         policy: the engine's own, which decides how many accumulators there are if the configuration does not say it.
+        team: of the ranks that hold the other parts of the model; None: there are none.
     """
     num_accumulators = config.eviction.num_accumulators
     if num_accumulators is None:
@@ -36,10 +64,12 @@ def build_engine(
         config.cache, num_accumulators, config.scheduler.chunk, bias=policy.compact is not None
     )
     policy.check_layout(layout)
-    backend = open_backend(config.model.attention_backend, loaded.device, layout)
-    if config.model.verify_model:
-        verify_codec(loaded, layout, config.model.attention_backend)
-    executor = TorchExecutor(loaded, config, backend, layout)
+    size = CacheSize.fit(layout, config.cache.kv_memory, config.scheduler.max_num_seqs, loaded.max_model_len)
+    executor: Executor
+    if team is None:
+        executor = build_rank(loaded, config, layout, size)
+    else:
+        executor = TensorParallelExecutor(team, loaded, config, layout, size)
 
     def prefix_format(cipher: PrefixCipher | None) -> PrefixFormat:
         return PrefixFormat(_identity(loaded, config), layout, cipher)

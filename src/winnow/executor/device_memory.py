@@ -37,7 +37,8 @@ def with_device_memory(config: EngineConfig, loaded: PlainModel) -> EngineConfig
             f"{format_bytes(total - free)} are in use with the model, and a step of max_num_batched_tokens="
             f"{config.scheduler.max_num_batched_tokens} may need {format_bytes(step)}"
         )
-    return replace(config, cache=replace(config.cache, kv_memory=room))
+    ranks = config.model.tensor_parallel_size  # one on each GPU
+    return replace(config, cache=replace(config.cache, kv_memory=room * ranks))
 
 
 def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:

@@ -39,6 +39,7 @@ class EngineSignals(SlotState):
     ) -> None:
         """Return `locate` finds the directory or file of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
+        self.ranks = model.ranks
         self.queries = QuerySignals(device)
         self.references = ReferenceStates(device)
         self._model = model

@@ -16,8 +16,8 @@ from winnow.cache import (
     CacheLayout,
     CacheSize,
     CacheUpdate,
-    Ledger,
 )
+from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.cache.memory import require_host_memory, require_memory
@@ -73,16 +73,16 @@ class TorchExecutor:
     """Executor that owns the model, the memory of KVs and the sampler."""
 
     def __init__(
-        self, model: LoadedModel, config: EngineConfig, backend: AttentionBackend, layout: CacheLayout
+        self,
+        model: LoadedModel,
+        config: EngineConfig,
+        backend: AttentionBackend,
+        layout: CacheLayout,
+        size: CacheSize,
     ) -> None:
+        """Take the memory of a cache of this layout and size; of several ranks, those of this one."""
         geometry = model.geometry
-        size = CacheSize.fit(
-            layout,
-            config.cache.kv_memory,
-            config.scheduler.max_num_seqs,
-            model.max_model_len,
-        )
-        require_memory(config.cache.kv_memory, size.nbytes(layout), model.device)
+        require_memory(config.cache.kv_memory // model.ranks.size, size.nbytes(layout), model.device)
         host_bytes = config.cache.kv_offloading_size or 0
         require_host_memory(host_bytes, model.device, config.cache.kv_memory)
         self.layout, self.size = layout, size
@@ -105,7 +105,7 @@ class TorchExecutor:
             size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
         )
         self.cache.states.add(self._occupants, self._signals, self._signals.queries, self._signals.references)
-        self.overlaps = computes_apart(model.device)
+        self.overlaps = computes_apart(model.device) and model.ranks.size == 1
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
         self._recurrent = model.open_states(size.max_num_seqs)
         if self._recurrent is not None:
@@ -114,7 +114,8 @@ class TorchExecutor:
         self._graphs: DecodeGraphs | None = None
         # Values on a tier are chosen on the host; states are split on it.
         capture = graph_capture(model.device)
-        if capture is not None and layout.value_tier is None and self._recurrent is None:
+        alone = layout.value_tier is None and self._recurrent is None and model.ranks.size == 1
+        if capture is not None and alone:
             self._graphs = DecodeGraphs(
                 _decode_forward(model, backend, self.cache, self._signals),
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
@@ -176,8 +177,9 @@ class TorchExecutor:
         scored = {
             index: self._prompt_logprobs(plan.entries[index], rows[part])
             for index, part in logits.prompts.items()
+            if self._model.ranks.leads
         }
-        samplers = plan.samplers
+        samplers = plan.samplers if self._model.ranks.leads else []
         evicts = bool(plan.evictions)
         if not samplers:
             self._begin_rounds(plan.evictions)
@@ -340,26 +342,28 @@ class TorchExecutor:
         except UnsupportedModelError as error:
             raise InvalidRequestError(str(error)) from None
 
-    def check_integrity(self, ledger: Ledger) -> None:
+    def check_integrity(self, held: Holdings) -> None:
         tables, host = self.cache.tables, self.cache.host
-        assert host is not None and host.host_ids == set(ledger.host.copies) == self.cache.states.host_ids, (
+        assert host is not None and host.host_ids == held.host_ids == self.cache.states.host_ids, (
             "the host tier holds other copies than the ledger counts"
         )
-        assert host.nbytes <= ledger.host.used_bytes, "the host tier holds more bytes than the ledger counts"
-        assert np.array_equal(tables.host_lengths, ledger.lengths), "lengths differ from the ledger's"
-        assert np.array_equal(tables.lengths.cpu().numpy(), ledger.lengths), "lengths differ on the device"
-        for slot in np.flatnonzero(ledger.lengths.any(axis=(1, 2))).tolist():
-            pages = ledger.pages.of(slot)
+        assert host.nbytes <= held.host_bytes, "the host tier holds more bytes than the ledger counts"
+        assert np.array_equal(tables.host_lengths, held.lengths), "lengths differ from the ledger's"
+        assert np.array_equal(tables.lengths.cpu().numpy(), held.lengths), "lengths differ on the device"
+        for slot, pages in held.pages.items():
             assert np.array_equal(tables.page_table[slot, : len(pages)].cpu().numpy(), pages), (
                 "a page table differs from the ledger's"
             )
-            most = ceil_div(int(ledger.lengths[slot].max()), self.layout.block_size)
+            most = ceil_div(int(held.lengths[slot].max()), self.layout.block_size)
             found = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0]
-            num_blocks = self.layout.row_blocks(ledger.lengths[slot])
-            held = np.arange(most) < num_blocks[..., None]
-            assert np.array_equal(found.cpu().numpy()[held], ledger.blocks_of(slot)), (
+            num_blocks = self.layout.row_blocks(held.lengths[slot])
+            filled = np.arange(most) < num_blocks[..., None]
+            assert np.array_equal(found.cpu().numpy()[filled], held.blocks[slot]), (
                 "a block table differs from the ledger's"
             )
+
+    def close(self) -> None:
+        """Do nothing: it computes in this process."""
 
     def _eviction(self, slot: int) -> SequenceEviction:
         eviction = self._occupants[slot].eviction

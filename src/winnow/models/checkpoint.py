@@ -26,16 +26,23 @@ from winnow.models.optimize import Optimized, optimize_model
 from winnow.models.positions import bind_counted_positions, bind_positions
 from winnow.models.published import Published, open_published
 from winnow.models.quantize import quantize_model, round_beside_blocks
+from winnow.models.shards import shard_model
 from winnow.models.tokens import end_tokens
 from winnow.models.verify import Trial
 from winnow.progress import report
+from winnow.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def load_checkpoint(
-    path: Path, config: ModelConfig, *, beyond_trained_len: bool, native: bool = False
+    path: Path,
+    config: ModelConfig,
+    *,
+    beyond_trained_len: bool,
+    native: bool = False,
+    ranks: Ranks = ALONE,
 ) -> tuple[LoadedModel, ContextLimit]:
     """Load as `winnow.models.loader.load_model` does, from config.json and weights as published; with its limits."""
     published = open_published(path)
@@ -67,6 +74,8 @@ def load_checkpoint(
     tokenizer = _tokenizer(path, published, model_config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
+    if ranks.size > 1:
+        geometry = shard_model(model, geometry, ranks)
     optimized = Optimized()
     if config.optimize:
         optimized = optimize_model(model, geometry, trained_len, native=native, int8=int8, library=library)
@@ -87,6 +96,7 @@ def load_checkpoint(
         sampling_defaults=sampling_defaults(path, config.generation_config),
         int8=int8,
         library=library,
+        ranks=ranks,
     )
     if trial is not None:
         loaded = replace(loaded, verified=trial.verify(loaded, config.attention_backend))

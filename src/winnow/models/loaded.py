@@ -1,7 +1,7 @@
 """Result of loading a model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,6 +17,7 @@ from winnow.models.kv_layout import configured_layout
 from winnow.models.library_weights import LibraryWeights
 from winnow.models.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.tokens import token_kinds
+from winnow.ranks import ALONE, Ranks
 from winnow.sampling.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class LoadedModel(PlainModel):
     """Choice of its weights that are quantized to 8 bits; None: none."""
     library: LibraryWeights | None = None
     """Choice of its weights that a library quantized; None: none."""
+    ranks: Ranks = ALONE
+    """Ranks that compute it together: `model` and `geometry` are this one's part."""
     verified: Verified | None = None
     """Distance of what answers from the model's own code; None: it was not compared at load."""
 
@@ -89,16 +92,16 @@ class LoadedModel(PlainModel):
     ) -> CacheLayout:
         """Return the shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.
 
-        With `bias` KVs have one, as with the option kv_bias.
+        It is that of all ranks. With `bias` KVs have one, as with the option kv_bias.
 
         Raises:
             ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
         """
         geometry = self.geometry
-        return configured_layout(
+        layout = configured_layout(
             config,
             num_layers=geometry.num_layers,
-            num_kv_heads=geometry.num_kv_heads,
+            num_kv_heads=geometry.num_kv_heads * self.ranks.size,
             head_dim=geometry.head_dim,
             dtype=str(self.dtype).removeprefix("torch."),
             num_accumulators=num_accumulators,
@@ -109,6 +112,7 @@ class LoadedModel(PlainModel):
             shapes=[shape[1:] for shape in geometry.by_layer],
             latent=geometry.latent,
         )
+        return replace(layout, ranks=self.ranks.size)
 
     def open_states(self, max_num_seqs: int) -> RecurrentStates | None:
         """Return memory for what layers keep of sequences in place of KVs; None: none does."""
@@ -163,8 +167,8 @@ class LoadedModel(PlainModel):
 
     @cached_property
     def key_probe(self) -> torch.Tensor:
-        """Keys by which the model is known again, float32 [L, H, d]."""
-        return probe_keys(self.model, self.geometry.num_layers)
+        """Keys by which the model is known again, float32 [L, H, d], of all ranks."""
+        return self.ranks.join(probe_keys(self.model, self.geometry.num_layers), 1)
 
     @cached_property
     def token_kinds(self) -> torch.Tensor:

@@ -18,6 +18,7 @@ from winnow.models.loaded import LoadedModel, PlainModel
 from winnow.models.packed.description import is_packed
 from winnow.native import is_installed, native_kernels
 from winnow.progress import report
+from winnow.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from winnow.models.context import ContextLimit
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
 
-def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native: bool = False) -> LoadedModel:
+def load_model(
+    config: ModelConfig, *, beyond_trained_len: bool = False, native: bool = False, ranks: Ranks = ALONE
+) -> LoadedModel:
     """Load model and tokenizer, published or packed by `winnow pack`, from a directory or the Hub.
 
     Args:
         beyond_trained_len: let `max_model_len` exceed what the model was trained for: positions are re-assigned.
         native: all products by Winnow's kernels, also where others are faster.
+        ranks: the others load it at the same time; each keeps its part.
 
     Raises:
         UnsupportedModelError: no such directory or repository, no safetensors, weights missing or damaged, an
@@ -40,6 +44,10 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native:
     """
     path = locate_model(config)
     if is_packed(path):
+        if ranks.size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size must be 1 for a packed model, got {ranks.size} for {path}: give it as published"
+            )
         kernels = native_kernels()
         if kernels is None:
             raise UnsupportedModelError(
@@ -49,7 +57,7 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native:
 
         with loading(path):
             return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
-    entry = None if native else _cache_entry(path, config)
+    entry = None if native or ranks.size > 1 else _cache_entry(path, config)
     if entry is not None:
         kernels = native_kernels()
         assert kernels is not None, "else nothing is kept"
@@ -65,7 +73,7 @@ def load_model(config: ModelConfig, *, beyond_trained_len: bool = False, native:
         return _keep(
             entry,
             path,
-            *load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native),
+            *load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native, ranks=ranks),
         )
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.residuals import attends, decoder_layers
+from winnow.models.shards import AddedLinear
 
 _NAMES = ("output", "o_proj", "out_proj", "dense", "c_proj", "wo")
 
@@ -49,6 +50,8 @@ def _projection(layer: nn.Module) -> nn.Module | None:
     for part in parts:
         for name in _NAMES:
             projection = getattr(part, name, None)
+            if isinstance(projection, AddedLinear):
+                projection = projection.own
             if isinstance(projection, nn.Module) and (part is not layer or hasattr(layer, "layer_idx")):
                 return projection
     return None

@@ -12,10 +12,10 @@ from winnow.cache import (
     CacheSize,
     CacheUpdate,
     CopyDiscarded,
-    Ledger,
     RowsRestored,
     RowsSaved,
 )
+from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
@@ -227,5 +227,8 @@ class SimulatedExecutor:
     def kept_weights(self, slot: int) -> list[list[float]]:
         return self.lengths[slot].astype(float).tolist()
 
-    def check_integrity(self, ledger: Ledger) -> None:
-        assert np.array_equal(self.lengths, ledger.lengths)
+    def check_integrity(self, held: Holdings) -> None:
+        assert np.array_equal(self.lengths, held.lengths)
+
+    def close(self) -> None:
+        """Do nothing: there is nobody else."""

@@ -1,7 +1,7 @@
 """The accounting of the host tier: which copies of sequences lie in host memory, and their bytes."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from winnow.cache.layout import CacheLayout, IntArray
 
@@ -18,8 +18,11 @@ class HostTierError(RuntimeError):
     """
 
     def __init__(self, host_ids: Iterable[int], reason: str) -> None:
-        self.host_ids = frozenset(host_ids)
+        self.host_ids, self._reason = frozenset(host_ids), reason
         super().__init__(f"copies {sorted(self.host_ids)} to or from host memory failed: {reason}")
+
+    def __reduce__(self) -> tuple[type[Self], tuple[frozenset[int], str]]:
+        return type(self), (self.host_ids, self._reason)
 
 
 class HostCopy(NamedTuple):

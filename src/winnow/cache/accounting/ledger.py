@@ -4,7 +4,8 @@ Host arithmetic: it moves no KVs, knows no device and no model, so the scheduler
 The owner of the memory follows its updates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,23 @@ from winnow.cache.accounting.sliding_windows import SlidingWindows
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import CacheLayout, IntArray, ceil_div
 from winnow.cache.update import CacheUpdate, CopyDiscarded, PendingUpdate, RowsRestored, RowsSaved
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Contents of the memory that follows a ledger, once all updates are applied.
+
+    Attributes:
+        lengths: int32 [max_num_seqs, layers, heads].
+        pages, blocks: of each slot that holds any, as its tables have them.
+        host_ids, host_bytes: of copies in host memory.
+    """
+
+    lengths: IntArray
+    pages: Mapping[int, IntArray]
+    blocks: Mapping[int, IntArray]
+    host_ids: frozenset[int]
+    host_bytes: int
 
 
 class Ledger:
@@ -364,6 +382,17 @@ class Ledger:
         Copies of blocks are not made again, so that what sequences hold then has to be computed again.
         """
         self._changes.repeat()
+
+    def holdings(self) -> Holdings:
+        """Return what memory holds that has followed all updates."""
+        slots = np.flatnonzero(self.lengths.any(axis=(1, 2))).tolist()
+        return Holdings(
+            self.lengths,
+            {slot: self.pages.of(slot) for slot in slots},
+            {slot: self.blocks_of(slot) for slot in slots},
+            frozenset(self.host.copies),
+            self.host.used_bytes,
+        )
 
     # -- invariants ----------------------------------------------------------------------------------------------
 

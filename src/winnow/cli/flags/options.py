@@ -44,6 +44,7 @@ def add_flags(
             text = field.metadata.get("help", documented.get(field.name, ""))
             action = group.add_argument(
                 *("--" + name.replace("_", "-") for name in (field.name, *field.metadata.get("aliases", ()))),
+                *field.metadata.get("short", ()),
                 dest=field.name,
                 default=argparse.SUPPRESS,
                 help=_help(field, text, defaults.get(field.name, field.default)),

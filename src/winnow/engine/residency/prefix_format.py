@@ -79,7 +79,7 @@ class PrefixFormat:
         self._cipher = cipher
         # Kinds have their codecs with groups and rotations, which names do not tell.
         kinds = [(kind.key_size, kind.value_size, repr(kind.codec), repr(kind.form)) for kind in layout.kinds]
-        rows = layout.heads, layout.kind_of.tolist(), layout.block_size
+        rows = layout.heads, layout.kind_of[:, 0].tolist(), layout.block_size
         self.made_for = dump_json([FORMAT, model, kinds, repr(layout.wide), rows])
 
     @property

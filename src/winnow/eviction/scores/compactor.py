@@ -62,7 +62,9 @@ class Compactor(Scorer):
         attention = self._attention.score(rows) * rows.values().norm(dim=-1)
         attention = smooth(attention[:, :, None], rows.position, counted, self._pool)[:, :, 0]
         leverage = self._leverage.of(rows, counted)
-        return self._weight(rows) * _standard(leverage, counted) + _standard(attention, counted)
+        counted = rows.over_ranks(counted)
+        of_keys = _standard(leverage, rows.over_ranks(leverage), counted)
+        return self._weight(rows) * of_keys + _standard(attention, rows.over_ranks(attention), counted)
 
     def _weight(self, rows: LayerRows) -> Tensor | float:
         if self.blending is not None:
@@ -70,11 +72,11 @@ class Compactor(Scorer):
         return (1.0 - rows.round.budget / rows.round.tokens).clamp_min(0.0)[:, None, None].float()
 
 
-def _standard(x: Tensor, counted: Tensor) -> Tensor:
-    """Standardize x, [B, H, N], by the mean and deviation of the counted KVs of each sequence."""
+def _standard(x: Tensor, every: Tensor, counted: Tensor) -> Tensor:
+    """Standardize x, [B, H, N], by the mean and deviation of those of all heads, `every`, that are counted."""
     count = counted.sum(dim=(1, 2), keepdim=True).clamp_min(2)
-    mean = (x * counted).sum(dim=(1, 2), keepdim=True) / count
-    far = ((x - mean) * counted).square().sum(dim=(1, 2), keepdim=True)
+    mean = (every * counted).sum(dim=(1, 2), keepdim=True) / count
+    far = ((every - mean) * counted).square().sum(dim=(1, 2), keepdim=True)
     deviation = torch.sqrt(far / (count - 1)).clamp_min(_LEAST_DEVIATION)
     return (x - mean) / deviation
 

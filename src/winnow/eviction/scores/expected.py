@@ -45,7 +45,7 @@ class ExpectedAttention(Scorer):
             logits += (keys @ covariance[:, :, member]).mul_(keys).sum(dim=-1) / 2
             share += logits.masked_fill_(~counted, -torch.inf).softmax(dim=-1).nan_to_num_(0.0)
         share /= group
-        most = share.amax(dim=(1, 2), keepdim=True)
+        most = rows.over_ranks(share).amax(dim=(1, 2), keepdim=True)
         return torch.where(counted, share, most.expand_as(share))
 
     def _queries(self, rows: LayerRows, num_heads: int) -> tuple[Tensor, Tensor]:

@@ -27,10 +27,10 @@ class Random(Scorer):
     seed: int = 0
 
     def score(self, rows: LayerRows) -> Tensor:
-        head = torch.arange(rows.position.shape[1], device=rows.position.device)[None, :, None]
+        head = rows.first_head + torch.arange(rows.position.shape[1], device=rows.position.device)
         x = (
             rows.position.long() * 0x9E3779B1
-            + (rows.layer * 8191 + head) * 0x85EBCA77
+            + (rows.layer * 8191 + head[:, None]) * 0x85EBCA77
             + self.seed * 0xC2B2AE3D
         )
         for bits, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39), (15, 1)):  # Wang-style avalanche on 32 bits

@@ -1,0 +1,62 @@
+"""Process of one rank beside the first: `python -m winnow.executor.rank_process RANK FD`, started by `RankTeam`."""
+
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from winnow.cache import CacheLayout, CacheSize, HostTierError
+from winnow.config import EngineConfig, ModelConfig
+from winnow.errors import WinnowError, describe_error
+from winnow.executor.rank_executor import RankExecutor, load_rank
+from winnow.models import LoadedModel
+from winnow.threads import TeamWait, set_threads
+
+_RESULTS = ("kept_positions", "kept_weights", "read_blocks", "read_states")
+"""Methods of whose results the first rank wants each part."""
+
+
+class RankProcess:
+    """Rank that does what it is sent until the connection closes."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._loaded: LoadedModel | None = None
+        self._executor: RankExecutor | None = None
+
+    def serve(self, connection: Connection) -> None:
+        """Answer calls with what they return, or with an error; any but a user's ends the process."""
+        while True:
+            try:
+                name, arguments = connection.recv()
+            except (EOFError, OSError):
+                return
+            try:
+                result = self._run(name, arguments)
+            except (WinnowError, HostTierError) as error:
+                result = error
+            except Exception as error:
+                connection.send((False, describe_error(error)))
+                raise SystemExit(1) from None
+            connection.send((True, result))
+
+    def _run(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        if name == "load":
+            return self._load(*arguments)
+        if name == "build":
+            return self._build(*arguments)
+        found = getattr(self._executor, name)(*arguments)
+        return found if name in _RESULTS else None
+
+    def _load(self, config: ModelConfig, size: int, directory: Path, beyond_trained_len: bool) -> None:
+        set_threads(config.threads, size)
+        self._loaded = load_rank(config, self._rank, size, directory, beyond_trained_len=beyond_trained_len)
+
+    def _build(self, config: EngineConfig, layout: CacheLayout, size: CacheSize) -> None:
+        assert self._loaded is not None, "loaded first"
+        self._executor = RankExecutor(self._loaded, config, layout, size)
+
+
+if __name__ == "__main__":
+    with TeamWait():
+        RankProcess(int(sys.argv[1])).serve(Connection(int(sys.argv[2])))
