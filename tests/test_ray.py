@@ -16,10 +16,10 @@ from winnow.batch.stream import OrderedWriter  # noqa: E402
 from winnow.batch.tally import Tally  # noqa: E402
 from winnow.cli.main import main  # noqa: E402
 from winnow.ray import ProcessorConfig, build_processor  # noqa: E402
-from winnow.ray.fleet import Fleet, Placement  # noqa: E402
+from winnow.ray.fleet import MAX_LOSSES, Fleet, Placement  # noqa: E402
 
 OPTIONS = {"kv_memory": "16MiB", "threads": 1}
-LINES = 120
+LINES = 2000
 
 
 class Written(OrderedWriter):
@@ -47,7 +47,7 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture(scope="module")
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ray") / "prompts.jsonl"
-    lines = [{"prompt": f"Tale {index}:", "max_tokens": 4, "temperature": 0} for index in range(LINES)]
+    lines = [{"prompt": f"Tale {index}:", "max_tokens": 2, "temperature": 0} for index in range(LINES)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
@@ -72,16 +72,18 @@ def test_every_line_is_answered_once_though_a_worker_and_a_machine_are_lost(
     fleet.run(read_lines(prompts), written, tally, WHOLE, disturb)
     fleet.close()
     assert [record["index"] for record in written.records] == list(range(LINES))
-    assert tally.failed == 0
+    assert all(record["usage"]["completion_tokens"] == 2 for record in written.records)
+    assert tally.failed == 0 and fleet._losses_left == MAX_LOSSES * 3 - 2
     assert fleet.stats().generated_tokens == tally.generated_tokens
 
 
 def test_a_run_over_a_cluster_answers_as_one_process(cluster: Cluster, prompts: Path) -> None:
-    here, there = prompts.with_name("here.jsonl"), prompts.with_name("there.jsonl")
+    some, here, there = (prompts.with_name(f"{name}.jsonl") for name in ("some", "here", "there"))
+    some.write_text("".join(prompts.read_text().splitlines(keepends=True)[:120]))
     same = ["--threads", "1", "--kv-memory", "16MiB"]
     ray.shutdown()
-    assert main(["run", str(prompts), "-o", str(there), *same, "--ray", cluster.address]) == 0
-    assert main(["run", str(prompts), "-o", str(here), *same]) == 0
+    assert main(["run", str(some), "-o", str(there), *same, "--ray", cluster.address]) == 0
+    assert main(["run", str(some), "-o", str(here), *same]) == 0
     assert [json.loads(line)["text"] for line in there.open()] == [
         json.loads(line)["text"] for line in here.open()
     ]
