@@ -41,7 +41,7 @@ bench-gpu: ## a page about the GPU of this machine in six minutes
 	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
 
 test-ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray installed
-	$(BIN)/pip install -q -e '.[ray]'
+	$(BIN)/pip install -q -e '.[ray,ray-serve]'
 	$(BIN)/python -m pytest -q tests/test_ray.py
 
 size: ## lines of source by folder, against their budget
