@@ -26,7 +26,8 @@ LAYERS = [
     ["llm"],
     ["bench", "evaluate"],
     ["batch", "fitting", "plan"],
-    ["ray", "server"],
+    ["server"],
+    ["ray"],
     ["cli"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
