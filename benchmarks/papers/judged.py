@@ -47,6 +47,12 @@ class TimedPrompt:
     question: Question | None = None
     category: str = ""
 
+    @property
+    def asked(self) -> Question:
+        """The question of a prompt that has one."""
+        assert self.question is not None, "a random prompt asks nothing"
+        return self.question
+
     def score(self, answer: Sequence[int], tokenizer: Any) -> float | None:
         """Score an answer between 0 and 1; None without a question.
 

@@ -13,7 +13,7 @@ from benchmarks.papers.batch_max.methods import BatchMaxConfig
 from benchmarks.papers.batch_max.protocol import BatchMaxBench, OnStage
 from benchmarks.papers.batch_max.results import BatchMaxReport, TaskResult, all_tables
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
-from winnow.cli.flags.engine import demo_model, silence_transformers
+from winnow.cli.flags.engine import model_path, silence_transformers
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import write_json
 from winnow.cli.screen.progress import add_progress_flag
@@ -23,7 +23,7 @@ from winnow.report.fingerprint import model_digest
 from winnow.units import format_bytes
 
 DESCRIPTION = """\
-Batch-Max (Metel et al. 2024), section 4.1, on the demo model and its tasks.
+Batch-Max (Metel et al. 2024), section 4.1, on the demo model and its tasks, or on another of each.
 
 Batches are static. ED, the fastest decoding-only eviction, keeps one KV of each row once prompts
 are read; while they are read, memory must hold all of them whole. b0 is the smallest batch for
@@ -38,11 +38,12 @@ examples:
   python -m benchmarks.papers batch-max
   python -m benchmarks.papers batch-max --kv-memory 16MiB --tasks single,passkey --json batch_max.json
   python -m benchmarks.papers batch-max --samples 960 --tasks few-shot --rules average
+  python -m benchmarks.papers batch-max --model DIR --task gsm8k --shots 16 --samples 24
 docs/benchmarks.md says what the tables mean.
 """
 
 
-_NOT_OF_ACCURACY = ("tasks", "repeats", "requests", "threads")
+_NOT_OF_ACCURACY = ("model", "tasks", "repeats", "requests", "threads")
 """Settings that accuracy does not depend on."""
 
 
@@ -90,7 +91,13 @@ def _measure(
             raise UsageError("--overwrite starts the file of --journal afresh, which was not given")
         return BatchMaxBench(config, show).run()
     settings = {name: value for name, value in vars(config).items() if name not in _NOT_OF_ACCURACY}
-    fingerprint = {"model": model_digest(demo_model()), "bench": "batch-max", "commit": commit, **settings}
+    settings["data"] = config.data and str(config.data)
+    fingerprint = {
+        "model": model_digest(model_path({"model": config.model})),
+        "bench": "batch-max",
+        "commit": commit,
+        **settings,
+    }
     with ResultJournal(
         namespace.journal, fingerprint, TaskResult.from_json, overwrite=namespace.overwrite
     ) as journal:

@@ -11,13 +11,12 @@ from benchmarks.papers.batch_max.methods import (
     CONTROL_RULE,
     EVICT_EVERY,
     EXTREME_DECODES,
-    Ask,
     Method,
     batch_max,
 )
+from benchmarks.papers.judged import TimedPrompt, judge
 from winnow.bench.answering import answer_all
 from winnow.errors import CapacityError, ConfigError
-from winnow.evaluate.metrics import score
 from winnow.llm import LLM
 
 Prompts = Sequence[Sequence[int]]
@@ -131,7 +130,7 @@ class Accuracy:
 
 def measure_accuracy(
     llm: LLM,
-    asks: Sequence[Ask],
+    asks: Sequence[TimedPrompt],
     method: Method,
     bar: float = 0.0,
     on_wave: Callable[[int], None] = lambda done: None,
@@ -148,12 +147,11 @@ def measure_accuracy(
     accuracy = Accuracy((), len(asks))
     while not accuracy.complete and accuracy.best_possible >= bar:
         wave = asks[len(scores) : len(scores) + WAVE]
-        params = [method.params(ask.question.max_tokens, to_the_end=False) for ask in wave]
+        params = [method.params(ask.asked.max_tokens, to_the_end=False) for ask in wave]
         outputs = llm.generate([list(ask.token_ids) for ask in wave], params)
         for ask, output in zip(wave, outputs, strict=True):
             output.raise_for_error()
-            question = ask.question
-            scores.append(score(question.metric, output.outputs[0].text, question.references))
+            scores.append(judge(ask.asked, output.outputs[0].text))
         accuracy = Accuracy(tuple(scores), len(asks))
         on_wave(len(scores))
     return accuracy

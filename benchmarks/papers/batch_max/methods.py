@@ -4,17 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
-from typing import Any
 
+from benchmarks.papers.judged import AskedTask, TimedPrompt, categories_of, judged_prompts
 from winnow.bench.answering import fixed_length
 from winnow.bench.lists import names
 from winnow.checks import check_counts, check_names
 from winnow.config import DTYPES, option, optional_int
 from winnow.errors import ConfigError
-from winnow.evaluate.demo_tasks import CATEGORIES
-from winnow.evaluate.sample import Question
-from winnow.evaluate.tasks import TaskSettings, load_task
 from winnow.eviction import PRESETS, Average, EvictionPolicy, KeyDifference, Recency, Scorer
+from winnow.llm import LLM
 from winnow.sampling import SamplingParams
 from winnow.units import parse_bytes
 
@@ -25,13 +23,14 @@ RULES = ("average", "key-difference", "leverage", "recency")
 
 
 @dataclass(frozen=True)
-class BatchMaxConfig:
+class BatchMaxConfig(AskedTask):
     """Memory, tasks, and how often all is done."""
 
     kv_memory: int = option(
         32 * 2**20, "memory of the KV cache, the same for every method, such as 32MiB", parse=parse_bytes
     )
-    tasks: str = option(ALL_TASKS, f"commas between them; of {', '.join(CATEGORIES)}; or {ALL_TASKS}")
+    model: str | None = option(None, "directory or GGUF file; left out: the demo model", parse=str)
+    tasks: str = option(ALL_TASKS, f"categories of --task, commas between them; or {ALL_TASKS}")
     rules: str = option(
         "average,key-difference,leverage",
         f"what Algorithm 1 evicts by, commas between them; of {', '.join(RULES)}; the paper's is average",
@@ -49,6 +48,7 @@ class BatchMaxConfig:
     seed: int = option(0, "of the prompts")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         check_counts(self, zero=("seed",))
         if self.prompt_tokens < _FEWEST_PROMPT_TOKENS:
@@ -58,7 +58,7 @@ class BatchMaxConfig:
             )
         if not 0 <= self.within < 100:
             raise ConfigError(f"within must be at least 0 and below 100, got {self.within:g}")
-        check_names("tasks", self.task_names, tuple(CATEGORIES))
+        check_names("tasks", self.task_names, categories_of(self, ()))
         check_names("rules", self.rule_names, RULES)
         if self.dtype not in DTYPES[1:]:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {self.dtype!r}")
@@ -66,7 +66,7 @@ class BatchMaxConfig:
     @property
     def task_names(self) -> tuple[str, ...]:
         """In the order typed."""
-        return tuple(CATEGORIES) if self.tasks == ALL_TASKS else names(self.tasks)
+        return categories_of(self, ()) if self.tasks == ALL_TASKS else names(self.tasks)
 
     @property
     def rule_names(self) -> tuple[str, ...]:
@@ -130,24 +130,16 @@ def batch_max(rule: str, max_kvs: int) -> Method:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """One prompt and its question."""
-
-    token_ids: tuple[int, ...]
-    question: Question
-
-
-@dataclass(frozen=True)
 class BenchTask:
     """Prompts of one kind."""
 
     name: str
-    asks: tuple[Ask, ...]
+    asks: tuple[TimedPrompt, ...]
 
     @property
     def metric(self) -> str:
         """By which its answers are judged; see `winnow.evaluate.metrics.METRICS`."""
-        return self.asks[0].question.metric
+        return self.asks[0].asked.metric
 
     @property
     def longest(self) -> int:
@@ -155,27 +147,16 @@ class BenchTask:
         return max(len(ask.token_ids) for ask in self.asks)
 
 
-def make_tasks(config: BatchMaxConfig, tokenizer: Any) -> tuple[BenchTask, ...]:
-    """The demo model's categories, the same prompts for every method."""
-
-    def count_tokens(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False))
-
-    settings = TaskSettings(
-        count_tokens,
-        truncate=lambda text, _: text,  # prompts are made as long as they may be
-        max_model_len=config.prompt_tokens,
-        samples=config.samples,
-        tokens=(config.prompt_tokens,),
-        categories=config.task_names,
-        seed=config.seed,
-    )
-    asks: dict[str, list[Ask]] = {}
-    for sample in load_task("demo").samples(settings):
-        [question] = sample.questions
-        token_ids = tuple(tokenizer.encode(sample.context + question.plain))
-        asks.setdefault(sample.category, []).append(Ask(token_ids, question))
-    return tuple(BenchTask(name, tuple(asks[name])) for name in config.task_names)
+def make_tasks(config: BatchMaxConfig, llm: LLM) -> tuple[BenchTask, ...]:
+    """Return the categories of the task, the same prompts for every method."""
+    asks: dict[str, list[TimedPrompt]] = {name: [] for name in config.task_names}
+    length = config.prompt_tokens
+    for prompt in judged_prompts(llm, config, config.task_names, length, config.samples, config.seed, length):
+        asks[prompt.category].append(prompt)
+    for name, found in asks.items():
+        if len(found) != config.samples:
+            raise ConfigError(f"samples must be at most {len(found)}, which {name} has, got {config.samples}")
+    return tuple(BenchTask(name, tuple(found)) for name, found in asks.items())
 
 
 def mixed_prompts(tasks: Sequence[BenchTask]) -> list[list[int]]:

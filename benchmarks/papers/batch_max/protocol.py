@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -76,7 +77,7 @@ class BatchMaxBench:
         self._on_stage("loading")
         with self._open_static() as llm:
             self._check_context(llm.max_model_len)
-            tasks = make_tasks(self._config, llm.tokenizer)
+            tasks = make_tasks(self._config, llm)
             room = Room(llm, longest_prompts(tasks), self._config.new_tokens)
             self._on_stage("memory")
             out_of_memory = room.first_batch_out_of_memory()
@@ -118,7 +119,7 @@ class BatchMaxBench:
             "kv_floor": 1,
             "enable_prefix_caching": False,  # the paper has none
         }
-        return LLM(**common | options)
+        return LLM(self._config.model, **common | options)
 
     # -- accuracy ------------------------------------------------------------------------------------------------
 
@@ -144,24 +145,33 @@ class BatchMaxBench:
         larger = [size for size in self._config.batch_sizes if batch < size <= _MOST_SEQS]
         fitting = [size for size in larger if self._kvs(room, size) is not None]
         for rule in self._config.rule_names:
+            tried: dict[int, Accuracy] = {}
 
-            def holds(size: int, rule: str = rule) -> bool:
+            def reaches(
+                least: float, size: int, rule: str = rule, tried: dict[int, Accuracy] = tried
+            ) -> bool:
                 kvs = self._kvs(room, size)
                 assert kvs is not None, "asked of fitting sizes only"
-                method = batch_max(rule, kvs)
-                accuracy = self._measure(llm, task, method, bar)
-                held = accuracy.complete and accuracy.mean >= bar
-                trials.append(Trial(rule, method, size, accuracy, held))
-                return held
+                if size not in tried:
+                    method = batch_max(rule, kvs)
+                    tried[size] = self._measure(llm, task, method, bar)
+                    held = tried[size].complete and tried[size].mean >= bar
+                    trials.append(Trial(rule, method, size, tried[size], held))
+                return tried[size].complete and tried[size].mean >= least
 
-            size = largest_that_holds(fitting, holds, self._guesses.get(rule))
+            size = largest_that_holds(fitting, partial(reaches, bar), self._guesses.get(rule))
             if fitting:
                 self._guesses[rule] = fitting[0] if size is None else size
-            kvs = None if size is None else self._kvs(room, size)
-            if kvs is not None and kvs not in controls:
-                controls[kvs] = self._measure(llm, task, batch_max(CONTROL_RULE, kvs), bar)
+            within = [each for each in fitting if size is not None and each <= size]
+            for best in (size, largest_that_holds(within, partial(reaches, full.mean), size)):
+                kvs = None if best is None else self._kvs(room, best)
+                if kvs is not None and kvs not in controls:
+                    controls[kvs] = self._measure(llm, task, batch_max(CONTROL_RULE, kvs), bar)
+        extreme = tuple(self._measure(llm, task, method, 0.0) for method in EXTREME_DECODES)
         seconds = time.perf_counter() - started
-        return TaskResult(task.name, task.metric, task.longest, full, tuple(trials), controls, bar, seconds)
+        return TaskResult(
+            task.name, task.metric, task.longest, full, tuple(trials), controls, bar, seconds, extreme
+        )
 
     def _kvs(self, room: Room, size: int) -> int | None:
         if size not in self._most_kvs:
@@ -187,7 +197,12 @@ class BatchMaxBench:
 
     def _found(self, results: tuple[TaskResult, ...]) -> list[Trial]:
         """What held on some task, the smallest batches first."""
-        best = [task.best(rule) for rule in self._config.rule_names for task in results]
+        best = [
+            task.best(rule, least)
+            for rule in self._config.rule_names
+            for task in results
+            for least in (task.bar, task.full.mean)
+        ]
         return sorted(
             (trial for trial in best if trial is not None), key=lambda trial: (trial.rule, trial.batch)
         )

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.papers.batch_max.measure import Accuracy, Run
-from benchmarks.papers.batch_max.methods import FULL_CACHE, BatchMaxConfig, Method, batch_max
+from benchmarks.papers.batch_max.methods import EXTREME_DECODES, FULL_CACHE, BatchMaxConfig, Method, batch_max
 from benchmarks.papers.harness import median_and_range
 from winnow.report.tables import TextTable
 
@@ -35,7 +35,7 @@ class PaperRow:
 _LLAMA, _PHI = "Llama-2-13b-chat, 2-4 V100", "Phi-3.5-mini, 4 TITAN V"
 PAPER_SETTING = (
     "The paper: prompts with worked examples, of up to 3,584 tokens, padded to the batch's longest; 960 samples; "
-    "GPUs. Winnow: one question about prose that was never asked before; no padding; ED at the faster of |kv| = 2 and "
+    "GPUs. Winnow: no padding; ED at the faster of |kv| = 2 and "
     "65, where the paper has 2, the faster one there."
 )
 PAPER_ROWS = (
@@ -47,6 +47,16 @@ PAPER_ROWS = (
     PaperRow(_PHI, "GSM8K", 2, 28.4, 8, 1664, 43.8, 0.774 / 0.783, "16-shot sums, exact"),
 )
 """The rows whose accuracy is near the full cache's: those behind the paper's 44.0 %."""
+
+
+AT_LEAST_ROWS = (
+    PaperRow(_LLAMA, "CNN/DM", 4, 42.0, 32, 1024, 73.8, 0.146 / 0.145, "accuracy at least the full cache's"),
+    PaperRow(
+        _LLAMA, "NarrativeQA", 4, 40.0, 15, 1792, 43.3, 0.314 / 0.312, "accuracy at least the full cache's"
+    ),
+    PaperRow(_LLAMA, "GSM8K", 3, 30.3, 8, 1536, 39.3, 0.341 / 0.340, "accuracy at least the full cache's"),
+)
+"""The rows behind its 38.0 %."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +130,15 @@ class TaskResult:
     """The accuracy that counts as holding."""
     seconds: float
     """What finding this out took."""
+    extreme: tuple[Accuracy, ...] = ()
+    """Of ED, by `EXTREME_DECODES`."""
 
-    def best(self, rule: str) -> Trial | None:
-        """The largest batch that held."""
-        held = [trial for trial in self.trials if trial.rule == rule and trial.held]
+    def best(self, rule: str, least: float | None = None) -> Trial | None:
+        """Return the largest batch that held, or whose accuracy is `least` and more."""
+        bar = self.bar if least is None else least
+        held = [
+            trial for trial in self.trials if trial.rule == rule and trial.held and trial.accuracy.mean >= bar
+        ]
         return max(held, key=lambda trial: trial.batch, default=None)
 
     def nearest(self, rule: str) -> Trial | None:
@@ -143,6 +158,7 @@ class TaskResult:
             "full": self.full.to_json(),
             "trials": [trial.to_json() for trial in self.trials],
             "controls": {str(kvs): accuracy.to_json() for kvs, accuracy in self.controls.items()},
+            "extreme": [accuracy.to_json() for accuracy in self.extreme],
         }
 
     @classmethod
@@ -163,6 +179,7 @@ class TaskResult:
                 "full": accuracy(reported["full"]),
                 "trials": tuple(map(trial, reported["trials"])),
                 "controls": {int(kvs): accuracy(each) for kvs, each in reported["controls"].items()},
+                "extreme": tuple(map(accuracy, reported["extreme"])),
             }
         )
 
@@ -198,21 +215,25 @@ class BatchMaxReport:
         """How much faster than ED: 0.4 is 40 %."""
         return self.speed(trial.method, trial.batch).rate / self.extreme_decode.rate - 1
 
-    def held(self, rule: str) -> list[tuple[TaskResult, Trial]]:
-        """The tasks on which the rule holds accuracy, with its largest batch."""
-        found = [(task, task.best(rule)) for task in self.tasks]
+    def held(self, rule: str, *, at_least: bool = False) -> list[tuple[TaskResult, Trial]]:
+        """Return the tasks on which the rule holds accuracy, or reaches the full cache's, with its largest batch."""
+        found = [(task, task.best(rule, task.full.mean if at_least else None)) for task in self.tasks]
         return [(task, trial) for task, trial in found if trial is not None]
 
-    def mean_gain(self, rule: str) -> float | None:
-        """Over tasks on which the rule holds accuracy and the latest KVs alone would not; None: there are none."""
-        gains = [self.gain(trial) for task, trial in self.held(rule) if task.is_informative(trial)]
+    def mean_gain(self, rule: str, *, at_least: bool = False) -> float | None:
+        """Return the mean over tasks on which the latest KVs alone would not do; None: there are none."""
+        held = self.held(rule, at_least=at_least)
+        gains = [self.gain(trial) for task, trial in held if task.is_informative(trial)]
         return statistics.fmean(gains) if gains else None
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name, and what follows from them."""
         return vars(self) | {
-            "config": asdict(self.config),
+            "config": asdict(self.config) | {"data": self.config.data and str(self.config.data)},
             "mean_gain": {rule: self.mean_gain(rule) for rule in self.config.rule_names},
+            "mean_gain_at_least": {
+                rule: self.mean_gain(rule, at_least=True) for rule in self.config.rule_names
+            },
             "gains": {
                 rule: {task.name: self.gain(trial) for task, trial in self.held(rule)}
                 for rule in self.config.rule_names
@@ -271,18 +292,25 @@ def task_table(report: BatchMaxReport) -> TextTable:
     for task in report.tasks:
         full = task.full
         rows.append((task.name, (FULL_CACHE.name, "", "all", f"{full.mean:.3f}", "", "", "", "")))
-        rows += [("", _rule_entries(report, task, rule)) for rule in report.config.rule_names]
+        for method, found in zip(EXTREME_DECODES, task.extreme, strict=False):
+            rows.append(("", (method.name, "", str(method.max_kvs), f"{found.mean:.3f}", "", "", "", "")))
+        for rule in report.config.rule_names:
+            near, at_least = task.best(rule), task.best(rule, full.mean)
+            rows.append(("", _rule_entries(report, task, rule, near)))
+            if at_least is not None and at_least != near:
+                rows.append(("", _rule_entries(report, task, rule, at_least)))
     for rule in report.config.rule_names:
-        gain = report.mean_gain(rule)
-        reported = "" if gain is None else _percent(gain)
-        rows.append(("mean", (f"BM {rule}", "", "", "", "", "", reported, "")))
+        for name, strict in (("mean", False), ("mean, at least FKV", True)):
+            gain = report.mean_gain(rule, at_least=strict)
+            rows.append((name, (f"BM {rule}", *[""] * 5, "" if gain is None else _percent(gain), "")))
     columns = ("method", "b", "|kv|", "accuracy", "of FKV", "tokens/s", "beside ED", "latest KVs")
-    title = f"Accuracy within {report.config.within:g} % of the full cache: the largest batch of each rule"
+    title = f"Accuracy within {report.config.within:g} % of the full cache, and at least as high: the largest batches"
     return TextTable(title, "task", columns, tuple(rows), words=(0,))
 
 
-def _rule_entries(report: BatchMaxReport, task: TaskResult, rule: str) -> tuple[str, ...]:
-    trial = task.best(rule)
+def _rule_entries(
+    report: BatchMaxReport, task: TaskResult, rule: str, trial: Trial | None
+) -> tuple[str, ...]:
     if trial is None:
         near = task.nearest(rule)
         if near is None:
@@ -319,6 +347,7 @@ def parts_table(speeds: Iterable[Speed], title: str) -> TextTable:
 
 def paper_table(report: BatchMaxReport) -> TextTable:
     """The paper's rows, and what held here below them."""
+    model = report.config.model or "demo model"
     rows: list[tuple[str, tuple[str, ...]]] = [
         (
             row.model,
@@ -332,16 +361,16 @@ def paper_table(report: BatchMaxReport) -> TextTable:
                 _percent(row.gain),
             ),
         )
-        for row in PAPER_ROWS
+        for row in (*PAPER_ROWS, *AT_LEAST_ROWS)
     ]
     mean = sum(row.gain for row in PAPER_ROWS) / len(PAPER_ROWS)
-    rows.append(("paper, mean", (*[""] * 6, _percent(mean))))
+    rows.append(("paper, mean of those near FKV", (*[""] * 6, _percent(mean))))
     for rule in report.config.rule_names:
         for task, trial in report.held(rule):
             cells = (str(report.extreme_decode.batch), str(trial.batch), str(trial.method.max_kvs))
             share = f"{trial.accuracy.mean / task.full.mean:.1%}"
-            setting = f"0-shot, {task.metric}, {trial.method.name}"
-            rows.append(("demo model", (task.name, setting, *cells, share, _percent(report.gain(trial)))))
+            setting = f"{task.metric}, {trial.method.name}"
+            rows.append((model, (task.name, setting, *cells, share, _percent(report.gain(trial)))))
     columns = ("task", "setting", "b of ED", "b of BM", "|kv|", "of FKV", "beside ED")
     return TextTable("Beside the paper", "model", columns, tuple(rows), notes=(PAPER_SETTING,), words=(0, 1))
 
