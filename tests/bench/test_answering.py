@@ -23,3 +23,13 @@ def test_requests_are_answered_in_their_order_and_counted_alone(tmp_path: Path) 
     assert seen == [step.finished for step in done.steps] == sorted(seen) and seen[-1] == 2
     assert 0 < sum(done.parts.values()) <= done.seconds == done.steps[-1].seconds
     assert 0 < done.kv_bytes_peak <= done.steps[0].stats.kv_bytes_budget
+
+
+def test_requests_come_when_they_arrive(tmp_path: Path) -> None:
+    model = save_tiny_llama(tmp_path / "model", seed=0)
+    with LLM(model, kv_memory="8MiB", dtype="float32", device="cpu") as llm:
+        requests = [([1, 2, 3], fixed_length(3)), ([4, 5], fixed_length(2))]
+        done = answer_all(llm, requests, arrivals=[0.0, 0.5])
+    assert [len(answer) for answer in done.answers] == [3, 2]
+    assert [step.submitted for step in done.steps] == [1, 1, 1, 2, 2]
+    assert done.steps[2].seconds < 0.5 <= done.steps[3].seconds

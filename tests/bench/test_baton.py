@@ -274,7 +274,7 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
     assert rows["static"]["idle_share"] > 0.3
     assert rows["shaping-gaps"]["pass_gain"] == rows["shaping"]["pass_gain"]
     assert rows["shaping-gaps"]["column_share"] > 1.2 > 1.05 > rows["shaping"]["column_share"]
-    assert rows["embedding"]["pass_gain"] > 1.75
+    assert rows["embedding"]["pass_gain"] > 1.75 and rows["embedding"]["sustained_gain"] > 1
     assert rows["embedding"]["column_share"] < 1.05 < rows["static"]["column_share"]
     for each in printed["runs"]:
         run = each["run"]

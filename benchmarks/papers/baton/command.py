@@ -52,6 +52,7 @@ examples:
   python -m benchmarks.papers baton
   python -m benchmarks.papers baton --sets short --batches 2,8 --modes static,embedding
   python -m benchmarks.papers baton --repeats 3 --journal baton.journal --json baton.json -o results
+  python -m benchmarks.papers baton --sets short --rate 4 --modes static,embedding
   python -m benchmarks.papers baton --sets mixed --batches 8 --scale 0.25 --model DIR --kv-memory 4GiB
 
 With --journal, runs reach the disk as they end, and the same command resumes where it was stopped.

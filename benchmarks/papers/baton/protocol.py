@@ -176,6 +176,9 @@ class Cells:
     short_scale: float = option(1.0, "the same, in the short set")
     repeats: int = option(1, "runs of a cell; all cells are run once, then all of them again")
     query_seed: int = option(0, "of lengths, order and text")
+    rate: float | None = option(
+        None, "queries a second, which arrive as a Poisson process; left out: all at once", parse=float
+    )
 
     def __post_init__(self) -> None:
         for name, known in (("sets", SETS), ("modes", MODES)):
@@ -184,8 +187,8 @@ class Cells:
                 if each not in known:
                     raise ConfigError(f"{name} must be of {', '.join(known)}, got {each!r}")
         check_counts(self, zero=("query_seed",))
-        for name, scale in (("scale", self.scale), ("short_scale", self.short_scale)):
-            if not 0 < scale < float("inf"):
+        for name, scale in (("scale", self.scale), ("short_scale", self.short_scale), ("rate", self.rate)):
+            if scale is not None and not 0 < scale < float("inf"):
                 raise ConfigError(f"{name} must be a number above 0, got {scale:g}")
 
     def __iter__(self) -> Iterator[Cell]:
@@ -200,6 +203,13 @@ class Cells:
         scale = self.scale if cell.query_set == MIXED else self.short_scale
         return draw_lengths(cell.query_set, cell.batch, scale, self.query_seed)
 
+    def arrivals(self, count: int) -> list[float]:
+        """Return when each query arrives, in seconds from the first; empty: all at once."""
+        if self.rate is None:
+            return []
+        rng = random.Random(f"arrivals/{self.query_seed}")  # noqa: S311
+        return [0.0, *accumulate(rng.expovariate(self.rate) for _ in range(count - 1))]
+
     @property
     def longest(self) -> int:
         """Tokens of the longest query with its answer."""
@@ -208,7 +218,7 @@ class Cells:
     @property
     def settings(self) -> dict[str, Any]:
         """What runs must share to be compared."""
-        return {name: getattr(self, name) for name in ("scale", "short_scale", "query_seed")}
+        return {name: getattr(self, name) for name in ("scale", "short_scale", "query_seed", "rate")}
 
 
 _TRACE_POINTS = 120
@@ -244,6 +254,8 @@ class Run:
     digests: tuple[str, ...]
     """Of each answer's token ids, in the order of the queries."""
     trace: Trace
+    sustained: float = 0.0
+    """Answer tokens per second up to the last step behind which queries waited or were to come; 0: there was none."""
 
     @property
     def idle_share(self) -> float | None:
@@ -262,16 +274,16 @@ class Run:
         return cls(**reported | {"digests": tuple(reported["digests"]), "trace": trace})
 
 
-def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep) -> Run:
-    """Submit all queries at once, and take steps until every one is answered.
+def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep, arrivals: Sequence[float] = ()) -> Run:
+    """Submit all queries, at once or as they arrive, and take steps until every one is answered.
 
     Raises:
         InvalidRequestError: a query does not fit into the model's context or the KV memory.
     """
     llm.generate(list(queries[0].token_ids), fixed_length(2))  # libraries set themselves up at the first pass
-    done = answer_all(
-        llm, [(query.token_ids, fixed_length(query.answer_tokens)) for query in queries], on_step
-    )
+    work = [(query.token_ids, fixed_length(query.answer_tokens)) for query in queries]
+    done = answer_all(llm, work, on_step, arrivals=arrivals)
+    busy = [step for step in done.steps if step.stats.num_waiting or step.submitted < len(queries)]
     before = _tally(done.before)
     trace = _trace(done.steps)
     assert trace.tokens[-1] == sum(map(len, done.answers)), "a step's output brought more than one token"
@@ -287,6 +299,7 @@ def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep) -> Run:
             for answer in done.answers
         ),
         trace=trace,
+        sustained=sum(step.outputs for step in busy) / busy[-1].seconds if busy else 0.0,
     )
 
 
@@ -364,7 +377,9 @@ class Experiment:
         """
         for cell in cells:
             with self.open(self.options_of(cell)) as llm:
-                yield Measured(cell, run_cell(llm, self._queries(cell, llm), on_step(cell)), self.head)
+                queries = self._queries(cell, llm)
+                arrivals = self.cells.arrivals(len(queries))
+                yield Measured(cell, run_cell(llm, queries, on_step(cell), arrivals), self.head)
 
     def options_of(self, cell: Cell) -> dict[str, Any]:
         """Of the cell's engine. What only padded engines know is left out for the paged one."""

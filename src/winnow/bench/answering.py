@@ -1,6 +1,7 @@
-"""Requests through an engine, all submitted at once, and what every step brought."""
+"""Requests through an engine, and what every step brought."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,14 @@ class Step:
         seconds: since the first submission.
         outputs: requests that got a token; with `final_only` those that ended.
         finished: requests that have ended up to now.
+        submitted: requests that have arrived up to now.
         stats: of the engine behind the step.
     """
 
     seconds: float
     outputs: int
     finished: int
+    submitted: int
     stats: EngineStats
 
 
@@ -82,11 +85,13 @@ def answer_all(
     on_step: OnStep = lambda done, stats: None,
     *,
     final_only: bool = False,
+    arrivals: Sequence[float] = (),
 ) -> Answered:
-    """Submit all requests at once and step until each has `max_tokens` tokens.
+    """Submit all requests, at once or as they arrive, and step until each has `max_tokens` tokens.
 
     Args:
         requests: token ids and parameters, with `ignore_eos`.
+        arrivals: of each, in seconds from now, ascending; empty: all at once.
         final_only: steps give no outputs of unfinished requests.
 
     Raises:
@@ -95,19 +100,26 @@ def answer_all(
     before = llm.stats()
     steps: list[Step] = []
     finished: dict[str, RequestOutput] = {}
-    asked = {}
+    asked: dict[str, int | None] = {}
+    coming = deque(requests)
+    times = deque(arrivals or [0.0] * len(coming))
+    assert len(times) == len(coming), "every request arrives once"
     start = time.perf_counter()
-    for token_ids, params in requests:
-        request_id = llm.submit(list(token_ids), params, final_only=final_only)
-        asked[request_id] = params.max_tokens
-    while llm.has_unfinished:
+    while coming or llm.has_unfinished:
+        while coming and times[0] <= time.perf_counter() - start:
+            times.popleft()
+            token_ids, params = coming.popleft()
+            asked[llm.submit(list(token_ids), params, final_only=final_only)] = params.max_tokens
+        if not llm.has_unfinished:
+            time.sleep(max(times[0] - (time.perf_counter() - start), 0.0))
+            continue
         outputs = llm.step()
         for output in outputs:
             if output.finished:
                 output.raise_for_error()
                 finished[output.request_id] = output
         stats = llm.stats()
-        steps.append(Step(time.perf_counter() - start, len(outputs), len(finished), stats))
+        steps.append(Step(time.perf_counter() - start, len(outputs), len(finished), len(asked), stats))
         on_step(len(finished), stats)
     answered = Answered(before, tuple(steps), tuple(finished[request_id] for request_id in asked))
     assert list(map(len, answered.answers)) == list(asked.values()), (
