@@ -24,7 +24,7 @@ from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.pressure import play
 from winnow.bench.throughput import measure_throughput
 from winnow.bench.traces import TraceRequest, read_trace, scaled
-from winnow.bench.workload import Workload, vocab_size
+from winnow.bench.workload import Workload
 from winnow.cli.flags.paths import write_json
 from winnow.config import EngineConfig
 from winnow.plan.calibrate import calibrate, read_run, run_errors, work_of
@@ -118,7 +118,7 @@ def measure_load(name: str, load: Sequence[TraceRequest], kv_seqs: int, times: i
     for compression in (None, 4):
         own = options(compression, kv_seqs, W1.workload.sequence_tokens)
         with LLM(**own) as llm:
-            runs = [play(llm, name, load, vocab_size(Path(own["model"]))) for _ in range(times)]
+            runs = [play(llm, name, load, llm.vocab_size) for _ in range(times)]
         values = {
             "seconds": min(run.seconds for run in runs),
             "output_rate": max(run.output_rate for run in runs),

@@ -111,7 +111,7 @@ def test_cells_that_are_compared_stand_together_and_are_measured_once() -> None:
     assert [cell.batch for cell in cells if cell.query_set == SHORT] == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
     assert {cell.batch for cell in Cells(batches=(3,))} == {3}
     assert Cells(sets=("short", "short")).sets == ("short",)
-    experiment = Experiment(cells, {}, lambda options: pytest.fail("no engine is needed"), 97, HEAD)
+    experiment = Experiment(cells, {}, lambda options: pytest.fail("no engine is needed"), HEAD)
     found = [measured("static", 1.0, batch=4), measured("static", 1.0, batch=4), measured("static", 1.0)]
     missing = experiment.missing(found)
     assert len(missing) == 2 * 14 - 3
@@ -121,7 +121,7 @@ def test_cells_that_are_compared_stand_together_and_are_measured_once() -> None:
 
 def test_options_of_padded_engines_are_not_given_to_the_paged_one() -> None:
     options = {"dtype": "float32", "prefill_group": 4}
-    experiment = Experiment(Cells(), options, lambda options: pytest.fail("no engine is needed"), 97, HEAD)
+    experiment = Experiment(Cells(), options, lambda options: pytest.fail("no engine is needed"), HEAD)
     assert experiment.options_of(Cell(SHORT, "pd", 2)) == options | {
         "engine": "padded",
         "padded_mode": "pd",

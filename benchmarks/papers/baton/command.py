@@ -18,7 +18,6 @@ from benchmarks.papers.baton.results import (
 )
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from winnow.bench.answering import OnStep
-from winnow.bench.workload import vocab_size
 from winnow.cli.flags.engine import (
     add_engine_flags,
     engine_options,
@@ -103,7 +102,7 @@ def execute(namespace: argparse.Namespace) -> int:
     set_threads(options.get("threads"))
     head = head_of(options)
     model = model_path(options)
-    experiment = Experiment(cells, options, open_llm, vocab_size(model), head)
+    experiment = Experiment(cells, options, open_llm, head)
     measured = _measure(namespace, experiment, model)
     rows = read_rows(measured)
     facts = _facts(cells, options) + spread_lines(rows) + differing_lines(rows)

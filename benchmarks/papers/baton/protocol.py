@@ -362,7 +362,6 @@ class Experiment:
     cells: Cells
     options: Mapping[str, Any]
     open: Open
-    vocab_size: int
     head: Mapping[str, Any]
 
     def missing(self, found: Sequence[Measured]) -> list[Cell]:
@@ -391,7 +390,7 @@ class Experiment:
         tokenizer = llm.tokenizer
         first: int | None = None
         if tokenizer is None:
-            text = list(range(self.vocab_size))
+            text = list(range(llm.vocab_size))
         else:
             text = tokenizer(" ".join(shipped_sentences()), add_special_tokens=False)["input_ids"]
             first = tokenizer.bos_token_id

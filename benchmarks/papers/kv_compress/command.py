@@ -23,8 +23,7 @@ from benchmarks.papers.kv_compress.results import NOTES, TITLE, all_tables, draw
 from winnow.bench.answering import OnStep
 from winnow.bench.kv_memory import kv_memory_for
 from winnow.bench.presets import model_cache
-from winnow.bench.workload import vocab_size
-from winnow.cli.flags.engine import engine_options, model_path, open_llm, silence_transformers
+from winnow.cli.flags.engine import engine_options, open_llm, silence_transformers
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import write_json
 from winnow.cli.screen.meter import Meter
@@ -197,7 +196,7 @@ def _measure(study: Study, options: dict[str, Any], has_tasks: bool, namespace: 
         def prompts(context: int) -> list[TimedPrompt]:
             if has_tasks:
                 return task_prompts(full, grid, context)
-            return random_prompts(vocab_size(model_path(options)), context, grid.requests, grid.prompt_seed)
+            return random_prompts(full.vocab_size, context, grid.requests, grid.prompt_seed)
 
         measure(study, full, evicting, {each: prompts(each) for each in grid.contexts}, on_step, on_run)
 

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import dataclass
-from pathlib import Path
 
 from winnow.checks import check_counts
 from winnow.config import option
@@ -41,11 +40,3 @@ class Workload:
         return [
             [generator.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.requests)
         ]
-
-
-def vocab_size(model: Path) -> int:
-    """Return tokens that the model in that directory knows, for `Workload.prompts`."""
-    from transformers import AutoConfig  # late: flags are read without it
-
-    config = AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False)
-    return int(config.get_text_config().vocab_size)
