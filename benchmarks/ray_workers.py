@@ -47,7 +47,8 @@ def main() -> None:
             fleet.run(_lines(asked.lines), _Dropped(), tally, WHOLE, lambda: None)
             rates.setdefault(workers, []).append(asked.lines / (time.perf_counter() - start))
             fleet.close()
-            assert tally.requests == asked.lines and not tally.failed
+            if tally.requests != asked.lines or tally.failed:
+                raise SystemExit(f"{tally.requests} of {asked.lines} lines answered, {tally.failed} failed")
     one, two = (statistics.median(rates[workers]) for workers in (1, 2))
     print(Machine.here("cpu"))
     print(f"one worker {one:.1f} lines/s, two {two:.1f} lines/s: {two / one:.2f} times")

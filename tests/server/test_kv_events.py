@@ -117,7 +117,7 @@ def test_routers_that_read_events_alone_know_what_servers_hold(tmp_path: Path) -
     options = {"max_num_seqs": 8, "block_size": BLOCK, "max_model_len": 256}
     servers = [LLM(tmp_path, kv_memory="192KiB", **options) for _ in range(3)]
     large = LLM(tmp_path, kv_memory="576KiB", **options)
-    routers, sender = [Router() for _ in servers], KVEventPublisher("inproc://events", None, "", None)
+    routers, sender = [Router() for _ in servers], KVEventPublisher("inproc://routed", None, "", None)
     computed = computed_by_large = forgotten = 0
     for server in servers:
         server.record_prefixes()
@@ -155,7 +155,7 @@ def test_a_compressed_prefix_is_never_taken_for_a_full_one() -> None:
         events = llm.take_prefix_events()
     compressed = [event for event in events if isinstance(event, PrefixStored) and event.rule is not None]
     assert compressed, "a round leaves a snapshot"
-    sender, router = KVEventPublisher("inproc://events", None, "", "int8"), Router()
+    sender, router = KVEventPublisher("inproc://compressed", None, "", "int8"), Router()
     forms = [sender._form(event) for event in compressed]
     sender.close()
     assert all(any(key.startswith("compressed=") for key in form["extra_keys"][0]) for form in forms)
