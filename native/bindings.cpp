@@ -396,6 +396,12 @@ NB_MODULE(_native, m) {
              self.products(weight).linear(weight, given, threads);
            },
            nb::call_guard<nb::gil_scoped_release>())
+      .def("grouped_linear",
+           [](const Kernels &self, const std::vector<const PackedWeight *> &weights, const std::vector<uintptr_t> &biases,
+              uintptr_t x, uintptr_t out, const std::vector<int64_t> &counts, int threads) {
+             grouped_linear(self, weights, biases, at<char>(x), at<char>(out), counts, threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("pre_attention",
            [](const Kernels &self, DecoderWorkspace &work, const DecoderLayer &layer, uintptr_t x, int64_t tokens,
               uintptr_t cos, uintptr_t sin, int64_t rotary_dim, uintptr_t qkv, int threads) {

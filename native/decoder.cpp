@@ -1,5 +1,6 @@
 #include "decoder.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "sub_batch.h"
@@ -48,6 +49,9 @@ void multiply(const Kernels &kernels, const Linear &linear, const char *x, char 
               int threads) {
   kernels.products(linear.weight).linear(linear.weight, {x, linear.weight.in_features, linear.bias, add, out, rows}, threads);
 }
+
+/// Groups for each thread from which on these are as good as even parts.
+constexpr int64_t GROUPS_OF_THREAD = 4;
 
 /// Memory for rows of a layer's dtype.
 char *rows_of(Buffer &buffer, const DecoderLayer &layer, int64_t tokens, int64_t size) {
@@ -200,6 +204,36 @@ const char *run_layers(const Kernels &kernels, const Decoder &decoder, const int
 }
 
 }  // namespace
+
+void grouped_linear(const Kernels &kernels, const std::vector<const PackedWeight *> &weights,
+                    const std::vector<uintptr_t> &biases, const char *x, char *out, const std::vector<int64_t> &counts,
+                    int threads) {
+  struct Group {
+    const PackedWeight *weight;
+    LinearRows rows;
+  };
+  std::vector<Group> groups;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    if (!counts[i]) continue;
+    const PackedWeight &weight = *weights[i];
+    const int64_t in = weight.in_features;
+    groups.push_back({&weight, {x, in, reinterpret_cast<const char *>(biases[i]), nullptr, out, counts[i]}});
+    x += counts[i] * in * bytes_of(weight.dtype);
+    out += counts[i] * weight.out_features * bytes_of(weight.dtype);
+  }
+  const auto product = [&](const Group &group, int threads) {
+    kernels.products(*group.weight).linear(*group.weight, group.rows, threads);
+  };
+  const auto count = static_cast<int64_t>(groups.size());
+  if (threads == 1 || count < GROUPS_OF_THREAD * threads) {
+    for (const Group &group : groups) product(group, threads);
+    return;
+  }
+  // The largest first, so that no thread begins one when the others end.
+  std::sort(groups.begin(), groups.end(), [](const Group &a, const Group &b) { return a.rows.rows > b.rows.rows; });
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
+  for (int64_t i = 0; i < count; ++i) product(groups[i], 1);
+}
 
 void FarLayers::count(const ValuesRead &read) {
   head_queries += read.head_queries, selected += read.selected, rows += read.rows, in_full += read.in_full;

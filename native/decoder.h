@@ -42,6 +42,11 @@ struct DecoderWorkspace {
   int64_t num_sub_batches = 0;               // of the last batch; see sub_batch.h
 };
 
+/// Products of rows that follow one another in groups, with a weight each, all of the same shape: [rows, out_features]. A
+/// thread computes whole groups where these keep all busy. counts: rows of each group. biases: [out_features], or 0.
+void grouped_linear(const Kernels &, const std::vector<const PackedWeight *> &, const std::vector<uintptr_t> &biases,
+                    const char *x, char *out, const std::vector<int64_t> &counts, int threads);
+
 /// x [tokens, hidden_size] -> normed and rotated queries and keys, and values:
 /// [tokens, num_query_heads + 2 num_kv_heads, head_dim].
 void pre_attention(const Kernels &, const DecoderLayer &, const char *x, int64_t tokens, const Rotation &, char *qkv,

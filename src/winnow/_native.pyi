@@ -384,6 +384,15 @@ class Kernels:
     def linear(
         self, weight: PackedWeight, x: int, x_stride: int, bias: int, out: int, rows: int, threads: int
     ) -> None: ...
+    def grouped_linear(
+        self,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[int],
+        x: int,
+        out: int,
+        counts: Sequence[int],
+        threads: int,
+    ) -> None: ...
     def pre_attention(
         self,
         work: DecoderWorkspace,

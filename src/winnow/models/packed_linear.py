@@ -66,6 +66,12 @@ class PackedLinear(nn.Module):
         out = self.kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
+    def of_groups(self, layers: Sequence["PackedLinear"], x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Map consecutive rows of x [T, in_features], `counts` of them by each of the layers, which are alike."""
+        return self.kernels.grouped_linear(
+            x, [layer.packed for layer in layers], [layer.bias for layer in layers], counts
+        )
+
 
 class OneDnnLinear(nn.Module):
     """The same by oneDNN, which uses matrix units where there are some."""

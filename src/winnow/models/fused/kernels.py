@@ -1,5 +1,7 @@
 """The native kernels around a layer's matrix products, with tensors in place of addresses."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -159,6 +161,30 @@ class LayerKernels:
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             len(x),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def grouped_linear(
+        self,
+        x: Tensor,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[Tensor | None],
+        counts: Sequence[int],
+    ) -> Tensor:
+        """Return what `linear` gives consecutive rows of x [T, in_features], `counts` of them for each weight.
+
+        Args:
+            weights: of the same type and shape.
+        """
+        x = x.contiguous()
+        out = x.new_empty(len(x), weights[0].out_features)
+        self._kernels.grouped_linear(
+            [weight.native for weight in weights],
+            [0 if bias is None else bias.data_ptr() for bias in biases],
+            x.data_ptr(),
+            out.data_ptr(),
+            counts,
             torch.get_num_threads(),
         )
         return out
