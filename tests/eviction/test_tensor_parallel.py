@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from lockstep import BLOCK, WORDS, Asked, ask, build, small
 from test_codecs_in_lockstep import CODECS
+from tests.architectures import ARCHITECTURES, save
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from winnow import LLM, SamplingParams
@@ -146,9 +147,16 @@ def test_fitted_values_are_those_of_one_rank(name: str, directory: Path) -> None
 def test_a_codec_stores_what_one_rank_stores(codec: str, policy: str, directory: Path) -> None:
     more = {"kivi4": {"kv_cache_dtype": "kivi4"}}
     more["int8 beside 16 bits"] = {"kv_cache_dtype": "int8", "kv_wide": "layers=1,sinks=4,recent=8"}
-    one, two = pair(directory, **(CODECS | more)[codec])
+    one, two = pair(directory, **(CODECS | more)[codec], verify_model=False)
     with one, two:
         compare(one, two, asked_of("full" if codec == "kivi4" else policy))
+
+
+def test_rows_of_sliding_windows(tmp_path: Path) -> None:
+    save(ARCHITECTURES["gemma3"], tmp_path)
+    one, two = pair(tmp_path, prefill_chunk=16)
+    with one, two:
+        compare(one, two, [*asked_of("full"), *asked_of("ada-snapkv"), *asked_of("streaming")])
 
 
 def save_tiny(kind: str, path: Path) -> Path:

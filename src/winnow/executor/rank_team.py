@@ -18,6 +18,8 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 5.0
 """For other ranks to end what this one could not: where it failed alone they wait for it within an exchange."""
 _END_SECONDS = 5.0
+_ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+"""What rank 0 says of loading a model, the others need not say again."""
 
 
 class RankTeam:
@@ -50,7 +52,7 @@ class RankTeam:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is this process's to handle
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         self._processes.append(process)
         self._connections.append(Connection(here.detach()))

@@ -25,6 +25,7 @@ from winnow.models.packed_linear import (
 )
 from winnow.models.quantize import quantize_model
 from winnow.models.residuals import decoder_layers
+from winnow.models.shards import JoinedLinear
 from winnow.native import native_kernels
 from winnow.progress import report
 
@@ -189,6 +190,9 @@ def _pack_head(
     weight, or where the weight is a view of its file: then they are read from there.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if isinstance(head, JoinedLinear):
+        pack_linears(head, makers[0])
+        return
     if type(head) is not nn.Linear:
         return
     tied = head.weight is embedding.weight
