@@ -20,6 +20,7 @@ from winnow import llm as llm_module
 from winnow.config import EngineConfig, ModelConfig
 from winnow.errors import ConfigError, RankLostError, UnsupportedModelError
 from winnow.eviction import PRESETS
+from winnow.executor import build as engine_build
 from winnow.executor.rank_team import RankTeam
 from winnow.models import load_model
 from winnow.ranks import Ranks
@@ -193,12 +194,12 @@ def test_prefixes_forks_and_drafts(directory: Path) -> None:
 
 
 def test_swapped_requests_go_on(directory: Path) -> None:
-    """Memory for two of six requests at a time, and a host tier for the others."""
+    """Memory for two of five requests at a time, and a host tier for the others."""
     policy = small(PRESETS["ada-snapkv"].policy, random.Random(2))
     params = SamplingParams(
-        temperature=1.0, seed=3, max_tokens=60, ignore_eos=True, eviction=policy, kv_budget=40
+        temperature=1.0, seed=3, max_tokens=40, ignore_eos=True, eviction=policy, kv_budget=40
     )
-    asked = [prompt(seed) for seed in range(6)]
+    asked = [prompt(seed) for seed in range(5)]
     one, two = pair(directory)
     with one, two:
         expected = answers(one, asked, params)
@@ -222,7 +223,7 @@ def test_swapped_requests_go_on(directory: Path) -> None:
 
 @pytest.mark.parametrize("wide", [None, "sinks=4,recent=8"])
 def test_a_saved_prefix_and_a_session(wide: str | None, directory: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"prefix_store": tmp_path, "session_memory": "1MiB"}
+    options: dict[str, Any] = {"session_memory": "1MiB"}
     if wide is not None:
         options |= {"kv_cache_dtype": "int8", "kv_wide": wide, "kv_rotate": "none"}
     document = prompt(7, 64)
@@ -232,7 +233,7 @@ def test_a_saved_prefix_and_a_session(wide: str | None, directory: Path, tmp_pat
         settings = {"kv_memory": "4MiB", "block_size": BLOCK, "tensor_parallel_size": size} | options
         with LLM(directory, **settings) as llm:
             llm.save_prefix({"prompt_token_ids": document}, tmp_path, params)
-        with LLM(directory, **settings) as llm:
+        with LLM(directory, prefix_store=tmp_path, **settings) as llm:
             turn = [*document, *prompt(8, 9)]
             first = answers(llm, [turn], params, session_id="a")
             second = answers(llm, [[*turn, *first[0][0], *prompt(9, 9)]], params, session_id="a")
@@ -260,6 +261,20 @@ def test_a_kind_of_model_that_is_not_cut(kind: str, reason: str, tmp_path: Path)
     path = save_tiny(kind, tmp_path)
     with pytest.raises(UnsupportedModelError, match=reason):
         load_model(ModelConfig(path), ranks=Ranks(0, 2))
+
+
+def test_a_process_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(RankLostError, match="rank 1 of 2 ended with exit code 1; all ranks were ended"):
+        RankTeam(2)
+
+
+def test_there_is_a_gpu_for_each_process(directory: Path) -> None:
+    config = EngineConfig.from_options({"model": directory, "device": "cuda", "tensor_parallel_size": 1000})
+    with pytest.raises(
+        ConfigError, match=r"tensor_parallel_size must be at most \d+, a GPU for each process"
+    ):
+        engine_build.open_team(config)
 
 
 def test_a_rank_that_dies_ends_the_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,8 @@ class SequenceEviction:
             return whole
         if budget.equal_rows:
             return layout.blocks_for(min(num_tokens, self.target + added))
-        left = budget.blocks_after(layout, self.target, self.num_protected)
+        # One rank's heads may keep all of it: its stack has to do, which counts in proportion.
+        left = budget.blocks_after(layout, self.target, self.num_protected) * layout.ranks
         return min(whole, left + layout.rows_per_seq * ceil_div(added, layout.block_size))
 
     def longest_row(self, layout: CacheLayout, num_tokens: int) -> int:

@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from dataclasses import asdict
 
+import torch
+
 from winnow.cache import CacheSize
+from winnow.checks import require
 from winnow.config import EngineConfig, ModelConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
@@ -13,7 +16,7 @@ from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.eviction.predictor import predictor_path
-from winnow.executor.rank_executor import build_rank, load_rank
+from winnow.executor.rank_executor import build_rank, load_rank, on_gpus
 from winnow.executor.rank_team import RankTeam
 from winnow.executor.tensor_parallel import TensorParallelExecutor
 from winnow.json_values import dump_json
@@ -27,9 +30,13 @@ def open_team(config: EngineConfig) -> RankTeam | None:
     """Start the processes that compute the model together with this one; None: it computes alone.
 
     Raises:
-        ConfigError: an option does not go with `tensor_parallel_size`.
+        ConfigError: there are fewer GPUs than processes.
+        RankLostError: a process does not start.
     """
     size = config.model.tensor_parallel_size
+    if size > 1 and on_gpus(config.model):
+        count = torch.cuda.device_count()
+        require(size <= count, "tensor_parallel_size", f"at most {count}, a GPU for each process", size)
     return None if size == 1 else RankTeam(size)
 
 

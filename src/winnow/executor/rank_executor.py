@@ -25,12 +25,16 @@ from winnow.models.paged_trial import verify_codec
 from winnow.ranks import Ranks
 
 
+def on_gpus(config: ModelConfig) -> bool:
+    """Return whether ranks compute on GPUs, each on its own."""
+    return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+
+
 def load_rank(
     config: ModelConfig, rank: int, size: int, directory: Path, *, beyond_trained_len: bool
 ) -> LoadedModel:
     """Load the part of one rank. It meets the others by a file in `directory`."""
-    cuda = config.device != "cpu" and torch.cuda.is_available()
-    device = torch.device(f"cuda:{rank}" if cuda else "cpu")
+    device = torch.device(f"cuda:{rank}" if on_gpus(config) else "cpu")
     ranks = Ranks.connect(rank, size, directory, device)
     config = replace(config, device=str(device))
     return load_model(config, beyond_trained_len=beyond_trained_len, ranks=ranks)

@@ -1,6 +1,8 @@
 """Process of one rank beside the first: `python -m winnow.executor.rank_process RANK FD`, started by `RankTeam`."""
 
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,25 +28,28 @@ class RankProcess:
 
     def serve(self, connection: Connection) -> None:
         """Answer calls with what they return, or with an error; any but a user's ends the process."""
-        while True:
-            try:
-                name, arguments = connection.recv()
-            except (EOFError, OSError):
-                return
-            try:
-                result = self._run(name, arguments)
-            except (WinnowError, HostTierError) as error:
-                result = error
-            except Exception as error:
-                connection.send((False, describe_error(error)))
-                raise SystemExit(1) from None
-            connection.send((True, result))
+        with suppress(EOFError, OSError):  # rank 0 has closed the connection, or ended
+            while True:
+                self._answer(connection, *connection.recv())
+
+    def _answer(self, connection: Connection, name: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            result = self._run(name, arguments)
+        except (WinnowError, HostTierError) as error:
+            result = error
+        except Exception as error:
+            connection.send((False, describe_error(error)))
+            raise SystemExit(1) from None
+        connection.send((True, result))
 
     def _run(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        if name == "load":
-            return self._load(*arguments)
-        if name == "build":
-            return self._build(*arguments)
+        own: dict[str, Callable[..., None]] = {
+            "start": lambda: None,
+            "load": self._load,
+            "build": self._build,
+        }
+        if name in own:
+            return own[name](*arguments)
         found = getattr(self._executor, name)(*arguments)
         return found if name in _RESULTS else None
 

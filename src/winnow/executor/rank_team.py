@@ -19,7 +19,7 @@ _ANSWER_SECONDS = 5.0
 """For other ranks to end what this one could not: where it failed alone they wait for it within an exchange."""
 _END_SECONDS = 5.0
 _ENVIRONMENT = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-"""What rank 0 says of loading a model, the others need not say again."""
+"""Silence of the others: rank 0 says what is to be said of loading a model."""
 
 
 class RankTeam:
@@ -41,6 +41,7 @@ class RankTeam:
         self._connections: list[Connection] = []
         for rank in range(1, size):
             self._start(rank)
+        self.call(lambda: None, "start")  # one that cannot even start would be waited for where ranks meet
 
     def _start(self, rank: int) -> None:
         here, there = socket.socketpair()
