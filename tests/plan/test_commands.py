@@ -30,6 +30,18 @@ def test_plan_writes_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert plan["fits"] is True and plan["fewest_gpus"] == 3
 
 
+def test_a_fleet_answers_the_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    line = ("plan", "llama-3-70b", "--gpu", "A100", "--gpus", "4", "--context", "4096", "--price", "2")
+    assert run(*line, "--request-rate", "5", "--json", str(file)) == 0
+    assert "replicas for 5 requests/s" in (out := capsys.readouterr().out) and "price for an hour" in out
+    plan = json.loads(file.read_text())
+    needed = 5 * plan["new_tokens"] / plan["performance"]["output_rate"]
+    assert plan["replicas"] - 1 < needed <= plan["replicas"] and plan["fleet_gpus"] == 4 * plan["replicas"]
+    assert run(*line, "--request-rate", "-1") == 2
+    assert "request_rate must be" in capsys.readouterr().err
+
+
 def test_policies_and_devices_stand_beside_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.checks import check_integer
+from winnow.checks import check_integer, check_number
 from winnow.cli.flags.engine import COMMON
 from winnow.cli.flags.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
@@ -57,6 +57,9 @@ class PlanOptions:
     weight_dtype: str = option("auto", "of linear layers; auto: as dtype", choices=WEIGHT_DTYPES)
     utilization: float = option(0.9, "part of the devices' memory that may be used")
     price: float | None = option(None, "of one device for an hour, for the cost of a million tokens")
+    request_rate: float | None = option(
+        None, "requests per second that a fleet is to answer, for its replicas and devices"
+    )
 
 
 def add_hardware_flags(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +98,8 @@ def execute(namespace: argparse.Namespace) -> int:
         check_integer("context", options.context, 1)
     if options.new_tokens is not None:
         check_integer("new_tokens", options.new_tokens, 1)
+    if options.request_rate is not None:
+        check_number("request_rate", options.request_rate, 0.0)
     if options.batch is not None:
         check_integer("batch", options.batch, 1, 65536)
         most = given(namespace, SchedulerConfig).get("max_num_seqs")
@@ -107,7 +112,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.plan.value_tier import gain_of, tier_table
 
     request = _request(options, found[0])
-    plans = [plan_of(each, request, options.batch) for each in found]
+    plans = [plan_of(each, request, options.batch, options.request_rate) for each in found]
     tier = found[0].layout.value_tier
     gains = [] if tier is None else [gain_of(plan, tier) for plan in plans]
     tables = plan_tables(plans)

@@ -1,5 +1,6 @@
 """A plan: one deployment with one kind of request, all its numbers, and tables that hold several beside each other."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,14 @@ class Plan:
     fewest_gpus: int | None
     compression: float | None
     performance: Performance | None
+    request_rate: float | None = None
+
+    @property
+    def replicas(self) -> int | None:
+        """Return how many such deployments answer `request_rate` requests per second; None: no rate, or none fits."""
+        if self.request_rate is None or self.performance is None:
+            return None
+        return max(math.ceil(self.request_rate * self.request.new_tokens / self.performance.output_rate), 1)
 
     @property
     def fits(self) -> bool:
@@ -109,13 +118,18 @@ class Plan:
             "longest_context": self.longest_context,
             "fewest_gpus": self.fewest_gpus,
             "needed_compression": self.compression,
+            "request_rate": self.request_rate,
+            "replicas": self.replicas,
+            "fleet_gpus": None if self.replicas is None else self.replicas * deployment.gpus,
             "performance": None if self.performance is None else vars(self.performance),
             "binds": binds(self),
             "accuracy": [each.to_json() for each in self.accuracy],
         }
 
 
-def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan:
+def plan_of(
+    deployment: Deployment, request: Request, batch: int | None, request_rate: float | None = None
+) -> Plan:
     """Plan a deployment for requests of these lengths; `batch` None: as many as fit, `max_num_seqs` at most."""
     largest = deployment.largest_batch(request)
     count = min(largest, deployment.scheduler.max_num_seqs) if batch is None else batch
@@ -132,6 +146,7 @@ def plan_of(deployment: Deployment, request: Request, batch: int | None) -> Plan
         fewest,
         deployment.needed_compression(request, max(count, 1)),
         deployment.performance(request, count) if count else None,
+        request_rate,
     )
 
 
@@ -264,4 +279,15 @@ def _speed(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     ]
     if any(plan.performance is not None and plan.performance.cost is not None for plan in plans):
         rows.append(row("cost of 1M new tokens", lambda p: "" if p.cost is None else f"{p.cost:.2f}"))
+    rate = plans[0].request_rate
+    if rate is not None:
+        found = [(plan.replicas, plan.deployment) for plan in plans]
+        counts = tuple("" if n is None else str(n) for n, _ in found)
+        rows.append((f"replicas for {rate:g} requests/s", counts))
+        rows.append(("  their devices", tuple("" if n is None else str(n * each.gpus) for n, each in found)))
+        prices = [
+            None if n is None or each.price is None else n * each.gpus * each.price for n, each in found
+        ]
+        if any(prices):
+            rows.append(("  their price for an hour", tuple("" if p is None else f"{p:.2f}" for p in prices)))
     return tuple(rows)
