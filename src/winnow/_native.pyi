@@ -1,5 +1,6 @@
 """Types of the extension that native/bindings.cpp builds."""
 
+from collections.abc import Sequence
 from enum import Enum
 
 class DType(Enum):

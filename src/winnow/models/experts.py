@@ -70,7 +70,8 @@ def _grouped(layers: nn.ModuleList, x: Tensor, counts: Sequence[int]) -> Tensor:
     """Map x, sorted by layer, `counts` rows for each."""
     together = getattr(layers[0], "of_groups", None)
     if together is not None:
-        return together(layers, x, counts)  # type: ignore[no-any-return]
+        out: Tensor = together(layers, x, counts)
+        return out
     parts, start = [], 0
     for layer, count in zip(layers, counts, strict=True):
         if count:
