@@ -29,6 +29,7 @@ LAYERS = [
     ["server"],
     ["ray"],
     ["cli"],
+    ["dynamo"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # They export and start what is above everything.

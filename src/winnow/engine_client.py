@@ -251,6 +251,10 @@ class EngineClient:
         """Return what the prefix cache has learnt and forgotten since the last call."""
         return self._driver.call(lambda engine: engine.take_prefix_events())
 
+    def write_prefixes(self) -> None:
+        """Write to `prefix_cache_dir` what ended requests have left, and wait until it is there."""
+        self._driver.call(lambda engine: engine.write_prefixes())
+
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""
         return self._engine.kv_bytes(num_kvs)

@@ -155,6 +155,12 @@ class Engine(RequestLoop):
         log = self.scheduler.ledger.prefixes.log
         return [] if log is None else log.take()
 
+    def write_prefixes(self) -> None:
+        """See `LLM.write_prefixes`."""
+        if self.scheduler.disk is not None:
+            self.scheduler.disk.write(all_of_it=True)
+            self.scheduler.disk.tier.wait()
+
     def sessions(self, tenant: str | None, *, all_tenants: bool = False) -> list[SessionStats]:
         return self.scheduler.sessions.list(tenant, all_tenants=all_tenants)
 

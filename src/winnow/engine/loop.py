@@ -211,6 +211,9 @@ class RequestLoop(ABC):
         """See `LLM.take_prefix_events`."""
         return []
 
+    def write_prefixes(self) -> None:  # noqa: B027  # as above
+        """See `LLM.write_prefixes`."""
+
     def sessions(self, tenant: str | None, *, all_tenants: bool = False) -> list[SessionStats]:
         """Return conversations that are remembered, the most recently used first."""
         return []
