@@ -3,8 +3,8 @@
     python -m winnow.dynamo model --kv-memory 8GiB --discovery-backend file
 
 Dynamo's frontend does what texts need. Its interface, `dynamo.common.backend.LLMEngine`, is implemented here over the
-engine thread of Winnow's server. A worker whose role is prefill leaves what it computed, compressed if the policy says so,
-in the folder or object store of `--prefix-cache-dir`, where the one that decodes finds it.
+engine thread of Winnow's server. A worker whose role is prefill leaves what it computed, compressed if the policy says
+so, in the folder or object store of `--prefix-cache-dir`, where the one that decodes finds it.
 """
 
 import argparse
@@ -228,13 +228,13 @@ def _number(key: bytes) -> int:
 def _params(request: Mapping[str, Any], llm: LLM) -> SamplingParams:
     """Return parameters of a request. Stop strings are the frontend's: it has the text."""
     sampling, stop = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
-    found = {**llm.sampling_defaults, "detokenize": False}
+    found: dict[str, Any] = {**llm.sampling_defaults, "detokenize": False}
     found |= {name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None}
-    room = llm.max_model_len - len(request["token_ids"])
-    found["max_tokens"] = stop.get("max_tokens") or max(room, 1)
+    found["max_tokens"] = stop.get("max_tokens")
     found |= {name: stop[name] for name in ("min_tokens", "ignore_eos") if stop.get(name)}
     ids = [*(stop.get("stop_token_ids") or ()), *(stop.get("stop_token_ids_hidden") or ())]
-    return SamplingParams(**found, **({"stop_token_ids": ids} if ids else {}))
+    found |= {"stop_token_ids": ids} if ids else {}
+    return SamplingParams(**found)
 
 
 if __name__ == "__main__":
