@@ -195,7 +195,7 @@ class WinnowEngine(LLMEngine):
         return self._llm.stats().kv_bytes_budget // self._llm.kv_bytes(self._llm.config.cache.block_size)
 
     def _publish(self) -> None:
-        """Tell what a step has changed; the engine's thread calls it."""
+        """Say what a step has changed; the engine's thread calls it."""
         llm = self._llm
         if llm is None:
             return
@@ -211,7 +211,7 @@ class WinnowEngine(LLMEngine):
 
 
 def _publish_events(publisher: Any, events: Sequence[PrefixEvent]) -> None:
-    """Publish blocks that all requests may find; what eviction has shortened is no block of a full prefix."""
+    """Send blocks that all requests may find; what eviction has shortened is no block of a full prefix."""
     for event in events:
         if not isinstance(event, PrefixStored):
             publisher.publish_removed([_number(event.key)])
