@@ -82,16 +82,23 @@ def test_the_option_is_read_and_written() -> None:
     for text in (
         "host:L=1,N=128",
         "host:L=2,N=9,select=means,keys",
-        "disk:/some:where:L=0,N=7,renormalize,size=4.0GiB",
+        "disk:/some:where:L=0,N=7,as-softmaxed,size=4.0GiB",
     ):
         tier = ValueTier.parse(text)
         assert str(tier) == text and ValueTier.parse(str(tier)) == tier
     assert ValueTier.parse("host:N=8") == ValueTier("host", layers=1, top_n=8)
+    assert ValueTier.parse("host:N=8,renormalize") == ValueTier("host", layers=1, top_n=8, renormalize=True)
     assert ValueTier.parse(None) is None
 
 
 NO_TIERS = ["", "host", "host:L=1", "host:L=1,N=0", "host:N=8,N=9", "host:dir:N=8", "disk:N=8", "tape:N=8"]
-NO_TIERS += ["host:N=8,K=1", "host:N=-8", "host:N=8,size=0", "host:N=8,renormalize=1"]
+NO_TIERS += [
+    "host:N=8,K=1",
+    "host:N=-8",
+    "host:N=8,size=0",
+    "host:N=8,renormalize=1",
+    "host:N=8,renormalize,as-softmaxed",
+]
 
 
 @pytest.mark.parametrize("text", NO_TIERS)
@@ -121,7 +128,7 @@ def test_what_does_not_go_together_is_refused(directory: Path, tmp_path: Path) -
 def test_enough_values_give_the_same_answers(name: str, tmp_path: Path) -> None:
     save(ARCHITECTURES[name], tmp_path)
     expected = run(tmp_path)
-    for tier in ("host:L=1,N=1000", "host:L=0,N=1000,renormalize", f"disk:{tmp_path}:L=2,N=1000"):
+    for tier in ("host:L=1,N=1000", "host:L=0,N=1000,as-softmaxed", f"disk:{tmp_path}:L=2,N=1000"):
         assert run(tmp_path, value_tier=tier) == expected
 
 

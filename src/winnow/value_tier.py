@@ -12,9 +12,11 @@ SELECTIONS = ("weights", "pages", "means")
 most by the least and the largest of each channel (Quest), or on average. The softmax then goes over these alone."""
 _WHAT = (
     "host:L=1,N=128 or disk:DIRECTORY:L=1,N=128 (L first layers whose values stay on the device, N values that a query "
-    "head reads in the others while decoding; also renormalize, select=pages or means, with these keys, so that keys "
+    "head reads in the others while decoding; also as-softmaxed, select=pages or means, with these keys, so that keys "
     "lie there too, and size=4GiB, the most that all may take there)"
 )
+# Of the weights of the values read; the first is the default.
+_FLAGS = ("renormalize", "as-softmaxed")
 _MOST_LAYERS, _MOST_VALUES = 10**4, 2**31 - 1
 
 
@@ -33,8 +35,9 @@ class ValueTier:
     """L: the first layers, whose values stay on the device. With 0 answers are ruined (KCache, Table 2)."""
     top_n: int = 128
     """N: values that a query head reads; as many as a row holds is exact."""
-    renormalize: bool = False
-    """Scale the weights of the values read to the sum that all weights have; False: they are as softmaxed."""
+    renormalize: bool = True
+    """Scale the weights of the values read to the sum that all weights have; False: they are as softmaxed, as the
+    paper's figures are."""
     select: str = "weights"
     """Chooser of values: the weights of all keys, or summaries of the keys of blocks (`SELECTIONS`)."""
     size: int | None = None
@@ -59,21 +62,22 @@ class ValueTier:
         parts: dict[str, str] = {}
         for part in given.split(","):
             key, _, value = part.strip().partition("=")
-            known = key in ("L", "N", "renormalize", "select", "size", "keys") and key not in parts
-            require(known and (key in ("renormalize", "keys")) == ("=" not in part), name, _WHAT, text)
+            known = key in ("L", "N", *_FLAGS, "select", "size", "keys") and key not in parts
+            require(known and (key in (*_FLAGS, "keys")) == ("=" not in part), name, _WHAT, text)
             parts[key] = value
         select = parts.get("select", "weights")
         require("N" in parts and select in SELECTIONS, name, _WHAT, text)
         require(
             "keys" not in parts or select != "weights", f"{name}: keys", "with select=pages or means", text
         )
+        require(len(parts.keys() & {*_FLAGS}) < 2, f"{name}: as-softmaxed", "without renormalize", text)
         size = parse_bytes(parts["size"], f"{name}: size") if "size" in parts else None
         return cls(
             kind,
             path,
             _number(f"{name}: L", parts.get("L", "1"), 0, _MOST_LAYERS),
             _number(f"{name}: N", parts["N"], 1, _MOST_VALUES),
-            "renormalize" in parts,
+            "as-softmaxed" not in parts,
             select,
             size,
             "keys" in parts,
@@ -83,7 +87,7 @@ class ValueTier:
         where = self.kind if self.path is None else f"{self.kind}:{self.path}"
         size = "" if self.size is None else f",size={format_bytes(self.size).replace(' ', '')}"
         select = "" if self.select == "weights" else f",select={self.select}"
-        flags = f"{',renormalize' * self.renormalize}{select}{',keys' * self.keys}"
+        flags = f"{',as-softmaxed' * (not self.renormalize)}{select}{',keys' * self.keys}"
         return f"{where}:L={self.layers},N={self.top_n}{flags}{size}"
 
 

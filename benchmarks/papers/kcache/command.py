@@ -24,7 +24,7 @@ EPILOG = """\
 examples:
   python -m benchmarks.papers kcache --tasks demo -o docs/results --name kcache_demo
   python -m benchmarks.papers kcache --model models/SmolLM2-135M-Instruct.Q4_1.gguf --tokens 2048 -o docs/results
-  python -m benchmarks.papers kcache --model MODEL --cells 1024:1,1024:8,4096:4,4096:7 --kv-memory 480MiB
+  python -m benchmarks.papers kcache --model MODEL --cells 1024:8,4096:4 --decode-tokens 1000 --runs 3 --layers 1
 """
 
 
@@ -56,6 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new-tokens", type=typed.count(1), default=64, help="of a greedy continuation")
     parser.add_argument("--cells", type=_cells, default=(), help="INPUT:BATCH,...; none: no throughput")
     parser.add_argument("--decode-tokens", type=typed.count(2), default=24, help="of an answer there")
+    parser.add_argument("--runs", type=typed.count(1), default=1, help="of a cell there; the median counts")
     parser.add_argument("--kv-memory", default="1GiB", help="on the device (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=typed.count(1), default=8)
     parser.add_argument("--threads", metavar="N", type=typed.count(1), help="(default: the engine's)")

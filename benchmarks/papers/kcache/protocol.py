@@ -55,9 +55,9 @@ class Setting:
         """Of `LLM`."""
         if self.top_n is None:
             return {}
-        return {
-            "value_tier": f"host:L={self.layers},N={self.top_n}" + (f",{self.extra}" if self.extra else "")
-        }
+        # The paper does not say what becomes of the weights; the rows without a word are the plain sum.
+        words = self.extra if "renormalize" in self.extra else f"as-softmaxed,{self.extra}".rstrip(",")
+        return {"value_tier": f"host:L={self.layers},N={self.top_n},{words}"}
 
     @property
     def folder(self) -> str:

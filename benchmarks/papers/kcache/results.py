@@ -13,7 +13,8 @@ NOTES = """\
 L: first layers whose values stay on the device; N: values that a query head reads in the others while an answer is
 decoded; prompts read all. Scores are means over prompts ± standard errors. Same tokens: of the full cache's greedy
 continuations of WikiText-2, and those before the first that differs. Perplexity: of text that is forced token by token
-after as long a context. Query-aware: a question is part of the prompt.
+after as long a context. Query-aware: a question is part of the prompt. Weights are as softmaxed, but in rows that say
+`renormalize`, the engine's default.
 """
 DASH = "out of memory"
 
@@ -46,7 +47,8 @@ def throughput_table(cells: Sequence[Cell], model: str, kv_memory: str) -> TextT
                 entries.append("" if cell is None else DASH)
                 continue
             against = "" if full is None or full.rate is None else f" ({cell.rate / full.rate:.2f}x)"
-            entries.append(f"{cell.rate:.1f}{against if setting != settings[0] else ''}")
+            spread = f" [{min(cell.rates):.1f}-{max(cell.rates):.1f}]" if len(cell.rates) > 1 else ""
+            entries.append(f"{cell.rate:.1f}{spread}{against if setting != settings[0] else ''}")
         rows.append((f"{prompt} tokens, batch {batch}", tuple(entries)))
     title = f"Tokens per second while decoding, {model}, kv_memory {kv_memory}"
     return TextTable(title, "input", tuple(settings), tuple(rows))

@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks.papers.kcache.protocol import Setting
@@ -18,7 +19,8 @@ class Cell:
     """One measurement.
 
     Attributes:
-        rate: tokens per second of the steps in which all sequences decode; None: they were never all in memory.
+        rate: tokens per second of the steps in which all sequences decode, median of the runs; None: they never were
+            all in memory. rates: of each run.
         device_bytes: of blocks in use at most, on the device; tier_bytes: of values apart.
         rows_per_head: values that a query head read in a step, at most N.
         rows_read: values that were read for the heads of a group, for each of them.
@@ -34,6 +36,7 @@ class Cell:
     rows_per_head: float = 0.0
     rows_read: float = 0.0
     seconds_waited: float = 0.0
+    rates: tuple[float, ...] = ()
 
 
 def measure(
@@ -59,7 +62,12 @@ def measure(
                 **setting.options,
             ) as llm:
                 for key in left:
-                    cell = _measure(llm, *key, new_tokens=arguments.decode_tokens)
+                    runs = [
+                        _measure(llm, *key, new_tokens=arguments.decode_tokens) for _ in range(arguments.runs)
+                    ]
+                    rates = tuple(run.rate for run in runs if run.rate is not None)
+                    middle = statistics.median(rates) if rates else None
+                    cell = replace(runs[-1], rate=middle, rates=rates)
                     known[key] = cell
                     with path.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(asdict(cell)) + "\n")

@@ -132,8 +132,8 @@ class CacheConfig:
         None,
         "where the values of the upper layers lie, while all keys stay on the device, such as host:L=1,N=128 or "
         "disk:DIRECTORY:L=1,N=128: values of the first L layers stay on the device, and while decoding a query head "
-        "reads the N values that it weighs most of the others; with renormalize their weights are scaled to the sum of "
-        "all, and size=4GiB limits the bytes of values there, which do not count in kv_memory",
+        "reads the N values that it weighs most of the others, with weights scaled to the sum of all, or with "
+        "as-softmaxed as they are; size=4GiB limits the bytes of values there, which do not count in kv_memory",
         engine="paged",
     )
 
