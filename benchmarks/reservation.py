@@ -1,11 +1,14 @@
 """What reserving blocks wastes: the paper's "Memory Waste in Contiguous Allocation", measured in the ledger.
 
-    python benchmarks/reservation.py [--requests 32] [--scale 8] [--seqs 4] [--seed 0]
+    python benchmarks/reservation.py [--requests 32] [--scale 8] [--seqs 4] [--trace FILE,... [--max-len 8192]]
 
 For each of the paper's workloads (kv-cache-memory: average and longest sequence) requests with random lengths of that
 average run through an engine under each `kv_reservation`. Their answers end by a stop token, as a rule before
 `max_tokens`. Lengths, blocks and chunks are divided by `--scale`, and the model is a tiny Llama of random weights: what
 is held does not depend on it. The pool holds `--seqs` sequences of the longest kind.
+
+With --trace the lengths are those of Azure's or Mooncake's requests, as many of them as --requests, evenly spaced; and
+a table says what the whole trace wastes at its requests' ends by allocator: whole buffers, buffers that double, blocks.
 
 at the end: part of the slots that requests hold which is empty at their last steps (the paper's figure).
 internal: the same over all steps of all requests together: they grow into what they hold.
@@ -16,9 +19,11 @@ what running ones will soon take is kept for them.
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 import torch
 from rich.console import Console
@@ -26,11 +31,14 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from winnow import LLM, SamplingParams
+from winnow.bench.traces import read_trace
 from winnow.cache import CacheLayout, CacheSize
 from winnow.config import KV_RESERVATIONS
 
 VOCAB, STOP = 97, 3
 BLOCK = 16
+BLOCK_SIZES = (1, 4, 8, 16, 32, 64, 128)
+"""The text's."""
 LAYERS = HEADS = 1
 
 
@@ -41,8 +49,10 @@ class Workload:
     name: str
     mean_len: int
     max_len: int
-    waste: float
+    waste: float | None = None
     """What the paper prints."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Tokens of prompt and answer of each request of a trace; empty: they are drawn."""
 
 
 WORKLOADS = (
@@ -74,10 +84,38 @@ def lengths(workload: Workload, requests: int, scale: int, seed: int) -> list[in
     return [min(max(round(each * factor * longest), 8), longest) for each in drawn]
 
 
-def request(length: int, max_len: int, chance: Random) -> tuple[list[int], SamplingParams]:
-    """A prompt, three quarters of the sequence, and an answer that stops before `max_tokens`."""
-    answer = max(length // 4, 1)
-    prompt = chance.choices(range(4, VOCAB), k=length - answer)
+def of_trace(path: Path, max_len: int) -> Workload:
+    """The requests of a trace that are no longer than that."""
+    sizes = tuple((each.prompt_tokens, each.output_tokens) for each in read_trace(path))
+    sizes = tuple(size for size in sizes if sum(size) <= max_len)
+    return Workload(path.stem, round(fmean(map(sum, sizes))), max_len, sizes=sizes)
+
+
+def allocators(workload: Workload) -> Iterator[tuple[str, float]]:
+    """What is held and empty at the ends of all requests, as part of what is held, by allocator."""
+    used = [sum(size) for size in workload.sizes]
+    held = {"whole buffers": workload.max_len * len(used)}
+    held["buffers that double"] = sum(1 << (each - 1).bit_length() for each in used)
+    for slots in BLOCK_SIZES:
+        held[f"blocks of {slots}"] = sum(-(-each // slots) * slots for each in used)
+    for name, slots in held.items():
+        yield name, 1 - sum(used) / slots
+
+
+def split(workload: Workload, arguments: argparse.Namespace) -> list[tuple[int, int]]:
+    """Tokens of prompt and answer of each request, scaled: a trace's own, or an answer of a quarter."""
+    scale, count = arguments.scale, arguments.requests
+    if not workload.sizes:
+        drawn = lengths(workload, count, scale, arguments.seed)
+        return [(each - max(each // 4, 1), max(each // 4, 1)) for each in drawn]
+    step = max(len(workload.sizes) // count, 1)
+    return [tuple(max(part // scale, 1) for part in size) for size in workload.sizes[::step][:count]]
+
+
+def request(size: tuple[int, int], max_len: int, chance: Random) -> tuple[list[int], SamplingParams]:
+    """A prompt, and an answer that stops before `max_tokens`."""
+    prompt_tokens, answer = size
+    prompt = chance.choices(range(4, VOCAB), k=prompt_tokens)
     return prompt, SamplingParams(
         temperature=0,
         max_tokens=min(max(max_len // 4, answer), max_len - len(prompt)),
@@ -94,7 +132,7 @@ def measure(model: Path, workload: Workload, mode: str, arguments: argparse.Name
     blocks = arguments.seqs * layout.blocks_for(max_len)
     size = CacheSize.of_blocks(layout, blocks, arguments.requests, max_len)
     chance = Random(arguments.seed)  # noqa: S311
-    sizes = lengths(workload, arguments.requests, scale, arguments.seed)
+    sizes = split(workload, arguments)
     end_held = end_filled = 0
     held = filled = unused = waiting_steps = running = steps = 0
     with LLM(
@@ -163,24 +201,36 @@ def main() -> int:
     parser.add_argument("--scale", type=int, default=8)
     parser.add_argument("--seqs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", type=lambda text: [Path(name) for name in text.split(",")], default=[])
+    parser.add_argument("--max-len", type=int, default=8192, help="longer requests of a trace are left out")
     arguments = parser.parse_args()
     for name in ("requests", "scale", "seqs"):
         if getattr(arguments, name) < 1:
             parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    workloads = [of_trace(path, arguments.max_len) for path in arguments.trace] or WORKLOADS
+    console = Console(width=120)
+    if arguments.trace:
+        shown = [dict(allocators(workload)) for workload in workloads]
+        ends = Table("allocator", title="held and empty at the ends of all requests of a trace")
+        for workload in workloads:
+            ends.add_column(f"{workload.name}, {len(workload.sizes):,} requests", justify="right")
+        for name in shown[0]:
+            ends.add_row(name, *(f"{each[name]:.2%}" for each in shown))
+        console.print(ends)
     table = Table(title=f"KV memory that is held and empty; lengths divided by {arguments.scale}")
     columns = ("workload", "mean", "longest", "paper", "reservation", "at the end", "internal", "external")
     for column in (*columns, "running", "steps"):
         table.add_column(column, justify="left" if column in ("workload", "reservation") else "right")
     with tempfile.TemporaryDirectory() as directory:
-        save_model(Path(directory), max(each.max_len for each in WORKLOADS) // arguments.scale)
-        for workload in WORKLOADS:
+        save_model(Path(directory), max(each.max_len for each in workloads) // arguments.scale)
+        for workload in workloads:
             for mode in reversed(KV_RESERVATIONS):
                 waste = measure(Path(directory), workload, mode, arguments)
                 first = (
                     workload.name,
                     f"{workload.mean_len}",
                     f"{workload.max_len}",
-                    f"{workload.waste:.0%}",
+                    "" if workload.waste is None else f"{workload.waste:.0%}",
                 )
                 table.add_row(
                     *(first if mode == "max" else ("", "", "", "")),
@@ -189,7 +239,7 @@ def main() -> int:
                     f"{waste.running:.1f}",
                     f"{waste.steps}",
                 )
-    Console(width=120).print(table)
+    console.print(table)
     return 0
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reservation import WORKLOADS, lengths, measure, save_model
+from benchmarks.reservation import WORKLOADS, allocators, lengths, measure, of_trace, save_model, split
 
 
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=lambda workload: workload.name)
@@ -23,3 +23,19 @@ def test_the_more_is_reserved_the_more_is_wasted(tmp_path: Path, workload: objec
     assert found["on-demand"].internal < 0.05
     assert found["max"].running <= found["prompt"].running <= found["on-demand"].running
     assert found["max"].running <= 2
+
+
+def test_a_trace_brings_its_own_lengths(tmp_path: Path) -> None:
+    lines = "".join(f"2023-11-16 18:15:4{i}.0000000,{40 * (i + 1)},{8 + i}\n" for i in range(6))
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines, encoding="utf-8")
+    workload = of_trace(file, 250)
+    assert workload.sizes == ((40, 8), (80, 9), (120, 10), (160, 11), (200, 12)), "the sixth is longer"
+    assert split(workload, Namespace(requests=2, scale=4)) == [(10, 2), (30, 2)]
+    waste = dict(allocators(workload))
+    assert waste["whole buffers"] == pytest.approx(1 - 650 / (5 * 250))
+    assert waste["buffers that double"] == pytest.approx(1 - 650 / (64 + 128 + 256 + 256 + 256))
+    assert waste["blocks of 1"] == 0 < waste["blocks of 16"] < waste["blocks of 128"]
+    save_model(tmp_path / "model", 64)
+    found = measure(tmp_path / "model", workload, "on-demand", Namespace(requests=2, scale=4, seqs=2, seed=0))
+    assert found.at_end < 0.3 < found.running

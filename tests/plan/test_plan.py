@@ -202,3 +202,21 @@ def test_this_machine_is_measured_in_the_type_of_the_run(monkeypatch: pytest.Mon
         (torch.bfloat16, Int8Weights()),
         (torch.bfloat16, Int8Weights(blocks=True)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "context", "new", "batch", "told", "printed"),
+    [
+        ("llama-3-8b", 1, 512, 256, 32, "low", "Short chat: Low"),
+        ("llama-3.2-1b", 1, 4096, 256, 64, "medium", "Small model API: Low-Medium"),
+        ("llama-3-8b", 1, 2048, 10, 64, "low", "Classification: Low, prefill dominated"),
+        ("llama-3-70b", 4, 4096, 2048, 64, "high", "Long-form generation: High"),
+        ("llama-3-70b", 4, 8192, 512, 64, "critical", "Multi-turn chat: Very High"),
+        ("llama-3-70b", 4, 16384, 512, 32, "critical", "RAG with long context: Critical"),
+    ],
+)
+def test_advice_is_that_of_the_text_on_kv_memory(
+    model: str, gpus: int, context: int, new: int, batch: int, told: str, printed: str
+) -> None:
+    planned = plan_of(deployment(model, "A100", gpus=gpus), Request(context - new, new), batch)
+    assert planned.to_json()["kv_pressure"] == told, printed

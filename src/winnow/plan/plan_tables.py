@@ -13,6 +13,9 @@ from winnow.plan.occupancy import Request
 from winnow.report.tables import TextTable
 from winnow.units import format_bytes
 
+# Parts of the KV memory that a batch takes, below which compressing KVs is not worth it or worth a look.
+_LITTLE, _MUCH = 0.1, 0.3
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -123,6 +126,7 @@ class Plan:
             "fleet_gpus": None if self.replicas is None else self.replicas * deployment.gpus,
             "performance": None if self.performance is None else vars(self.performance),
             "binds": binds(self),
+            "kv_pressure": kv_pressure(self),
             "accuracy": [each.to_json() for each in self.accuracy],
         }
 
@@ -163,6 +167,19 @@ def binds(plan: Plan) -> str:
     if not gains:
         return plan.performance.binds
     return "memory" if plan.batch >= plan.largest_batch else "max_num_seqs"
+
+
+def kv_pressure(plan: Plan) -> str:
+    """Return how much smaller KVs would bring, by the memory that the batch takes and the time of its prompts."""
+    share = plan.batch / plan.largest_batch if plan.largest_batch else float("inf")
+    if share >= 1.0:
+        return "critical"
+    assert plan.performance is not None, "the batch fits"
+    decode = plan.request.new_tokens * plan.performance.step_seconds
+    prompts = plan.batch * plan.performance.prefill_seconds
+    if share < _LITTLE or decode < _LITTLE * prompts:
+        return "low"
+    return "medium" if share < _MUCH else "high"
 
 
 def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
@@ -258,6 +275,7 @@ def _limits(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         ("largest batch", tuple(number(plan.largest_batch) for plan in plans)),
         ("longest context at the batch", tuple(number(plan.longest_context) for plan in plans)),
         ("fewest devices for the batch", tuple(number(plan.fewest_gpus) for plan in plans)),
+        ("smaller KVs would bring", tuple(kv_pressure(plan) for plan in plans)),
         ("compression for the batch", tuple(number(plan.compression, ".2f") for plan in plans)),
     )
 
