@@ -102,7 +102,10 @@ class Cases:
         assert second.usage.output_tokens > 0
 
     def tools_stream(self) -> None:
-        choice: Any = {"type": "any"}
+        choice: Any = {
+            "type": "any",
+            "disable_parallel_tool_use": True,
+        }  # else it makes calls until it is cut
         with self._client.messages.stream(
             **self._asked | {"max_tokens": 64}, tools=[TOOL], tool_choice=choice
         ) as stream:
