@@ -176,7 +176,7 @@ def test_what_says_nothing_changes_nothing(harmless: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: a model runs on one device"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2: a model is cut over devices"),
         ({"quantization": "marlin"}, "quantization='marlin': weights are read as they were stored"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb=4: weights stay on their device"),
         ({"trust_remote_code": True}, "trust_remote_code=True: Winnow runs no code"),

@@ -208,7 +208,7 @@ def test_step_by_step(llm: LLM) -> None:
         ),
         ({"enable_lora": True, "max_loras": 1}, "adapters are not served: merge them into the weights"),
         ({"trust_remote_code": True}, "Winnow runs no code from a model's directory"),
-        ({"pipeline_parallel_size": 4}, "a model runs on one device"),
+        ({"pipeline_parallel_size": 4}, "a model is cut over devices by tensor_parallel_size"),
         ({"hf_overrides": {"rope_parameters": {"factor": 4.0}}}, "edit a copy of it"),
         ({"enable_sleep_mode": True}, r"LLM\.close\(\) frees the memory"),
         ({"kv_transfer_config": {"kv_role": "kv_both"}}, "winnow prefix save"),

@@ -13,8 +13,8 @@ def _group(names: str, note: str, *harmless: str, **more: Any) -> dict[str, Fore
     return {name: ForeignName(note, harmless, **more) for name in names.split()}
 
 
-_ONE_DEVICE = "a model runs on one device"
-_ONE_PROCESS = "a model runs in one process on one device: there is nothing to place"
+_ONE_DEVICE = "a model is cut over devices by tensor_parallel_size alone"
+_ONE_PROCESS = "the processes of tensor_parallel_size are on this machine: there is nothing to place"
 _TEXT = "models of text alone are served"
 _NO_ADAPTERS = "adapters are not served: merge them into the weights"
 _NO_DRAFTS = "speculative_config says how tokens are proposed: by method ngram"
@@ -60,7 +60,7 @@ ENGINE: Mapping[str, ForeignName] = {
         _ONE_PROCESS,
         *ANY,
     ),
-    "distributed_executor_backend": ForeignName("a model runs in one process", ("uni",)),
+    "distributed_executor_backend": ForeignName("a model runs in processes of this machine", ("uni", "mp")),
     **_group(
         "worker_cls worker_extension_cls scheduler_cls additional_config",
         "Winnow's parts are not replaced by class name: eviction, and classes of its parts, are options",

@@ -135,7 +135,7 @@ USAGE_ERRORS = [
     ("run P -o O --kv-memory 3q", "kv_memory must be a size such as 512MiB"),
     ("run P -o O --kv-offloading-size 3q", "kv_offloading_size must be a size such as 512MiB"),
     ("run P -o O --kv-offloading-size 0", "kv_offloading_size must be at least 1 byte"),
-    ("run P -o O --pipeline-parallel-size 2", "pipeline_parallel_size='2': a model runs on one device"),
+    ("run P -o O --pipeline-parallel-size 2", "pipeline_parallel_size='2': a model is cut over devices"),
     (
         "run P -o O --ctx-size 2048",
         "unknown argument '--ctx-size'; llama.cpp's flag is in Winnow: --max-model-len",

@@ -70,7 +70,7 @@ def test_flags_of_vllm_that_are_taken(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "instead"),
     [
-        (("--pipeline-parallel-size", "2"), "one device"),
+        (("--pipeline-parallel-size", "2"), "tensor_parallel_size"),
         (("--quantization", "bitsandbytes"), "weight_dtype"),
         (("--trust-remote-code",), "no code"),
         (("--chat-template", "x.jinja"), "model's directory"),
