@@ -1,4 +1,4 @@
-"""WHERE files of prefixes lie: a directory, or an object store that fsspec reads."""
+"""WHERE files of prefixes lie: a directory, an object store that fsspec reads, or Redis."""
 
 import errno
 import fcntl
@@ -25,6 +25,7 @@ _UNFINISHED = re.compile(r"\." + _NAME.pattern + r"\.\d+")
 _CLOCK_TICK_NS = 50_000_000
 _RELIST_SECONDS = 5.0
 """Seconds after which an object store, which tells nobody of changes, is listed again."""
+_REDIS_KEY = "winnow:prefixes"
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 """Names under which file systems of fsspec give the time of a file's last change."""
 
@@ -78,7 +79,7 @@ def open_folder(place: str | Path) -> PrefixFolder:
     """
     scheme, colon, rest = str(place).partition("://")
     if colon and scheme != "file":
-        return ObjectFolder(str(place))
+        return (RedisFolder if scheme in ("redis", "rediss") else ObjectFolder)(str(place))
     return Directory(Path(rest if colon else place))
 
 
@@ -150,30 +151,13 @@ class Directory:
         os.close(self._guard)
 
 
-class ObjectFolder:
-    """Objects below a URL, such as s3://bucket/prefix.
-
-    The store knows when an object was written and not when it was read: what this process used counts as used then.
-
-    Raises:
-        ConfigError: fsspec, or the package for the URL's scheme, is not installed.
-    """
+class _Remote:
+    """Folder behind a URL, which tells nobody of changes and has no locks: files appear whole."""
 
     is_slow = True
 
     def __init__(self, url: str) -> None:
-        try:
-            from fsspec.core import url_to_fs
-        except ImportError:
-            raise ConfigError(
-                f"prefix_cache_dir: {url} needs fsspec: {install_hint('object-store')}"
-            ) from None
-        try:
-            self._store, self._root = url_to_fs(url)
-        except Exception as error:  # packages of schemes raise their own
-            raise ConfigError(f"prefix_cache_dir: cannot use {url}: {error}") from error
-        self._url = url
-        self._used: dict[str, int] = {}
+        self._url = re.sub("//[^/]*@", "//", url)  # without a password
         self._next_listing = 0.0
 
     def __str__(self) -> str:
@@ -185,6 +169,35 @@ class ObjectFolder:
             return False
         self._next_listing = now + _RELIST_SECONDS
         return True
+
+    def locked(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None: ...
+
+
+class ObjectFolder(_Remote):
+    """Objects below a URL, such as s3://bucket/prefix.
+
+    The store knows when an object was written and not when it was read: what this process used counts as used then.
+
+    Raises:
+        ConfigError: fsspec, or the package for the URL's scheme, is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            raise ConfigError(
+                f"prefix_cache_dir: {self} needs the package fsspec: {install_hint('object-store')}"
+            ) from None
+        try:
+            self._store, self._root = url_to_fs(url)
+        except Exception as error:  # packages of schemes raise their own
+            raise ConfigError(f"prefix_cache_dir: cannot use {self}: {error}") from error
+        self._used: dict[str, int] = {}
 
     def listing(self) -> dict[str, FileState]:
         found = {}
@@ -218,14 +231,61 @@ class ObjectFolder:
         now = time.time_ns()
         self._used |= {name: now - age for age, name in enumerate(names)}
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Return at once: stores have no locks, and objects appear whole."""
-        return nullcontext()
-
-    def close(self) -> None: ...
-
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
+
+
+class RedisFolder(_Remote):
+    """Values of a Redis or Valkey server, such as redis://host:6379/0, with a sorted set of when they were used.
+
+    Raises:
+        ConfigError: the package redis is not installed, or the URL is none.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        try:
+            import redis
+        except ImportError:
+            raise ConfigError(
+                f"prefix_cache_dir: {self} needs the package redis: pip install redis"
+            ) from None
+        try:
+            self._client = redis.Redis.from_url(url)
+        except ValueError as error:
+            raise ConfigError(f"prefix_cache_dir: cannot use {self}: {error}") from error
+
+    def listing(self) -> dict[str, FileState]:
+        with _as_os_error():
+            used = self._client.zrange(_REDIS_KEY, 0, -1, withscores=True)
+            pipe = self._client.pipeline(transaction=False)
+            for key, _ in used:
+                pipe.strlen(_REDIS_KEY + ":" + key.decode())
+            sizes = pipe.execute()
+        states = zip(used, sizes, strict=True)
+        return {key.decode(): FileState(size, int(when * 10**9)) for (key, when), size in states if size}
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
+        with _as_os_error():
+            end = -1 if stop is None else stop - 1
+            content = self._client.getrange(f"{_REDIS_KEY}:{name}", start, end)
+        return np.frombuffer(content, dtype=np.uint8)
+
+    def write(self, name: str, content: bytes) -> None:
+        with _as_os_error():
+            pipe = self._client.pipeline()
+            pipe.set(f"{_REDIS_KEY}:{name}", content).zadd(_REDIS_KEY, {name: time.time()}).execute()
+
+    def delete(self, name: str) -> None:
+        with _as_os_error():
+            self._client.pipeline().delete(f"{_REDIS_KEY}:{name}").zrem(_REDIS_KEY, name).execute()
+
+    def touch(self, names: Sequence[str]) -> None:
+        now = time.time()
+        with suppress(OSError), _as_os_error():
+            if names:
+                used = {name: now - age * 1e-6 for age, name in enumerate(names)}
+                self._client.zadd(_REDIS_KEY, used, xx=True)
 
 
 @contextmanager
