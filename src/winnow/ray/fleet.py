@@ -20,6 +20,7 @@ from winnow.ray.worker import LineWorker
 
 MAX_LOSSES = 10
 """Number of times that a worker, as a process or with its machine, is replaced by another."""
+_WAIT_SECONDS = 0.05
 LOST = (
     ray.exceptions.RayActorError,
     ray.exceptions.ObjectLostError,
@@ -139,7 +140,9 @@ class Fleet:
             starting = {each.started: each for each in self._workers if each.started is not None}
             if not callers and not again and self._idlest() is not None:
                 return
-            done, _ = ray.wait([*callers, *starting], timeout=1.0)
+            waited = [*callers, *starting]
+            # All that end in a while at once: each call looks at every reference.
+            done, _ = ray.wait(waited, num_returns=len(waited), timeout=_WAIT_SECONDS)
             for call in done:
                 worker = callers.get(call) or starting[call]
                 try:
