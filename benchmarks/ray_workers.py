@@ -11,12 +11,9 @@ import statistics
 import time
 from collections.abc import Iterator
 
-import ray
-
 from winnow.batch.reader import WHOLE, RawLine
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
-from winnow.ray.fleet import Fleet, Placement, connect
 from winnow.report.provenance import Machine
 
 
@@ -36,6 +33,11 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=400, help="of a run (default: 400)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each number of workers (default: 3)")
     asked = parser.parse_args()
+    # Only now: what it does is read without Ray.
+    import ray
+
+    from winnow.ray.fleet import Fleet, Placement, connect
+
     options = {"kv_memory": "256MiB", "threads": 1} | ({"model": asked.model} if asked.model else {})
     connect("local")
     rates: dict[int, list[float]] = {}
