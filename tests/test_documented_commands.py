@@ -55,7 +55,7 @@ def test_a_result_names_a_command_that_exists(
 ) -> None:
     text = file.read_text(encoding="utf-8")
     found = list(shown(text) if file.suffix == ".md" else recorded(json.loads(text)))
-    assert found, "nobody can repeat it"
+    assert found, "no command repeats it"
     for command in found:
         wrong = [check(each, monkeypatch) for each in candidates(command)]
         assert None in wrong, f"{command}\n{wrong}: {capfd.readouterr().err}"

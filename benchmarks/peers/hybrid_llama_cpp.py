@@ -108,7 +108,7 @@ def complete(address: str, prompt: list[int], num_tokens: int) -> dict[str, Any]
 
 
 def decode(address: str, vocab: int, seqs: int, prompt: int, num_tokens: int) -> float:
-    """Seconds for a number of tokens of each sequence beyond its first, with prompts that nobody has seen."""
+    """Seconds for a number of tokens of each sequence beyond its first, with prompts that are new."""
 
     def run(count: int, seed: int) -> float:
         seeds = range(seed * seqs, (seed + 1) * seqs)

@@ -205,7 +205,7 @@ def test_this_machine_is_measured_in_the_type_of_the_run(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "context", "new", "batch", "told", "printed"),
+    ("model", "gpus", "context", "new", "batch", "pressure", "printed"),
     [
         ("llama-3-8b", 1, 512, 256, 32, "low", "Short chat: Low"),
         ("llama-3.2-1b", 1, 4096, 256, 64, "medium", "Small model API: Low-Medium"),
@@ -216,7 +216,7 @@ def test_this_machine_is_measured_in_the_type_of_the_run(monkeypatch: pytest.Mon
     ],
 )
 def test_advice_is_that_of_the_text_on_kv_memory(
-    model: str, gpus: int, context: int, new: int, batch: int, told: str, printed: str
+    model: str, gpus: int, context: int, new: int, batch: int, pressure: str, printed: str
 ) -> None:
     planned = plan_of(deployment(model, "A100", gpus=gpus), Request(context - new, new), batch)
-    assert planned.to_json()["kv_pressure"] == told, printed
+    assert planned.to_json()["kv_pressure"] == pressure, printed

@@ -231,4 +231,4 @@ class SimulatedExecutor:
         assert np.array_equal(self.lengths, held.lengths)
 
     def close(self) -> None:
-        """Do nothing: there is nobody else."""
+        """Do nothing: there is no other process to keep out."""

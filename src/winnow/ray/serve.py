@@ -95,7 +95,7 @@ def build_app(
     scaling = AutoscalingConfig(
         min_replicas=min_replicas, max_replicas=max_replicas, policy=policy, **(autoscaling or {})
     )
-    # Whoever waits does so in the engine, which says how many tokens that are.
+    # Requests wait in the engine, which says how many tokens that are.
     most = 2 * seats + (config.max_num_queued_reqs or 2**20)
     replica = serve.deployment(
         Replica,

@@ -24,7 +24,7 @@ _UNFINISHED = re.compile(r"\." + _NAME.pattern + r"\.\d+")
 # A folder that has just changed may change again without a later time of change.
 _CLOCK_TICK_NS = 50_000_000
 _RELIST_SECONDS = 5.0
-"""Seconds after which an object store, which tells nobody of changes, is listed again."""
+"""Seconds after which an object store, which does not announce changes, is listed again."""
 _REDIS_KEY = "winnow:prefixes"
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 """Names under which file systems of fsspec give the time of a file's last change."""
@@ -141,7 +141,7 @@ class Directory:
         fcntl.flock(self._guard, fcntl.LOCK_EX)
         try:
             for entry in os.scandir(self._path):
-                if _UNFINISHED.fullmatch(entry.name):  # nobody else writes now: who began has ended
+                if _UNFINISHED.fullmatch(entry.name):  # the lock is held, so its writer has ended
                     Path(entry.path).unlink(missing_ok=True)
             yield
         finally:
@@ -152,7 +152,7 @@ class Directory:
 
 
 class _Remote:
-    """Folder behind a URL, which tells nobody of changes and has no locks: files appear whole."""
+    """Folder behind a URL, which announces no changes and has no locks: files appear whole."""
 
     is_slow = True
 
