@@ -37,6 +37,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _silent_loading() -> Iterator[None]:
+    """Let no line of a model's loading appear where it takes long on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("winnow.cli.loading.PATIENCE_SECONDS", 600.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def command_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the environment of commands that answer with the demo model: packed, it starts in a third of the time."""

@@ -32,12 +32,13 @@ class LoadingDisplay:
         *,
         announce: bool = False,
         quiet: bool = False,
-        patience: float = PATIENCE_SECONDS,
+        patience: float | None = None,
         every: float | None = None,
     ) -> None:
         self._name, self._stream, self._stage = name, stream, ""
         self._live = stream.isatty()
         self._every = every or (_REDRAW_SECONDS if self._live else PLAIN_SECONDS)
+        patience = PATIENCE_SECONDS if patience is None else patience
         self._patience = self._every if announce and not self._live else patience
         self._start = time.monotonic()
         self._shown = announce
