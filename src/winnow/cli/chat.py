@@ -142,8 +142,8 @@ def _talk(partner: Partner, system: str | None, log: ConversationLog | None = No
 
 def _resume(kept: list[dict[str, str]], system: str | None) -> None:
     """Show what was said last. Raises UsageError where the system message would change it."""
-    told = kept[0]["content"] if kept[0]["role"] == "system" else None
-    if system is not None and system != told:
+    given = kept[0]["content"] if kept[0]["role"] == "system" else None
+    if system is not None and system != given:
         raise UsageError("--system cannot change in a session that is resumed: /reset it, or name another")
     turns = sum(message["role"] == "user" for message in kept)
     print(f"winnow: resumed after {turns} questions; the last was", file=sys.stderr)

@@ -217,7 +217,7 @@ class Sessions:
         return [self._stats(session) for session in found]
 
     def drop(self, name: str, tenant: TenantName = None) -> bool:
-        """Forget a session, with what the index holds of it and nobody else begins with. False: there is none."""
+        """Forget a session, with what the index holds for it alone. False: there is none."""
         session = self._sessions.pop((tenant, name), None)
         if session is None:
             return False
