@@ -444,3 +444,11 @@ class TestMemory:
             assert llm._engine.scheduler.ledger.peak_blocks - alone == 7 * 4, (
                 "a block a row for each further sample"
             )
+
+
+def test_prefixes_use_memory_beyond_what_running_sequences_can_fill(directory: Path) -> None:
+    first, second = prompt(49, seed=1), prompt(49, seed=2)
+    with LLM(directory, kv_memory="4MiB", max_num_seqs=1, max_model_len=64) as llm:
+        llm.generate([first, second], GREEDY)
+        (again,) = llm.generate([first], GREEDY)
+    assert again.num_cached_tokens == 48

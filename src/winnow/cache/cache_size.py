@@ -31,10 +31,18 @@ class CacheSize:
         return BlockCount((self.num_blocks - sum(self.other_kinds), *self.other_kinds))
 
     @classmethod
-    def fit(cls, layout: CacheLayout, kv_memory: int, max_num_seqs: int, max_model_len: int) -> "CacheSize":
+    def fit(
+        cls,
+        layout: CacheLayout,
+        kv_memory: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        shares_prefixes: bool = False,
+    ) -> "CacheSize":
         """Return the size of the largest cache within `kv_memory` bytes, tables and counters included.
 
-        Values on a tier take none of these, and at most `ValueTier.size` there.
+        Without a prefix cache it has no more blocks than all sequences together can fill. Values on a tier take none
+        of these bytes, and at most `ValueTier.size` there.
 
         Raises:
             ConfigError: not even one sequence of one block per row fits.
@@ -48,9 +56,10 @@ class CacheSize:
         def fits_tier(found: CacheSize) -> bool:
             return limit is None or layout.tier_bytes(found.by_kind) <= limit
 
-        # Do not allocate more blocks than all sequences together can fill.
         least_bytes = min(kind.device_bytes(layout.num_accumulators) for kind in layout.kinds)
-        low, high = 0, min(kv_memory // least_bytes, max_num_seqs * layout.blocks_for(max_model_len))
+        low, high = 0, kv_memory // least_bytes
+        if not shares_prefixes:
+            high = min(high, max_num_seqs * layout.blocks_for(max_model_len))
         while low < high:  # the largest count whose total fits; the total grows with the count
             middle = (low + high + 1) // 2
             found = size(middle)

@@ -71,7 +71,13 @@ def build_engine(
         config.cache, num_accumulators, config.scheduler.chunk, bias=policy.compact is not None
     )
     policy.check_layout(layout)
-    size = CacheSize.fit(layout, config.cache.kv_memory, config.scheduler.max_num_seqs, loaded.max_model_len)
+    size = CacheSize.fit(
+        layout,
+        config.cache.kv_memory,
+        config.scheduler.max_num_seqs,
+        loaded.max_model_len,
+        config.cache.shares_prefixes,
+    )
     executor: Executor
     if team is None:
         executor = build_rank(loaded, config, layout, size)

@@ -118,7 +118,13 @@ class EngineSetup:
         Raises:
             ConfigError: not even one sequence of one block per row fits.
         """
-        return CacheSize.fit(self.layout, self.kv_memory, self.scheduler.max_num_seqs, self.max_model_len)
+        return CacheSize.fit(
+            self.layout,
+            self.kv_memory,
+            self.scheduler.max_num_seqs,
+            self.max_model_len,
+            self.prefix_caching,
+        )
 
     def open(self, deployment: Deployment, clock: VirtualClock | None = None) -> SimulatedEngine:
         """Set up the engine; times are the deployment's.
