@@ -39,6 +39,7 @@ _ALL = (
     Press("Compactor", ("CompactorPress",)),
     Press("KVzip", ("KVzipPress",)),
     Press("KVzip+", ("KVzipPress",), {"kvzip_plus_normalization": True}),
+    Press("Merging+ExpectedAttention", ("MergingPress", "ExpectedAttentionPress")),
     Press("StreamingLLM", ("StreamingLLMPress",)),
     Press("Random", ("RandomPress",), {"seed": 0}),
 )
