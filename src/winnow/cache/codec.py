@@ -342,17 +342,6 @@ def make_codec(
     )
 
 
-def plain_format(codec: KVCodec, reader: str) -> str:
-    """Return the name of the format of plain vectors, for code that reads the fields `k` and `v` itself.
-
-    Raises:
-        ConfigError: the codec stores something else; names the `reader`.
-    """
-    if not isinstance(codec, PlainCodec):
-        raise ConfigError(f"{reader} reads KVs stored as one of {', '.join(CODECS)}, got {codec.name}")
-    return codec.dtype
-
-
 def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:
     """Return the codec of that name, as `kv_cache_dtype` has it; a torch dtype stands for vectors stored in it.
 

@@ -121,10 +121,6 @@ class BlockAllocator:
         return self.num_blocks - self.num_free
 
     @property
-    def num_cached(self) -> int:
-        return self._cached.total
-
-    @property
     def nbytes(self) -> int:
         stacks = sum(stack.ids.nbytes for stack in self._stacks)
         return stacks + self.holders.nbytes + self.indexed.nbytes

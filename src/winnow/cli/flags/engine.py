@@ -259,10 +259,3 @@ def model_path(options: Mapping[str, Any]) -> Path:
     """Return where the model lies that the engine's options name, fetched where it is a repository of the Hub."""
     named = {name: options[name] for name in ("model", "revision") if name in options}
     return locate_model(ModelConfig(**named))
-
-
-def demo_model() -> Path:
-    """Return the directory of the model that ships with Winnow."""
-    from winnow.models.loader import DEMO_MODEL
-
-    return DEMO_MODEL
