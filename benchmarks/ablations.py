@@ -22,7 +22,7 @@ from rich.table import Table
 
 from winnow import LLM
 from winnow.attention import Group, Smoothing
-from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, engine_needs
+from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Amount, Cell, amounts_of, engine_needs
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.runner import evaluate
@@ -190,7 +190,7 @@ PARTS = {
 def main() -> None:
     options = _options()
     queries = options.query.split(",")
-    amounts = [float(each) for each in options.compression.split(",")]
+    amounts = amounts_of(map(float, options.compression.split(",")))
     bases = BASES
     if options.score is not None:
         bases = {query: replace(base, score=SCORES[options.score]) for query, base in BASES.items()}
@@ -230,9 +230,9 @@ def _rows(base: EvictionPolicy, parts: list[str]) -> Iterator[tuple[str, Evictio
         yield from PARTS[part](base)
 
 
-def _table(found: Evaluation, query: str, amount: float) -> Table:
+def _table(found: Evaluation, query: str, amount: Amount) -> Table:
     asked = "question seen" if query == AWARE else "question not seen"
-    table = Table(title=f"{asked}, {amount:g}x, {found.prompts} prompts a row")
+    table = Table(title=f"{asked}, {amount.label}, {found.prompts} prompts a row")
     table.add_column("row")
     for name in (*found.categories, "mean", "+-", "held"):
         table.add_column(name, justify="right")

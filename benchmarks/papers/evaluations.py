@@ -9,7 +9,6 @@ from typing import Any
 from benchmarks.papers.harness import write_page
 from benchmarks.papers.page import results_json
 from winnow.cli.eval import typed
-from winnow.cli.eval.cells import add_compression_flag
 from winnow.cli.eval.prompts import add_prompt_flags
 from winnow.cli.screen.progress import add_progress_flag
 from winnow.evaluate.result import Evaluation
@@ -20,10 +19,8 @@ CONTROLS = ("recent", "random")
 QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("agnostic", "aware")}
 
 
-def add_evaluation_flags(
-    parser: argparse.ArgumentParser, presets: tuple[str, ...], compressions: tuple[float, ...], samples: int
-) -> None:
-    """Presets, compressions, query modes, prompts, and how progress is shown; the arguments are defaults."""
+def add_evaluation_flags(parser: argparse.ArgumentParser, presets: tuple[str, ...], samples: int) -> None:
+    """Presets, query modes, prompts, and how progress is shown; the arguments are defaults."""
     parser.add_argument(
         "--presets",
         metavar="A,B,...",
@@ -31,7 +28,6 @@ def add_evaluation_flags(
         default=presets,
         help=f"Winnow's (default: {','.join(presets)})",
     )
-    add_compression_flag(parser, compressions)
     parser.add_argument("--query", choices=QUERIES, default="both", help="(default: both)")
     add_prompt_flags(parser, samples=samples)
     add_progress_flag(parser)

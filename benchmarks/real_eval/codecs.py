@@ -28,7 +28,7 @@ from benchmarks.real_eval.codec_rows import Codec, Measured, equal_compressions
 from benchmarks.real_eval.codec_tables import shares_figure, tables
 from benchmarks.real_eval.run import RealEvaluation
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.evaluate.cell import AGNOSTIC, engine_needs, plan_cells
+from winnow.evaluate.cell import AGNOSTIC, amounts_of, engine_needs, plan_cells
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping, Pair
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
@@ -65,7 +65,7 @@ def measure(
         kv_memory=arguments.kv_memory,
         threads=arguments.threads,
         kv_floor=1,
-        **engine_needs(plan_cells(arguments.policies, (2,), (AGNOSTIC,))),
+        **engine_needs(plan_cells(arguments.policies, amounts_of([2.0]), (AGNOSTIC,))),
         max_num_seqs=arguments.max_num_seqs,
         **codec.options,
     ) as llm:
@@ -75,7 +75,9 @@ def measure(
             arguments.compressions = tuple(amount for _, amount in pairs)
         evaluation = RealEvaluation(arguments, llm, lambda rows, perplexities: None)
         evaluation.run()
-        cells = plan_cells(arguments.policies, () if shares else arguments.compressions, (AGNOSTIC,))
+        cells = plan_cells(
+            arguments.policies, amounts_of(() if shares else arguments.compressions), (AGNOSTIC,)
+        )
         keepings = {cell.label: Keeping.of(cell) for cell in cells}
         decoded = {tokens: _decoded(llm, arguments, tokens, count, keepings) for tokens, count in windows}
         read = {tokens: _read(llm, arguments, tokens, count) for tokens, count in arguments.prompts}

@@ -28,7 +28,7 @@ from benchmarks.real_eval.run import RealEvaluation
 from benchmarks.real_eval.tables import tables
 from benchmarks.real_eval.work import KNOWN_TASKS, LABELS, TASK_NAMES
 from winnow import LLM
-from winnow.evaluate.cell import QUERIES, engine_needs, plan_cells
+from winnow.evaluate.cell import QUERIES, amounts_of, engine_needs, plan_cells
 from winnow.evaluate.perplexity import Perplexity
 from winnow.report.provenance import Machine, report_head, typed_command
 
@@ -138,7 +138,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Evaluate and write."""
     arguments = parse(words)
     arguments.work.mkdir(parents=True, exist_ok=True)
-    cells = plan_cells(arguments.policies, arguments.compressions, QUERIES)
+    cells = plan_cells(arguments.policies, amounts_of(arguments.compressions), QUERIES)
     with LLM(
         arguments.model,
         dtype=arguments.dtype,

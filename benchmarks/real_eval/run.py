@@ -14,7 +14,7 @@ from benchmarks.real_eval.rows import Row, complete_cells, counts, row_of
 from benchmarks.real_eval.work import GIVEN, LABELS, WINDOW, Work, works
 from benchmarks.tasks import load_task
 from winnow import LLM
-from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Cell, plan_cells
+from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Cell, amounts_of, plan_cells
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
@@ -78,9 +78,9 @@ class RealEvaluation:
         if not counted:
             return
         queries = [query for query in work.queries if query in self._arguments.query]
-        cells: Sequence[Cell] = plan_cells(self._arguments.policies, self._arguments.compressions, queries)[
-            1:
-        ]
+        cells: Sequence[Cell] = plan_cells(
+            self._arguments.policies, amounts_of(self._arguments.compressions), queries
+        )[1:]
         if self._arguments.report:
             cells = complete_cells(journal, self._plan(work, cells))
         if cells:
@@ -141,7 +141,7 @@ class RealEvaluation:
     def _perplexity(self) -> list[Perplexity]:
         """Of the cells that judge a context before what follows it."""
         arguments, llm = self._arguments, self._llm
-        cells = plan_cells(arguments.policies, arguments.compressions, (AGNOSTIC,))
+        cells = plan_cells(arguments.policies, amounts_of(arguments.compressions), (AGNOSTIC,))
         windows = cut_windows(llm.tokenizer, wikitext(None), WINDOW, GIVEN, arguments.windows)
         digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
         identity = engine_identity(llm, digest, {"task": "perplexity"})

@@ -8,7 +8,7 @@ from benchmarks.real_eval.codec_rows import Codec, Measured, at_share, equal_com
 from benchmarks.real_eval.codec_tables import shares_figure, tables
 from benchmarks.real_eval.rows import Row
 from winnow.errors import ConfigError
-from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Cell
+from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Amount, Cell
 from winnow.evaluate.perplexity import Perplexity, WindowScore
 
 
@@ -28,7 +28,7 @@ def test_a_codec_is_a_format_and_what_else_is_said() -> None:
 def measured(name: str, token_bytes: float, nats: float, scores: dict[Cell, float]) -> Measured:
     windows = tuple(WindowScore("full", i, nats + i, 10, 20.0, 640, 0) for i in range(3))
     rows: list[Any] = [
-        Row(work, cell.name, cell.preset, cell.query, cell.compression, score, 0.1, 2, 2, 1.0, 64.0)
+        Row(work, cell.name, cell.preset, cell.query, cell.amount.compression, score, 0.1, 2, 2, 1.0, 64.0)
         for work in ("a", "b")
         for cell, score in scores.items()
     ]
@@ -36,7 +36,7 @@ def measured(name: str, token_bytes: float, nats: float, scores: dict[Cell, floa
 
 
 def test_mixes_are_in_the_order_of_their_bytes() -> None:
-    half = Cell("keydiff", 2.0, AGNOSTIC)
+    half = Cell("keydiff", Amount(2.0), AGNOSTIC)
     found = [
         measured("auto", 800.0, 20.0, {FULL_CELL: 0.9, half: 0.8}),
         measured("int4 rotate=none", 200.0, 20.1, {FULL_CELL: 0.7, half: 0.6}),
@@ -67,7 +67,7 @@ def test_a_narrower_codec_compresses_by_less_for_the_same_bytes() -> None:
 
 
 def test_mixes_are_compared_at_equal_bytes() -> None:
-    double, quadruple = (Cell("keydiff", amount, AGNOSTIC) for amount in (2.0, 4.0))
+    double, quadruple = (Cell("keydiff", Amount(amount), AGNOSTIC) for amount in (2.0, 4.0))
     found = [
         measured("auto", 800.0, 20.0, {FULL_CELL: 0.9, double: 0.8, quadruple: 0.5}),
         measured("int8", 400.0, 20.1, {FULL_CELL: 0.85, double: 0.75}),

@@ -9,7 +9,7 @@ from benchmarks.papers.__main__ import main
 from benchmarks.papers.h2h.protocol import LONGBENCH, PERPLEXITIES, ROUND_EVERY, Continuations, text_presets
 from benchmarks.papers.h2h.results import longbench_tables, perplexity_table
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL_CELL, Cell
+from winnow.evaluate.cell import FULL_CELL, Amount, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.perplexity import Perplexity, WindowScore
 from winnow.evaluate.result import CellResult, Evaluation
@@ -17,7 +17,7 @@ from winnow.eviction import PRESETS, Window
 
 
 def result(cell: Cell, score: float) -> CellResult:
-    outcome = Outcome(cell.name, "s", 0, "single", 512, score, "", 500, 2, cell.compression, 100)
+    outcome = Outcome(cell.name, "s", 0, "single", 512, score, "", 500, 2, cell.amount.compression, 100)
     return CellResult(cell, (outcome,))
 
 
@@ -28,12 +28,12 @@ def evaluation(*results: CellResult) -> Evaluation:
 class TestBesideKvCompress:
     def test_shares_of_the_full_cache_stand_beside_the_papers(self) -> None:
         found = evaluation(
-            result(Cell("kv-compress", 4.0, "aware"), 0.6),
-            result(Cell("kv-compress", 8.0, "aware"), 0.4),
-            result(Cell("snapkv", 8.0, "aware"), 0.2),
-            result(Cell("snapkv-w8", 8.0, "aware"), 0.4),
-            result(Cell("recent", 4.0, "aware"), 0.0),
-            result(Cell("recent", 8.0, "aware"), 0.0),
+            result(Cell("kv-compress", Amount(4.0), "aware"), 0.6),
+            result(Cell("kv-compress", Amount(8.0), "aware"), 0.4),
+            result(Cell("snapkv", Amount(8.0), "aware"), 0.2),
+            result(Cell("snapkv-w8", Amount(8.0), "aware"), 0.4),
+            result(Cell("recent", Amount(4.0), "aware"), 0.0),
+            result(Cell("recent", Amount(8.0), "aware"), 0.0),
         )
         table, mistral = longbench_tables(found)
         assert table.columns == (
@@ -52,12 +52,18 @@ class TestBesideKvCompress:
 
     def test_a_category_that_a_control_answers_counts_nowhere(self) -> None:
         found = evaluation(
-            result(Cell("snapkv", 4.0, "aware"), 0.6), result(Cell("recent", 4.0, "aware"), 0.8)
+            result(Cell("snapkv", Amount(4.0), "aware"), 0.6),
+            result(Cell("recent", Amount(4.0), "aware"), 0.8),
         )
         assert not longbench_tables(found)
 
+    def test_budgets_stand_behind_compressions(self) -> None:
+        amounts = (Amount(kv_budget=128), Amount(8.0), Amount(kv_budget=512))
+        found = evaluation(*(result(Cell("kv-compress", amount, "aware"), 0.4) for amount in amounts))
+        assert longbench_tables(found)[0].columns[4:] == ("here, 8x", "here, 512 KVs", "here, 128 KVs")
+
     def test_query_agnostic_cells_stay_out(self) -> None:
-        assert not longbench_tables(evaluation(result(Cell("snapkv", 4.0, "agnostic"), 0.6)))
+        assert not longbench_tables(evaluation(result(Cell("snapkv", Amount(4.0), "agnostic"), 0.6)))
 
 
 def test_published_rows_name_presets_that_exist() -> None:

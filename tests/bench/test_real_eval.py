@@ -13,12 +13,12 @@ from benchmarks.real_eval.command import parse, write_results
 from benchmarks.real_eval.rows import Row, complete_cells, counts, row_of
 from benchmarks.real_eval.tables import tables
 from benchmarks.real_eval.work import Work, works
-from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell
+from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Amount, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.result import CellResult, Refusal
 
-SNAPKV = Cell("snapkv", 4.0, AGNOSTIC)
-KVZIP = Cell("kvzip", 4.0, AGNOSTIC)
+SNAPKV = Cell("snapkv", Amount(4.0), AGNOSTIC)
+KVZIP = Cell("kvzip", Amount(4.0), AGNOSTIC)
 
 
 def outcome(cell: Cell, sample: str, score: float, question: int = 0) -> Outcome:
@@ -26,7 +26,9 @@ def outcome(cell: Cell, sample: str, score: float, question: int = 0) -> Outcome
 
 
 def row(work: str, cell: Cell, score: float | None, **fields: Any) -> Row:
-    base = Row(work, cell.name, cell.preset, cell.query, cell.compression, score, 0.1, 2, 2, 3.5, 2048.0)
+    base = Row(
+        work, cell.name, cell.preset, cell.query, cell.amount.compression, score, 0.1, 2, 2, 3.5, 2048.0
+    )
     return replace(base, **fields)
 
 

@@ -79,6 +79,10 @@ ERRORS = [
         "argument --compression: must be finite numbers of at least 1, got '0.5'",
     ),
     (
+        "eval needle --kv-budget 128,0",
+        "argument --kv-budget: must be whole numbers of at least 1, got '128,0'",
+    ),
+    (
         "eval needle --compression 2;4",
         "argument --compression: must be numbers with commas between, got '2;4'",
     ),

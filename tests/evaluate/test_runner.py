@@ -10,7 +10,7 @@ import pytest
 
 from winnow import LLM
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL_CELL, Cell, engine_needs, plan_cells
+from winnow.evaluate.cell import FULL_CELL, Cell, amounts_of, engine_needs, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.runner import EvaluationProgress, evaluate
@@ -73,7 +73,7 @@ def rows(evaluation: Evaluation) -> list[Any]:
 
 
 def test_a_cell_holds_what_the_engine_alone_answers(llm: LLM, make_plan: MakePlan) -> None:
-    cells = plan_cells(["kv-compress"], [2, 4], ["agnostic"])
+    cells = plan_cells(["kv-compress"], amounts_of([2, 4]), ["agnostic"])
     plan = make_plan(cells)
     found = evaluate(llm, plan)
     assert [result.cell for result in found.results] == list(cells)
@@ -87,7 +87,7 @@ def test_a_cell_holds_what_the_engine_alone_answers(llm: LLM, make_plan: MakePla
                 temperature=0,
                 max_tokens=question.max_tokens,
                 eviction=cell.preset,
-                compression=None if cell.is_full else cell.compression,
+                compression=None if cell.is_full else cell.amount.compression,
                 context_tokens=None if cell.is_full else context,
             )
             [alone] = llm.generate(prompt, params)
@@ -100,11 +100,11 @@ def test_a_cell_holds_what_the_engine_alone_answers(llm: LLM, make_plan: MakePla
                 assert outcome.kv_bytes == llm.kv_bytes(len(prompt) + len(alone.outputs[0].token_ids) - 1)
             else:
                 assert outcome.kv_bytes == report.bytes_held
-                assert outcome.achieved_compression == pytest.approx(cell.compression, rel=0.1)
+                assert outcome.achieved_compression == pytest.approx(cell.amount.compression, rel=0.1)
 
 
 def test_full_cache_finds_the_needle_and_a_window_does_not(llm: LLM, make_plan: MakePlan) -> None:
-    cells = plan_cells(["recent"], [4], ["agnostic"])
+    cells = plan_cells(["recent"], amounts_of([4]), ["agnostic"])
     full, recent = evaluate(llm, make_plan(cells, categories=("depth-0",), samples=3)).results
     assert full.score("depth-0") == 1.0
     assert recent.score("depth-0") == 0.0
@@ -114,7 +114,7 @@ def test_requests_run_together_and_compressions_share_the_prompt(
     llm: LLM, make_plan: MakePlan, submitted: list[Any]
 ) -> None:
     running = []
-    cells = plan_cells(["kv-compress", "keydiff"], [2, 4], ["aware"])
+    cells = plan_cells(["kv-compress", "keydiff"], amounts_of([2, 4]), ["aware"])
     evaluate(llm, make_plan(cells), on_step=lambda now: running.append(now.stats.num_running))
     assert max(running) > 4
     asked = [(params.n, params.compression) for _, params in submitted]
@@ -122,8 +122,29 @@ def test_requests_run_together_and_compressions_share_the_prompt(
     assert asked == [(1, None)] * 4 + [(2, (2.0, 4.0))] * 4 + [(1, 2.0)] * 4 + [(1, 4.0)] * 4
 
 
+@pytest.mark.parametrize("query", ["aware", "agnostic"])
+def test_budgets_keep_as_many_kvs_whatever_the_length(
+    llm: LLM, make_plan: MakePlan, submitted: list[Any], query: str
+) -> None:
+    budgets = amounts_of([4], [400, 40, 80])
+    plan = make_plan(plan_cells(["kv-compress"], budgets, [query]), samples=1, tokens=(160, 300))
+    _, _, many, more, few = evaluate(llm, plan).results
+    assert [each.cell.label for each in (many, more, few)] == [
+        f"kv-compress {kvs} KVs" for kvs in (400, 80, 40)
+    ]
+    # Budgets share the prompt with each other, not with a compression.
+    asked = [(params.compression, params.kv_budget) for _, params in submitted]
+    assert asked == [(None, None)] * 4 + [(4.0, None)] * 4 + [(None, (400, 80, 40))] * 4
+    for kvs, cell in ((40, few), (80, more)):
+        for outcome in cell.outcomes:
+            assert outcome.achieved_compression is not None
+            judged = outcome.achieved_compression * kvs
+            assert judged == pytest.approx(outcome.prompt_tokens, rel=0.1 if query == "aware" else 0.3)
+    assert {outcome.achieved_compression for outcome in many.outcomes} == {1.0}
+
+
 def test_query_agnostic_judges_the_context_alone(llm: LLM, make_plan: MakePlan, submitted: list[Any]) -> None:
-    plan = make_plan(plan_cells(["kv-compress"], [4], ["aware", "agnostic"]))
+    plan = make_plan(plan_cells(["kv-compress"], amounts_of([4]), ["aware", "agnostic"]))
     _, aware, agnostic = evaluate(llm, plan).results
     contexts = [llm.tokenizer.encode(sample.context) for sample in plan.make_samples()]
     judged = [params.context_tokens for _, params in submitted]
@@ -136,7 +157,7 @@ def test_query_agnostic_judges_the_context_alone(llm: LLM, make_plan: MakePlan, 
 def test_questions_share_a_context_that_is_judged_without_them(
     llm: LLM, make_plan: MakePlan, submitted: list[Any]
 ) -> None:
-    cells = plan_cells(["kv-compress"], [2], ["aware", "agnostic"])
+    cells = plan_cells(["kv-compress"], amounts_of([2]), ["aware", "agnostic"])
     plan = make_plan(cells, questions=3, samples=1, categories=("depth-50",), tokens=(200,))
     full, aware, agnostic = evaluate(llm, plan).results
     [sample] = plan.make_samples()
@@ -161,7 +182,9 @@ def test_questions_share_a_context_that_is_judged_without_them(
 def test_a_killed_evaluation_goes_on_to_the_same_table(
     llm: LLM, make_plan: MakePlan, tmp_path: Path, submitted: list[Any], torn: bool
 ) -> None:
-    plan = make_plan(plan_cells(["kv-compress"], [2, 4], ["agnostic"], ["recent"]), controls=("recent",))
+    plan = make_plan(
+        plan_cells(["kv-compress"], amounts_of([2, 4]), ["agnostic"], ["recent"]), controls=("recent",)
+    )
     whole = evaluate(llm, plan)
     asked = len(submitted)
     journal = tmp_path / "outcomes.jsonl"
@@ -194,7 +217,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_table(
 
 
 def test_same_seed_same_table_other_seed_other_prompts(llm: LLM, make_plan: MakePlan) -> None:
-    plan = make_plan(plan_cells(["random"], [2], ["aware"]))
+    plan = make_plan(plan_cells(["random"], amounts_of([2]), ["aware"]))
     assert rows(evaluate(llm, plan)) == rows(evaluate(llm, plan))
     other = replace(plan, settings=replace(plan.settings, seed=1))
     assert {s.context for s in plan.make_samples()}.isdisjoint(s.context for s in other.make_samples())
@@ -208,7 +231,7 @@ def test_a_directory_belongs_to_its_settings(llm: LLM, make_plan: MakePlan, tmp_
     evaluate(llm, make_plan(samples=1, seed=3), journal=journal, overwrite=True)
     # More cells are no other setting: what is there is kept.
     seen: list[int] = []
-    more = make_plan(plan_cells(["kv-compress"], [2], ["aware"]), samples=1, seed=3)
+    more = make_plan(plan_cells(["kv-compress"], amounts_of([2]), ["aware"]), samples=1, seed=3)
     evaluate(llm, more, journal=journal, on_step=lambda now: seen.append(now.done))
     assert seen[0] == 2
     journal.write_text("something else\n")
@@ -217,7 +240,9 @@ def test_a_directory_belongs_to_its_settings(llm: LLM, make_plan: MakePlan, tmp_
 
 
 def test_a_cell_that_the_engine_refuses_does_not_stop_the_others(llm: LLM, make_plan: MakePlan) -> None:
-    full, cut, refused = evaluate(llm, make_plan(plan_cells(["snapkv"], [2, 16], ["aware"]))).results
+    full, cut, refused = evaluate(
+        llm, make_plan(plan_cells(["snapkv"], amounts_of([2, 16]), ["aware"]))
+    ).results
     assert full.outcomes
     assert cut.outcomes
     assert not refused.outcomes
@@ -254,11 +279,14 @@ def test_a_length_that_the_model_cannot_take_is_named(make_plan: MakePlan) -> No
 @pytest.mark.parametrize("questions", [1, 2])
 def test_without_a_context_there_is_nothing_to_judge_before_the_question(llm: LLM, questions: int) -> None:
     plan = EvaluationPlan(
-        "sums", OneSample("", questions), settings_for(llm), plan_cells(["recent"], [2], ["agnostic"])
+        "sums",
+        OneSample("", questions),
+        settings_for(llm),
+        plan_cells(["recent"], amounts_of([2]), ["agnostic"]),
     )
     with pytest.raises(EvaluationError, match=r"sample 'one' has no context .*--query aware"):
         evaluate(llm, plan)
-    aware = replace(plan, cells=plan_cells(["recent"], [2], ["aware"]))
+    aware = replace(plan, cells=plan_cells(["recent"], amounts_of([2]), ["aware"]))
     assert [len(result.outcomes) for result in evaluate(llm, aware).results] == [questions] * 2
 
 
@@ -268,7 +296,7 @@ def test_an_unknown_category_is_answered_with_the_known(make_plan: MakePlan) -> 
 
 
 def test_cells() -> None:
-    cells = plan_cells(["kv-compress", "full", "fastgen"], [1, 8, 2, 2], ["agnostic"], ["recent"])
+    cells = plan_cells(["kv-compress", "full", "fastgen"], amounts_of([1, 8, 2, 2]), ["agnostic"], ["recent"])
     assert [cell.name for cell in cells] == [
         "full cache",
         "query-agnostic kv-compress 2x",
@@ -278,16 +306,21 @@ def test_cells() -> None:
         "query-agnostic recent 8x",
     ]
     assert not any(cell.policy.when.pressure for cell in cells)
-    assert plan_cells(["full"], [4], ["aware"], ["recent"]) == (FULL_CELL,)
-    assert len(plan_cells(["fastgen"], [4], ["aware"], ["recent"])) == 2
-    assert engine_needs(plan_cells(["roco"], [2], ["aware"])) == {"num_accumulators": 2, "kv_bias": False}
-    assert engine_needs(plan_cells(["winnow-fit"], [2], ["agnostic"]))["kv_bias"]
+    assert plan_cells(["full"], amounts_of([4]), ["aware"], ["recent"]) == (FULL_CELL,)
+    assert len(plan_cells(["fastgen"], amounts_of([4]), ["aware"], ["recent"])) == 2
+    assert engine_needs(plan_cells(["roco"], amounts_of([2]), ["aware"])) == {
+        "num_accumulators": 2,
+        "kv_bias": False,
+    }
+    assert engine_needs(plan_cells(["winnow-fit"], amounts_of([2]), ["agnostic"]))["kv_bias"]
     with pytest.raises(EvaluationError, match=r"no eviction preset 'snapvk'; did you mean snapkv\?"):
-        plan_cells(["snapvk"], [2], ["aware"])
+        plan_cells(["snapvk"], amounts_of([2]), ["aware"])
     with pytest.raises(EvaluationError, match=r"at least 1, got 0.5"):
-        plan_cells(["kv-compress"], [0.5], ["aware"])
+        plan_cells(["kv-compress"], amounts_of([0.5]), ["aware"])
+    with pytest.raises(EvaluationError, match="kv_budget must be at least 1, got 0"):
+        amounts_of(kv_budgets=[0])
     with pytest.raises(EvaluationError, match="query must be one of aware, agnostic, got 'both'"):
-        plan_cells(["kv-compress"], [2], ["both"])
+        plan_cells(["kv-compress"], amounts_of([2]), ["both"])
 
 
 def test_tasks_by_name() -> None:

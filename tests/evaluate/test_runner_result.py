@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from winnow.evaluate.cell import FULL_CELL, Cell
+from winnow.evaluate.cell import FULL_CELL, Amount, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
 from winnow.evaluate.result_files import write_report
@@ -15,7 +15,7 @@ from winnow.evaluate.uninformative import uninformative_categories
 from winnow.report.plots import can_draw
 
 CATEGORIES = ("easy", "hard", "hopeless")
-SNAPKV, RECENT = Cell("snapkv", 4.0, "agnostic"), Cell("recent", 4.0, "agnostic")
+SNAPKV, RECENT = Cell("snapkv", Amount(4.0), "agnostic"), Cell("recent", Amount(4.0), "agnostic")
 HEAD: dict[str, Any] = {
     "command": ["winnow", "eval", "made up"],
     "commit": "abc",
@@ -65,20 +65,24 @@ def test_what_a_control_answers_as_well_as_the_full_cache_is_marked() -> None:
 
 
 def test_headlines_leave_out_what_is_marked(compared: Evaluation) -> None:
-    assert list(compared.marks("agnostic", 4.0)) == ["easy", "hopeless"]
+    assert list(compared.marks("agnostic", Amount(4.0))) == ["easy", "hopeless"]
     full, snapkv, _ = compared.results
-    headline = compared.headline(snapkv, "agnostic", 4.0)
+    headline = compared.headline(snapkv, "agnostic", Amount(4.0))
     assert (headline.mean, headline.covered, headline.of) == (0.4, 1, 3)
     # The full cache's mean beside it is over the same categories.
-    assert compared.headline(full, "agnostic", 4.0).mean == 0.8
+    assert compared.headline(full, "agnostic", Amount(4.0)).mean == 0.8
     # At another compression, or in the other mode, the control says nothing.
-    assert list(compared.marks("aware", 4.0)) == list(compared.marks("agnostic", 8.0)) == ["hopeless"]
+    assert (
+        list(compared.marks("aware", Amount(4.0)))
+        == list(compared.marks("agnostic", Amount(8.0)))
+        == ["hopeless"]
+    )
 
 
 def test_no_informative_category_no_mean() -> None:
     same = (1.0, 1.0, 0.0)
     flat = evaluation(result(FULL_CELL, *same), result(RECENT, *same), result(SNAPKV, *same))
-    assert flat.headline(flat.results[2], "agnostic", 4.0).mean is None
+    assert flat.headline(flat.results[2], "agnostic", Amount(4.0)).mean is None
     assert ("snapkv", ("-",)) in mean_table(flat, "agnostic").rows
 
 
@@ -95,7 +99,7 @@ def test_the_means_table(compared: Evaluation) -> None:
 
 
 def test_the_table_of_categories(compared: Evaluation) -> None:
-    table = category_table(compared, "agnostic", 4.0)
+    table = category_table(compared, "agnostic", Amount(4.0))
     assert table.columns == ("full cache", "snapkv", "recent (control)")
     rows = dict(table.rows)
     assert rows["easy*"] == ("1.00", "0.90", "0.95")
@@ -113,7 +117,9 @@ def test_the_table_of_categories(compared: Evaluation) -> None:
 
 def test_one_mean_where_every_category_is_informative() -> None:
     shown = evaluation(result(FULL_CELL, 1.0, 0.8, 0.5), result(SNAPKV, 0.9, 0.4, 0.2))
-    means = [name for name, _ in category_table(shown, "agnostic", 4.0).rows if name.startswith("mean")]
+    means = [
+        name for name, _ in category_table(shown, "agnostic", Amount(4.0)).rows if name.startswith("mean")
+    ]
     assert means == ["mean of 3"]
 
 
@@ -123,7 +129,7 @@ def test_refused_cells_are_told_with_the_reason() -> None:
     table = mean_table(shown, "agnostic")
     assert ("snapkv", ("- [1]",)) in table.rows
     assert table.notes == ("[1] refused for 2 of 3 prompts: too small",)
-    assert "snapkv [1]" in category_table(shown, "agnostic", 4.0).columns
+    assert "snapkv [1]" in category_table(shown, "agnostic", Amount(4.0)).columns
     assert shown.to_json()["cells"][1]["refused"] == "too small"
 
 

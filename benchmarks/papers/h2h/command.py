@@ -11,6 +11,7 @@ from benchmarks.papers.judged import DEMO, AskedTask, chat_mode
 from benchmarks.papers.page import results_json
 from benchmarks.tasks import load_task
 from winnow.cli.eval import typed
+from winnow.cli.eval.cells import add_amount_flags, cell_amounts
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
@@ -35,6 +36,7 @@ it was stopped.
 EPILOG = """\
 examples:
   python -m benchmarks.papers h2h --presets winnow,keydiff,kv-compress --compression 4,8
+  python -m benchmarks.papers h2h --presets kv-compress,snapkv-w8 --kv-budget 128,256,512,1024 --query aware
   python -m benchmarks.papers h2h --samples 2 --windows 0
   python -m benchmarks.papers h2h --model DIR --task ruler --categories niah_single_1 --tokens 2048 --query aware
   python -m benchmarks.papers h2h --model DIR --text-only --presets kv-compress --window-tokens 1024
@@ -51,7 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     presets = tuple(name for name in PRESETS if name not in _NOT_COMPARED)
-    add_evaluation_flags(parser, presets, (2.0, 4.0, 8.0, 16.0), samples=3)
+    add_evaluation_flags(parser, presets, samples=3)
+    add_amount_flags(parser, (2.0, 4.0, 8.0, 16.0))
     add_flags(parser, AskedTask, "the task", defaults={"task": DEMO})
     parser.add_argument(
         "--categories", metavar="A,B,...", type=typed.names, default=(), help="(default: all)"
@@ -87,7 +90,7 @@ def execute(namespace: argparse.Namespace) -> int:
     for flag, directory in (("-o", output), ("--journal", namespace.journal)):  # they may be one directory
         check_outputs(options, {}, {flag: directory and directory / "h2h.json"})
     silence_transformers()
-    cells = plan_cells(namespace.presets, namespace.compressions, QUERIES[namespace.query], CONTROLS)
+    cells = plan_cells(namespace.presets, cell_amounts(namespace), QUERIES[namespace.query], CONTROLS)
     options = _DEFAULTS | engine_needs(cells) | {"dtype": "float32"} | options
     continuations = Continuations(namespace.windows, namespace.window_tokens)
     asked = AskedTask(**given(namespace, AskedTask))

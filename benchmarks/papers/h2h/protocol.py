@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL, Cell
+from winnow.evaluate.cell import FULL, OWN_AMOUNT, Cell
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
@@ -147,7 +147,7 @@ class Continuations:
     def _keeping(self, name: str) -> Keeping:
         if name == FULL:
             return Keeping()
-        policy = Cell(name, None, None).policy
+        policy = Cell(name, OWN_AMOUNT, None).policy
         when = replace(policy.when, after_prefill=True, prefill_every=None, within=False)
         return Keeping(
             replace(policy, when=replace(when, decode_every=ROUND_EVERY)),

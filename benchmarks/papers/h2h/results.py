@@ -16,7 +16,7 @@ from benchmarks.papers.h2h.protocol import (
     Continuations,
     LongBenchTable,
 )
-from winnow.evaluate.cell import AWARE
+from winnow.evaluate.cell import AWARE, OWN_AMOUNT, Amount
 from winnow.evaluate.charts import draw
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
@@ -32,17 +32,18 @@ def longbench_tables(evaluation: Evaluation) -> list[TextTable]:
     """
     amounts = sorted(
         {
-            each.cell.compression
+            each.cell.amount
             for each in evaluation.results
-            if each.cell.query == AWARE and each.cell.compression is not None
-        }
+            if each.cell.query == AWARE and each.cell.amount != OWN_AMOUNT
+        },
+        key=lambda amount: amount.order,
     )
     found = [_longbench_table(evaluation, published, amounts) for published in LONGBENCH]
     return [table for table in found if table.rows]
 
 
 def _longbench_table(
-    evaluation: Evaluation, published: LongBenchTable, amounts: Sequence[float]
+    evaluation: Evaluation, published: LongBenchTable, amounts: Sequence[Amount]
 ) -> TextTable:
     rows = []
     for method in published.methods:
@@ -52,7 +53,7 @@ def _longbench_table(
             if any(ours):
                 name = method.method if preset == method.preset else f"{method.method}, another window"
                 rows.append((f"{name}: {preset}", (*paper, *(each or "-" for each in ours))))
-    columns = [f"paper, C={size}" for size in CACHE_SIZES] + [f"here, {amount:g}x" for amount in amounts]
+    columns = [f"paper, C={size}" for size in CACHE_SIZES] + [f"here, {amount.label}" for amount in amounts]
     notes = (
         f"paper: KV-Compress (Rehg 2024), {published.name}: {published.model}, 16 LongBench subsets, query-aware, over "
         f"the full cache's {published.full:g}",
@@ -62,7 +63,7 @@ def _longbench_table(
     return TextTable(title, "method: preset", tuple(columns), tuple(rows), notes)
 
 
-def _relative(evaluation: Evaluation, preset: str, amount: float) -> str:
+def _relative(evaluation: Evaluation, preset: str, amount: Amount) -> str:
     """Over the informative categories; empty where there is nothing to divide."""
     found = [each for each in evaluation.compared(AWARE, amount) if each.cell.preset == preset]
     if not found or evaluation.full is None:
@@ -127,14 +128,16 @@ def picture(evaluation: Evaluation, target: Path) -> list[Path]:
 
     def merit(preset: str) -> float:
         means = [
-            evaluation.headline(each, each.cell.query, each.cell.compression).mean or 0.0
+            evaluation.headline(each, each.cell.query, each.cell.amount).mean or 0.0
             for each in evaluation.results
             if each.cell.preset == preset
         ]
         return sum(means) / len(means)
 
     presets = {
-        each.cell.preset for each in evaluation.results if each.cell.compression and not each.cell.is_full
+        each.cell.preset
+        for each in evaluation.results
+        if each.cell.amount != OWN_AMOUNT and not each.cell.is_full
     }
     best = sorted(presets - {*evaluation.controls}, key=merit, reverse=True)[:_LINES]
     kept = {*best, *evaluation.controls}

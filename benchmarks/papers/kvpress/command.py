@@ -14,12 +14,13 @@ from benchmarks.papers.kvpress.presses import PACKAGE, PRESSES, SOURCES
 from benchmarks.peers.environment import Environment, PeerError
 from winnow.bench.presets import model_cache
 from winnow.cli.eval import typed
+from winnow.cli.eval.cells import add_compression_flag
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import run_head, show_tables
 from winnow.cli.eval.prompts import prompt_settings
 from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.errors import UsageError, known_names
-from winnow.evaluate.cell import check_presets, engine_needs, plan_cells
+from winnow.evaluate.cell import amounts_of, check_presets, engine_needs, plan_cells
 from winnow.evaluate.result_tables import all_tables
 from winnow.evaluate.settings import settings_for
 from winnow.threads import set_threads
@@ -74,7 +75,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = f"{parser.prog} [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    add_evaluation_flags(parser, _PRESETS, (4.0, 8.0), samples=5)
+    add_evaluation_flags(parser, _PRESETS, samples=5)
+    add_compression_flag(parser, (4.0, 8.0))
     parser.add_argument(
         "--presses", metavar="A,B,...", type=typed.names, default=tuple(PRESSES), help="default: all"
     )
@@ -106,7 +108,7 @@ def execute(namespace: argparse.Namespace) -> int:
     comparison = Comparison(namespace.presets, presses, namespace.compressions, QUERIES[namespace.query])
     folder.mkdir(parents=True, exist_ok=True)
     environment = Environment(folder / "environment")
-    cells = plan_cells(namespace.presets, namespace.compressions, ("agnostic",), CONTROLS)
+    cells = plan_cells(namespace.presets, amounts_of(namespace.compressions), ("agnostic",), CONTROLS)
     needs = {
         "kv_floor": _KV_FLOOR,
         **engine_needs(cells),

@@ -10,7 +10,7 @@ from benchmarks.papers.evaluations import CONTROLS, TASK
 from benchmarks.papers.kvpress.presses import Press
 from benchmarks.papers.kvpress.run import KvpressRun, PressCell
 from benchmarks.peers.environment import Environment
-from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL, plan_cells
+from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL, amounts_of, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.prompt import PromptMaker
 from winnow.evaluate.result import CellResult, Evaluation
@@ -109,7 +109,7 @@ class Comparison:
         self, llm: LLM, settings: TaskSettings, query: str, folder: Path, on_step: OnStep | None
     ) -> Evaluation:
         # What is judged ends before the question's last line in either mode, so for the engine both are agnostic.
-        cells = plan_cells(self.presets, self.compressions, (AGNOSTIC,), CONTROLS)
+        cells = plan_cells(self.presets, amounts_of(self.compressions), (AGNOSTIC,), CONTROLS)
         plan = EvaluationPlan(TASK, self._task(query), settings, cells, CONTROLS)
         identity = plan.identity(llm, plan.make_samples())
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

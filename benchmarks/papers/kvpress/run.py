@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.papers.kvpress.presses import Press
 from benchmarks.peers.environment import Environment, PeerError, call
-from winnow.evaluate.cell import AGNOSTIC, AWARE, Cell
+from winnow.evaluate.cell import AGNOSTIC, AWARE, Amount, Cell
 from winnow.evaluate.metrics import score
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.prompt import Prompt, PromptMaker
@@ -48,7 +48,7 @@ class PressCell:
 
     def named(self, query: str) -> Cell:
         """For the tables."""
-        return Cell(self.press.label, self.compression, query)
+        return Cell(self.press.label, Amount(self.compression), query)
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,61 @@ QUERIES = (AWARE, AGNOSTIC)
 
 
 @dataclass(frozen=True)
+class Amount:
+    """Amount that a cell keeps: one of both, or neither for a preset that decides itself.
+
+    Attributes:
+        compression: tokens of what is judged per KV kept.
+        kv_budget: KVs kept per row on average, whatever the prompt's length.
+
+    Raises:
+        EvaluationError: a compression that is no finite number of at least 1, or a budget below 1.
+    """
+
+    compression: float | None = None
+    kv_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.compression is not None and not 1.0 <= self.compression < math.inf:
+            raise EvaluationError(
+                f"compression must be a finite number of at least 1, got {self.compression:g}"
+            )
+        if self.kv_budget is not None and self.kv_budget < 1:
+            raise EvaluationError(f"kv_budget must be at least 1, got {self.kv_budget}")
+
+    @property
+    def label(self) -> str:
+        if self.kv_budget is not None:
+            return f"{self.kv_budget} KVs"
+        return "" if self.compression is None else f"{self.compression:g}x"
+
+    @property
+    def order(self) -> tuple[bool, bool, float]:
+        """Key that sorts compressions up, then budgets down, so that what keeps least stands last; neither: behind."""
+        amount = self.compression or -(self.kv_budget or 0)
+        return self == OWN_AMOUNT, self.kv_budget is not None, amount
+
+
+OWN_AMOUNT = Amount()
+
+
+def amounts_of(compressions: Iterable[float] = (), kv_budgets: Iterable[int] = ()) -> tuple[Amount, ...]:
+    """Return an amount for each."""
+    return (*map(Amount, compressions), *(Amount(kv_budget=each) for each in kv_budgets))
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One preset at one compression, judging with the question or without it.
+    """One preset at one amount, judging with the question or without it.
 
     Attributes:
         preset: a key of `winnow.eviction.PRESETS`.
-        compression: tokens of what is judged per KV kept; None for a preset that decides itself how much it keeps.
         query: "aware": the policy judges the whole prompt, the question in it; "agnostic": it judges the context before
             the question is seen; None for the full cache, which knows no difference.
     """
 
     preset: str
-    compression: float | None
+    amount: Amount
     query: str | None
 
     @property
@@ -44,20 +87,25 @@ class Cell:
         """The name without the query mode, for tables that say it above."""
         if self.is_full:
             return "full cache"
-        return self.preset if self.compression is None else f"{self.preset} {self.compression:g}x"
+        return f"{self.preset} {self.amount.label}".rstrip()
+
+    @property
+    def asked(self) -> Amount:
+        """The amount that a request asks for; none for the full cache."""
+        return OWN_AMOUNT if self.is_full else self.amount
 
     @property
     def policy(self) -> EvictionPolicy:
         """The preset's policy without rounds under pressure.
 
-        Those depend on what else runs and on the KV memory, and would keep less than the cell's compression says.
+        Those depend on what else runs and on the KV memory, and would keep less than the cell's amount says.
         """
         chosen = resolve_policy(EvictionConfig(eviction=self.preset), asked_later=self.query == AGNOSTIC)
         policy = chosen.policy
         return replace(policy, when=policy.when.alone)
 
 
-FULL_CELL = Cell(FULL, 1.0, None)
+FULL_CELL = Cell(FULL, Amount(1.0), None)
 
 
 class EngineNeeds(TypedDict):
@@ -69,26 +117,24 @@ class EngineNeeds(TypedDict):
 
 def plan_cells(
     presets: Sequence[str],
-    compressions: Sequence[float],
+    amounts: Iterable[Amount],
     queries: Sequence[str],
     controls: Sequence[str] = (),
 ) -> tuple[Cell, ...]:
-    """Return the full cache, then in every query mode every preset at every compression above 1, and the controls
-    beside them.
+    """Return the full cache, then in every query mode every preset at every amount but compression 1, and the
+    controls beside them.
 
     A preset that decides itself how much it keeps gets one cell per query mode, and no controls.
 
     Raises:
-        EvaluationError: no such preset or query mode, or a compression that is no finite number of at least 1.
+        EvaluationError: no such preset or query mode.
     """
     check_presets([*presets, *controls])
     for query in queries:
         check_choice("query", query, QUERIES, EvaluationError)
-    for compression in compressions:
-        if not 1.0 <= compression < math.inf:
-            raise EvaluationError(f"compression must be a finite number of at least 1, got {compression:g}")
-    chosen = [(preset, amount) for preset in presets for amount in _amounts(preset, compressions)]
-    used = [amount for _, amount in chosen if amount is not None]
+    wanted = list(amounts)
+    chosen = [(preset, amount) for preset in presets for amount in _amounts(preset, wanted)]
+    used = [amount for _, amount in chosen if amount != OWN_AMOUNT]
     chosen += [(preset, amount) for preset in controls for amount in _amounts(preset, used)]
     cells = (Cell(preset, amount, query) for query in queries for preset, amount in chosen)
     return (FULL_CELL, *dict.fromkeys(cells))
@@ -114,9 +160,9 @@ def engine_needs(cells: Iterable[Cell]) -> EngineNeeds:
     }
 
 
-def _amounts(preset: str, compressions: Sequence[float]) -> list[float | None]:
+def _amounts(preset: str, amounts: Sequence[Amount]) -> list[Amount]:
     if preset == FULL:
         return []
     if PRESETS[preset].policy.budget.fixed is not None:
-        return [None]
-    return [each for each in sorted(set(compressions)) if each > 1.0]
+        return [OWN_AMOUNT]
+    return sorted(set(amounts) - {FULL_CELL.amount}, key=lambda amount: amount.order)

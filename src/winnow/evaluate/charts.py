@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from winnow.evaluate.cell import OWN_AMOUNT
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.result_tables import query_label
 from winnow.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure
@@ -39,14 +40,14 @@ def _curves(evaluation: Evaluation, query: str) -> Panel | None:
     reference: dict[float, float] = {}
     for result in evaluation.results:
         cell = result.cell
-        mean = evaluation.headline(result, query, cell.compression).mean
+        mean = evaluation.headline(result, query, cell.amount).mean
         if cell.query != query or result.achieved_compression is None or mean is None:
             continue
         points.setdefault(cell.preset, []).append((result.achieved_compression, mean))
-        if evaluation.full is not None and cell.compression is not None:
-            full = evaluation.headline(evaluation.full, query, cell.compression).mean
+        if evaluation.full is not None and cell.amount != OWN_AMOUNT:
+            full = evaluation.headline(evaluation.full, query, cell.amount).mean
             assert full is not None, "it has the same categories"
-            reference[cell.compression] = full
+            reference[cell.amount.compression or result.achieved_compression] = full
     if not points:
         return None
     lines = [Line(name, *_columns(sorted(found))) for name, found in points.items()]

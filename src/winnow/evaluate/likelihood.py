@@ -31,7 +31,7 @@ class Keeping:
     @classmethod
     def of(cls, cell: Cell) -> Self:
         """Return what a cell of an evaluation keeps."""
-        return cls(cell.policy, None if cell.is_full else cell.compression)
+        return cls(cell.policy, **vars(cell.asked))
 
 
 @dataclass(frozen=True)

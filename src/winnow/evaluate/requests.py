@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import AGNOSTIC, Cell
@@ -50,12 +51,12 @@ class EvalRequest:
 
 
 def shared_cells(cells: Sequence[Cell]) -> list[tuple[Cell, ...]]:
-    """Return cells in groups whose requests may be one: presets that compute the prompt alike at all compressions.
+    """Return cells in groups whose requests may be one: presets that compute the prompt alike at all amounts of a kind.
 
     Where rounds fall within the prompt it is not computed alike.
     """
     groups: list[tuple[Cell, ...]] = []
-    for _, same in groupby(cells, key=lambda cell: (cell.query, cell.preset)):
+    for _, same in groupby(cells, key=lambda cell: (cell.query, cell.preset, cell.amount.kv_budget is None)):
         members = tuple(same)
         if members[0].policy.when.in_prefill:
             groups += [(cell,) for cell in members]
@@ -137,25 +138,23 @@ def _params(
     answer_prefix: int = 0,
     forced_tokens: Sequence[Sequence[int]] = (),
 ) -> SamplingParams:
-    amounts = {cell.compression for cell in cells}
-    own = cells[0].is_full or None in amounts
-    shared = len(amounts) == 1
     return SamplingParams(
         n=len(cells),
         temperature=0.0,
         max_tokens=max_tokens,
         stop=question.stop,
         eviction=cells[0].policy,
-        compression=None
-        if own
-        else cells[0].compression
-        if shared
-        else [c.compression or 1.0 for c in cells],
+        compression=_one_or_each([cell.asked.compression for cell in cells]),
+        kv_budget=_one_or_each([cell.asked.kv_budget for cell in cells]),
         context_tokens=context_tokens,
         template_tail=template_tail,
         answer_prefix=answer_prefix,
         forced_tokens=forced_tokens,
     )
+
+
+def _one_or_each(values: list[Any]) -> Any:
+    return values[0] if len(set(values)) == 1 else values
 
 
 def _context(sample: Sample, context_tokens: int) -> int:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from winnow.evaluate.cell import Cell
+from winnow.evaluate.cell import Amount, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.uninformative import uninformative_categories
 
@@ -94,18 +94,17 @@ class Evaluation:
         """The query modes of the cells."""
         return tuple(dict.fromkeys(each.cell.query for each in self.results if each.cell.query is not None))
 
-    def compared(self, query: str, compression: float | None) -> list[CellResult]:
-        """Return the cells of a query mode and compression."""
-        wanted = (query, compression)
-        return [each for each in self.results if (each.cell.query, each.cell.compression) == wanted]
+    def compared(self, query: str, amount: Amount) -> list[CellResult]:
+        """Return the cells of a query mode and amount."""
+        wanted = (query, amount)
+        return [each for each in self.results if (each.cell.query, each.cell.amount) == wanted]
 
-    def marks(self, query: str | None, compression: float | None) -> dict[str, str]:
-        """Return uninformative categories in a query mode at a compression, and why."""
+    def marks(self, query: str | None, amount: Amount) -> dict[str, str]:
+        """Return uninformative categories in a query mode at an amount, and why."""
         controls = [
             each
             for each in self.results
-            if each.cell.preset in self.controls
-            and (each.cell.query, each.cell.compression) == (query, compression)
+            if each.cell.preset in self.controls and (each.cell.query, each.cell.amount) == (query, amount)
         ]
         if self.full is None:
             return {}
@@ -113,9 +112,9 @@ class Evaluation:
             self.categories, self.full.score, {each.cell.preset: each.score for each in controls}
         )
 
-    def headline(self, result: CellResult, query: str | None, compression: float | None) -> Headline:
-        """Return the mean of `result` over the informative categories in a query mode at a compression."""
-        marked = self.marks(query, compression)
+    def headline(self, result: CellResult, query: str | None, amount: Amount) -> Headline:
+        """Return the mean of `result` over the informative categories in a query mode at an amount."""
+        marked = self.marks(query, amount)
         scores = [result.score(name) for name in self.categories if name not in marked]
         return Headline(_mean(each for each in scores if each is not None), len(scores), len(self.categories))
 
@@ -137,17 +136,17 @@ class Evaluation:
 
     def _cell_json(self, result: CellResult) -> dict[str, Any]:
         cell = result.cell
-        row: dict[str, Any] = {"query": cell.query, "preset": cell.preset, "compression": cell.compression}
+        row: dict[str, Any] = {"query": cell.query, "preset": cell.preset, **vars(cell.amount)}
         if result.refusal is not None:
             return row | {"refused": result.refusal.reason, "refused_prompts": result.refusal.prompts}
-        headline = self.headline(result, cell.query, cell.compression)
+        headline = self.headline(result, cell.query, cell.amount)
         return row | {
             "reached": result.achieved_compression,
             "kv_bytes": result.kv_bytes,
             "mean": headline.mean,
             "mean_covers": headline.covered,
             "plain_mean": self.plain_mean(result),
-            "not_discriminating": self.marks(cell.query, cell.compression),
+            "not_discriminating": self.marks(cell.query, cell.amount),
             "by_category": {name: result.score(name) for name in self.categories},
             "by_length": {
                 str(length): {name: result.score(name, length) for name in self.categories}

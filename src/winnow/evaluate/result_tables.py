@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
+from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL, Amount
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.report.tables import Footnotes, TextTable
 from winnow.units import format_bytes
@@ -20,8 +20,8 @@ def query_label(query: str) -> str:
 
 
 def mean_table(evaluation: Evaluation, query: str) -> TextTable:
-    """Return means over the informative categories: presets down, compressions across, the full cache first."""
-    amounts = _compressions(evaluation, query)
+    """Return means over the informative categories: presets down, amounts across, the full cache first."""
+    amounts = _amounts(evaluation, query)
     notes = Footnotes()
     rows: list[tuple[str, tuple[str, ...]]] = []
     full = evaluation.full
@@ -30,7 +30,7 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
         rows.append((FULL_CELL.label, tuple(entries)))
     for preset in _presets(evaluation, query):
         found = {
-            each.cell.compression: each
+            each.cell.amount: each
             for each in evaluation.results
             if each.cell.query == query and each.cell.preset == preset
         }
@@ -45,14 +45,14 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
     ]
     rows.append(("categories counted", tuple(f"{each.covered} of {each.of}" for each in covered)))
     title = f"{evaluation.task}, {query_label(query)}: mean score"
-    return TextTable(title, "preset", tuple(map(_amount, amounts)), tuple(rows), notes.lines())
+    return TextTable(title, "preset", tuple(map(_named_amount, amounts)), tuple(rows), notes.lines())
 
 
-def category_table(evaluation: Evaluation, query: str, compression: float | None) -> TextTable:
-    """Return scores by category in a query mode at a compression, beside the full cache."""
+def category_table(evaluation: Evaluation, query: str, amount: Amount) -> TextTable:
+    """Return scores by category in a query mode at an amount, beside the full cache."""
     full = evaluation.full
-    compared = [*([full] if full else []), *evaluation.compared(query, compression)]
-    marked = evaluation.marks(query, compression)
+    compared = [*([full] if full else []), *evaluation.compared(query, amount)]
+    marked = evaluation.marks(query, amount)
     notes = Footnotes()
     rows = [
         (
@@ -61,7 +61,7 @@ def category_table(evaluation: Evaluation, query: str, compression: float | None
         )
         for name in evaluation.categories
     ]
-    heads = [evaluation.headline(each, query, compression) for each in compared]
+    heads = [evaluation.headline(each, query, amount) for each in compared]
     rows += [
         (f"mean of {heads[0].covered}", tuple(_text(each.mean) for each in heads)),
         *_plain_mean(evaluation, compared, marked),
@@ -74,7 +74,7 @@ def category_table(evaluation: Evaluation, query: str, compression: float | None
         for each in compared
     )
     reasons = [f"{UNINFORMATIVE} {name} is uninformative: {why}" for name, why in marked.items()]
-    title = f"{evaluation.task}, {query_label(query)}, {_amount(compression)}"
+    title = f"{evaluation.task}, {query_label(query)}, {_named_amount(amount)}"
     return TextTable(title, "category", columns, tuple(rows), notes.lines(reasons), across="preset").upright()
 
 
@@ -83,7 +83,7 @@ def length_table(evaluation: Evaluation, query: str) -> TextTable:
     shown = [each for each in evaluation.results if each.cell.query in (None, query) and each.outcomes]
     rows = []
     for each in shown:
-        marked = evaluation.marks(each.cell.query, each.cell.compression)
+        marked = evaluation.marks(each.cell.query, each.cell.amount)
         names = [name for name in evaluation.categories if name not in marked]
         entries = []
         for length in evaluation.lengths:
@@ -103,19 +103,19 @@ def all_tables(evaluation: Evaluation) -> list[TextTable]:
         tables.append(mean_table(evaluation, query))
         if len(evaluation.lengths) > 1:
             tables.append(length_table(evaluation, query))
-        tables += [category_table(evaluation, query, amount) for amount in _compressions(evaluation, query)]
+        tables += [category_table(evaluation, query, amount) for amount in _amounts(evaluation, query)]
     return tables or [full_table(evaluation)]
 
 
 def full_table(evaluation: Evaluation) -> TextTable:
     """Return the full cache alone, where nothing else was asked for."""
     full = evaluation.results[0]
-    marked = evaluation.marks(None, full.cell.compression)
+    marked = evaluation.marks(None, full.cell.amount)
     rows: list[tuple[str, tuple[str, ...]]] = [
         (name + UNINFORMATIVE * (name in marked), (_text(full.score(name)),))
         for name in evaluation.categories
     ]
-    headline = evaluation.headline(full, None, full.cell.compression)
+    headline = evaluation.headline(full, None, full.cell.amount)
     rows += [
         (f"mean of {headline.covered}", (_text(headline.mean),)),
         *_plain_mean(evaluation, [full], marked),
@@ -135,10 +135,10 @@ def _plain_mean(
     return [(f"mean of all {len(evaluation.categories)}", means)]
 
 
-def _compressions(evaluation: Evaluation, query: str) -> list[float | None]:
-    """Return the compressions of a query mode's cells, ascending; None, for presets that decide themselves, last."""
-    found = {each.cell.compression for each in evaluation.results if each.cell.query == query}
-    return sorted(found, key=lambda each: (each is None, each or 0.0))
+def _amounts(evaluation: Evaluation, query: str) -> list[Amount]:
+    """Return the amounts of a query mode's cells, in `Amount.order`."""
+    found = {each.cell.amount for each in evaluation.results if each.cell.query == query}
+    return sorted(found, key=lambda amount: amount.order)
 
 
 def _presets(evaluation: Evaluation, query: str) -> list[str]:
@@ -156,8 +156,9 @@ def _mean_entry(evaluation: Evaluation, result: CellResult | None, query: str, n
         return ""
     if result.refusal is not None:
         return f"- {notes.mark(_refused(result, evaluation))}"
-    asked, achieved = result.cell.compression, result.achieved_compression
-    notable = achieved is not None and (asked is None or abs(achieved / asked - 1) > NOTABLE)
+    asked, achieved = result.cell.amount, result.achieved_compression
+    ratio = asked.compression
+    notable = achieved is not None and (ratio is None or abs(achieved / ratio - 1) > NOTABLE)
     mean = _text(evaluation.headline(result, query, asked).mean)
     return f"{mean} (at {_ratio(achieved)})" if notable else mean
 
@@ -167,8 +168,8 @@ def _refused(result: CellResult, evaluation: Evaluation) -> str:
     return f"refused for {result.refusal.prompts} of {evaluation.prompts} prompts: {result.refusal.reason}"
 
 
-def _amount(compression: float | None) -> str:
-    return "compression of its own" if compression is None else f"{compression:g}x"
+def _named_amount(amount: Amount) -> str:
+    return amount.label or "compression of its own"
 
 
 def _text(score: float | None) -> str:

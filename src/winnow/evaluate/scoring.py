@@ -46,7 +46,7 @@ def outcome_of(llm: "LLM", request: EvalRequest, answer: SubAnswer, output: Comp
 
 
 def _achieved(llm: "LLM", request: EvalRequest, cell: Cell, report: EvictionReport) -> float | None:
-    config = replace(llm.config.eviction, eviction=cell.policy, compression=cell.compression, kv_budget=None)
+    config = replace(llm.config.eviction, eviction=cell.policy, **vars(cell.asked))
     eviction = resolve_policy(config).for_prompt(
         len(request.token_ids),
         request.last_token,

@@ -13,6 +13,7 @@ accuracy, by category and compression.
 EPILOG = """\
 examples:
   winnow eval demo --eviction kv-compress,snapkv --compression 2,8 --samples 5
+  winnow eval ruler --eviction kv-compress --kv-budget 128,256,512,1024 --tokens 2048
   winnow eval needle --eviction keydiff --compression 4 --tokens 512,1024,2048 -o needle
   winnow eval perplexity --eviction h2o --compression 4
   winnow eval lm-eval --tasks arc_easy --eviction snapkv --compression 4

@@ -1,10 +1,14 @@
-"""The flags that say which presets at which compressions a command of `winnow eval` compares, and on what data."""
+"""The flags that say which presets keeping how much a command of `winnow eval` compares, and on what data."""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winnow.cli.eval import typed
 from winnow.errors import UsageError
+
+if TYPE_CHECKING:
+    from winnow.evaluate.cell import Amount
 
 OF_CELLS = ("eviction", "compression", "kv_budget", "seed")
 """Flags of the engine that cells take the place of, or that have a meaning of their own in an evaluation."""
@@ -13,7 +17,7 @@ KV_FLOOR = 1
 
 
 def add_cell_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
-    """Return presets and compressions; the group, for more flags."""
+    """Return presets and amounts; the group, for more flags."""
     cells = parser.add_argument_group("cells")
     cells.add_argument(
         "--eviction",
@@ -23,8 +27,32 @@ def add_cell_flags(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup"
         default=(),
         help="presets to compare (winnow policies lists them); left out: the full cache alone",
     )
-    add_compression_flag(cells, (4.0,))
+    add_amount_flags(cells, (4.0,))
     return cells
+
+
+def add_amount_flags(parser: "argparse._ActionsContainer", default: tuple[float, ...]) -> None:
+    """Add the flags of what cells keep; `default` are the compressions where neither is given."""
+    parser.add_argument(
+        "--kv-budget",
+        dest="kv_budgets",
+        metavar="C,...",
+        type=typed.lengths,
+        default=(),
+        help="KVs kept per row on average, in place of compressions or beside them",
+    )
+    add_compression_flag(parser, default)
+    parser.set_defaults(compressions=None, default_compressions=default)
+
+
+def cell_amounts(namespace: argparse.Namespace) -> "tuple[Amount, ...]":
+    """Return what the flags of `add_amount_flags` say."""
+    from winnow.evaluate.cell import amounts_of
+
+    budgets, compressions = namespace.kv_budgets, namespace.compressions
+    if compressions is None:
+        compressions = () if budgets else namespace.default_compressions
+    return amounts_of(compressions, budgets)
 
 
 def add_compression_flag(parser: "argparse._ActionsContainer", default: tuple[float, ...]) -> None:

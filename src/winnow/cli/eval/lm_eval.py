@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from winnow.cli.eval import typed
-from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags
+from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, cell_amounts
 from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
 from winnow.cli.flags.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.flags.options import add_model_argument
@@ -78,7 +78,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan
     from winnow.evaluate.lm_eval.result_files import lm_eval_table, write_lm_eval
 
-    cells = plan_cells(namespace.presets, namespace.compressions, (AWARE,))
+    cells = plan_cells(namespace.presets, cell_amounts(namespace), (AWARE,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
     chat = namespace.apply_chat_template
     plan = LmEvalPlan(namespace.tasks, namespace.num_fewshot, namespace.limit, place, chat)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.eval import typed
-from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
+from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, cell_amounts, check_data
 from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
 from winnow.cli.flags.engine import add_engine_flags, evaluation_options, open_llm
 from winnow.cli.flags.options import add_model_argument
@@ -87,7 +87,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.evaluate.likelihood import Keeping
     from winnow.evaluate.reports.perplexity_report import perplexity_table, write_perplexity
 
-    cells = plan_cells(namespace.presets, namespace.compressions, (AGNOSTIC,))
+    cells = plan_cells(namespace.presets, cell_amounts(namespace), (AGNOSTIC,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
     options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
     with open_llm(options) as llm:

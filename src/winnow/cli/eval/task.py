@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.cli.eval import typed
-from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, check_data
+from winnow.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, add_data_flag, cell_amounts, check_data
 from winnow.cli.eval.display import show_evaluation
 from winnow.cli.eval.output import add_output_flags, check_output, run_head, show_tables
 from winnow.cli.eval.prompts import add_prompt_flags, prompt_settings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 {summary}
 
-Every cell of the tables is one preset at one compression, judging with the question (query-aware)
+Every cell of the tables is one preset at one compression or budget, judging with the question (query-aware)
 or before it (query-agnostic); the full cache is always among them. All cells see the same prompts
 and run through one engine together. Categories that do not tell policies apart are marked, and
 means leave them out.
@@ -95,7 +95,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.evaluate.cell import engine_needs, plan_cells
 
     controls = () if namespace.controls == ("none",) else namespace.controls
-    cells = plan_cells(namespace.presets, namespace.compressions, _QUERIES[namespace.query], controls)
+    cells = plan_cells(namespace.presets, cell_amounts(namespace), _QUERIES[namespace.query], controls)
     options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
     with open_llm(options) as llm:
         plan = _plan(namespace, llm, cells, controls)
