@@ -14,7 +14,7 @@ from winnow.errors import DatasetError, EvaluationError
 from winnow.evaluate.metrics import score
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.tasks.files import shipped
-from winnow.evaluate.tasks.longbench import LONGBENCH, LONGBENCH_KV_COMPRESS
+from winnow.evaluate.tasks.longbench import LONGBENCH, LONGBENCH_KV_COMPRESS, LONGBENCH_KV_COMPRESS_70B
 from winnow.evaluate.tasks.longbench.prompt import cut_middle
 from winnow.evaluate.tasks.task import TaskSettings
 
@@ -95,6 +95,20 @@ def test_chat_templates_and_stops(data: Path) -> None:
     }
     others = LONGBENCH_KV_COMPRESS.samples(settings(data))
     assert {sample.category for sample in others if not sample.chat} == {*plain, "passage_count"}
+
+
+def test_the_line_that_kv_compress_leaves_out_for_its_70b_model(data: Path) -> None:
+    usual, dropped = (
+        {
+            sample.category: sample.context + sample.questions[0].text
+            for sample in task.samples(settings(data))
+        }
+        for task in (LONGBENCH_KV_COMPRESS, LONGBENCH_KV_COMPRESS_70B)
+    )
+    # As its file of prompts has them, keys lcc-llama_3_1_70b and repobench-p-llama_3_1_70b.
+    assert dropped["lcc"] == f"Please complete the code given below. \n{CONTEXT}\n"
+    assert dropped["repobench-p"] == f"Please complete the code given below. \n{CONTEXT}def f(x):\n\n"
+    assert {name for name in usual if usual[name] != dropped[name]} == {"lcc", "repobench-p"}
 
 
 def test_each_subset_has_its_metric(data: Path) -> None:

@@ -19,6 +19,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "documents": "winnow.evaluate.tasks.documents:DOCUMENTS",
         "longbench": "winnow.evaluate.tasks.longbench:LONGBENCH",
         "longbench-kv-compress": "winnow.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS",
+        "longbench-kv-compress-70b": "winnow.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS_70B",
     }
 )
 """Name -> "module:attribute" of a `Task`; the module is imported when the task is asked for."""
