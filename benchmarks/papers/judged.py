@@ -86,7 +86,7 @@ def categories_of(asked: AskedTask, names: Sequence[str], field: str = "categori
 
 def chat_mode(task: str, tokenizer: Any) -> str:
     """Return `EvaluationPlan.chat`: through a model's template, but for tasks that know which samples are messages."""
-    knows = task == DEMO or task.startswith("longbench")
+    knows = task.startswith((DEMO, "longbench", "summaries"))
     return "auto" if knows or not getattr(tokenizer, "chat_template", None) else "on"
 
 

@@ -14,6 +14,8 @@ TASKS: Mapping[str, str] = MappingProxyType(
         "nq-open": "benchmarks.tasks.nq_open:NQ_OPEN",
         "gsm8k": "benchmarks.tasks.gsm8k:GSM8K",
         "gsm8k-flexible": "benchmarks.tasks.gsm8k:GSM8K_FLEXIBLE",
+        "summaries": "benchmarks.tasks.summaries:SUMMARIES",
+        "summaries-rouge-2": "benchmarks.tasks.summaries:SUMMARIES_ROUGE_2",
         "bbh": "benchmarks.tasks.bbh:BBH",
     }
 )

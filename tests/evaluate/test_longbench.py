@@ -111,6 +111,27 @@ def test_the_line_that_kv_compress_leaves_out_for_its_70b_model(data: Path) -> N
     assert {name for name in usual if usual[name] != dropped[name]} == {"lcc", "repobench-p"}
 
 
+def test_worked_examples_are_other_rows(data: Path) -> None:
+    rows = [
+        row(f"Who is {name}?", [f"{name}!", "x"], None, f"About {name}.") for name in ("Ann", "Bob", "Cyd")
+    ]
+    (data / "narrativeqa.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = replace(settings(data), categories=("narrativeqa",))
+    template = json.loads((shipped("longbench") / "dataset2prompt.json").read_text())["narrativeqa"]
+    prompts = {
+        name: template.format(context=f"About {name}.", input=f"Who is {name}?")
+        for name in ("Ann", "Bob", "Cyd")
+    }
+    worked = {name: f"{prompt} {name}!\n\n" for name, prompt in prompts.items()}
+    for sample, name in zip(LONGBENCH.samples(replace(asked, shots=2)), prompts, strict=True):
+        first, second = (worked[other] for other in prompts if other != name)
+        shown = sample.context + sample.questions[0].text
+        assert shown in (first + second + prompts[name], second + first + prompts[name])
+        assert sample.questions[0].references == (f"{name}!", "x")
+    with pytest.raises(EvaluationError, match="--shots must be at most 2"):
+        LONGBENCH.samples(replace(asked, shots=3))
+
+
 def test_each_subset_has_its_metric(data: Path) -> None:
     samples = by_subset(LONGBENCH.samples(settings(data)))
     for name, _, _, _, answer, expected in ROWS:

@@ -39,6 +39,7 @@ examples:
   python -m benchmarks.papers batch-max --kv-memory 16MiB --tasks single,passkey --json batch_max.json
   python -m benchmarks.papers batch-max --samples 960 --tasks few-shot --rules average
   python -m benchmarks.papers batch-max --model DIR --task gsm8k --shots 16 --samples 24
+  python -m benchmarks.papers batch-max --model DIR --task summaries --shots 12 --kv-memory 200MiB
 docs/benchmarks.md says what the tables mean.
 """
 

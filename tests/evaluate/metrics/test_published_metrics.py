@@ -45,6 +45,7 @@ BY_HAND = [
         "pairs ab, cd of ab, bc, cd and ab, bx, xc, cd: P = 2/3, R = 2/4",
     ),
     ("rouge-2", "a b a b", ["a b a"], 1.0, "pairs count once: ab, ba on either side"),
+    ("first-line-rouge-2", "\na b c\na d", ["a b c"], 1.0, "later lines do not count"),
     ("rouge-2", "a", ["a"], 0.0, "one word makes no pair"),
     ("retrieval", "Paragraph 7", ["Paragraph 7"], 1.0, "the only number is right"),
     ("retrieval", "7, 17 or 7", ["Paragraph 7"], 2 / 3, "2 of 3 numbers are; 17 is not 7"),

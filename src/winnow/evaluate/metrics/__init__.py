@@ -21,6 +21,7 @@ __all__ = ["METRICS", "Metric", "require_metric", "score"]
 
 _QA_F1 = best_of(token_f1)
 _ROUGE_L = best_of(rouge_l_of_sentences, require=import_rouge)
+_ROUGE_2 = best_of(rouge_2, require=import_rouge)
 _CLASSIFICATION = Metric(classification)
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
@@ -31,7 +32,8 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "first-line-qa-f1": first_line(_QA_F1),
         "longbench-rouge-l": _ROUGE_L,
         "first-line-longbench-rouge-l": first_line(_ROUGE_L),
-        "rouge-2": best_of(rouge_2, require=import_rouge),
+        "rouge-2": _ROUGE_2,
+        "first-line-rouge-2": first_line(_ROUGE_2),
         "first-line-classification": first_line(_CLASSIFICATION),
         "retrieval": best_of(retrieval),
         "count": best_of(count),

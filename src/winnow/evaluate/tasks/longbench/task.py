@@ -8,7 +8,7 @@ from pathlib import Path
 from winnow.errors import EvaluationError
 from winnow.evaluate.metrics import require_metric, score
 from winnow.evaluate.sample import Question, Sample
-from winnow.evaluate.tasks.draws import chosen
+from winnow.evaluate.tasks.draws import chosen, worked_examples
 from winnow.evaluate.tasks.files import Record, find_file, read_json, read_json_lines, shipped
 from winnow.evaluate.tasks.longbench.prompt import Template, cut_middle
 from winnow.evaluate.tasks.longbench.subsets import SUBSETS
@@ -23,7 +23,8 @@ class LongBenchTask:
     """The 16 English subsets as LongBench publishes them: a directory with a file `<subset>.jsonl` for each.
 
     Prompts, middle cut, chat templates, lengths of answers and metrics are those of the original's `pred.py` and
-    `eval.py`. A prompt is cut to what the model takes less the answer and the template.
+    `eval.py`. A prompt is cut to what the model takes less the answer and the template. With `settings.shots`, other
+    rows of the file stand in front as worked examples, which the original does not have.
 
     Attributes:
         plain: subsets that do without the chat template although the original uses it there.
@@ -59,8 +60,13 @@ class LongBenchTask:
                 f"of the {settings.max_model_len} tokens that the model takes, none are left for the prompt"
             )
         for number, row in chosen(random.Random(f"{settings.seed}/{name}"), rows, settings.samples):
-            filled = template.fill(row.text("context"), row.text("input"))
-            context, question = cut_middle(*filled, settings.truncate, most)
+            context, question = template.fill(row.text("context"), row.text("input"))
+            if settings.shots:
+                others = [other for place, other in rows if place != number]
+                rng = random.Random(f"{settings.seed}/{name}/{number}")
+                drawn = worked_examples(rng, others, settings.shots)
+                context = "".join(_worked(template, each) for each in drawn) + context
+            context, question = cut_middle(context, question, settings.truncate, most)
             yield Sample(
                 name=f"{name}/{number}",
                 category=name,
@@ -68,6 +74,13 @@ class LongBenchTask:
                 questions=(_question(name, row, question, answer_tokens),),
                 chat=SUBSETS[name].chat and name not in self.plain,
             )
+
+
+def _worked(template: Template, row: Record) -> str:
+    """Return a row's prompt with its first answer."""
+    prompt = "".join(template.fill(row.text("context"), row.text("input")))
+    between = "" if prompt[-1].isspace() else " "
+    return f"{prompt}{between}{row.texts('answers')[0]}\n\n"
 
 
 def _question(name: str, row: Record, text: str, answer_tokens: int) -> Question:
