@@ -15,19 +15,22 @@ int8, prefix cache, int4: stored so; the common beginning is computed and held o
 eviction: each prompt is compressed once it is read.
 
 Each row is an engine of its own; rows follow one another, and the whole is repeated --repeat times: medians by rate.
-NAME.md has the table with what the text prints beside it, and the simulated one; NAME.svg shows both.
+NAME.md has tables of throughput, latency and memory in use with what the text prints beside them, and the simulated
+one; NAME.svg shows throughput.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from benchmarks.papers.page import page, results_json
 from benchmarks.papers.predicted.memory_text_serving import STACK, stack, workload
 from winnow import LLM
 from winnow.bench.answering import answer_all, fixed_length
+from winnow.bench.serve import percentile_of
 from winnow.bench.traces import TraceRequest
 from winnow.cache import CacheSize
 from winnow.report.plots import Axis, Line, Panel, can_draw, line_chart, save_figure
@@ -72,6 +75,8 @@ class Measured:
         most_running: requests with KVs at a time; not more than there are.
         computed: prompt tokens.
         preemptions: of requests that made room.
+        token_ms, latency_s: p50 and p99 over requests: time for each token behind the first; from arrival to end.
+        used: part of the KV memory in use, reserved blocks included, mean over steps.
     """
 
     seconds: float
@@ -80,6 +85,9 @@ class Measured:
     most_running: int
     computed: int
     preemptions: int
+    token_ms: tuple[float, float]
+    latency_s: tuple[float, float]
+    used: float
 
 
 def options_of(layer: Layer, model: str | None, kv_memory: int, typed: argparse.Namespace) -> dict[str, Any]:
@@ -134,6 +142,7 @@ def measure(options: dict[str, Any], requests: Sequence[TraceRequest], vocab_siz
     held = sum(stats.kv_bytes_held for stats in counted)
     running = sum(stats.num_running for stats in counted)
     new_tokens = sum(each.output_tokens for each in requests)
+    times = [output.metrics for output in answered.outputs]
     return Measured(
         answered.seconds,
         new_tokens / answered.seconds,
@@ -141,7 +150,25 @@ def measure(options: dict[str, Any], requests: Sequence[TraceRequest], vocab_siz
         max(stats.num_running for stats in counted),
         answered.counted("prompt_tokens"),
         answered.counted("num_preemptions"),
+        middle_and_worst(
+            1e3 * (each.finished_time - each.first_token_time) / (asked.output_tokens - 1)
+            for each, asked in zip(times, requests, strict=True)
+            if asked.output_tokens > 1
+        ),
+        middle_and_worst(each.latency for each in times),
+        fmean(stats.kv_bytes_used / stats.kv_bytes_budget for stats in counted),
     )
+
+
+def middle_and_worst(values: Iterable[Any]) -> tuple[float, float]:
+    """50th and 99th percentile."""
+    ordered = sorted(values)
+    return percentile_of(ordered, 50), percentile_of(ordered, 99)
+
+
+def label(layer: Layer) -> str:
+    """A row's name in tables; + before what comes on top of the rows above."""
+    return layer.name if layer.name in ("padded", "contiguous", "paged") else f"+ {layer.name}"
 
 
 def table(rows: dict[str, Measured]) -> TextTable:
@@ -155,7 +182,7 @@ def table(rows: dict[str, Measured]) -> TextTable:
         text = None if layer.printed is None else STACK[layer.printed]
         lines.append(
             (
-                layer.name if layer.name in ("padded", "contiguous", "paged") else f"+ {layer.name}",
+                label(layer),
                 (
                     f"{row.fit:.1f}",
                     f"{row.most_running}",
@@ -182,6 +209,45 @@ def table(rows: dict[str, Measured]) -> TextTable:
         "preemptions",
     )
     return TextTable("Measured", "configuration", columns, tuple(lines))
+
+
+def latencies(rows: dict[str, Measured]) -> TextTable:
+    """A line per row: how long tokens and requests took, and how much of the memory was in use."""
+    lines = []
+    for layer in LAYERS:
+        if layer.name not in rows:
+            continue
+        row = rows[layer.name]
+        printed = ("", "", "")
+        if layer.printed is not None:
+            text = STACK[layer.printed]
+            printed = (*(f"{each}" for each in text.printed_token_ms), f"{text.printed_use} %")
+        lines.append(
+            (
+                label(layer),
+                (
+                    f"{row.token_ms[0]:.1f}",
+                    printed[0],
+                    f"{row.token_ms[1]:.1f}",
+                    printed[1],
+                    f"{row.latency_s[0]:.1f}",
+                    f"{row.latency_s[1]:.1f}",
+                    f"{row.used:.0%}",
+                    printed[2],
+                ),
+            )
+        )
+    columns = (
+        "ms a token, p50",
+        "printed",
+        "p99",
+        "printed",
+        "request p50, s",
+        "p99",
+        "memory in use",
+        "printed",
+    )
+    return TextTable("Latency and memory", "configuration", columns, tuple(lines))
 
 
 def figure(rows: dict[str, Measured]) -> Any:
@@ -251,10 +317,13 @@ def write_results(
     notes = (
         "sequences that fit: KV memory over the bytes that a running request held, mean over steps; padded batches "
         "have as many as whole sequences fit. gain: over the row above. "
-        "printed: `kv-cache-memory`, Llama 3 70B on 4 A100. The second table is that of "
-        "`python -m benchmarks.papers predicted stack`.\n"
+        "printed: `kv-cache-memory`, Llama 3 70B on 4 A100; its latencies are of tokens, its use the GPU's. "
+        "ms a token: of a request, behind its first. memory in use: mean over steps; what is reserved counts. "
+        "The last table is that of `python -m benchmarks.papers predicted stack`.\n"
     )
-    text = page("The stack of KV memory", [head], facts, notes, [table(rows), simulated], figures)
+    text = page(
+        "The stack of KV memory", [head], facts, notes, [table(rows), latencies(rows), simulated], figures
+    )
     (typed.output / f"{typed.name}.md").write_text(text, encoding="utf-8")
 
 
@@ -301,7 +370,7 @@ def main(words: Sequence[str] | None = None) -> None:
             print(layer.name, runs[layer.name][-1], flush=True)
         rows = {name: sorted(each, key=lambda m: m.seconds)[len(each) // 2] for name, each in runs.items()}
         write_results(typed, kv_memory, runs, rows, simulated)
-    print("\n".join(table(rows).markdown()))
+    print("\n".join(line for each in (table(rows), latencies(rows)) for line in each.markdown()))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from tiny_llama import save_tiny_llama
 
 from benchmarks import stack
-from benchmarks.stack import LAYERS, Measured, main, options_of, parse, table
+from benchmarks.stack import LAYERS, Measured, latencies, main, options_of, parse, table
 from winnow.report.tables import TextTable
 
 
@@ -23,13 +23,14 @@ def test_rows_build_on_those_above() -> None:
 
 def test_gains_are_over_the_row_above() -> None:
     rows = {
-        layer.name: Measured(1.0, 100.0 * 2**place, 4.0 * 2**place, 9, 10, 0)
+        layer.name: Measured(1.0, 100.0 * 2**place, 4.0 * 2**place, 9, 10, 0, (5.0, 9.0), (1.0, 2.0), 0.5)
         for place, layer in enumerate(LAYERS)
     }
     shown = dict(table(rows).rows)
     assert shown["padded"][4:6] == ("", "") and shown["contiguous"][4:6] == ("2.00x", "")
     assert shown["paged"][2:6] == ("58", "400", "2.00x", "1.86x")
     assert shown["+ eviction"][5] == "", "the text has no such row"
+    assert dict(latencies(rows).rows)["+ int8"] == ("5.0", "65", "9.0", "160", "1.0", "2.0", "50%", "88 %")
 
 
 def test_rows_hold_more_and_answer_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,14 +39,20 @@ def test_rows_hold_more_and_answer_all(tmp_path: Path, monkeypatch: pytest.Monke
     model = save_tiny_llama(
         tmp_path / "model", seed=1, head_dim=16, num_hidden_layers=1, max_position_embeddings=512
     )
-    names = ["contiguous", "paged", "prefix cache", "eviction"]
+    names = ["padded", "contiguous", "paged", "prefix cache", "eviction"]
     words = ["--model", str(model), "--requests", "6", "--scale", "32", "--fits", "2", "--threads", "1"]
     main([*words, "--eviction", "keydiff", "--compression", "2", "-o", str(tmp_path), "--rows", *names])
     rows = json.loads((tmp_path / "stack.json").read_text())["rows"]
     found = {row["row"]: row["median"] for row in rows}
     assert [*found] == names
     fit = [each["fit"] for each in found.values()]
-    assert fit == sorted(fit)
+    assert fit[1:] == sorted(fit[1:])
     assert found["contiguous"]["most_running"] == 2 < found["paged"]["most_running"]
     assert found["prefix cache"]["computed"] < found["paged"]["computed"]
-    assert "## Simulated" in (tmp_path / "stack.md").read_text()
+    for each in found.values():
+        assert 0 < each["token_ms"][0] <= each["token_ms"][1]
+        assert 0 < each["latency_s"][0] <= each["latency_s"][1] <= each["seconds"]
+        assert 0 < each["used"] <= 1
+    assert found["contiguous"]["latency_s"][0] > 0.5 * found["contiguous"]["seconds"] / 6, "waiting counts"
+    page = (tmp_path / "stack.md").read_text()
+    assert "## Latency and memory" in page and "## Simulated" in page

@@ -28,14 +28,27 @@ class Configuration:
     cache: CacheConfig
     printed_batch: int
     printed_rate: int
+    printed_token_ms: tuple[int, int]
+    """p50 and p99."""
+    printed_use: int
+    """In per cent."""
 
 
 STACK = (
-    Configuration("contiguous FP16", CacheConfig(kv_reservation="max", enable_prefix_caching=False), 24, 420),
-    Configuration("paged FP16", CacheConfig(enable_prefix_caching=False), 58, 780),
-    Configuration("paged INT8", CacheConfig(kv_cache_dtype="int8", enable_prefix_caching=False), 96, 1050),
-    Configuration("paged INT8 + prefix cache", CacheConfig(kv_cache_dtype="int8"), 96, 1180),
-    Configuration("paged INT4 + prefix cache", CacheConfig(kv_cache_dtype="int4"), 140, 1420),
+    Configuration(
+        "contiguous FP16",
+        CacheConfig(kv_reservation="max", enable_prefix_caching=False),
+        24,
+        420,
+        (85, 350),
+        55,
+    ),
+    Configuration("paged FP16", CacheConfig(enable_prefix_caching=False), 58, 780, (72, 180), 82),
+    Configuration(
+        "paged INT8", CacheConfig(kv_cache_dtype="int8", enable_prefix_caching=False), 96, 1050, (65, 160), 88
+    ),
+    Configuration("paged INT8 + prefix cache", CacheConfig(kv_cache_dtype="int8"), 96, 1180, (55, 145), 90),
+    Configuration("paged INT4 + prefix cache", CacheConfig(kv_cache_dtype="int4"), 140, 1420, (52, 155), 91),
 )
 
 
