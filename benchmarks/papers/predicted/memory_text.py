@@ -5,6 +5,7 @@ Lines of the text count a GB of KVs as 2**30 bytes and of weights as 10**9; so d
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from benchmarks.papers.predicted.memory_text_serving import stack, tenants, watermark
 from winnow.cache import CacheLayout
@@ -165,16 +166,39 @@ def waste() -> TextTable:
     )
 
 
+class BlockOverhead(NamedTuple):
+    """What the text prints for a block size, in per cent."""
+
+    unused: float
+    table: float
+
+    @property
+    def whole(self) -> float:
+        """Both together."""
+        return self.unused + self.table
+
+
+BLOCK_OVERHEADS = {
+    1: BlockOverhead(0, 8),
+    4: BlockOverhead(0.5, 3.5),
+    8: BlockOverhead(1, 1.8),
+    16: BlockOverhead(1.8, 1),
+    32: BlockOverhead(3.2, 0.6),
+    64: BlockOverhead(5.5, 0.3),
+    128: BlockOverhead(9, 0.2),
+}
+"""By slots."""
+
+
 def blocks() -> TextTable:
     """Waste and tables against the block size, for rows of the mixed workload."""
     mean = sum(used for _, used, _, _ in WASTE) / len(WASTE)
-    printed = {1: 0, 4: 0.5, 8: 1, 16: 1.8, 32: 3.2, 64: 5.5, 128: 9}
     rows = []
-    for size, said in printed.items():
+    for size, said in BLOCK_OVERHEADS.items():
         shape = CacheLayout.even(_70B.num_layers, _70B.num_kv_heads, _70B.head_dim, size, "float16")
         fragmentation = (size - 1) / 2 / (mean + (size - 1) / 2)
         table = 4 / shape.block_bytes
-        rows.append((f"{size}", (f"{fragmentation:.2%}", f"{said:g}%", f"{table:.3%}")))
+        rows.append((f"{size}", (f"{fragmentation:.2%}", f"{said.unused:g}%", f"{table:.3%}")))
     return TextTable(
         f"Block size (Llama 3 70B, {mean:.0f} tokens on average)",
         "slots",
