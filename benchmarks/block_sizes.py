@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.papers.page import page, results_json
-from benchmarks.papers.predicted.memory_text import BLOCK_OVERHEADS
+from benchmarks.papers.plan.memory_text import BLOCK_OVERHEADS
 from benchmarks.real_eval.command import default_model
 from winnow import LLM, SamplingParams
 from winnow.bench.answering import answer_all, fixed_length

@@ -3,7 +3,7 @@
     python -m benchmarks.stack [--model MODEL] [--requests 128] [--scale 4] [--fits 4] [--eviction leverage]
         [--compression 4] [--rows NAME ...] [--repeat 1] [--seed 0] [--name stack] [-o docs/results]
 
-The requests are those that `python -m benchmarks.papers predicted stack` simulates, with lengths divided by --scale:
+The requests are those that `python -m benchmarks.papers plan stack` simulates, with lengths divided by --scale:
 all there at once, 1024 + 512 tokens on average, exponentially drawn, of which 512 begin every prompt. The KV memory
 holds --fits sequences of the longest kind (8192 / scale tokens) in 16 bits, and is the same in every row. Each row
 changes one thing of the row before:
@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.papers.page import page, results_json
-from benchmarks.papers.predicted.memory_text_serving import STACK, stack, workload
+from benchmarks.papers.plan.memory_text_serving import STACK, stack, workload
 from winnow import LLM
 from winnow.bench.answering import answer_all, fixed_length
 from winnow.bench.serve import percentile_of
@@ -319,7 +319,7 @@ def write_results(
         "have as many as whole sequences fit. gain: over the row above. "
         "printed: `kv-cache-memory`, Llama 3 70B on 4 A100; its latencies are of tokens, its use the GPU's. "
         "ms a token: of a request, behind its first. memory in use: mean over steps; what is reserved counts. "
-        "The last table is that of `python -m benchmarks.papers predicted stack`.\n"
+        "The last table is that of `python -m benchmarks.papers plan stack`.\n"
     )
     text = page(
         "The stack of KV memory", [head], facts, notes, [table(rows), latencies(rows), simulated], figures

@@ -24,7 +24,7 @@ STUDIES = {
     "h2h": "eviction presets head to head: accuracy by category, perplexity, beside the papers' numbers",
     "batch-max": "the experiment of the Batch-Max paper on the demo model: memory is given, the batch is free",
     "kcache": "values that weigh most from the host: answers and tokens per second (KCache, Tables 2 and 3)",
-    "predicted": "what the texts print for their machines beside a planner fitted to some of it; runs nothing",
+    "plan": "what the texts print for their machines beside a planner fitted to some of it; runs nothing",
     "kvpress": "answers beside NVIDIA's kvpress: same prompts, same KVs kept, bytes held",
 }
 

@@ -19,7 +19,7 @@ def test_every_study_has_help(study: str, capsys: pytest.CaptureFixture[str]) ->
     assert stop.value.code == 0
     error = capsys.readouterr().out
     assert error.startswith(f"usage: python -m benchmarks.papers {study} [options]")
-    assert error.count("\n  --threads N") == (study != "predicted"), "which runs nothing"
+    assert error.count("\n  --threads N") == (study != "plan"), "which runs nothing"
 
 
 def test_winnow_bench_says_where_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,8 +110,8 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], words: tuple[
 
 def test_one_command_for_each_table(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("memory", "swap", "bandwidth"):
-        assert papers(["predicted", name]) == 0
-    assert papers(["predicted", "kcache"]) == 0
+        assert papers(["plan", name]) == 0
+    assert papers(["plan", "kcache"]) == 0
     out = capsys.readouterr().out
     assert "printed" in out and "KCache" in out
 

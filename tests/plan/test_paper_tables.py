@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.papers.predicted import memory_text as paper
-from benchmarks.papers.predicted import memory_text_serving as serving
+from benchmarks.papers.plan import memory_text as paper
+from benchmarks.papers.plan import memory_text_serving as serving
 from winnow.plan.models import MODELS
 
 

@@ -1,12 +1,12 @@
-"""What the papers' machines did, predicted: how near, pinned so that a change of the model of time is seen."""
+"""What the papers' machines did, fitted: how near, pinned so that a change of the model of time is seen."""
 
 import statistics
 
 import pytest
 
-from benchmarks.papers.predicted import PAPERS
-from benchmarks.papers.predicted.baton import mixed_queries, refilled_work, static_work
-from benchmarks.papers.predicted.kv_compress import fitted_ranking, kv_compress_run
+from benchmarks.papers.plan import PAPERS
+from benchmarks.papers.plan.baton import mixed_queries, refilled_work, static_work
+from benchmarks.papers.plan.kv_compress import fitted_ranking, kv_compress_run
 from winnow.plan.occupancy import Request
 from winnow.report.tables import TextTable
 

@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.papers.predicted import PAPERS
-from benchmarks.papers.predicted.memory_text import TABLES
+from benchmarks.papers.plan import PAPERS
+from benchmarks.papers.plan.memory_text import TABLES
 from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
@@ -16,8 +16,8 @@ print for their machines beside a planner that is fitted to some of those rows. 
 """
 EPILOG = """\
 examples:
-  python -m benchmarks.papers predicted memory
-  python -m benchmarks.papers predicted kcache --json kcache.json
+  python -m benchmarks.papers plan memory
+  python -m benchmarks.papers plan kcache --json kcache.json
 """
 ALL = "all"
 

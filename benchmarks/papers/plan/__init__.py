@@ -5,10 +5,10 @@ Ratios within a paper are compared where its software (eager transformers, vLLM 
 
 from collections.abc import Callable, Mapping
 
-from benchmarks.papers.predicted.batch_max import batch_max
-from benchmarks.papers.predicted.baton import baton
-from benchmarks.papers.predicted.kcache import kcache
-from benchmarks.papers.predicted.kv_compress import kv_compress
+from benchmarks.papers.plan.batch_max import batch_max
+from benchmarks.papers.plan.baton import baton
+from benchmarks.papers.plan.kcache import kcache
+from benchmarks.papers.plan.kv_compress import kv_compress
 from winnow.report.tables import TextTable
 
 PAPERS: Mapping[str, Callable[[], TextTable]] = {

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from benchmarks.papers.predicted.comparison import Comparison, comparison_table
+from benchmarks.papers.plan.comparison import Comparison, comparison_table
 from winnow.bench.traces import TraceRequest
 from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig

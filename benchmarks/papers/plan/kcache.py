@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.papers.predicted.comparison import Comparison, comparison_table, times_batch
+from benchmarks.papers.plan.comparison import Comparison, comparison_table, times_batch
 from winnow.plan.calibrate import fit
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.papers.predicted.comparison import EAGER, Comparison, comparison_table, times_batch
+from benchmarks.papers.plan.comparison import EAGER, Comparison, comparison_table, times_batch
 from winnow.plan.calibrate import fit
 from winnow.plan.hardware import HARDWARE
 from winnow.plan.models import MODELS, ModelShape

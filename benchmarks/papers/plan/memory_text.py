@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from benchmarks.papers.predicted.memory_text_serving import stack, tenants, watermark
+from benchmarks.papers.plan.memory_text_serving import stack, tenants, watermark
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
 from winnow.plan.hardware import GB, GIB, HARDWARE
