@@ -2,6 +2,7 @@
 
     python -m benchmarks.value_tier [--lengths 512,1024,...] [--top-n 32,64,128] [--batch 8] [--query-heads 32]
         [--kv-heads 8] [--head-dim 128] [--dtype bfloat16] [--threads 1] [--repeats 5] [--json FILE] [--page FILE]
+    python -m benchmarks.value_tier --copies 1,8,512    # storing a layer's values, or having a thread do so
 
 Layers whose values lie beside their keys and layers whose values lie apart are in one cache, larger than the
 processor's caches, and measured in turn. Keys and queries are random, so that query heads of a group choose apart: the
@@ -14,6 +15,7 @@ import argparse
 import math
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -122,6 +124,17 @@ def measure(
     return found
 
 
+def time_copies(arguments: argparse.Namespace, tokens: int) -> tuple[float, float]:
+    """Seconds in which a CPU stores the values of a layer's new tokens, and in which a thread takes up a task."""
+    rows = tokens * arguments.kv_heads
+    v = torch.randn(rows, arguments.head_dim).to(getattr(torch, arguments.dtype))
+    store, slots = v.new_zeros(max(2**16, rows), arguments.head_dim), torch.randperm(max(2**16, rows))[:rows]
+    with ThreadPoolExecutor(1) as thread:
+        calls = [lambda: store.index_copy_(0, slots, v), lambda: thread.submit(int).result()]
+        stored, handed_over = interleave(calls, 200, torch.device("cpu"))
+    return statistics.median(stored), statistics.median(handed_over)
+
+
 def crossing(points: Sequence[tuple[int, float]]) -> float | None:
     """The length at which the ratio falls below 1, between those measured on a logarithmic scale; None: nowhere."""
     for (a, x), (b, y) in pairwise(points):
@@ -222,11 +235,19 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--kv-cache-dtype", help="how KVs are stored (default: in dtype)")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--copies", type=numbers, help="tokens: time how they are stored, and nothing else")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
     arguments = parser.parse_args()
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
+    if arguments.copies is not None:
+        for tokens in arguments.copies:
+            stored, handed_over = (seconds * 1e6 for seconds in time_copies(arguments, tokens))
+            print(
+                f"{tokens} tokens: stored in {stored:.1f} us, a thread takes a task up in {handed_over:.1f} us"
+            )
+        return
     machine = Machine.here(torch.device("cpu"))
     top_n = (1, *(n for n in arguments.top_n if n > 1))
     found: list[Measured] = []

@@ -11,6 +11,7 @@ from winnow.cache.formats import Field
 from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.row_groups import BlockKind
 from winnow.cache.slot_numbers import SlotNumbers
+from winnow.cache.tiers.copies_in_flight import CopiesInFlight
 from winnow.cache.tiers.key_summaries import KeySummaries
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.cache.tiers.value_store import ValueStore
@@ -30,6 +31,7 @@ class KindPool:
         fields: each field of the codec by name, [num_blocks, block_size, length], a view of a storage: first those of a
             block's keys, then those of its values, so that a read is contiguous. Keys are rotated at their position.
         tier: the values, or the KVs, that lie on a tier; None: all lie on the device.
+        copies: those on their way there; None: the device writes where the tier lies, as a CPU does.
         summaries: of the keys, where they lie on a tier too; None: they do not.
     """
 
@@ -54,6 +56,9 @@ class KindPool:
             field.name: storage.view(field, offset, kind.size, getattr(torch, field.dtype))
             for storage, field, offset in placed
         }
+        self.copies: CopiesInFlight | None = None
+        if self.tier is not None and device.type == "cuda":
+            self.copies = CopiesInFlight(self.tier_fields, device)
         self._field_words = [
             storage.view(field, offset, kind.size, widest_word(storage.form))
             for storage, field, offset in placed
@@ -70,6 +75,12 @@ class KindPool:
         kvs = sum(storage.data.nbytes for storage in self.storages)
         apart = 0 if self.tier is None else self.tier.nbytes
         return kvs - apart + (0 if self.summaries is None else self.summaries.nbytes)
+
+    @property
+    def tier_fields(self) -> dict[str, Tensor]:
+        """Fields that lie on the tier."""
+        form = self.storages[-1].form
+        return {} if self.tier is None else {field.name: self.fields[field.name] for field, _ in form.fields}
 
     @property
     def storage(self) -> Tensor:
@@ -103,6 +114,7 @@ class KindPool:
     @property
     def parts(self) -> tuple[BlockPart, ...]:
         """All that a block holds: KVs as `BlockKind.form`, positions, and each of the accumulators."""
+        self._wait_for_copies()
         numbers = (self.numbers.position, *self.numbers.accumulators)
         own = (BlockPart((each.narrow(0, self.first, self.num_blocks),)) for each in numbers)
         return BlockPart.of(self.storages), *own
@@ -191,10 +203,15 @@ class KindPool:
         if self.summaries is not None:
             self.summaries.stale[self.local(block[self.covers(block)])] = True
 
+    def _wait_for_copies(self) -> None:
+        if self.copies is not None:
+            self.traffic.seconds_waited += self.copies.wait()
+
     # -- moving --------------------------------------------------------------------------------------------------
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy the KVs of whole blocks of this kind, int64 [n] each, on the device of the pool."""
+        self._wait_for_copies()
         for storage in self.storages:
             words = storage.words
             at, to = (self.local(block).to(words.device) for block in (source, target))
@@ -202,6 +219,7 @@ class KindPool:
 
     def move(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
         """Copy KVs between slots of this kind, given by block and offset, int64 [n] each."""
+        self._wait_for_copies()
         for words in self._field_words:
             at, to = (
                 (self.local(block).to(words.device), offset.to(words.device))
@@ -219,12 +237,20 @@ class KindPool:
         found = {}
         for field in fields:
             tensor = self.fields[field.name]
+            if self.copies is not None and field.name in self.copies.fields:
+                found[field.name] = self.copies.read(field.name, (self.local(index[0]), *index[1:]))
+                continue
             found[field.name] = tensor[self._index(index, tensor)].to(self.device)
         return found
 
     def _store(self, index: tuple[Tensor, ...], encoded: Mapping[str, Tensor]) -> None:
         """Let fields hold what is given for an index, as in `_read`."""
+        if self.copies is not None:
+            block, offset = index  # formats that encode whole blocks are refused on a tier
+            self.traffic.seconds_waited += self.copies.write(self.local(block), offset, encoded)
         for name, values in encoded.items():
+            if self.copies is not None and name in self.copies.fields:
+                continue
             tensor = self.fields[name]
             tensor[self._index(index, tensor)] = values.to(tensor.device, tensor.dtype)
 

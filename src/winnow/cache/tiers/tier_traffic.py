@@ -15,7 +15,7 @@ class TierTraffic:
         rows_written: values stored.
         keys_read, keys_written: where keys lie there too, of these.
         bytes_read, bytes_written: of all these.
-        seconds_waited: for values to arrive; on a CPU, which reads them where they lie, none.
+        seconds_waited: for values to arrive or to be stored; on a CPU, whose kernels use them where they lie, none.
     """
 
     head_queries: int = 0
