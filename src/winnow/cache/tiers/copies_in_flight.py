@@ -15,7 +15,7 @@ _MOST_COPIES = 2
 
 @dataclass(frozen=True)
 class _Copy:
-    """Copy of one write: its slots, int64 [n], ascending, their fields, [n, length], and what ends once they are stored."""
+    """Copy of one write: its slots, int64 [n], ascending, their fields, [n, length], and when they are stored."""
 
     slots: Tensor
     values: dict[str, Tensor]
