@@ -1,12 +1,20 @@
 """What is made of measured times: speeds, crossings and tables."""
 
+import argparse
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from benchmarks.papers.kcache.answers import Answered
+from benchmarks.papers.kcache.command import configure
 from benchmarks.papers.kcache.protocol import PAPER, Setting, settings
-from benchmarks.papers.kcache.results import answer_table, throughput_table, traffic_table
+from benchmarks.papers.kcache.results import answer_table, throughput_table, traffic_table, turn_table
 from benchmarks.papers.kcache.throughput import Cell
+from benchmarks.papers.kcache.turns import conversations
 from benchmarks.value_tier import Measured, crossing, fitted, tables
+from winnow import LLM, RequestOutput
 from winnow.plan.value_tier import TierModel, TierSpeeds, tier_gain
 from winnow.value_tier import ValueTier
 
@@ -62,3 +70,35 @@ def test_tables() -> None:
     assert rows["1024 tokens, batch 1"] == ("10.0", "12.0 (1.20x)")
     assert rows["4096 tokens, batch 7"] == ("out of memory", "30.0")
     assert len(traffic_table(cells).rows) == 3
+
+
+def test_questions_in_turn_go_on_with_what_the_first_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    asked = ["--questions", "3", "--samples", "1", "--tokens", "256", "--top-n", "16", "--kv-memory", "16MiB"]
+    arguments = parser.parse_args([*asked, "--work", str(tmp_path)])
+    turns: list[tuple[list[int], RequestOutput]] = []
+    generate = LLM.generate
+
+    def watched(llm: LLM, prompts: list[list[int]], *given: Any, **named: Any) -> list[RequestOutput]:
+        [output] = generate(llm, prompts, *given, **named)
+        if "session_id" in named:
+            turns.append((list(prompts[0]), output))
+        return [output]
+
+    monkeypatch.setattr(LLM, "generate", watched)
+    found = list(conversations(arguments))
+    assert [each.setting for each in found] == ["full", "N=16, L=1", "kv-compress 8x"]
+    for start in (0, 3, 6):
+        for (prompt, output), (later, answer) in pairwise(turns[start : start + 3]):
+            known = [*prompt, *output.outputs[0].token_ids]
+            assert later[: len(known)] == known
+            # With a tier answers are read again: a prompt's tokens see all values.
+            assert answer.num_cached_tokens >= len(prompt) - 1
+    kept = [turns[start + 2][1].outputs[0].eviction for start in (0, 3, 6)]
+    assert kept[:2] == [None, None] and kept[2] is not None
+    again = list(conversations(arguments))
+    assert again == found and len(turns) == 9
+    assert dict(turn_table(found, "model").rows).keys() == {each.setting for each in found}

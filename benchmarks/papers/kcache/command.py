@@ -7,16 +7,25 @@ from pathlib import Path
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
 from benchmarks.papers.kcache.answers import Answered, answer, known_answer
 from benchmarks.papers.kcache.protocol import CATEGORIES, LAYERS, TOP_N, Setting, settings
-from benchmarks.papers.kcache.results import NOTES, TITLE, answer_table, throughput_table, traffic_table
+from benchmarks.papers.kcache.results import (
+    NOTES,
+    TITLE,
+    answer_table,
+    throughput_table,
+    traffic_table,
+    turn_table,
+)
 from benchmarks.papers.kcache.throughput import Cell, measure
+from benchmarks.papers.kcache.turns import conversations
 from benchmarks.papers.page import results_json
 from winnow.cli.eval import typed
 from winnow.cli.flags.engine import silence_transformers
 from winnow.report.tables import TextTable
 
 DESCRIPTION = """\
-Scores, agreement and perplexity with the N values that weigh most (the paper's Table 2), and tokens
-per second by input length and batch in a given KV memory (Table 3).
+Scores, agreement and perplexity with the N values that weigh most (the paper's Table 2), tokens per
+second by input length and batch in a given KV memory (Table 3), and answers to questions that are
+asked in turn about one document (its motive).
 
 What is done is kept below --work: the same command resumes where it was stopped.
 """
@@ -25,6 +34,7 @@ examples:
   python -m benchmarks.papers kcache --tasks demo -o docs/results --name kcache_demo
   python -m benchmarks.papers kcache --model models/SmolLM2-135M-Instruct.Q4_1.gguf --tokens 2048 -o docs/results
   python -m benchmarks.papers kcache --model MODEL --cells 1024:8,4096:4 --decode-tokens 1000 --runs 3 --layers 1
+  python -m benchmarks.papers kcache --model MODEL --questions 20 --samples 3 --tokens 2048
 """
 
 
@@ -57,6 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cells", type=_cells, default=(), help="INPUT:BATCH,...; none: no throughput")
     parser.add_argument("--decode-tokens", type=typed.count(2), default=24, help="of an answer there")
     parser.add_argument("--runs", type=typed.count(1), default=1, help="of a cell there; the median counts")
+    parser.add_argument(
+        "--questions",
+        type=typed.count(2),
+        help="asked in turn about each of --samples documents; none: no turns",
+    )
+    parser.add_argument("--compression", type=float, default=8.0, help="of kv-compress there (default: 8)")
     parser.add_argument("--kv-memory", default="1GiB", help="on the device (default: %(default)s)")
     parser.add_argument("--max-num-seqs", type=typed.count(1), default=8)
     parser.add_argument("--threads", metavar="N", type=typed.count(1), help="(default: the engine's)")
@@ -90,10 +106,13 @@ def execute(namespace: argparse.Namespace) -> int:
         rows = [Setting(), *(Setting(n) for n in namespace.top_n)]
         cells = list(measure(rows, namespace.cells, namespace))
         tables += [throughput_table(cells, model, namespace.kv_memory), traffic_table(cells)]
+    turns = list(conversations(namespace)) if namespace.questions else []
+    if turns:
+        tables.append(turn_table(turns, model))
     head = head_of({"device": "cpu"}) | {"model": model}
     facts = (
         [f"Prompts of {namespace.tokens[0]:,} tokens; {namespace.samples} of each category."]
-        if answers
+        if answers or turns
         else []
     )
     show_results([head], facts, tables)
@@ -101,9 +120,10 @@ def execute(namespace: argparse.Namespace) -> int:
         values = head | {
             "answers": [each.to_json() for each in answers],
             "cells": [vars(cell) for cell in cells],
+            "turns": [vars(turn) for turn in turns],
         }
         (output / f"{namespace.name}.json").write_text(
-            results_json(values, ("answers", "cells")), encoding="utf-8"
+            results_json(values, ("answers", "cells", "turns")), encoding="utf-8"
         )
         write_page(output / f"{namespace.name}.md", TITLE, [head], facts, NOTES, tables)
     return 0

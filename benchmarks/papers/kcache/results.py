@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchmarks.papers.kcache.answers import Answered
 from benchmarks.papers.kcache.protocol import PAPER
 from benchmarks.papers.kcache.throughput import Cell
+from benchmarks.papers.kcache.turns import Turns
 from winnow.report.tables import TextTable
 from winnow.units import format_bytes
 
@@ -72,3 +73,22 @@ def traffic_table(cells: Sequence[Cell]) -> TextTable:
     )
     columns = "device", "tier", "values a head chose", "values read for it", "waited, ms a step"
     return TextTable("Bytes held and values read", "setting", columns, rows)
+
+
+def turn_table(found: Sequence[Turns], model: str) -> TextTable:
+    """Right answers to the first question about a document and to later ones, and seconds of a turn."""
+    rows = tuple(
+        (
+            each.setting,
+            (
+                f"{each.first:.0%}",
+                f"{each.later:.0%}",
+                f"{each.first_seconds:.2f}",
+                f"{each.later_seconds:.2f}",
+                format_bytes(each.device_bytes),
+            ),
+        )
+        for each in found
+    )
+    columns = "first right", "later right", "first, s", "later, s", "device, at most"
+    return TextTable(f"Questions in turn on one document, {model}", "setting", columns, rows)
