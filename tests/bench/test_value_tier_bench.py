@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.kcache.answers import Answered
+from benchmarks.papers.kcache.answers import Answered, prompt_lengths
 from benchmarks.papers.kcache.command import configure
-from benchmarks.papers.kcache.protocol import PAPER, Setting, settings
-from benchmarks.papers.kcache.results import answer_table, throughput_table, traffic_table, turn_table
+from benchmarks.papers.kcache.protocol import PAPER, SUBJECTS, Setting, settings
+from benchmarks.papers.kcache.results import (
+    answer_table,
+    length_table,
+    subject_table,
+    throughput_table,
+    traffic_table,
+    turn_table,
+)
 from benchmarks.papers.kcache.throughput import Cell
 from benchmarks.papers.kcache.turns import conversations
+from benchmarks.tasks import load_task
 from benchmarks.value_tier import Measured, crossing, fitted, tables
 from winnow import LLM, RequestOutput
 from winnow.plan.value_tier import TierModel, TierSpeeds, tier_gain
@@ -70,6 +78,25 @@ def test_tables() -> None:
     assert rows["1024 tokens, batch 1"] == ("10.0", "12.0 (1.20x)")
     assert rows["4096 tokens, batch 7"] == ("out of memory", "30.0")
     assert len(traffic_table(cells).rows) == 3
+
+
+def test_subjects_have_a_table_beside_the_papers() -> None:
+    scores, errors = {"snarks": 0.25, "other": 1.0}, {"snarks": 0.1, "other": 0.0}
+    row = Answered(Setting(32), scores, errors, {"snarks": 4, "other": 4}, 0.9, 0.8, 12.0)
+    assert dict(subject_table([row], "model").rows) == {"snarks": ("25.00 ± 10.00", "60.11, 67.98")}
+    assert answer_table([row], "model").columns[0] == "other"
+    assert len(SUBJECTS) == 27 and set(SUBJECTS) == set(load_task("bbh").categories)
+
+
+def test_lengths_of_prompts() -> None:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    arguments = parser.parse_args(["--lengths", "nq-open", "--samples", "3", "--kv-memory", "16MiB"])
+    found = prompt_lengths(arguments)
+    [(task, entries)] = length_table(found, "model").rows
+    [lengths] = found.values()
+    assert task == "nq-open" and lengths == sorted(lengths) and 20 < lengths[0] <= lengths[2]
+    assert entries == ("3", *(f"{lengths[i]:,}" for i in (0, 0, 1, 2, 2)))
 
 
 def test_questions_in_turn_go_on_with_what_the_first_left(

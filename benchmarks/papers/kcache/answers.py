@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.papers.kcache.protocol import CATEGORIES, Setting
+from benchmarks.papers.kcache.protocol import CATEGORIES, PLAIN, SHOTS, Setting
 from benchmarks.tasks import load_task
 from winnow import LLM, SamplingParams
 from winnow.evaluate.cell import FULL_CELL
@@ -19,9 +19,11 @@ from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping, Pair
 from winnow.evaluate.perplexity import WindowScore, measure_perplexity
 from winnow.evaluate.plan import EvaluationPlan, engine_identity
+from winnow.evaluate.prompt import PromptMaker
 from winnow.evaluate.result import CellResult
 from winnow.evaluate.runner import EvaluationProgress, evaluate
 from winnow.evaluate.settings import settings_for
+from winnow.evaluate.tasks import TaskSettings
 from winnow.evaluate.wikitext import cut_windows, wikitext
 
 
@@ -99,22 +101,44 @@ def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
 
 
 def _evaluate(llm: LLM, task: str, arguments: argparse.Namespace, journal: Path, label: str) -> CellResult:
-    settings = settings_for(
-        llm,
-        samples=arguments.samples,
-        tokens=arguments.tokens,
-        categories=CATEGORIES[task],
-        questions=1,
-        seed=arguments.seed,
-    )
-    chat = "off" if task == "demo" else "on"
-    plan = EvaluationPlan(task, load_task(task), settings, (FULL_CELL,), chat=chat)
+    settings = _settings(llm, task, arguments)
+    plan = EvaluationPlan(task, load_task(task), settings, (FULL_CELL,), chat=_chat(task))
 
     def show(progress: EvaluationProgress) -> None:
         print(f"\r{label}, {task}: {progress.done} of {progress.total}", end="", file=sys.stderr)
 
     [result] = evaluate(llm, plan, journal=journal, on_step=show).results
     return result
+
+
+def prompt_lengths(arguments: argparse.Namespace) -> dict[str, list[int]]:
+    """Tokens of each prompt of the tasks of `--lengths`, ascending (the paper's Fig. 2)."""
+    with LLM(arguments.model, kv_memory=arguments.kv_memory) as llm:
+        found = {}
+        for task in arguments.lengths:
+            make = PromptMaker(llm.tokenizer, _chat(task)).make
+            samples = load_task(task).samples(_settings(llm, task, arguments))
+            found[task] = sorted(
+                len(make(each, question).token_ids) for each in samples for question in each.questions
+            )
+        return found
+
+
+def _settings(llm: LLM, task: str, arguments: argparse.Namespace) -> TaskSettings:
+    return settings_for(
+        llm,
+        samples=arguments.samples,
+        tokens=arguments.tokens,
+        categories=arguments.categories or CATEGORIES[task],
+        shots=SHOTS.get(task),
+        data=arguments.data,
+        questions=1,
+        seed=arguments.seed,
+    )
+
+
+def _chat(task: str) -> str:
+    return "off" if task in PLAIN else "on"
 
 
 def _continuations(llm: LLM, windows: Sequence[Pair], new_tokens: int, path: Path) -> list[list[int]]:

@@ -5,12 +5,14 @@ import sys
 from pathlib import Path
 
 from benchmarks.papers.harness import check_outputs, head_of, show_results, write_page
-from benchmarks.papers.kcache.answers import Answered, answer, known_answer
+from benchmarks.papers.kcache.answers import Answered, answer, known_answer, prompt_lengths
 from benchmarks.papers.kcache.protocol import CATEGORIES, LAYERS, TOP_N, Setting, settings
 from benchmarks.papers.kcache.results import (
     NOTES,
     TITLE,
     answer_table,
+    length_table,
+    subject_table,
     throughput_table,
     traffic_table,
     turn_table,
@@ -25,7 +27,8 @@ from winnow.report.tables import TextTable
 DESCRIPTION = """\
 Scores, agreement and perplexity with the N values that weigh most (the paper's Table 2), tokens per
 second by input length and batch in a given KV memory (Table 3), and answers to questions that are
-asked in turn about one document (its motive).
+asked in turn about one document (its motive). BBH is also shown by subject (Table 4), and --lengths
+counts the tokens of prompts (Fig. 2).
 
 What is done is kept below --work: the same command resumes where it was stopped.
 """
@@ -35,6 +38,8 @@ examples:
   python -m benchmarks.papers kcache --model models/SmolLM2-135M-Instruct.Q4_1.gguf --tokens 2048 -o docs/results
   python -m benchmarks.papers kcache --model MODEL --cells 1024:8,4096:4 --decode-tokens 1000 --runs 3 --layers 1
   python -m benchmarks.papers kcache --model MODEL --questions 20 --samples 3 --tokens 2048
+  python -m benchmarks.papers kcache --model MODEL --lengths bbh,gsm8k,nq-open
+  python -m benchmarks.papers kcache --model MODEL --tasks bbh --top-n 128 --layers 1 --work runs/bbh
 """
 
 
@@ -45,6 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODEL", help="(default: the demo model)")
     parser.add_argument(
         "--tasks", type=typed.names, default=(), help=f"of {', '.join(CATEGORIES)}; left out: no answers"
+    )
+    parser.add_argument("--categories", type=typed.names, default=(), help="of these (default: some)")
+    parser.add_argument("--data", metavar="DIR", type=Path, help="files of the task (default: what ships)")
+    parser.add_argument(
+        "--lengths", type=typed.names, default=(), help="tasks whose prompts are counted, as in Fig. 2"
     )
     parser.add_argument(
         "--samples", type=typed.count(1), default=8, help="of each category (default: %(default)s)"
@@ -102,10 +112,15 @@ def execute(namespace: argparse.Namespace) -> int:
                 print(f"\r{known.to_json()}", file=sys.stderr)
             answers += [] if known is None else [known]
         tables.append(answer_table(answers, model))
+        if "bbh" in namespace.tasks:
+            tables.append(subject_table(answers, model))
     if namespace.cells:
         rows = [Setting(), *(Setting(n) for n in namespace.top_n)]
         cells = list(measure(rows, namespace.cells, namespace))
         tables += [throughput_table(cells, model, namespace.kv_memory), traffic_table(cells)]
+    lengths = prompt_lengths(namespace) if namespace.lengths else {}
+    if lengths:
+        tables.append(length_table(lengths, model))
     turns = list(conversations(namespace)) if namespace.questions else []
     if turns:
         tables.append(turn_table(turns, model))
@@ -120,6 +135,7 @@ def execute(namespace: argparse.Namespace) -> int:
         values = head | {
             "answers": [each.to_json() for each in answers],
             "cells": [vars(cell) for cell in cells],
+            "lengths": lengths,
             "turns": [vars(turn) for turn in turns],
         }
         (output / f"{namespace.name}.json").write_text(

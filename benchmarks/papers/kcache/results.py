@@ -1,9 +1,9 @@
 """The tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from benchmarks.papers.kcache.answers import Answered
-from benchmarks.papers.kcache.protocol import PAPER
+from benchmarks.papers.kcache.protocol import PAPER, SUBJECTS
 from benchmarks.papers.kcache.throughput import Cell
 from benchmarks.papers.kcache.turns import Turns
 from winnow.report.tables import TextTable
@@ -21,8 +21,8 @@ DASH = "out of memory"
 
 
 def answer_table(found: Sequence[Answered], model: str) -> TextTable:
-    """Scores, agreement and perplexity by setting, beside the paper's Table 2."""
-    categories = list(dict.fromkeys(name for each in found for name in each.scores))
+    """Scores, agreement and perplexity by setting, beside the paper's Table 2; subjects are in a table of their own."""
+    categories = [name for name in _categories(found) if name not in SUBJECTS]
     rows = []
     for each in found:
         paper = PAPER.get(each.setting.label)
@@ -32,6 +32,36 @@ def answer_table(found: Sequence[Answered], model: str) -> TextTable:
         rows.append((each.setting.label, (*scores, f"{each.mean:.3f}", *agreement, printed)))
     columns = (*categories, "mean", "same tokens", "leading", "perplexity", "paper: BBH / GSM8K / TriviaQA")
     return TextTable(f"Answers, {model}", "setting", columns, tuple(rows))
+
+
+def subject_table(found: Sequence[Answered], model: str) -> TextTable:
+    """Scores in per cent by subject of BBH, as Table 4."""
+    rows = []
+    for name in filter(SUBJECTS.get, _categories(found)):
+        scores = (f"{100 * each.scores[name]:.2f} ± {100 * each.errors[name]:.2f}" for each in found)
+        rows.append((name, (*scores, "{:.2f}, {:.2f}".format(*SUBJECTS[name]))))
+    columns = *(each.setting.label for each in found), "paper: full, KCache"
+    return TextTable(f"BBH by subject, {model}", "subject", columns, tuple(rows))
+
+
+def length_table(found: Mapping[str, Sequence[int]], model: str) -> TextTable:
+    """Tokens of prompts, as Fig. 2."""
+    rows = tuple(
+        (
+            task,
+            (
+                f"{len(each):,}",
+                *(f"{each[round(part * (len(each) - 1))]:,}" for part in (0, 0.25, 0.5, 0.75, 1)),
+            ),
+        )
+        for task, each in found.items()
+    )
+    columns = "prompts", "shortest", "25 %", "median", "75 %", "longest"
+    return TextTable(f"Tokens of prompts, {model}", "task", columns, rows)
+
+
+def _categories(found: Sequence[Answered]) -> list[str]:
+    return list(dict.fromkeys(name for each in found for name in each.scores))
 
 
 def throughput_table(cells: Sequence[Cell], model: str, kv_memory: str) -> TextTable:
