@@ -18,6 +18,7 @@ from benchmarks.papers.kv_compress.protocol import (
     Grid,
     Run,
     Study,
+    cell_prompts,
     random_prompts,
 )
 from benchmarks.papers.kv_compress.results import (
@@ -143,7 +144,7 @@ def test_rows_need_what_they_are_compared_with() -> None:
 
 def test_tables_show_both_policies_side_by_side_and_the_bound_in_every_line() -> None:
     study = a_study()
-    side, details, paper = all_tables(study.grid, read_rows(study))
+    side, details, contexts, paper = all_tables(study.grid, read_rows(study))
     assert side.rows == (
         ("1x", ("4.00x", "1.00x", "25%", "1", "0.75", "1.00x", "25%", "1", "0.75")),
         ("8x", ("4.00x", "2.00x", "50%", "5", "0.75", "3.20x", "80%", "5", "0.75")),
@@ -151,8 +152,45 @@ def test_tables_show_both_policies_side_by_side_and_the_bound_in_every_line() ->
     assert [name for name, _ in details.rows] == ["full", "whole", "P&D"]
     assert [entries[details.columns.index("bound")] for _, entries in details.rows] == ["4.00x"] * 3
     assert all(
-        len(entries) == len(table.columns) for table in (side, details, paper) for _, entries in table.rows
+        len(entries) == len(table.columns)
+        for table in (side, details, contexts, paper)
+        for _, entries in table.rows
     )
+
+
+def test_scores_stand_in_per_cent_of_the_full_caches_by_context_and_category() -> None:
+    study = Study(Grid(contexts=(32, 64), compressions=(8.0,)), {})
+    asked = {"categories": ("a", "a", "b")}
+    for context, half in ((32, 0.5), (64, 0.25)):
+        for cell in study.grid.cells():
+            if cell.context == context:
+                scores = (1.0, 1.0, 0.0) if cell.preset == FULL else (half, half, 0.5)
+                parts = {"evict": 0.08 if cell.preset == P_AND_D else 0.0}
+                rounds = 4 if cell.preset == P_AND_D else 0
+                study.add(cell, replace(RUN, scores=scores, parts=parts, rounds=rounds, **asked))
+    rows = read_rows(study)
+    tables = {table.title: table for table in all_tables(study.grid, rows)}
+    of_64 = tables["64 + 8 tokens: score in per cent of the full cache's"]
+    assert of_64.columns == ("a", "b")
+    # The full cache answers nothing of b: there is nothing to divide by.
+    assert of_64.rows == (
+        ("full, score", ("1.00", "0.00")),
+        ("kv-compress 8x", ("25%", "")),
+        ("kv-compress-pd 8x", ("25%", "")),
+    )
+    contexts = tables["Score in per cent of the full cache's, by tokens of the prompt"]
+    assert contexts.columns == ("32 + 4 tokens", "64 + 8 tokens")
+    assert contexts.rows == (
+        ("full, score", ("0.67", "0.67")),
+        ("kv-compress 8x", ("75%", "50%")),
+        ("kv-compress-pd 8x", ("75%", "50%")),
+    )
+    details = tables["64 + 8 tokens, each policy"]
+    shown = [
+        [entries[details.columns.index(name)] for _, entries in details.rows] for name in ("each", "of run")
+    ]
+    assert shown == [["", "", "20.0 ms"], ["0.0%", "0.0%", "1.0%"]]
+    assert [row.to_json()["round_seconds"] for row in rows[-3:]] == [0.0, 0.0, 0.08]
 
 
 def test_the_papers_gains_stand_beside_the_nearest_context_at_the_same_compression() -> None:
@@ -173,8 +211,33 @@ def test_figures_are_drawn_with_and_without_scores(tmp_path: Path) -> None:
     assert {path.suffix for path in paths} == {".svg"} and len(paths) == 3
     assert all(path.stat().st_size > 1000 for path in paths)
     assert "Accuracy" in (tmp_path / "kv_compress_figure1.svg").read_text()
-    draw_all(Grid(), [replace(row, runs=(replace(RUN, scores=(), categories=()),)) for row in rows], tmp_path)
+    silent = replace(RUN, scores=(), categories=())
+    draw_all(Grid(), [replace(row, runs=(silent,), full=(silent,)) for row in rows], tmp_path)
     assert "Accuracy" not in (tmp_path / "kv_compress_figure1.svg").read_text()
+    two = replace(RUN, categories=("first", "second"))
+    paths = draw_all(Grid(), [replace(row, runs=(two,), full=(two,)) for row in rows], tmp_path)
+    assert [path.stem for path in paths][-1] == "kv_compress_figure4"
+    assert all(name in paths[-1].read_text() for name in ("first", "second"))
+
+
+# -- mixed lengths ---------------------------------------------------------------------------------------------------
+
+
+def test_mixed_prompts_share_one_cell() -> None:
+    grid = Grid(contexts=(64, 32, 16), compressions=(8.0,), mixed=True, requests=7)
+    assert {cell.context for cell in grid.cells()} == {64}
+    assert grid.lengths(64) == "16 to 64 mixed + 8 tokens"
+    prompts = cell_prompts(grid, 64, lambda context: random_prompts(50, context, grid.requests, seed=0))
+    assert [len(prompt.token_ids) for prompt in prompts] == [16, 32, 64, 16, 32, 64, 16]
+    assert len({prompt.token_ids for prompt in prompts}) == 7
+    apart = replace(grid, mixed=False)
+    assert {
+        len(each.token_ids) for each in cell_prompts(apart, 32, lambda n: random_prompts(50, n, 7, 0))
+    } == {32}
+    # Reports from before name no mixing, and are resumed.
+    assert "mixed" not in apart.settings() and grid.settings()["mixed"]
+    with pytest.raises(ConfigError, match="mixed was None and is True"):
+        Study(grid, {}).resume(Study(apart, {}).to_json())
 
 
 # -- resuming --------------------------------------------------------------------------------------------------------
@@ -269,6 +332,13 @@ def test_the_batch_grows_with_compression_and_more_so_with_rounds_in_the_prompt(
     assert again["runs"] == report["runs"] and again["measured"] == report["measured"]
     more = run(tmp_path / "report.json", *typed, "--resume", "--repeat", "2")
     assert len(more["runs"]) == 10 and len(more["measured"]) == 2
+
+
+def test_mixed_lengths_run_in_one_batch(model: Path, tmp_path: Path) -> None:
+    typed = "--contexts 64,256 --mixed --new-tokens 8 --compressions 1,8 --kv-floor 9 --requests 6"
+    report = run(tmp_path / "report.json", "--model", str(model), *typed.split())
+    assert {each["context"] for each in report["runs"]} == {256}
+    assert {each["total_tokens"] for each in report["runs"]} == {3 * (64 + 256) + 6 * n for n in (1, 8)}
 
 
 def test_the_demo_model_answers_tasks_and_loses_them_with_their_kvs(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from benchmarks.papers.kv_compress.protocol import (
     Cell,
     Grid,
     Study,
+    cell_prompts,
     measure,
     random_prompts,
     task_prompts,
@@ -51,6 +52,7 @@ examples:
   python -m benchmarks.papers kv-compress --contexts 3584 --compressions 1,2,4,8,16,32,64 --requests 48
   python -m benchmarks.papers kv-compress --whole leverage --p-and-d leverage-pd --contexts 3584 --compressions 1,16,64
   python -m benchmarks.papers kv-compress --repeat 3 --json kvc.json --resume --out results
+  python -m benchmarks.papers kv-compress --contexts 500,1000,2000,3500 --mixed --new-tokens 500
   python -m benchmarks.papers kv-compress --random-model --contexts 6000 --compressions 1,64
   python -m benchmarks.papers kv-compress --model DIR --task ruler --categories niah_single_1,niah_multikey_1
 
@@ -198,7 +200,8 @@ def _measure(study: Study, options: dict[str, Any], has_tasks: bool, namespace: 
                 return task_prompts(full, grid, context)
             return random_prompts(full.vocab_size, context, grid.requests, grid.prompt_seed)
 
-        measure(study, full, evicting, {each: prompts(each) for each in grid.contexts}, on_step, on_run)
+        of_cells = {each: cell_prompts(grid, each, prompts) for each in grid.cell_contexts}
+        measure(study, full, evicting, of_cells, on_step, on_run)
 
 
 def _facts(grid: Grid, options: dict[str, Any], has_tasks: bool) -> str:

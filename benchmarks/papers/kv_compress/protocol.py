@@ -61,6 +61,9 @@ class Grid(AskedTask):
     contexts: tuple[int, ...] = option(
         (1024, 2048, 3584), "tokens of a prompt with its question, commas between", parse=integers
     )
+    mixed: bool = option(
+        False, "requests of all contexts in one cell, in turn; answers are as long as the longest's"
+    )
     compressions: tuple[float, ...] = option(
         (1.0, 4.0, 16.0, 64.0),
         "tokens of a prompt per KV kept, before the floor; commas between; the full cache is always measured",
@@ -113,6 +116,16 @@ class Grid(AskedTask):
         return self.whole, self.p_and_d
 
     @property
+    def cell_contexts(self) -> tuple[int, ...]:
+        """Contexts of the cells: of mixed prompts the longest stands for all."""
+        return self.contexts[-1:] if self.mixed else self.contexts
+
+    def lengths(self, context: int) -> str:
+        """What prompts and answers of a cell take, for titles."""
+        prompts = f"{self.contexts[0]} to {context} mixed" if self.mixed else f"{context}"
+        return f"{prompts} + {self.answer_tokens(context)} tokens"
+
+    @property
     def longest_sequence(self) -> int:
         """Tokens of the longest prompt with its answer."""
         return self.contexts[-1] + self.answer_tokens(self.contexts[-1])
@@ -126,7 +139,7 @@ class Grid(AskedTask):
 
         The longest context comes first: what does not fit is found at once.
         """
-        for context in reversed(self.contexts):
+        for context in reversed(self.cell_contexts):
             yield Cell(context, prefill_only=True)
             yield Cell(context)
             yield from self.compressed(context)
@@ -143,6 +156,8 @@ class Grid(AskedTask):
         """What runs must share to be compared. How often they are repeated is not among it."""
         reported = asdict(self)
         del reported["repeat"], reported["new_tokens"]
+        if not self.mixed:
+            del reported["mixed"]  # reports from before there were mixed prompts do not name it
         reported["answer_tokens"] = [self.answer_tokens(context) for context in self.contexts]
         reported["data"] = self.data and str(self.data)
         return {name: list(value) if isinstance(value, tuple) else value for name, value in reported.items()}
@@ -181,6 +196,16 @@ def random_prompts(vocab_size: int, context: int, count: int, seed: int) -> list
     """Random tokens: for models whose answers mean nothing."""
     rng = random.Random(f"{seed}/{context}")  # noqa: S311
     return [TimedPrompt(tuple(rng.randrange(vocab_size) for _ in range(context))) for _ in range(count)]
+
+
+def cell_prompts(
+    grid: Grid, context: int, make: Callable[[int], Sequence[TimedPrompt]]
+) -> Sequence[TimedPrompt]:
+    """Return the prompts of a cell out of those that `make` gives of a context: mixed, of each context as many."""
+    if not grid.mixed:
+        return make(context)
+    turns = zip(*map(make, grid.contexts), strict=True)
+    return [prompt for turn in turns for prompt in turn][: grid.requests]
 
 
 @dataclass(frozen=True)
@@ -333,7 +358,7 @@ def measure(
     Raises:
         InvalidRequestError: a request does not fit into the model's context or the KV memory.
     """
-    longest = prompts[study.grid.contexts[-1]][0].token_ids
+    longest = max((prompt.token_ids for each in prompts.values() for prompt in each), key=len)
     for llm in (full, evicting):  # chunks and steps of the shapes to come, so that no cell is the first
         llm.generate(longest, fixed_length(2))
     for cell in study.missing:

@@ -4,16 +4,13 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.papers.harness import Columns, formatted, median_and_range, save_figures, tabulate
 from benchmarks.papers.kv_compress.protocol import FULL, Cell, Grid, Run, Study
 from winnow.report.plots import Axis, Line, Panel, line_chart
 from winnow.report.tables import TextTable
 from winnow.units import format_bytes
-
-if TYPE_CHECKING:
-    pass
 
 L4 = "Llama-3.1-8B on an L4"
 H100 = "Llama-3.1-70B FP8 on an H100"
@@ -91,6 +88,20 @@ class Row:
         return self.runs[0]
 
     @property
+    def kept_score(self) -> float | None:
+        """Score over the full cache's; None where there is nothing to divide."""
+        return _over(self.first.accuracy, self.full[0].accuracy)
+
+    def kept_of(self, category: str) -> float | None:
+        """The same of one category."""
+        return _over(self.first.by_category.get(category), self.full[0].by_category.get(category))
+
+    @property
+    def round_seconds(self) -> float:
+        """Of the rounds of a run, the median."""
+        return statistics.median(run.parts.get("evict", 0.0) for run in self.runs)
+
+    @property
     def rates(self) -> tuple[float, float, float]:
         """Total tokens per second: median, least, most."""
         return median_and_range(run.total_rate for run in self.runs)
@@ -113,9 +124,14 @@ class Row:
             "total_rate_least": least,
             "total_rate_most": most,
         }
-        entries |= {name: getattr(self, name) for name in ("gain", "bound", "share", "own_bound")}
+        own = ("gain", "bound", "share", "own_bound", "kept_score", "round_seconds")
+        entries |= {name: getattr(self, name) for name in own}
         of_run = ("reached", "mean_batch", "most_batch", "preemptions", "rounds", "kv_bytes_peak", "accuracy")
         return entries | {name: getattr(self.first, name) for name in of_run}
+
+
+def _over(score: float | None, full: float | None) -> float | None:
+    return score / full if full and score is not None else None
 
 
 def read_rows(study: Study) -> list[Row]:
@@ -127,7 +143,7 @@ def _rows(study: Study) -> Iterator[Row]:
     def runs(cell: Cell) -> tuple[Run, ...]:
         return tuple(study.runs.get(cell, ()))
 
-    for context in study.grid.contexts:
+    for context in study.grid.cell_contexts:
         full, prefill = runs(Cell(context)), runs(Cell(context, prefill_only=True))
         if not full or not prefill:
             continue
@@ -141,12 +157,14 @@ def _rows(study: Study) -> Iterator[Row]:
 def all_tables(grid: Grid, rows: Sequence[Row]) -> list[TextTable]:
     """Of each context: both policies side by side, then what belongs to each run; the paper's numbers last."""
     tables = []
-    for context in grid.contexts:
+    for context in grid.cell_contexts:
         of_context = [row for row in rows if row.cell.context == context]
         if of_context:
             tables += [side_by_side(grid, of_context), details(grid, of_context)]
             if len(of_context[0].first.by_category) > 1:
-                tables.append(of_full(grid, of_context))
+                tables.append(by_category(grid, of_context))
+    if any(row.kept_score is not None for row in rows):
+        tables.append(by_context(grid, rows))
     return [*tables, beside_the_paper(grid, rows)]
 
 
@@ -164,7 +182,7 @@ def side_by_side(grid: Grid, rows: Sequence[Row]) -> TextTable:
         lines.append((f"{compression:g}x", tuple(line)))
     columns = ("gain", "of bound", "batch", "score")
     return TextTable(
-        f"{context} + {grid.answer_tokens(context)} tokens: whole-prompt prefill, then P&D",
+        f"{grid.lengths(context)}: whole-prompt prefill, then P&D",
         "asked",
         ("bound", *columns, f"P&D {columns[0]}", *columns[1:]),
         tuple(lines),
@@ -175,25 +193,36 @@ def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
     """A line per cell of one context."""
     context = rows[0].cell.context
     names = {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}
-    title = f"{context} + {grid.answer_tokens(context)} tokens, each policy"
+    title = f"{grid.lengths(context)}, each policy"
     return tabulate(title, "policy", rows, lambda row: names[row.cell.preset], _DETAILS)
 
 
-def of_full(grid: Grid, rows: Sequence[Row]) -> TextTable:
-    """Return the score of each category in per cent of the full cache's (figures 1a, 4 and 6)."""
-    context, full = rows[0].cell.context, rows[0].full[0].by_category
-
-    def share(row: Row, name: str) -> str:
-        return f"{row.first.by_category[name] / full[name]:.0%}" if full[name] else ""
-
-    lines = [
-        (f"{row.cell.preset} {row.cell.compression:g}x", tuple(share(row, name) for name in full))
+def by_category(grid: Grid, rows: Sequence[Row]) -> TextTable:
+    """Return the scores of a context by category, in per cent of the full cache's (figures 4 and 6)."""
+    full = rows[0].full[0].by_category
+    lines = [("full, score", tuple(f"{mean:.2f}" for mean in full.values()))]
+    lines += [
+        (_policy(row.cell), tuple(formatted(row.kept_of(name), "{:.0%}") for name in full))
         for row in rows
         if row.cell.preset != FULL
     ]
-    lines.insert(0, ("full, score", tuple(f"{mean:.2f}" for mean in full.values())))
-    title = f"{context} + {grid.answer_tokens(context)} tokens: score in per cent of the full cache's"
+    title = f"{grid.lengths(rows[0].cell.context)}: score in per cent of the full cache's"
     return TextTable(title, "policy", tuple(full), tuple(lines))
+
+
+def by_context(grid: Grid, rows: Sequence[Row]) -> TextTable:
+    """Return the scores of all categories by context, in per cent of the full cache's (figures 1a and 2a)."""
+    full = _full(rows)
+    lines = [("full, score", tuple(formatted(row.first.accuracy, "{:.2f}") for row in full.values()))]
+    for policy in dict.fromkeys(_policy(row.cell) for row in rows if row.cell.preset != FULL):
+        kept = {row.cell.context: row.kept_score for row in rows if _policy(row.cell) == policy}
+        lines.append((policy, tuple(formatted(kept.get(context), "{:.0%}") for context in full)))
+    title = "Score in per cent of the full cache's, by tokens of the prompt"
+    return TextTable(title, "policy", tuple(map(grid.lengths, full)), tuple(lines))
+
+
+def _policy(cell: Cell) -> str:
+    return f"{cell.preset} {cell.compression:g}x"
 
 
 def _spread(row: Row) -> str:
@@ -212,6 +241,8 @@ _DETAILS: Columns[Row] = {
     "most": lambda row: f"{row.first.most_batch}",
     "preempt": lambda row: f"{row.first.preemptions}",
     "rounds": lambda row: f"{row.first.rounds}",
+    "each": lambda row: f"{row.round_seconds / row.first.rounds * 1e3:.1f} ms" if row.first.rounds else None,
+    "of run": lambda row: f"{row.round_seconds / statistics.median(run.seconds for run in row.runs):.1%}",
     "KV peak": lambda row: format_bytes(row.first.kv_bytes_peak),
 }
 
@@ -248,10 +279,11 @@ def _brief(row: Row) -> list[str]:
 
 
 _COMPRESSION = Axis("compression asked for", "log2")
+_KEPT = Axis("% of the full cache's score", low=0)
 
 
 def draw_all(grid: Grid, rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Write figures 1, 7 and 8 of the paper, drawn from our rows, as PNG and SVG, and return their paths.
+    """Write figures 1, 4, 7 and 8 of the paper, drawn from our rows, as PNG and SVG, and return their paths.
 
     Raises:
         WinnowError: matplotlib is not installed.
@@ -270,12 +302,25 @@ def draw_all(grid: Grid, rows: Sequence[Row], directory: Path) -> list[Path]:
         ]
         for name, draw in panels.items()
     }
-    if all(row.first.accuracy is not None for row in rows):
-        drawn["figure1"] = [
-            _by_compression(f"Accuracy, {side}", Axis("mean score", low=0, high=1.05), of_side, _accuracy)
+    judged = [row for row in rows if row.kept_score is not None]
+    if judged:
+        of_sides = {
+            side: [row for row in judged if row.cell.preset in (preset, FULL)]
             for side, preset in sides.items()
-            if (of_side := [row for row in rows if row.cell.preset in (preset, FULL)])
+        }
+        drawn["figure1"] = [
+            _by_compression(f"Accuracy, {side}", _KEPT, of_side, lambda row: 100 * (row.kept_score or 0.0))
+            for side, of_side in of_sides.items()
         ] + drawn["figure1"]
+        if len(judged[0].first.by_category) > 1:
+            drawn["figure4"] = [
+                _categories(
+                    f"{grid.lengths(context)}, {side}",
+                    [row for row in of_side if row.cell.context == context],
+                )
+                for context in _full(judged)
+                for side, of_side in of_sides.items()
+            ]
     figures = {name: line_chart(each, f"KV-Compress, {name[:-1]} {name[-1]}") for name, each in drawn.items()}
     return save_figures(figures, directory, "kv_compress")
 
@@ -327,8 +372,14 @@ def _by_compression(
     return Panel(title, _COMPRESSION, axis, [*lines, *bounds])
 
 
-def _accuracy(row: Row) -> float:
-    return row.first.accuracy or 0.0
+def _categories(title: str, rows: Sequence[Row]) -> Panel:
+    """A line for each category of one context; the full cache is its first point."""
+    lines = []
+    for name in rows[0].first.by_category:
+        kept = [(row.cell.compression, share) for row in rows if (share := row.kept_of(name)) is not None]
+        if kept:  # none: the full cache answers none of them
+            lines.append(Line(name, [each for each, _ in kept], [100 * share for _, share in kept]))
+    return Panel(title, _COMPRESSION, _KEPT, lines)
 
 
 def _full(rows: Sequence[Row]) -> dict[int, Row]:
@@ -349,6 +400,9 @@ NOTES = f"""\
 - **score**: where prompts are tasks, the mean over the very answers that were timed, cut at the model's end of text.
   The question stands last. A round after the prompt has seen it (query-aware). P&D's rounds within the prompt have not,
   and the question cannot bring back what they took.
+- **score in per cent of the full cache's**: by category and by context, as in figures 1, 2, 4 and 6; empty where the
+  full cache scores nothing.
+- **rounds**, **each**, **of run**: rounds of eviction, the time of one, and their share of the run's time (4.2.3).
 - **spread**: most less least tokens per second over the runs, beside the median. **KV peak**: the most in use between
   two steps.
 
