@@ -1,6 +1,7 @@
 """What the padded engine promises besides its tokens: memory, priorities, idle computation, columns held."""
 
 import random
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -10,7 +11,7 @@ from padded_models import PROMPTS, Case, case, prompt
 from winnow.config import BENCH_PADDED_MODES, PADDED_MODES
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import CapacityError
-from winnow.padded.cache import PaddedCache
+from winnow.padded.cache import PaddedCache, QueryKVs
 from winnow.padded.engine import PaddedEngine
 from winnow.padded.stats import PaddedStats
 from winnow.sampling import SamplingParams
@@ -164,6 +165,37 @@ class TestMemory:
         if mode == "embedding":
             assert stats.counters.parks > 0, "the memory was meant to be too small"
             assert (stats.counters.drops > 0) == (park_columns == 0), "as was that of the host"
+
+    @pytest.mark.parametrize(("columns", "fetches"), [(10_000, 4), (40, 0)])
+    def test_the_next_parked_is_copied_while_the_last_pass_of_another_runs(
+        self, columns: int, fetches: int
+    ) -> None:
+        """As where the device has memory of its own, one query after the other having given way to a more urgent one;
+        not where the device has no memory for two."""
+        found = []
+        for fetching in (False, True):
+            engine = llama().open("embedding", max_num_seqs=1, kv_memory=columns * column_bytes())
+            started: list[QueryKVs] = []
+
+            def fetch(
+                kvs: QueryKVs, started: list[QueryKVs] = started, engine: PaddedEngine = engine
+            ) -> Callable[[], QueryKVs]:
+                started.append(copy := kvs.copy())
+                assert engine.stats().counters.joins == 4 + len(started), "there is a row only after a pass"
+                return lambda: copy
+
+            engine._executor._queue._fetch = fetch if fetching else None
+            for priority in range(5):
+                engine.add(
+                    NewRequest(str(priority), None, prompt(20, priority), greedy(12), priority=priority)
+                )
+                for _ in range(4):
+                    engine.step()
+            found.append(finish(engine))
+            stats = engine.stats()
+            assert stats.kv_bytes_peak <= columns * column_bytes() and stats.kv_bytes_used == 0
+            assert stats.counters.fetches == len(started) == fetches * fetching
+        assert found[0] == found[1] and len(found[0]) == 5
 
     def test_the_parked_find_room_in_host_memory_or_are_computed_again(self) -> None:
         """One query after the other gives way to a more urgent one; there is room for the KVs of some of them."""

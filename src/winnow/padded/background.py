@@ -1,4 +1,4 @@
-"""Prefill beside the running batch: in a separate thread and, on CUDA, a separate stream."""
+"""Prefill beside the running batch, in a thread and, on CUDA, a stream of its own; and copies of parked KVs."""
 
 import weakref
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from threading import Event
 import torch
 
 from winnow.engine.requests.request import Sequence
+from winnow.padded.cache import QueryKVs
 from winnow.padded.prefill import Prefilled
 
 Compute = Callable[[Callable[[], bool]], Prefilled]
@@ -39,6 +40,28 @@ class Background:
         future = pool.submit(_run, compute, stop, self._stream, self._clock)
         pool.shutdown(wait=False)  # the thread ends after this task
         return Underway(sequences, future, stop, self._stream)
+
+
+class StreamFetch:
+    """Copies of parked KVs from host memory to a CUDA device, in a stream beside the batch's passes (BATON 4.2)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, kvs: QueryKVs) -> Callable[[], QueryKVs]:
+        """Start a copy. Returns what gives it, ready for the caller's stream."""
+        with torch.cuda.stream(self._stream):
+            copy = kvs.to(self._stream.device)
+
+        def arrive() -> QueryKVs:
+            here = torch.cuda.current_stream(self._stream.device)
+            here.wait_stream(self._stream)
+            for layer in copy.layers:
+                for tensor in layer:  # as in `Underway.result`
+                    tensor.record_stream(here)
+            return copy
+
+        return arrive
 
 
 class Underway:

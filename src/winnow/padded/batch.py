@@ -106,7 +106,7 @@ class Batch:
         shape = self._budget.tensor_shape(rows, left + cache.columns + right, self.reserved_bytes)
         if shape is None:
             return False
-        self._note_peak(cache.resize(shape, left))
+        self.note_peak(cache.resize(shape, left))
         return True
 
     def reserve_bytes(self, nbytes: int) -> None:
@@ -119,15 +119,19 @@ class Batch:
         if not self._budget.fits(cache.shape.rows, cache.shape.columns, nbytes):
             shape = self._budget.tensor_shape(len(self.rows), self.columns, nbytes)
             assert shape is not None, "what is prefilled beside the batch has been found to fit"
-            self._note_peak(cache.resize(shape))
+            self.note_peak(cache.resize(shape))
         self.reserved_bytes = nbytes
-        self._note_peak(cache.nbytes)
+        self.note_peak(cache.nbytes)
 
     def release_front(self) -> None:
         """Cut the leading columns that are padding in every row."""
         before = self.columns
         self.cache.release_front()
         self._counters.released += before - self.columns
+
+    def note_peak(self, nbytes: int) -> None:
+        """Count bytes that are held beside `reserved_bytes`."""
+        self.peak_bytes = max(self.peak_bytes, nbytes + self.reserved_bytes)
 
     # -- forward passes --------------------------------------------------------------------------------------------
 
@@ -198,9 +202,6 @@ class Batch:
                 assert tensor.shape[:3:2] == (cache.shape.rows, cache.shape.columns)
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def _note_peak(self, nbytes: int) -> None:
-        self.peak_bytes = max(self.peak_bytes, nbytes + self.reserved_bytes)
 
     def _take_row(self, left: int) -> int:
         """Return an empty row: an idle one, or a new one."""

@@ -106,13 +106,34 @@ class BatchState:
 
     def embed_parked(self) -> None:
         """Put parked queries into the batch as far as there is room, unless a query of higher priority waits."""
-        queue = self.queue
+        queue, batch = self.queue, self.batch
         while queue.parked:
             first = queue.parked[0]
             if self.urgent is not None:
                 return
             if not self.make_way(first, queue.length_parked(first)):
                 return
+            rows, columns = len(batch.rows) + 1, max(batch.columns, queue.length_parked(first))
+            if not self.budget.fits(rows, columns, batch.reserved_bytes + queue.fetched_bytes):
+                queue.drop_fetched()
+            fetched = queue.fetched_bytes
             kvs = queue.pop(first)
             assert kvs is not None, "only a parked sequence is embedded"
-            self.batch.join(first, kvs)
+            batch.reserved_bytes += fetched
+            batch.join(first, kvs)
+            batch.reserved_bytes -= fetched
+
+    def fetch_parked(self) -> None:
+        """Start to copy the first parked query's KVs to the device if a running one ends with the pass to come (4.2).
+
+        Only where there is memory for them beside the batch's tensors. Before the next pass they are embedded or
+        dropped.
+        """
+        queue, batch = self.queue, self.batch
+        ends = any(each.num_tokens + 1 >= each.prompt_len + each.request.max_tokens for each in batch.running)
+        if not queue.parked or not ends:
+            return
+        shape, nbytes = batch.cache.shape, queue.length_parked(queue.parked[0]) * self.budget.kv_shape.nbytes
+        if self.budget.fits(shape.rows, shape.columns, batch.reserved_bytes + nbytes):
+            queue.fetch()
+            batch.note_peak(batch.nbytes + queue.fetched_bytes)

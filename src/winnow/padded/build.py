@@ -8,7 +8,7 @@ from winnow.engine.scheduling.orders import build_order
 from winnow.errors import UnsupportedModelError
 from winnow.models import PlainModel
 from winnow.padded.admission import PaddedAdmission
-from winnow.padded.background import Background
+from winnow.padded.background import Background, StreamFetch
 from winnow.padded.batch import Batch
 from winnow.padded.batch_state import BatchState
 from winnow.padded.engine import PaddedEngine
@@ -62,8 +62,9 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
             f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
             "change them"
         )
+    fetch = StreamFetch(model.device) if model.device.type == "cuda" else None
     state = BatchState(
-        Queue(padded.park_memory or config.cache.kv_memory, counters, build_order(scheduler)),
+        Queue(padded.park_memory or config.cache.kv_memory, counters, build_order(scheduler), fetch),
         Batch(model, budget, counters, keeps_gaps=mode.keeps_gaps),
         budget,
         SamplerSlots(sampler, scheduler.max_num_seqs),

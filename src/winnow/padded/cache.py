@@ -53,6 +53,18 @@ class QueryKVs:
         """Return copies in host memory, pinned if they come from another device, for faster transfer back."""
         return type(self)(tuple((_to_host(keys), _to_host(values)) for keys, values in self.layers))
 
+    def to(self, device: torch.device) -> Self:
+        """Return copies on a device, which pinned ones reach while the host goes on."""
+        return type(self)(
+            tuple(
+                (
+                    keys.to(device, non_blocking=True, copy=True),
+                    values.to(device, non_blocking=True, copy=True),
+                )
+                for keys, values in self.layers
+            )
+        )
+
     @property
     def length(self) -> int:
         return self.layers[0][0].shape[1]

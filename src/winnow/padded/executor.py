@@ -90,6 +90,7 @@ class PaddedExecutor:
         if self._underway is None:
             batch.reserved_bytes = 0
         self._sampler_slots.clear()
+        queue.drop_fetched()
         for sequence in queue.on_device:
             queue.pop(sequence)
         safe = {*queue.waiting, *queue.parked, *self._computing}
@@ -167,6 +168,7 @@ class PaddedExecutor:
     def _prefill(self, sequences: list[Sequence]) -> Prefilled | None:
         """Prefill a group apart from the batch. Returns None if it is under way in the background."""
         batch, budget = self._batch, self._budget
+        self._queue.drop_fetched()
         width = max(sequence.num_tokens for sequence in sequences)
         shape = Shape(len(sequences), width)
         if not batch.running and not self._mode.prefills_first:  # it will be the batch
@@ -202,10 +204,13 @@ class PaddedExecutor:
     def _decode(self, joiners: tuple[Sequence, ...]) -> Sampled:
         batch = self._batch
         assert batch.running, "a mode with unfinished queries finds a step for one of them"
+        self._queue.drop_fetched()
         if not self._mode.keeps_rows or batch.columns == self._state.max_columns:
             batch.release_front()
         joiners = self._state.make_room(joiners)
         if not joiners:
+            if self._underway is None:
+                self._state.fetch_parked()
             sequences, logits = batch.decode()
             return self._sample([(sequence, row) for row, sequence in enumerate(sequences)], logits)
         self._note_start(joiners)
@@ -265,7 +270,7 @@ class PaddedExecutor:
         return PaddedStats(
             num_running=len(batch.running),
             num_waiting=len(queue.waiting) + len(queue.parked) + len(self._computing),
-            kv_bytes_used=batch.nbytes + batch.reserved_bytes,
+            kv_bytes_used=batch.nbytes + batch.reserved_bytes + queue.fetched_bytes,
             kv_bytes_peak=batch.peak_bytes,
             kv_bytes_budget=self._budget.kv_memory,
             num_preemptions=counters.parks,

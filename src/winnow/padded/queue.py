@@ -1,6 +1,7 @@
 """Queries without a row: waiting without KVs, or parked with KVs outside the batch."""
 
 from bisect import insort
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 
 from winnow.engine.requests.request import Sequence
@@ -9,6 +10,9 @@ from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.padded.cache import QueryKVs
 from winnow.padded.stats import Counters
 
+Fetch = Callable[[QueryKVs], Callable[[], QueryKVs]]
+"""Starts to copy KVs from host memory to the device; what it returns gives the copy, to be read at once."""
+
 
 class Queue:
     """The waiting queue, and parked queries in the order of `order`, tenants aside.
@@ -16,19 +20,24 @@ class Queue:
     Args:
         park_memory: maximum bytes of host memory for KVs. KVs that do not fit are dropped and computed again.
         order: who is served first; left out: the greater priority.
+        fetch: None: the device computes with host memory.
 
     Attributes:
         waiting: sequences without KVs.
         parked: sequences with KVs: prefilled before there was a row for them, or removed from the batch.
     """
 
-    def __init__(self, park_memory: int, counters: Counters, order: Order | None = None) -> None:
+    def __init__(
+        self, park_memory: int, counters: Counters, order: Order | None = None, fetch: Fetch | None = None
+    ) -> None:
         self.waiting = WaitingQueue(order)
         self.parked: list[Sequence] = []
         self.park_memory = park_memory
         self._counters = counters
         self._kvs: dict[Sequence, QueryKVs] = {}
         self._on_device: set[Sequence] = set()
+        self._fetch = fetch
+        self._fetched: tuple[Sequence, Callable[[], QueryKVs]] | None = None
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.parked)
@@ -59,6 +68,11 @@ class Queue:
     def free_bytes(self) -> int:
         """Free bytes of host memory."""
         return self.park_memory - self.offloaded_bytes
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Bytes of the device that `fetch` has taken."""
+        return 0 if self._fetched is None else self._kvs[self._fetched[0]].nbytes
 
     def length_parked(self, sequence: Sequence) -> int:
         """Return the number of KVs of a parked sequence."""
@@ -98,9 +112,25 @@ class Queue:
             for sequence in sequences:
                 self.requeue(sequence)
 
+    def fetch(self) -> None:
+        """Start to copy the KVs of the first parked sequence to the device, in place of what was fetched before.
+
+        They stay in host memory, too, until `pop`.
+        """
+        self.drop_fetched()
+        if self._fetch is not None and self.parked and self.parked[0] not in self._on_device:
+            self._fetched = self.parked[0], self._fetch(self._kvs[self.parked[0]])
+
+    def drop_fetched(self) -> None:
+        """Free what `fetch` has taken."""
+        self._fetched = None
+
     def pop(self, sequence: Sequence) -> QueryKVs | None:
         """Remove a sequence. Returns its KVs; None: it was waiting without."""
         kvs = self._kvs.pop(sequence, None)
+        if self._fetched is not None and self._fetched[0] is sequence:
+            kvs, self._fetched = self._fetched[1](), None
+            self._counters.fetches += 1
         self._on_device.discard(sequence)
         (self.waiting if kvs is None else self.parked).remove(sequence)
         return kvs

@@ -27,6 +27,8 @@ class Counters:
     """Queries taken out of the batch before they were finished."""
     drops: int = 0
     """Queries whose KVs did not fit into host memory and are computed again."""
+    fetches: int = 0
+    """Parked queries whose KVs were on their way to the device before there was a row for them."""
     released: int = 0
     """Leading columns cut because they were padding in every row."""
     prefill_seconds: float = 0.0
