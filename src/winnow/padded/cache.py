@@ -54,7 +54,7 @@ class QueryKVs:
         return type(self)(tuple((_to_host(keys), _to_host(values)) for keys, values in self.layers))
 
     def to(self, device: torch.device) -> Self:
-        """Return copies on a device, which pinned ones reach while the host goes on."""
+        """Return copies on a device, which pinned ones reach while the host continues."""
         return type(self)(
             tuple(
                 (

@@ -1,4 +1,4 @@
-"""Copies of new KVs from the device to a tier, which go on while the device computes the next layers."""
+"""Copies of new KVs from the device to a tier, made while the device computes the next layers."""
 
 import time
 from collections import deque
@@ -85,7 +85,7 @@ class CopiesInFlight:
         return found.view(*shape, -1)
 
     def wait(self, most: int = 0) -> float:
-        """Wait until at most so many copies are on their way, the oldest first. Returns the seconds that took."""
+        """Wait until at most `most` copies are on their way, the oldest first. Returns the seconds that took."""
         start = time.perf_counter()
         while len(self._copies) > most:
             self._copies.popleft().stored.result()
