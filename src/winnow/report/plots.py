@@ -114,9 +114,12 @@ def heat_map(
 
 def save_figure(figure: "Figure", stem: Path) -> Path:
     """Write `stem`.svg and return its path."""
+    from matplotlib import rc_context
+
     path = stem.with_name(f"{stem.name}.svg")
-    # Without the date a figure that did not change shows fewer changed lines.
-    figure.savefig(path, metadata={"Date": None})
+    # Text stays text. Without a date and random names a figure that did not change stays the same.
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "winnow"}):
+        figure.savefig(path, metadata={"Date": None})
     return path
 
 
