@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from winnow.config import EvictionConfig
+from winnow.engine.admission import requested_eviction
 from winnow.errors import ConfigError
 from winnow.eviction import ModelTraits, resolve_policy
 from winnow.models.text_pool import text_pool
+from winnow.sampling import SamplingParams
 
 
 class Cutter:
@@ -72,6 +74,15 @@ def test_who_says_how_wide(policy: str, pool: Any, size: int) -> None:
 def test_other_widths_are_refused(policy: str, pool: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         resolve_policy(EvictionConfig(eviction=policy, pool=pool))
+
+
+def test_an_engine_that_evicts_nothing_keeps_a_pool_for_its_requests() -> None:
+    config = EvictionConfig(pool=21)
+    assert resolve_policy(config).policy.pool is None
+    (asked,) = requested_eviction(config, SamplingParams(eviction="snapkv", compression=4))
+    (other,) = requested_eviction(config, SamplingParams(eviction="knorm", compression=4))
+    assert asked.policy.pool is not None and asked.policy.pool.size == 21
+    assert other.policy.pool is None
 
 
 @pytest.mark.parametrize(

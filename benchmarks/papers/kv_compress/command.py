@@ -176,7 +176,7 @@ def _measure(study: Study, options: dict[str, Any], has_tasks: bool, namespace: 
     grid, json_path, done = study.grid, namespace.json, 0
     total = grid.requests * len(study.missing)
     with (
-        open_llm({name: value for name, value in options.items() if name != "pool"}) as full,
+        open_llm(options) as full,
         open_llm(options | {"eviction": grid.p_and_d}) as evicting,
         open_progress(namespace.progress, sys.stderr) as progress,
     ):

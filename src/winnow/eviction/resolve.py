@@ -142,7 +142,9 @@ def resolve_policy(
         raise ConfigError(
             f"eviction must be a preset's name or an EvictionPolicy, got {type(chosen).__name__}"
         )
-    policy, compression = policy.with_pool(traits.text_pool, config.pool), config.compression
+    # Beside no eviction a pool is for the policies that requests bring.
+    pool = None if policy.when.never else config.pool
+    policy, compression = policy.with_pool(traits.text_pool, pool), config.compression
     if compression == AUTO:
         policy = replace(policy, when=replace(policy.when, if_short=not policy.when.never))
         compression = AUTO_COMPRESSION
