@@ -92,21 +92,25 @@ def _limits(report: Report) -> Iterator[str]:
 
 
 def bars(report: Report) -> Iterator[Bar]:
-    """What each model has to reach: p1's two ratios, p2's, and p3's of `auto`."""
+    """What each model has to reach in the works that ran: p1's two ratios, p2's, and p3's of `auto`."""
     for model in dict.fromkeys(work["model"] for work in report["works"]):
         seen = _work(report, model, "p1")
-        rows = _equal(seen)
-        ours = _fastest(row for row in rows if row["peer"] == "winnow" and row is not _full(seen))
-        best_peer = _fastest(row for row in rows if row["peer"] != "winnow")
-        name = "a row" if ours is None else ours["configuration"]
-        beside = "best peer" if best_peer is None else _name(best_peer)
-        yield Bar(model, f"p1, {name} to the {FULL}, equal answers", 7.0, _ratio(_full(seen), ours))
-        yield Bar(model, f"p1, {name} to {beside}, equal answers", 3.0, _ratio(best_peer, ours))
+        if seen is not None:
+            rows = _equal(seen)
+            ours = _fastest(row for row in rows if row["peer"] == "winnow" and row is not _full(seen))
+            best_peer = _fastest(row for row in rows if row["peer"] != "winnow")
+            name = "a row" if ours is None else ours["configuration"]
+            beside = "best peer" if best_peer is None else _name(best_peer)
+            yield Bar(model, f"p1, {name} to the {FULL}, equal answers", 7.0, _ratio(_full(seen), ours))
+            yield Bar(model, f"p1, {name} to {beside}, equal answers", 3.0, _ratio(best_peer, ours))
         later = _work(report, model, "p2")
-        once = _fastest(row for row in _equal(later) if row is not _full(later))
-        name = "a row" if once is None else once["configuration"]
-        yield Bar(model, f"p2, {name} to the {FULL}, equal answers", 2.0, _ratio(_full(later), once))
+        if later is not None:
+            once = _fastest(row for row in _equal(later) if row is not _full(later))
+            name = "a row" if once is None else once["configuration"]
+            yield Bar(model, f"p2, {name} to the {FULL}, equal answers", 2.0, _ratio(_full(later), once))
         works = [_work(report, model, name) for name in ("p3", "p3, four")]
+        if None in works:
+            continue
         autos = [_ratio(_full(work), _row(work, "winnow", "auto")) for work in works]
         least = None if None in autos else min(autos)  # type: ignore[type-var]
         yield Bar(model, f"p3, auto to the {FULL}, the lesser of both", 0.98, least)

@@ -70,6 +70,9 @@ def test_bars_compare_rows_whose_answers_are_equal(load: Load) -> None:
     assert all(bar.holds for bar in found) and "winnow-seen 8x" in found[0].what
     slow = list(load("payoff_page").bars(report(auto=95.0)))
     assert [bar.holds for bar in slow] == [True, True, True, False, False]
+    alone = report()
+    alone["works"] = alone["works"][:1]
+    assert [bar.what[:2] for bar in load("payoff_page").bars(alone)] == ["p1", "p1"]
 
 
 def test_the_first_line_says_whether_the_bars_hold(load: Load) -> None:
