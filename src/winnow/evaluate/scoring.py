@@ -46,7 +46,9 @@ def outcome_of(llm: "LLM", request: EvalRequest, answer: SubAnswer, output: Comp
 
 
 def _achieved(llm: "LLM", request: EvalRequest, cell: Cell, report: EvictionReport) -> float | None:
-    config = replace(llm.config.eviction, eviction=cell.policy, **vars(cell.asked))
+    policy, config = cell.policy, llm.config.eviction
+    pool = None if policy.pool is None else config.pool
+    config = replace(config, eviction=policy, pool=pool, **vars(cell.asked))
     eviction = resolve_policy(config).for_prompt(
         len(request.token_ids),
         request.last_token,
