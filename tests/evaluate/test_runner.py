@@ -72,6 +72,14 @@ def rows(evaluation: Evaluation) -> list[Any]:
     ]
 
 
+def test_a_pool_is_for_the_presets_that_pool() -> None:
+    cells = plan_cells(["snapkv"], amounts_of([4]), ["aware"], ["recent"])
+    with LLM(kv_floor=1, num_accumulators=2, max_num_seqs=4, kv_memory="16MiB", pool=21) as llm:
+        settings = settings_for(llm, samples=1, tokens=(160,), categories=("depth-0",))
+        found = evaluate(llm, EvaluationPlan("needle", NEEDLE, settings, cells, ("recent",)))
+    assert [result.refusal for result in found.results] == [None] * 3
+
+
 def test_a_cell_holds_what_the_engine_alone_answers(llm: LLM, make_plan: MakePlan) -> None:
     cells = plan_cells(["kv-compress"], amounts_of([2, 4]), ["agnostic"])
     plan = make_plan(cells)
