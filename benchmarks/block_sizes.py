@@ -29,7 +29,7 @@ from benchmarks.real_eval.command import default_model
 from winnow import LLM, SamplingParams
 from winnow.bench.answering import answer_all, fixed_length
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.evaluate.cell import AGNOSTIC, Cell, engine_needs, plan_cells
+from winnow.evaluate.cell import AGNOSTIC, Cell, amounts_of, engine_needs, plan_cells
 from winnow.evaluate.likelihood import Keeping
 from winnow.evaluate.perplexity import Perplexity, measure_perplexity
 from winnow.evaluate.wikitext import cut_windows, wikitext
@@ -247,7 +247,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> None:
     """Measure, print and write, after each round anew."""
     typed = parse(words)
-    cells = plan_cells([typed.eviction], [typed.compression], [AGNOSTIC])
+    cells = plan_cells([typed.eviction], amounts_of([typed.compression]), [AGNOSTIC])
     runs: dict[int, list[dict[str, Answered]]] = {}
     scores: dict[int, dict[str, Perplexity]] = {}
     refused: dict[int, str] = {}
