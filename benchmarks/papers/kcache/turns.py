@@ -94,7 +94,7 @@ def _converse(llm: LLM, sample: Sample) -> list[tuple[float, float]]:
     prompt: list[int] = []
     found = []
     for number, question in enumerate(sample.questions):
-        # Tokens of earlier turns stay as they are: a session goes on behind what rounds left of these alone.
+        # Tokens of earlier turns stay as they are: a session continues behind what rounds left of these alone.
         if number == 0:
             prompt += PromptMaker(tokenizer, "off").make(sample, question).token_ids
         else:
