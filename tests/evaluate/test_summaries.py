@@ -60,7 +60,7 @@ def test_the_sample_that_ships_is_mostly_worked_examples() -> None:
 
 
 def test_benches_ask_chat_models_in_plain_text() -> None:
-    """Behind a chat template the small models go on with an example, or begin with a new line."""
+    """Behind a chat template the small models continue with an example, or begin with a new line."""
     tokenizer = SimpleNamespace(chat_template="{{ messages }}")
     assert [chat_mode(task, tokenizer) for task in ("summaries", "summaries-rouge-2", "ruler")] == [
         "auto",
