@@ -1,7 +1,7 @@
 """Options of eviction."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from winnow.checks import check_integer, check_number
 from winnow.config.option import Effect, option, optional_int
@@ -72,6 +72,10 @@ class EvictionConfig:
         parse=optional_int,
         engine="paged",
     )
+
+    def for_policy(self, eviction: Any, *, pools: bool, **amounts: Any) -> Self:
+        """Return the options with another policy; `pool` means nothing to one that does not pool."""
+        return replace(self, eviction=eviction, pool=self.pool if pools else None, **amounts)
 
     def __post_init__(self) -> None:
         if self.compression is not None and self.compression != AUTO:

@@ -368,11 +368,10 @@ def requested_eviction(
     resolve = partial(resolve_policy, traits=traits, asked_later=params.context_tokens is not None)
     unset: dict[str, Any] = {"compression": None, "kv_budget": None}
     if params.eviction is not None:
-        own = resolve(replace(config, eviction=params.eviction, pool=None, **unset))
+        own = resolve(config.for_policy(params.eviction, pools=False, **unset))
         # What the engine was opened with means nothing to a policy that takes none of it.
         kept = {} if own.takes_amount else unset
-        pool = config.pool if own.policy.pool is not None else None
-        config = replace(config, eviction=params.eviction, pool=pool, **kept)
+        config = config.for_policy(params.eviction, pools=own.policy.pool is not None, **kept)
     for name in unset:
         value = getattr(params, name)
         if value is not None:

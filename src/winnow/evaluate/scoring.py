@@ -4,7 +4,6 @@ Floors, rounding and short answers keep the compression that a context achieves 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from winnow.evaluate.cell import Cell
@@ -46,9 +45,8 @@ def outcome_of(llm: "LLM", request: EvalRequest, answer: SubAnswer, output: Comp
 
 
 def _achieved(llm: "LLM", request: EvalRequest, cell: Cell, report: EvictionReport) -> float | None:
-    policy, config = cell.policy, llm.config.eviction
-    pool = None if policy.pool is None else config.pool
-    config = replace(config, eviction=policy, pool=pool, **vars(cell.asked))
+    policy = cell.policy
+    config = llm.config.eviction.for_policy(policy, pools=policy.pool is not None, **vars(cell.asked))
     eviction = resolve_policy(config).for_prompt(
         len(request.token_ids),
         request.last_token,
