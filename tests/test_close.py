@@ -36,23 +36,23 @@ gc.disable()
 from winnow import LLM, SamplingParams
 from winnow.attention import ReferenceBackend
 from winnow.executor import torch_executor
-from winnow.executor.decode_graph import DecodeGraphs
+from winnow.executor.step_graphs import StepGraphs
 
 # On a CPU a step "captured" is computed again.
 torch_executor.graph_capture = lambda device: lambda compute: compute
 ReferenceBackend.capturable = lambda self, spans, heads: True
-class Recorded(DecodeGraphs):
-    def run(self, tokens, spans):
+class Recorded(StepGraphs):
+    def run(self, tokens, spans, wanted):
         try:
-            return super().run(tokens, spans)
+            return super().run(tokens, spans, wanted)
         finally:
             ran.append(len(self._graphs))
-torch_executor.DecodeGraphs = Recorded
+torch_executor.StepGraphs = Recorded
 
 ran, alive = [], []
 for _ in range({engines}):
     llm = LLM(kv_memory="8MiB", load_format="dummy", attention_backend="reference", verify_model=False)
-    llm.generate(["some words"], SamplingParams(max_tokens=3))
+    llm.generate(["some words"], SamplingParams(max_tokens=6, ignore_eos=True))
     executor = llm._engine._executor
     alive += map(weakref.ref, (executor, executor.cache, executor._graphs, executor._model.model))
     del executor

@@ -14,7 +14,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from winnow import LLM, SamplingParams
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.executor import torch_executor
-from winnow.executor.decode_graph import computes_apart
+from winnow.executor.step_graphs import computes_apart
 from winnow.executor.torch_executor import TorchExecutor
 
 

@@ -42,7 +42,7 @@ def kv_memory(device: str = "cuda", **options: Any) -> int:
 
 
 def test_what_the_part_leaves_beside_use_and_a_step(card: None) -> None:
-    step = 512 * 4096 * 4 * 2 + 4 * (4096 * 4 + 1000) * 2 + 4 * 1000 * 3 * 4
+    step = 512 * 4096 * 4 * 2 + ((4 + 512) * 4096 * 4 + 4 * 1000) * 2 + 4 * 1000 * 3 * 4
     assert kv_memory() == int(80 * GIB * 0.9) - 16 * GIB - step
     assert kv_memory(gpu_memory_utilization=0.5) == 24 * GIB - step
     assert kv_memory(gpu_memory_utilization=None) == kv_memory(gpu_memory_utilization=0.9)

@@ -129,6 +129,40 @@ class Spans:
             self.temporary[some],
         )
 
+    @cached_property
+    def active_observers(self) -> Sequence[AttentionObserver | None]:
+        """Observer of each sequence; None where none of its queries in this batch counts."""
+        if not any(self.observe):
+            return self.observe
+        active = self.first_position + self.counts > self.observe_from
+        return [
+            observe if counts else None for observe, counts in zip(self.observe, active.tolist(), strict=True)
+        ]
+
+    def chunk_layout(self, index: Sequence[int], tile_queries: int) -> tuple[Tensor, Tensor]:
+        """Return tiles of some sequences' tokens, and where those of all sequences lie.
+
+        Args:
+            index: of the sequences in the batch.
+            tile_queries: tokens of one tile.
+
+        Returns:
+            tiles: int32 [tiles, 2]: index of the sequence, and the tile's first token, counted within the sequence.
+            extents: int32 [B, 3]: the sequence's first token in the batch, its number of tokens, and the first of them
+                that updates accumulators (negative: all).
+        """
+        tiles = -(-self.counts[index] // tile_queries)
+        within = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
+        first_active = self.observe_from - self.first_position
+        return (
+            self.upload(np.stack([np.repeat(index, tiles), within * tile_queries], axis=1)),
+            self.upload(np.stack([self.starts, self.counts, first_active], axis=1)),
+        )
+
+    def upload(self, values: NDArray[np.int64] | Sequence[int]) -> Tensor:
+        """Copy numbers to the compute device as int32."""
+        return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(self.device)
+
     @property
     def num_decodes(self) -> int:
         """Number of sequences with one token, which lead the batch."""

@@ -8,6 +8,7 @@ import torch
 from winnow.cache.memory import release_cached
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError
+from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
 from winnow.models import PlainModel
 from winnow.units import format_bytes
 
@@ -46,6 +47,11 @@ def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:
     scheduler, sizes = config.scheduler, cast(Any, loaded.model).config.get_text_config()
     widest = max(getattr(sizes, name, None) or 0 for name in ("hidden_size", "intermediate_size"))
     activations = scheduler.max_num_batched_tokens * widest * _LIVE_ACTIVATIONS * loaded.dtype.itemsize
-    # CUDA graphs of decoding share a pool of activations, and one buffer of logits.
-    graphs = scheduler.max_num_seqs * (widest * _LIVE_ACTIVATIONS + loaded.vocab_size) * loaded.dtype.itemsize
-    return activations + graphs + scheduler.max_num_seqs * loaded.vocab_size * _LOGITS_COPIES * 4
+    # CUDA graphs share a pool of activations, and one buffer of logits.
+    tokens = scheduler.max_num_seqs + MOST_CHUNK_TOKENS
+    graphs = tokens * widest * _LIVE_ACTIVATIONS + scheduler.max_num_seqs * loaded.vocab_size
+    return (
+        activations
+        + graphs * loaded.dtype.itemsize
+        + scheduler.max_num_seqs * loaded.vocab_size * _LOGITS_COPIES * 4
+    )

@@ -42,10 +42,10 @@ from winnow.eviction import (
     plan_round,
 )
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
-from winnow.executor.decode_graph import DecodeGraphs, Forward, computes_apart, graph_capture
 from winnow.executor.occupants import Occupants
 from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
+from winnow.executor.step_graphs import Forward, StepGraphs, computes_apart, graph_capture
 from winnow.models import LoadedModel
 from winnow.models.hub import locate_model
 from winnow.models.residuals import watch_attention_inputs, watch_residuals
@@ -111,13 +111,13 @@ class TorchExecutor:
         if self._recurrent is not None:
             self.cache.states.add(self._recurrent)
         self._watches_residuals = self._watches_inputs = False
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
         # Values on a tier are chosen on the host; states are split on it.
         capture = graph_capture(model.device)
         alone = layout.value_tier is None and self._recurrent is None and model.ranks.size == 1
         if capture is not None and alone:
-            self._graphs = DecodeGraphs(
-                _decode_forward(model, backend, self.cache, self._signals),
+            self._graphs = StepGraphs(
+                _graph_forward(model, backend, self.cache, self._signals),
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
                 size.max_num_seqs,
                 model.device,
@@ -169,7 +169,7 @@ class TorchExecutor:
             replays,
             predicted_spans(plan, self._occupants) if evicts else (),
         )
-        rows = self._forward(plan, spans, step, wanted)
+        rows = self._forward(plan, spans, step, logits.tokens, wanted)
         traffic = self._take_traffic(plan)
         for entry in plan.entries:
             for slot in entry.forks:
@@ -193,7 +193,10 @@ class TorchExecutor:
         self._begin_rounds(plan.evictions)
         return SubmittedStep(sampled, scored, traffic, evicts)
 
+    @torch.inference_mode()
     def collect(self, handle: SubmittedStep) -> StepResult:
+        if self._graphs is not None:
+            self._graphs.capture_repeated()
         kept = self._round_lengths() if handle.evicts else None
         if handle.sampled is None:
             return StepResult([], [], handle.prompt_logprobs, traffic=handle.traffic, kept=kept)
@@ -412,15 +415,24 @@ class TorchExecutor:
         """Return int64 [n] on the device; by way of numpy, which reads a list in a third of the time."""
         return torch.from_numpy(np.array(numbers, dtype=np.int64)).to(self._model.device)
 
-    def _forward(self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, wanted: Tensor) -> Tensor:
-        """Run the model over the packed batch. Returns the logits of the `wanted` tokens, [n, V]."""
+    def _forward(
+        self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, indices: list[int], wanted: Tensor
+    ) -> Tensor:
+        """Run the model over the packed batch.
+
+        Args:
+            indices: tokens whose logits are wanted, on the host; `wanted`: on the device.
+
+        Returns:
+            Their logits, [n, V].
+        """
         tokens = self._token_ids(plan)
         if self._graphs is not None and not (
             step.watching or step.wants_inputs or step.queries or step.references or step.replays
         ):
-            decoded = self._graphs.run(tokens, spans)
-            if decoded is not None:
-                return decoded if step.logits_indices is None else decoded[wanted]
+            logits = self._graphs.run(tokens, spans, indices)
+            if logits is not None:
+                return logits
         return self._model.compute(tokens, spans, wanted, step, self._recurrent)
 
     def _token_ids(self, plan: StepPlan) -> Tensor:
@@ -450,14 +462,14 @@ class TorchExecutor:
         return prompt_logprobs(logits, state.token_ids[wanted[0] + 1 : wanted[1] + 1], top)
 
 
-def _decode_forward(
+def _graph_forward(
     model: LoadedModel, backend: AttentionBackend, cache: PagedCache, signals: EngineSignals
 ) -> Forward:
-    """Return a step of sequences that bring a token each; holds no executor, which holds the graphs of it."""
+    """Return a step that adds to no score but the observers' own; holds no executor, which holds the graphs of it."""
 
-    def logits(tokens: Tensor, spans: Spans) -> Tensor:
-        step = PagedAttentionStep(backend.prepare(cache, spans), signals, None, None)
-        return model.compute(tokens[0], spans, 0, step, None)
+    def logits(tokens: Tensor, spans: Spans, wanted: Tensor) -> Tensor:
+        step = PagedAttentionStep(backend.prepare(cache, spans), signals, None, wanted)
+        return model.compute(tokens, spans, wanted, step, None)
 
     return logits
 

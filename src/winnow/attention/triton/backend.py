@@ -48,9 +48,7 @@ class TritonBackend(TorchBackend):
         return _TritonStep(cache, spans, self._tuning)
 
     def capturable(self, spans: Spans, query_heads: int) -> bool:
-        # Decoding sequences with one observer: no indices of sequences are copied to the device.
-        only_decodes = spans.num_decodes == len(spans.counts)
-        return only_decodes and Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
+        return Batch.plan(spans, query_heads, tile_queries=1).uploads_nothing
 
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
         if not len(source):

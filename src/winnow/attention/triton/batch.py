@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -42,10 +41,8 @@ class Chunks:
     """Sequences computed in tiles of queries."""
 
     tiles: Tensor
-    """int32 [tiles, 2]: index of the sequence, and the tile's first token, counted within the chunk."""
     extents: Tensor
-    """int32 [B, 3]: the sequence's first token in the batch, its number of tokens, and the first of them that updates
-    accumulators (negative: all)."""
+    """See `Spans.chunk_layout`."""
     watched: tuple[Watched, ...]
 
     def asks_for(self, term: Term) -> bool:
@@ -61,8 +58,9 @@ class Batch:
 
     @property
     def uploads_nothing(self) -> bool:
-        """Return whether the launches need no indices of sequences on the device."""
-        return self.chunks is None and all(part.index is None for part in self.decodes)
+        """Return whether the launches need nothing on the device but what the spans hold there."""
+        watched = self.chunks is not None and bool(self.chunks.watched)
+        return not watched and all(part.index is None for part in self.decodes)
 
     @classmethod
     def plan(cls, spans: Spans, query_heads: int, tile_queries: int) -> "Batch":
@@ -73,7 +71,7 @@ class Batch:
             tile_queries: tokens in one tile of a chunk.
         """
         chunked = list(range(spans.num_decodes, len(spans.counts)))
-        observers = _observers(spans)
+        observers = spans.active_observers
         if not any(observers):
             decodes = [_decodes(spans, None, None)] if spans.num_decodes else []
             return cls(tuple(decodes), _chunks(spans, chunked, tile_queries, {}))
@@ -93,16 +91,6 @@ class Batch:
         return cls(tuple(decodes), _chunks(spans, chunked, tile_queries, watched))
 
 
-def _observers(spans: Spans) -> Sequence[AttentionObserver | None]:
-    """Return the observer of each sequence; None where none of its queries in this batch counts."""
-    if not any(spans.observe):
-        return spans.observe
-    counting = spans.first_position + spans.counts > spans.observe_from
-    return [
-        observe if counts else None for observe, counts in zip(spans.observe, counting.tolist(), strict=True)
-    ]
-
-
 def _by_observer(
     observers: Sequence[AttentionObserver | None], among: Sequence[int] | None = None
 ) -> dict[AttentionObserver | None, list[int]]:
@@ -117,7 +105,7 @@ def _decodes(spans: Spans, index: list[int] | None, observe: AttentionObserver |
     if index is None or len(index) == spans.num_decodes:  # all, in order
         count = spans.num_decodes
         return Decodes(None, count, int(spans.lengths[:count].max()), observe)
-    return Decodes(_on_device(spans, index), len(index), int(spans.lengths[index].max()), observe)
+    return Decodes(spans.upload(index), len(index), int(spans.lengths[index].max()), observe)
 
 
 def _parts(lengths: NDArray[np.int64], index: list[int], query_heads: int) -> Iterator[list[int]]:
@@ -138,19 +126,10 @@ def _chunks(
 ) -> Chunks | None:
     if not index:
         return None
-    tiles = -(-spans.counts[index] // tile_queries)
-    within = np.arange(tiles.sum()) - np.repeat(np.cumsum(tiles) - tiles, tiles)
-    first_counting = spans.observe_from - spans.first_position
     return Chunks(
-        _on_device(spans, np.stack([np.repeat(index, tiles), within * tile_queries], axis=1)),
-        _on_device(spans, np.stack([spans.starts, spans.counts, first_counting], axis=1)),
+        *spans.chunk_layout(index, tile_queries),
         tuple(
-            Watched(_on_device(spans, members), int(spans.lengths[members].max()), observe)
+            Watched(spans.upload(members), int(spans.lengths[members].max()), observe)
             for observe, members in watched.items()
         ),
     )
-
-
-def _on_device(spans: Spans, values: NDArray[np.int64] | list[int]) -> Tensor:
-    """Copy to the compute device as int32."""
-    return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(spans.device)

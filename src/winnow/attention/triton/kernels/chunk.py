@@ -143,7 +143,7 @@ def attend_chunk(
     queries = tl.load(q_at, mask=shown, other=0.0).to(DOT)
     # Padding rows get position -1 and see nothing.
     now = tl.load(position + token, mask=real, other=-1).to(tl.int32)
-    earliest = tl.load(position + start + first_query).to(tl.int32)
+    earliest = tl.load(position + start + first_query, mask=first_query < count, other=0).to(tl.int32)
 
     slope = None
     if slopes is not None:
@@ -158,7 +158,7 @@ def attend_chunk(
     # mask, nor positions.
     masked = 0
     if WINDOW is None and slopes is None:
-        masked = (length - count) // BLOCK_N * BLOCK_N
+        masked = tl.maximum(length - count, 0) // BLOCK_N * BLOCK_N  # rows that only fill a batch are empty
         for first in range(0, masked, BLOCK_N):
             row_max, row_sum, acc, seen = attend_tile(
                 queries, slope, now, earliest, row_max, row_sum, acc, seen,
