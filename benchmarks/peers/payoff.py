@@ -59,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True, highlight=False)
     steps = Steps(arguments.steps)
     works = real_works(tuple(map(int, arguments.lengths.split(","))), arguments.requests)
-    wanted = {
-        name: work for name, work in works.items() if name.partition(",")[0] in arguments.works.split(",")
-    }
+    asked, known = set(arguments.works.split(",")), {name.partition(",")[0] for name in works}
+    if unknown := asked - known:
+        parser.error(f"--works must be of {', '.join(sorted(known))}, got {', '.join(sorted(unknown))}")
+    wanted = {name: work for name, work in works.items() if name.partition(",")[0] in asked}
     comparisons: list[tuple[RealModel, str, Comparison]] = []
     try:
         for path in models:

@@ -25,7 +25,7 @@ _NOBODY = -1
 
 @dataclass(frozen=True)
 class BatchShape:
-    """All that the host decides of a step's launches."""
+    """Shape of a batch: all that the host decides of a step's launches."""
 
     decodes: int
     """Sequences that bring a token each."""
@@ -66,7 +66,7 @@ class BatchShape:
 
 
 class _Places(NamedTuple):
-    """Where a batch lies, in tensors or arrays of int64."""
+    """Places of a batch's parts, in tensors or arrays of int64."""
 
     token_slots: Any
     """[T]: -1: a token only fills the batch."""
@@ -81,7 +81,7 @@ class _Places(NamedTuple):
 
 
 class StaticBatch:
-    """A batch of one shape, whose contents change.
+    """Batch of one shape, whose contents change.
 
     Attributes:
         tokens: int64 [T].
