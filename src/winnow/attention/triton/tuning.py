@@ -56,7 +56,7 @@ _LEAST_SPLIT = 256
 # their end. Decoding, few stages of large tiles win, since three programs of a multiprocessor hide each other's loads:
 # the tiles of K and V of three have to fit into its shared memory.
 _DECODE_HOPPER = {128: Launch(16, 128, 4, 2), 256: Launch(16, 128, 4, 2), 512: Launch(16, 64, 4, 2)}
-# Of codes below 8 bits tiles of 128 take 184 registers of a thread, which is room for two programs, and these 142, for
+# Of codes below 8 bits tiles of 128 take 77 KiB of shared memory, which is room for two programs, and these 41, for
 # three; they take a tenth more instructions. Not measured.
 _DECODE_PACKED = Launch(16, 64, 4, 2)
 # The same for 99 KiB (compute capability 8.6 and 8.9) and 163 KiB (8.0) instead of 227.

@@ -106,8 +106,9 @@ def observe_decode(
     if TERM == "value aware":  # every value is read once for the whole group
         d = tl.arange(0, BLOCK_D)
         values = load_vectors(
-            storage, flat[:, None], inside[:, None], d[None, :], (d < HEAD_DIM)[None, :], VALUE, BLOCK_SIZE, 1
-        ).to(tl.float32)
+            storage, flat[:, None], inside[:, None], d[None, :], (d < HEAD_DIM)[None, :],
+            VALUE, BLOCK_SIZE, 1, tl.float32,
+        ).to(tl.float32)  # fmt: skip
         distance = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
         first = (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP) * HEAD_DIM
         for h in range(GROUP):
@@ -147,7 +148,9 @@ def squared_distance(
     """
     distance = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
     for d in range(HEAD_DIM):
-        value = load_vectors(storage, flat, inside, d, d < HEAD_DIM, VALUE, BLOCK_SIZE, None).to(tl.float32)
+        value = load_vectors(
+            storage, flat, inside, d, d < HEAD_DIM, VALUE, BLOCK_SIZE, None, tl.float32
+        ).to(tl.float32)  # fmt: skip
         output = tl.load(exact + out_row * HEAD_DIM + d, mask=real, other=0.0)
         apart = value[None, :] - output[:, None]
         distance += apart * apart
