@@ -1,4 +1,4 @@
-"""The instructions by which kernels turn codes into bfloat16, carried out here: Triton's interpreter does not run them."""
+"""Instructions that turn codes into bfloat16 in kernels, carried out here: the interpreter does not run them."""
 
 import inspect
 import re

@@ -37,7 +37,7 @@ class BatchShape:
     longest: int
     """KVs in the longest row of those that bring a token each."""
     observe: AttentionObserver | None
-    """Of all sequences."""
+    """Observer of all sequences."""
 
     @classmethod
     def around(cls, spans: Spans, wanted: int, max_num_seqs: int) -> "BatchShape | None":
