@@ -8,8 +8,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# Timing on shared machines says nothing about correctness, so no example has a deadline.
-settings.register_profile("winnow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Timing on shared machines says nothing about correctness, so no example has a deadline. WINNOW_EXAMPLES asks for more.
+settings.register_profile(
+    "winnow",
+    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "50")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("winnow")
 
 # Where there is no GPU, Triton's kernels run in its interpreter. It asks for that when it is first imported.

@@ -1,6 +1,5 @@
 """Forks, beams, windows and reservations in the ledger against a naive model: tables of blocks that count holders."""
 
-import os
 from typing import Any
 
 import torch
@@ -208,9 +207,4 @@ class ForkMachine(RuleBasedStateMachine):
 
 
 TestForks: Any = ForkMachine.TestCase
-TestForks.settings = settings(
-    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "60")),
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestForks.settings = settings(suppress_health_check=list(HealthCheck))
