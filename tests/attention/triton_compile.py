@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from winnow.attention.triton.kernels import chunk, decode, move, observer, rotate
 from winnow.attention.triton.launch import product_dtype
-from winnow.attention.triton.side_format import Window, is_packed, side_formats
+from winnow.attention.triton.side_format import Window, side_formats
 from winnow.attention.triton.tuning import tuning_for
 from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.cache.codec import make_codec
@@ -62,8 +62,7 @@ def variants(
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
     pool = KVPool(CacheLayout.even(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
     products = product_dtype(torch.empty(0, dtype=dtype), pool.kinds[0].kind.codec)
-    packed = is_packed(pool.kinds[0].kind.codec)
-    tuning = tuning_for(triton.next_power_of_2(head_dim), products, capability, packed=packed)
+    tuning = tuning_for(triton.next_power_of_2(head_dim), products, capability)
     sizes = {"HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
     sizes_of_kvs = {**sizes, **side_formats(pool.kinds[0].kind)}
     plain = {

@@ -21,7 +21,7 @@ from winnow.attention.triton.launch import (
     product_dtype,
     unit_stride,
 )
-from winnow.attention.triton.side_format import is_packed, pair_codec, side_formats
+from winnow.attention.triton.side_format import pair_codec, side_formats
 from winnow.attention.triton.tuning import Tuning, tuning_for
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import rotation_block
@@ -166,9 +166,8 @@ class _TritonStep(TorchStep):
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
         codec = pair_codec(pool.kind.codec)
-        capability = capability_of(q.device)
         tuning = self._tuning or tuning_for(
-            padded(q.shape[2]), product_dtype(q, codec), capability, packed=is_packed(codec)
+            padded(q.shape[2]), product_dtype(q, codec), capability_of(q.device)
         )
         queries = turned(q).to(q.dtype) if codec.rotate_keys else q
         # Summed values are turned back before they are rounded.

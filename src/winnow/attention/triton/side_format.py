@@ -75,11 +75,6 @@ def reads(*codecs: KVCodec) -> bool:
     )
 
 
-def is_packed(codec: PairCodec) -> bool:
-    """Return whether keys and values are codes of fewer than 8 bits."""
-    return isinstance(codec.key, AffineFormat) and isinstance(codec.value, AffineFormat)
-
-
 def pair_codec(codec: KVCodec) -> PairCodec:
     """Return the codec of KVs that kernels read.
 

@@ -56,9 +56,6 @@ _LEAST_SPLIT = 256
 # their end. Decoding, few stages of large tiles win, since three programs of a multiprocessor hide each other's loads:
 # the tiles of K and V of three have to fit into its shared memory.
 _DECODE_HOPPER = {128: Launch(16, 128, 4, 2), 256: Launch(16, 128, 4, 2), 512: Launch(16, 64, 4, 2)}
-# Of codes below 8 bits tiles of 128 take 77 KiB of shared memory, which is room for two programs, and these 41, for
-# three; they take a tenth more instructions. Not measured.
-_DECODE_PACKED = Launch(16, 64, 4, 2)
 # The same for 99 KiB (compute capability 8.6 and 8.9) and 163 KiB (8.0) instead of 227.
 _DECODE_AMPERE = {128: Launch(16, 128, 4, 2), 256: Launch(16, 64, 4, 2), 512: Launch(16, 32, 4, 2)}
 # Chunks: sums that fit into registers. At 256 bytes 128 x 64 in 8 warps takes 529 instructions for a thread's 32 logits
@@ -76,14 +73,13 @@ _FULL = {
 }
 
 
-def tuning_for(head_dim: int, dtype: torch.dtype, capability: int, *, packed: bool = False) -> Tuning:
+def tuning_for(head_dim: int, dtype: torch.dtype, capability: int) -> Tuning:
     """Return launch parameters; beyond the table, those of its widest entry.
 
     Args:
         head_dim: padded.
         dtype: of products.
         capability: the GPU's, as 90.
-        packed: keys and values are codes of fewer than 8 bits.
     """
     row_bytes = head_dim * dtype.itemsize
     if dtype is torch.float32:
@@ -93,6 +89,5 @@ def tuning_for(head_dim: int, dtype: torch.dtype, capability: int, *, packed: bo
     size = min(max(128, row_bytes), 512)
     # 12.x has as little shared memory as 8.6; and wider rows want smaller tiles.
     if 90 <= capability < 120 and row_bytes <= 512:
-        decode = _DECODE_PACKED if packed and size == 256 else _DECODE_HOPPER[size]
-        return Tuning(decode, _CHUNK_HOPPER[size], _OBSERVE[size])
+        return Tuning(_DECODE_HOPPER[size], _CHUNK_HOPPER[size], _OBSERVE[size])
     return Tuning(_DECODE_AMPERE[size], _CHUNK_AMPERE[size], _OBSERVE[size])
