@@ -4,9 +4,10 @@
         [--tokens 2048,4096] [--tasks A,...] [--categories A,...] [--query seen,later] [--kvpress DIR]
         [--report] [-o docs/results]
 
-Prompts go through the model's chat template. The full cache comes first, and a category is run under policies, and
-counts, where it reaches half of the points. With --kvpress, an environment that holds kvpress, its presses answer the
-same token ids. "seen": the policy judges the question too; "later": the context alone, before the question is known.
+Prompts go through the model's chat template, if it has one. The full cache comes first, and a category is run under
+policies, and counts, where it reaches half of the points. With --kvpress, an environment that holds kvpress, its presses
+answer the same token ids. "seen": the policy judges the question too; "later": the context alone, before the question is
+known.
 
 Answers are kept below --work as they come: the same command resumes where it was killed, and more policies,
 compressions or tasks are added to what is there. real.json and real.md are written anew after every category. Cells
@@ -24,7 +25,7 @@ from typing import Any
 from benchmarks.papers.kvpress.presses import PRESSES
 from benchmarks.papers.page import page, results_json
 from benchmarks.real_eval.rows import MIN_SCORE, Row
-from benchmarks.real_eval.run import RealEvaluation
+from benchmarks.real_eval.run import RealEvaluation, has_chat_template
 from benchmarks.real_eval.tables import tables
 from benchmarks.real_eval.work import KNOWN_TASKS, LABELS, TASK_NAMES
 from winnow import LLM
@@ -52,7 +53,8 @@ def write_results(
         "more. KV memory is what the cache held at the end of an answer; kvpress masks what AdaKV and KVzip "
         "drop, and holds it. Seconds are of one document alone, for kvpress the mean of all."
     )
-    facts = [f"Model {head['model']}, {head['engine']['dtype']}, prompts through its chat template."]
+    form = "prompts through its chat template" if head["chat_template"] else "prompts as they are"
+    facts = [f"Model {head['model']}, {head['engine']['dtype']}, {form}."]
     text = page(
         "Accuracy on a real model", [head], facts, f"{notes}\n", tables(rows, perplexities, least), []
     )
@@ -150,6 +152,7 @@ def main(words: Sequence[str] | None = None) -> None:
         head = report_head(typed_command(), Machine.here("cpu")) | {
             "model": Path(arguments.model).name,
             "engine": llm.config.settings(),
+            "chat_template": has_chat_template(llm),
         }
         write = partial(write_results, arguments.output, head, arguments.counts_from)
         RealEvaluation(arguments, llm, write).run()

@@ -26,6 +26,11 @@ from winnow.evaluate.settings import settings_for
 from winnow.evaluate.wikitext import cut_windows, wikitext
 
 
+def has_chat_template(llm: LLM) -> bool:
+    """Whether prompts go through one; else they are the plain text."""
+    return llm.tokenizer is not None and bool(llm.tokenizer.chat_template)
+
+
 class RealEvaluation:
     """Fills `rows` and `perplexities`.
 
@@ -62,7 +67,8 @@ class RealEvaluation:
             questions=work.questions,
             seed=self._arguments.seed,
         )
-        return EvaluationPlan(work.task, load_task(work.task), settings, tuple(cells), chat=work.chat)
+        chat = work.chat if has_chat_template(self._llm) else "off"
+        return EvaluationPlan(work.task, load_task(work.task), settings, tuple(cells), chat=chat)
 
     def _run(self, work: Work) -> None:
         journal = self._arguments.work / f"{work.name.replace(' ', '-')}-{work.samples}.jsonl"

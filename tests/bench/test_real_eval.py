@@ -164,6 +164,7 @@ def test_files_hold_every_row(tmp_path: Path) -> None:
         "machine": machine,
         "model": "tiny.gguf",
         "engine": {"dtype": "bfloat16"},
+        "chat_template": True,
     }
     write_results(tmp_path / "out", head, 0.5, ROWS, [])
     written = json.loads((tmp_path / "out" / "real.json").read_text())
