@@ -67,8 +67,10 @@ class RealEvaluation:
             questions=work.questions,
             seed=self._arguments.seed,
         )
-        chat = work.chat if has_chat_template(self._llm) else "off"
-        return EvaluationPlan(work.task, load_task(work.task), settings, tuple(cells), chat=chat)
+        return EvaluationPlan(work.task, load_task(work.task), settings, tuple(cells), chat=self._chat(work))
+
+    def _chat(self, work: Work) -> str:
+        return work.chat if has_chat_template(self._llm) else "off"
 
     def _run(self, work: Work) -> None:
         journal = self._arguments.work / f"{work.name.replace(' ', '-')}-{work.samples}.jsonl"
@@ -100,7 +102,7 @@ class RealEvaluation:
     def _run_kvpress(self, work: Work, queries: Sequence[str]) -> None:
         arguments = self._arguments
         samples = self._plan(work, [FULL_CELL]).make_samples()
-        maker = PromptMaker(self._llm.tokenizer, "on")
+        maker = PromptMaker(self._llm.tokenizer, self._chat(work))
         cells = [
             PressCell(PRESSES[name], amount)
             for name in arguments.presses
@@ -135,7 +137,7 @@ class RealEvaluation:
         key = f"{work.name} {cell.name}"
         if key not in known:
             sample = self._plan(work, [cell]).make_samples()[0]
-            maker = PromptMaker(self._llm.tokenizer, "on")
+            maker = PromptMaker(self._llm.tokenizer, self._chat(work))
             prompts = [maker.make(sample, question) for question in sample.questions]
             known[key] = 0.0
             for request in make_requests([cell], sample, prompts, lambda *_: True):
