@@ -5,9 +5,9 @@
         [--report] [-o docs/results]
 
 Prompts go through the model's chat template, if it has one. The full cache comes first, and a category is run under
-policies, and counts, where it reaches half of the points. With --kvpress, an environment that holds kvpress, its presses
-answer the same token ids. "seen": the policy judges the question too; "later": the context alone, before the question is
-known.
+policies, and counts, where it reaches half of the points. With --kvpress, an environment that holds kvpress, its
+presses answer the same token ids. "seen": the policy judges the question too; "later": the context alone, before the
+question is known.
 
 Answers are kept below --work as they come: the same command resumes where it was killed, and more policies,
 compressions or tasks are added to what is there. real.json and real.md are written anew after every category. Cells
