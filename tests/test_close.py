@@ -64,7 +64,7 @@ print("freed")
 """
 
 
-@pytest.mark.parametrize("engines", [8])
+@pytest.mark.parametrize("engines", [4])
 def test_engines_of_a_process_hold_no_more_than_one(engines: int) -> None:
     """Graphs included: what captures them must not hold what holds them."""
     command = [sys.executable, "-W", "ignore", "-c", GRAPHS.format(engines=engines)]

@@ -21,7 +21,7 @@ from winnow.models.fused.triton.passes import TritonPasses
 def test_fused_layers_rotate_and_store_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers are those of the reference, and no launch only rotates or only stores."""
     model = save_tiny_llama(tmp_path, seed=3)
-    params, answers = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), []
+    params, answers = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True), []
     monkeypatch.setattr(optimize, "_passes_fit", lambda model: True)
     for backend in ("reference", "triton"):
         with LLM(model, device=DEVICE, attention_backend=backend, kv_memory="1MiB", block_size=4) as llm:
