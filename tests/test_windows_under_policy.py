@@ -190,3 +190,17 @@ def test_snapshots_of_a_round_are_found(gemma: Path) -> None:
         again = run(llm, [PROMPT], params)
         assert again[0].num_cached_tokens == 140
         assert summary(again) == summary(first)
+
+
+def test_bytes_of_a_whole_answer_count_windows(gemma: Path) -> None:
+    """As reports give them of the full cache: what its last step holds, though its prompt's chunks held more."""
+    held = []
+    with open_llm(gemma) as llm:
+        llm.submit({"prompt_token_ids": PROMPT}, PARAMS)
+        while llm.has_unfinished:
+            held.append(llm.stats().kv_bytes_held)
+            llm.step()
+        found, block = llm.kv_bytes(len(PROMPT) + ANSWER - 1), llm.kv_bytes(BLOCK)
+    # A block behind the window goes before the next step.
+    assert abs(held[-1] - found) <= block
+    assert held[-1] < max(held)

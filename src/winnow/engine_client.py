@@ -256,7 +256,7 @@ class EngineClient:
         self._driver.call(lambda engine: engine.write_prefixes())
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Return the bytes of a sequence that keeps `num_kvs` KVs in every row, in whole blocks."""
+        """Return the bytes of a sequence of `num_kvs` tokens that keeps all that its layers see, in whole blocks."""
         return self._engine.kv_bytes(num_kvs)
 
     def check_integrity(self) -> None:

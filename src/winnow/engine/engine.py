@@ -136,9 +136,9 @@ class Engine(RequestLoop):
         return measure_occupancy(self.scheduler.running, self.scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Return bytes of the blocks of a sequence that keeps `num_kvs` KVs in every row."""
-        layout = self._executor.layout
-        return layout.device_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(num_kvs))))
+        """Return bytes of the blocks of a sequence that sees `num_kvs` tokens, the last one decoded, and keeps them."""
+        layout = replace(self._executor.layout, chunk=1)
+        return layout.device_bytes(layout.by_kind(layout.row_blocks_seen(num_kvs)))
 
     def reset_prefix_cache(self) -> None:
         """See `LLM.reset_prefix_cache`."""

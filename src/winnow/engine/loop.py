@@ -154,7 +154,7 @@ class RequestLoop(ABC):
 
     @abstractmethod
     def kv_bytes(self, num_kvs: int) -> int:
-        """Return bytes of a sequence that keeps `num_kvs` KVs in every row."""
+        """Return bytes of a sequence of `num_kvs` tokens, the last one decoded, that keeps all it sees."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to say
         """Warn of what the engine's owner should know when no request comes any more."""
