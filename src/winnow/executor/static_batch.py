@@ -14,7 +14,7 @@ from winnow.attention.spans import NEVER
 
 # Batches are filled up to a power of two, large ones to a multiple of this.
 _BATCH_STEP = 64
-# Chunks are filled up to this number of tokens, or so many times powers of _GROWTH; their sequences to powers of it.
+# Chunks are filled up to this number of tokens times a power of _GROWTH, their sequences to such a power.
 _LEAST_TOKENS = 32
 # Grids cover rows of this many KVs, times powers of _GROWTH. Programs beyond a row's end leave at once.
 _LEAST_LENGTH = 1024
