@@ -91,7 +91,7 @@ MOST_INSTRUCTIONS = {"bfloat16": 800, "int8": 1650, "fp8_e4m3": 1750, "int4": 16
     ],
 )
 def test_kernels_keep_to_their_registers(kv_format: str, wanted: list[str], tmp_path: Path) -> None:
-    """With aligned memory, as the JIT finds it, and nothing spilled but 16 bytes of fp8: what a Hopper GPU would run."""
+    """With aligned memory, as the JIT finds it, and nothing spilled but by fp8: what a Hopper GPU would run."""
     found = compile_kernels(tmp_path, 90, "bfloat16", "128", kv_format, *wanted)
     assert {line["kernel"] for line in found} == set(wanted)
     for line in found:
