@@ -333,10 +333,16 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("key_difference",
-           [](const Kernels &self, const KeyRows &rows, uintptr_t score, int threads) {
-             self.key_difference(rows, at<float>(score), threads);
+           [](const Kernels &self, const KeyRows &rows, uintptr_t position, uintptr_t sum, uintptr_t counted,
+              uintptr_t cos, uintptr_t sin, int64_t pairs, int64_t stride, int64_t first, bool interleaved,
+              uintptr_t score, int threads) {
+             const KeyRotation turn{at<float>(cos), at<float>(sin), pairs, stride, first, interleaved};
+             const KeyDirections directions{at<float>(sum), at<int32_t>(counted), at<int32_t>(position), rows.stride,
+                                            turn};
+             self.key_difference(rows, directions, at<float>(score), threads);
            },
-           nb::call_guard<nb::gil_scoped_release>())
+           nb::call_guard<nb::gil_scoped_release>(), "rows"_a, nb::kw_only(), "position"_a, "sum"_a, "counted"_a,
+           "cos"_a, "sin"_a, "pairs"_a, "stride"_a, "first"_a, "interleaved"_a, "score"_a, "threads"_a)
       .def("smooth_rows",
            [](const Kernels &self, uintptr_t x, uintptr_t position, uintptr_t length, int64_t rows, int64_t stride,
               int64_t smoothing_size, bool smoothing_max, uintptr_t out, int threads) {

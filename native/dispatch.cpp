@@ -26,7 +26,7 @@ namespace winnow {
   ValuesRead attend_selected(const Attend &, const Selection &, Workspace &);                            \
   void replay(const Replay &, Workspace &);                                                              \
   void leverage(const KeyRows &, float, float *, int);                                                   \
-  void key_difference(const KeyRows &, float *, int);                                                    \
+  void key_difference(const KeyRows &, const KeyDirections &, float *, int);                             \
   void smooth_rows(const SmoothedRows &, float *, int);                                                      \
   void rms_norm(const NormRows &, const RmsNorm &, int);                                                 \
   void add_normed(const AddedRows &, const RmsNorm &, int);                                              \

@@ -25,8 +25,9 @@ struct Kernels {
   void (*replay)(const Replay &, Workspace &);
   /// Ridge leverage of the keys of rows, float [rows, stride]; 0 past a row's length.
   void (*leverage)(const KeyRows &, float ridge, float *score, int threads);
-  /// Minus the cosine of each key and the mean direction of its row's keys, float [rows, stride]; 0 past the length.
-  void (*key_difference)(const KeyRows &, float *score, int threads);
+  /// Minus the cosine of each key and the sum of directions of its row, both before rotation, float [rows, stride]; 0
+  /// past the length.
+  void (*key_difference)(const KeyRows &, const KeyDirections &, float *score, int threads);
   /// Smooth scores over KVs near in position, float [rows, stride]; 0 past a row's length.
   void (*smooth_rows)(const SmoothedRows &, float *out, int threads);
   /// Norm rows, in the same pass adding to them.

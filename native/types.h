@@ -268,6 +268,22 @@ struct KeyRows : Blocks {
   CodedVectors keys;
 };
 
+/// How keys are rotated at their positions: pairs of dimensions from `first` on, neighbours where interleaved, else halves.
+struct KeyRotation {
+  const float *cos, *sin;  // [positions, stride], stride: pairs, padded to a multiple of 16
+  int64_t pairs, stride, first;
+  bool interleaved;
+};
+
+/// Sums of the directions of rows' keys before rotation.
+struct KeyDirections {
+  float *sum;               // [rows, head_dim]; the keys from position `counted` on are added
+  const int32_t *counted;   // [rows]
+  const int32_t *position;  // [rows, stride]
+  int64_t stride;
+  KeyRotation turn;
+};
+
 /// Rows to evict from: `kept` KVs of each stay, those that must and then those of the highest scores.
 struct RankedRows {
   const int64_t *block;    // [rows, stride / block_size]

@@ -317,7 +317,22 @@ class Kernels:
         threads: int,
     ) -> None: ...
     def leverage(self, rows: KeyRows, ridge: float, score: int, threads: int) -> None: ...
-    def key_difference(self, rows: KeyRows, score: int, threads: int) -> None: ...
+    def key_difference(
+        self,
+        rows: KeyRows,
+        *,
+        position: int,
+        sum: int,
+        counted: int,
+        cos: int,
+        sin: int,
+        pairs: int,
+        stride: int,
+        first: int,
+        interleaved: bool,
+        score: int,
+        threads: int,
+    ) -> None: ...
     def smooth_rows(
         self,
         x: int,

@@ -23,6 +23,7 @@ from winnow.eviction import (
     ExpectedAttention,
     Fitted,
     Fixed,
+    KeyDeviation,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -87,6 +88,12 @@ class DenseScores(DenseState):
             keys = {j: row.rotated[j] for j in row.tokens}
             mean = np.mean([key / np.linalg.norm(key) for key in keys.values()], axis=0)
             return {j: Score(-cosine(key, mean), RELATIVE) for j, key in keys.items()}
+        if isinstance(scorer, KeyDeviation):
+            seen = row.key[: self.computed]  # evicted ones too
+            mean = np.mean(seen / np.linalg.norm(seen, axis=-1, keepdims=True), axis=0)
+            # Equal tokens of the first layer have equal keys but for rounding.
+            scores = {j: Score(1.0 - cosine(row.key[j], mean), 4 * RELATIVE) for j in row.tokens}
+            return {token: replace(score, ties=False) for token, score in scores.items()}
         if isinstance(scorer, Leverage):
             return self._leverage(row, scorer)
         if isinstance(scorer, Reconstruction):

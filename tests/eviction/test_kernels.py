@@ -24,6 +24,8 @@ from winnow.eviction.ranking import Ranking  # noqa: E402
 from winnow.eviction.round_rows import LayerRows, RoundInputs, RoundRows  # noqa: E402
 from winnow.eviction.scores.keys import key_difference  # noqa: E402
 from winnow.eviction.scores.leverage import leverage  # noqa: E402
+from winnow.eviction.signals import KeyDirections  # noqa: E402
+from winnow.models.rotation import LayerRotation  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 
@@ -158,6 +160,48 @@ def test_key_difference_is_the_formula(case: Case) -> None:
         *(RowKernels(kernels, rows).key_difference() for kernels in KERNELS.values()),
     ):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=tolerance)
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=CASES, data=st.data())
+def test_key_deviation_is_the_formula(case: Case, data: st.DataObject) -> None:
+    """Against directions in float64 before rotation, with some keys counted before, and sums of keys that are gone."""
+    rows = case.rows()
+    # Positions as they come after rounds: any, in any order, but not far.
+    rows.position = rows.position // 37 % 4096
+    size = case.head_dim
+    pairs = data.draw(st.integers(0, size // 2), label="pairs")
+    first = data.draw(st.sampled_from([0, size - 2 * pairs]), label="first")
+    interleaved = data.draw(st.booleans(), label="interleaved")
+    frequencies = torch.logspace(0, -2, pairs)
+    rotation = LayerRotation(frequencies, interleaved, first)
+    batch, heads = rows.length.shape
+    counted = torch.randint(
+        0, 4096, (batch,), dtype=torch.int32, generator=torch.Generator().manual_seed(case.seed)
+    )
+    before = torch.randn(batch, heads, size, generator=torch.Generator().manual_seed(case.seed)) * 30
+
+    def turned_back(b: int, h: int) -> Tensor:
+        n = int(rows.length[b, h])
+        keys, at = rows.pool.keys(rows.slot[b, h, :n]).double(), rows.position[b, h, :n].double()
+        angle = -at[:, None] * frequencies.double()
+        exact = LayerRotation(frequencies.double(), interleaved, first)
+        return exact._turned(keys, angle.cos(), angle.sin())
+
+    expected, sums = torch.zeros(rows.valid.shape, dtype=torch.float64), before.double().clone()
+    for b, h in torch.cartesian_prod(torch.arange(batch), torch.arange(heads)).tolist():
+        n = int(rows.length[b, h])
+        directions = F.normalize(turned_back(b, h), dim=-1, eps=1e-12)
+        sums[b, h] += directions[rows.position[b, h, :n] >= counted[b]].sum(dim=0)
+        expected[b, h, :n] = -directions @ F.normalize(sums[b, h], dim=0, eps=1e-12)
+    # float32 angles are off by position * epsilon, a sum that nearly cancels points anywhere.
+    least = sums.norm(dim=-1)[..., None].clamp_min(1e-6)
+    tolerance = 1e-3 + 1e-3 * rows.length[..., None] / least
+    for kernels in KERNELS.values():
+        found = KeyDirections(before.clone(), counted)
+        score = RowKernels(kernels, rows).key_difference(found, rotation.table(4096))
+        assert ((score - expected).abs() <= tolerance).all()
+        torch.testing.assert_close(found.sums, sums.float(), rtol=1e-3, atol=2e-3)
 
 
 @settings(max_examples=60, deadline=None)

@@ -176,6 +176,13 @@ FIT: Row = {
     "compact.ridge": (1.0, "own: the mean of the Gram matrix's diagonal"),
 }
 
+KEYS: Row = {
+    "score.class": ("KeyDeviation", "own: keys before rotation against the mean of all seen"),
+    **COMPETE,
+    "keep.sinks": _SINKS,
+    **AFTER_PREFILL,
+    "when.pressure": (True, "own: before anything is preempted"),
+}
 KVZIP: Row = {
     "score.class": (
         "Reconstruction",
@@ -334,6 +341,25 @@ PINNED: dict[str, Row] = {
         "when.prefill_every": (128, "KeyDiff: block_size 128"),
         "when.decode_every": (128, "KeyDiff: block_size 128"),
     },
+    "winnow-keys": KEYS,
+    "winnow-keys-pd": {
+        **KEYS,
+        "keep.recent": (32, "own: what chunks to come look at"),
+        "when.prefill_every": (256, "own: chunks of 256 lost nothing"),
+        "when.decode_every": (64, "own: answers take as much as prompts"),
+    },
+    "sinks-recent": {
+        "score.class": ("Recency", "StreamingLLM"),
+        **EQUAL,
+        "keep.sinks": _SINKS,
+        **AFTER_PREFILL,
+    },
+    "random-decode": {
+        "score.class": ("Random", "chance"),
+        **EQUAL,
+        "keep.prompt": (True, "arXiv 2609.03430"),
+        "when.decode_every": (16, "own: rounds as kv-compress-pd has them"),
+    },
     "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
     "kvzip": KVZIP,
     "kvzip-part": {
@@ -385,7 +411,7 @@ PINNED: dict[str, Row] = {
     "compactor": {**COMPACTOR, **EQUAL, **AFTER_PREFILL},
     "ada-compactor": {**COMPACTOR, **EQUAL, **ADAPTIVE, **AFTER_PREFILL},
     "recent": {**RECENCY, **EQUAL, **EACH_TOKEN},
-    "random": {"score.class": ("Random", "baseline"), **EQUAL, **AFTER_PREFILL},
+    "random": {"score.class": ("Random", "baseline"), **EQUAL, "keep.sinks": _SINKS, **AFTER_PREFILL},
 }
 # One kind of thing each, whatever the preset.
 _CONSTANT = {"keep.class": "Keep", "when.class": "When"}

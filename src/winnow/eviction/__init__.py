@@ -39,6 +39,7 @@ from winnow.eviction.scores import (
     Cumulative,
     ExpectedAttention,
     Fitted,
+    KeyDeviation,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -52,7 +53,7 @@ from winnow.eviction.scores import (
     Window,
 )
 from winnow.eviction.sequence import SequenceEviction
-from winnow.eviction.signals import Needs, QueryMoments, Signals
+from winnow.eviction.signals import KeyDirections, Needs, QueryMoments, RotationTable, Signals
 from winnow.eviction.when import When
 
 __all__ = [
@@ -83,7 +84,9 @@ __all__ = [
     "Fixed",
     "Instruction",
     "Keep",
+    "KeyDeviation",
     "KeyDifference",
+    "KeyDirections",
     "KeyNorm",
     "LastQuery",
     "LayerGroups",
@@ -105,6 +108,7 @@ __all__ = [
     "Replay",
     "ReplayPass",
     "ResolvedPolicy",
+    "RotationTable",
     "Scorer",
     "SequenceEviction",
     "Signals",

@@ -6,6 +6,7 @@ from torch import Tensor
 from winnow import native
 from winnow.attention import Smoothing
 from winnow.eviction.round_rows import LayerRows
+from winnow.eviction.signals import KeyDirections, RotationTable
 from winnow.native import native_kernels
 
 
@@ -20,6 +21,7 @@ class RowKernels:
         # The kernels hold addresses of these tensors.
         self._slot, self._position = rows.slot.contiguous(), rows.position.contiguous()
         self._length = rows.length.contiguous()
+        self._head_dim = rows.pool.kind.key_size
         self._keys = key_rows(rows.pool, self._slot, self._length)
 
     @classmethod
@@ -38,10 +40,40 @@ class RowKernels:
         self._kernels.leverage(self._keys, ridge, score.data_ptr(), self._threads)
         return score
 
-    def key_difference(self) -> Tensor:
-        """Return scores of `KeyDifference`: float32 [B, H, N], zeros where not valid."""
+    def key_difference(
+        self, directions: KeyDirections | None = None, rotation: RotationTable | None = None
+    ) -> Tensor:
+        """Return minus the cosine of each key and the mean direction of its row: float32 [B, H, N], zeros where not
+        valid.
+
+        Args:
+            directions: sums so far, to which the keys behind those counted are added in place; None: the row's keys.
+            rotation: before which keys are compared; None: as they are stored.
+        """
         score = torch.empty(self._slot.shape, dtype=torch.float32, device="cpu")
-        self._kernels.key_difference(self._keys, score.data_ptr(), self._threads)
+        batch, heads, _ = self._slot.shape
+        if directions is None:
+            sums = torch.zeros(batch, heads, self._head_dim, device="cpu")
+            directions = KeyDirections(sums, torch.zeros(batch, dtype=torch.int32, device="cpu"))
+        if rotation is None:
+            none = torch.zeros(1, 0, device="cpu")
+            rotation = RotationTable(none, none, 0)
+        counted = directions.counted[:, None].expand(batch, heads).contiguous()
+        assert directions.sums.is_contiguous(), "the kernel writes there"
+        self._kernels.key_difference(
+            self._keys,
+            position=self._position.data_ptr(),
+            sum=directions.sums.data_ptr(),
+            counted=counted.data_ptr(),
+            cos=rotation.cos.data_ptr(),
+            sin=rotation.sin.data_ptr(),
+            pairs=rotation.pairs,
+            stride=rotation.cos.shape[1],
+            first=rotation.first,
+            interleaved=rotation.interleaved,
+            score=score.data_ptr(),
+            threads=self._threads,
+        )
         return score
 
     def pooled(self, score: Tensor, smoothing: Smoothing) -> Tensor:

@@ -38,6 +38,10 @@ class EvictionPolicy:
         self._check_score()
         self._check_budget()
         self._check_compact()
+        if self.keep.prompt and (self.when.after_prefill or self.when.in_prefill or self.reassign_positions):
+            raise ConfigError(
+                "keep of the whole prompt takes rounds while decoding alone, and no re-assigned positions"
+            )
         if self.when.within and self.budget.fixed is not None:
             raise ConfigError("within needs a budget of the request's own, and this one is fixed")
         if self.reassign_positions and not (self.budget.equal_rows and isinstance(self.score, Recency)):

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from winnow.cache import KVPool
 from winnow.eviction.ranking import ranks
+from winnow.eviction.signals import RotationTable
 
 
 class Rotation(Protocol):
@@ -14,6 +15,9 @@ class Rotation(Protocol):
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Return keys of one layer, float32 [..., d], rotated at p, as they would be at p + difference, [...]."""
+
+    def table(self, layer: int, positions: int) -> RotationTable:
+        """Return the rotation of a layer's keys at positions below `positions` or more."""
 
     def mean_turn(self, layer: int, first: Tensor, count: int, head_dim: int) -> Tensor:
         """Return the mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""

@@ -27,6 +27,7 @@ from winnow.eviction.scores import (
     Cumulative,
     ExpectedAttention,
     Fitted,
+    KeyDeviation,
     KeyDifference,
     KeyNorm,
     LastQuery,
@@ -79,6 +80,7 @@ _ONCE = When(after_prefill=True)
 _KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
 _KVZIP_PART = replace(_KVZIP, score=Reconstruction(asked=Replay(chunk=512, own_part=True)))
 _FITTED = EvictionPolicy(Fitted(), AdaptiveRows(), Keep(sinks=4, recent=16), _ONCE)
+_KEYS = EvictionPolicy(KeyDeviation(), AdaptiveRows(), Keep(sinks=4), replace(_ONCE, pressure=True))
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
     Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
@@ -93,6 +95,17 @@ PRESETS: dict[str, Preset] = {
         _SEEN, "winnow-seen; where questions come later: fitted, or kvzip without a predictor"
     ),
     SEEN: Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
+    "winnow-keys": Preset(
+        _KEYS, "Winnow's own: keys before rotation unlike the mean of all seen; whatever is asked later"
+    ),
+    "winnow-keys-pd": Preset(
+        replace(
+            _KEYS,
+            keep=Keep(sinks=4, recent=32),
+            when=When(after_prefill=True, prefill_every=256, decode_every=64, pressure=True),
+        ),
+        "the same, in rounds within the prompt and the answer",
+    ),
     "leverage": Preset(_LEVERAGE, "leverage of keys (Compactor, exact) under KV-Compress's budget"),
     "leverage-pd": Preset(
         replace(_LEVERAGE, when=When(after_prefill=True, prefill_every=256, decode_every=16, pressure=True)),
@@ -272,10 +285,20 @@ PRESETS: dict[str, Preset] = {
         EvictionPolicy(Compactor(), AdaptiveHeads(), Keep(sinks=8, recent=4), _ONCE),
         "Compactor over Ada-KV's heads",
     ),
+    "sinks-recent": Preset(
+        EvictionPolicy(Recency(), EqualHeads(), Keep(sinks=4), _ONCE),
+        "baseline: the start and the end, once after the prompt",
+    ),
     "recent": Preset(
         EvictionPolicy(Recency(), EqualHeads(), Keep(), _EACH_TOKEN), "baseline: a sliding window"
     ),
-    "random": Preset(EvictionPolicy(Random(), EqualHeads(), Keep(), _ONCE), "baseline: chance"),
+    "random": Preset(
+        EvictionPolicy(Random(), EqualHeads(), Keep(sinks=4), _ONCE), "baseline: chance in each head"
+    ),
+    "random-decode": Preset(
+        EvictionPolicy(Random(), EqualHeads(), Keep(prompt=True), When(decode_every=16)),
+        "baseline: the prompt, and answers by chance (arXiv 2609.03430)",
+    ),
 }
 
 

@@ -101,7 +101,7 @@ class ResolvedPolicy:
         if policy.when.never:
             return None
         context_len = prompt_len if request.context_tokens is None else request.context_tokens
-        budget = self.budget(context_len)
+        budget = self.budget(num_tokens - prompt_len if policy.keep.prompt else context_len)
         eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(request.protect))
         if (
             may_idle
@@ -110,6 +110,8 @@ class ResolvedPolicy:
         ):
             return None
         _check_spans(eviction)
+        if policy.keep.prompt:
+            eviction = replace(eviction, spans=(*eviction.spans, (0, prompt_len)))
         if _includes_protected(policy):
             _check_room(eviction)
         tail = request.template_tail or 0

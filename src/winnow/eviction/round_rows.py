@@ -8,7 +8,7 @@ from torch import Tensor
 
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
-from winnow.eviction.signals import QueryMoments, Signals
+from winnow.eviction.signals import KeyDirections, QueryMoments, RotationTable, Signals
 from winnow.ranks import ALONE, Ranks
 
 
@@ -187,6 +187,20 @@ class LayerRows:
         return self._signals.turn(self.layer, self.keys(), -self.position).masked_fill_(
             ~self.valid[..., None], 0.0
         )
+
+    def key_directions(self) -> KeyDirections:
+        """Return sums of the directions of the keys that earlier rounds saw. Requires `Needs(directions=True)`."""
+        shape = self.position.shape[1], self.pool.kind.key_size
+        return self._signals.key_directions(self.layer, self.round.slots, shape)
+
+    def keep_key_directions(self, sums: Tensor) -> None:
+        """Keep sums, float32 [B, H, d], to which the keys of all tokens computed so far are added."""
+        directions = KeyDirections(sums, self.round.tokens.int())
+        self._signals.keep_key_directions(self.layer, self.round.slots, directions)
+
+    def rotation_table(self) -> RotationTable:
+        """Return the rotation of keys at the positions of all KVs. Requires `Needs(rotation=True)`."""
+        return self._signals.rotation_table(self.layer, int(self.round.now.max()) + 1)
 
     def query_moments(self) -> QueryMoments:
         """Return moments of the context's queries. Requires `Needs(moments_from=...)`."""

@@ -23,6 +23,8 @@ class Needs:
     """Position at which the first chunk begins."""
     rotation: bool = False
     """The rotation of keys."""
+    directions: bool = False
+    """Sums of the directions of all keys seen, before rotation."""
     output: bool = False
     """The output projection of attention."""
     predictor: PredictorSource | None = None
@@ -51,6 +53,34 @@ class QueryMoments:
 
     mean: Tensor
     covariance: Tensor
+
+
+class KeyDirections(NamedTuple):
+    """Sums of the directions (keys over their norms) of the keys of one layer, before rotation.
+
+    Attributes:
+        sums: float32 [B, H, d].
+        counted: int32 [B], tokens of each sequence whose keys are added.
+    """
+
+    sums: Tensor
+    counted: Tensor
+
+
+class RotationTable(NamedTuple):
+    """The rotation of one layer's keys at the positions 0 to P - 1.
+
+    Attributes:
+        cos, sin: float32 [P, stride], of each pair of dimensions, padded by zeros to a multiple of 16.
+        pairs: number of pairs, which begin at dimension `first`.
+        interleaved: pairs are neighbours; False: dimensions `pairs` apart.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    pairs: int
+    first: int = 0
+    interleaved: bool = False
 
 
 class ReferenceQueries(NamedTuple):
@@ -87,6 +117,15 @@ class Signals(Protocol):
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Rotate keys, float32 [..., d], by `difference` positions, [...]."""
+
+    def rotation_table(self, layer: int, positions: int) -> RotationTable:
+        """Return the rotation at positions below `positions` or more."""
+
+    def key_directions(self, layer: int, slots: Sequence[int], shape: tuple[int, int]) -> KeyDirections:
+        """Return a copy of what was kept of each sequence; zeros, of `shape` (H, d), where nothing was."""
+
+    def keep_key_directions(self, layer: int, slots: Sequence[int], directions: KeyDirections) -> None:
+        """Keep the sums of sequences. Later changes of the tensors are not allowed."""
 
     def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
         """Return the mean rotation over `count` positions starting at `first`, [B]: float32 [B, d, d]."""

@@ -13,10 +13,11 @@ from winnow.attention import Spans
 from winnow.cache.slot_states import SlotState
 from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
-from winnow.eviction import Needs, QueryMoments
+from winnow.eviction import KeyDirections, Needs, QueryMoments, RotationTable
 from winnow.eviction.positions import Rotation
 from winnow.eviction.predictor import PredictorSource, TokenScorer
 from winnow.eviction.signals import ReferenceQueries
+from winnow.executor.key_directions import DirectionStates
 from winnow.executor.occupants import Occupants
 from winnow.executor.query_signals import QuerySignals
 from winnow.executor.reference_queries import ReferenceStates
@@ -30,6 +31,7 @@ class EngineSignals(SlotState):
     Attributes:
         queries: what is learnt of queries.
         references: queries that policies fit to.
+        directions: sums of the directions of keys.
     """
 
     name = "signals"
@@ -42,6 +44,7 @@ class EngineSignals(SlotState):
         self.ranks = model.ranks
         self.queries = QuerySignals(device)
         self.references = ReferenceStates(device)
+        self.directions = DirectionStates(device)
         self._model = model
         self._locate = locate
         self._predictors: dict[PredictorSource, TokenScorer] = {}
@@ -51,6 +54,11 @@ class EngineSignals(SlotState):
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
         self._device = device
         self._products: dict[int, Tensor] = {}
+
+    @property
+    def states(self) -> tuple[SlotState, ...]:
+        """What it keeps of sequences beside itself."""
+        return self.queries, self.references, self.directions
 
     def note(self, plan: StepPlan) -> Tensor | None:
         """Learn who computes what. Returns which tokens of the batch count for similarity, [T], or None if none do."""
@@ -136,6 +144,15 @@ class EngineSignals(SlotState):
 
     def reference_queries(self, layer: int, slot: int) -> ReferenceQueries | None:
         return self.references.of(layer, slot)
+
+    def rotation_table(self, layer: int, positions: int) -> RotationTable:
+        return self._rotation.table(layer, positions)
+
+    def key_directions(self, layer: int, slots: SequenceType[int], shape: tuple[int, int]) -> KeyDirections:
+        return self.directions.of(layer, slots, shape)
+
+    def keep_key_directions(self, layer: int, slots: SequenceType[int], directions: KeyDirections) -> None:
+        self.directions.keep(layer, slots, directions)
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         return self._rotation.turn(layer, keys, difference)

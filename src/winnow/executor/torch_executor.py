@@ -104,7 +104,7 @@ class TorchExecutor:
         self._signals = EngineSignals(
             size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
         )
-        self.cache.states.add(self._occupants, self._signals, self._signals.queries, self._signals.references)
+        self.cache.states.add(self._occupants, self._signals, *self._signals.states)
         self.overlaps = computes_apart(model.device) and model.ranks.size == 1
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
         self._recurrent = model.open_states(size.max_num_seqs)

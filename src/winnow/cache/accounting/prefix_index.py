@@ -41,8 +41,9 @@ class Snapshot:
 
     Nothing changes them: a sequence that begins with them copies what it changes.
 
-    The blocks count as KV memory. The arrays beside them, on the host, count nowhere: 8 bytes a token, 4 a row and 4 a
-    block. A snapshot has at least a block in some row, so memory bounds their number.
+    The blocks count as KV memory. What lies beside them on the host counts nowhere: 8 bytes a token, 4 a row and 4 a
+    block, and a sum of each row's keys under scores that use it. A snapshot has at least a block in some row, so
+    memory bounds their number.
 
     Attributes:
         key: `PrefixChain.snapshot_key` of tokens and rule.
@@ -440,4 +441,6 @@ class PrefixIndex:
         self._wanted.discard(key)
         if self._snapshots.pop(key, None) is None:
             del self._key_of[int(entry.blocks[0])]
+        else:
+            self.discard_state(key)  # also what counts nowhere
         self._allocator.unindex(entry.blocks)

@@ -37,6 +37,8 @@ class PrefixRows:
         assert not rows.reserved[slot], "what is reserved is not shared"
         lengths = rows.layout.even_rows(self._index.num_tokens(keys) if num_tokens is None else num_tokens)
         self._require_pages(slot, lengths)
+        if rows.layout.has_prefix_state:
+            self._restore_states(slot, keys)
         self._begin(slot, lengths, self._index.hold(keys).T.ravel(), keys)
 
     def resume(self, slot: int, snapshot: Snapshot) -> None:
@@ -48,13 +50,16 @@ class PrefixRows:
         self._require_pages(slot, snapshot.lengths)
         self._index.touch([snapshot.key])
         self._rows.allocator.share(snapshot.blocks)
+        self._restore_states(slot, [snapshot.key])
         self._begin(slot, snapshot.lengths, snapshot.blocks.copy(), [snapshot.key])
 
+    def _restore_states(self, slot: int, keys: Sequence[PrefixKey]) -> None:
+        """Restore the states after prefixes; call it before blocks are dropped, and their states with them."""
+        self._rows.changes.copies.append(StateRestored(slot, tuple(keys)))
+
     def _begin(self, slot: int, lengths: IntArray, blocks: IntArray, keys: Sequence[PrefixKey]) -> None:
-        """Let a sequence have blocks that it holds, row by row, of the index's `keys`, and the states after them."""
+        """Let a sequence have blocks that it holds, row by row, of the index's `keys`."""
         rows, allocator = self._rows, self._rows.allocator
-        if rows.layout.has_prefix_state:  # first: what is dropped below has one
-            rows.changes.copies.append(StateRestored(slot, tuple(keys)))
         tails = rows.layout.partly_filled(lengths)
         source = blocks[tails]
         if not allocator.has(allocator.count(source)):
@@ -136,7 +141,7 @@ class PrefixRows:
             blocks[tails] = target = allocator.allocate_like(source)
             rows.changes.copies.append(BlockCopies(source, target))
         snapshot = Snapshot.of(key, token_ids, rule, lengths, blocks, num_rounds, position_offset)
-        if self._index.put_snapshot(snapshot) and rows.layout.has_prefix_state:
+        if self._index.put_snapshot(snapshot):
             rows.changes.copies.append(StateSaved(slot, key))
         allocator.release(blocks[tails])
         self._shared.add(slot)

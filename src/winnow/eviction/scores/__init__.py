@@ -14,7 +14,7 @@ from winnow.eviction.scores.compactor import Compactor
 from winnow.eviction.scores.expected import ChunkAttention, ExpectedAttention
 from winnow.eviction.scores.factors import ByOutputNorm, ByValueNorm
 from winnow.eviction.scores.fitted import Fitted
-from winnow.eviction.scores.keys import KeyDifference, KeyNorm
+from winnow.eviction.scores.keys import KeyDeviation, KeyDifference, KeyNorm
 from winnow.eviction.scores.leverage import Leverage
 from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.eviction.scores.tokens import Random, Recency
@@ -29,6 +29,7 @@ __all__ = [
     "Cumulative",
     "ExpectedAttention",
     "Fitted",
+    "KeyDeviation",
     "KeyDifference",
     "KeyNorm",
     "LastQuery",

@@ -8,6 +8,7 @@ from torch import Tensor
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
+from winnow.eviction.signals import KeyDirections, Needs
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,40 @@ class KeyDifference(Scorer):
     def score(self, rows: LayerRows) -> Tensor:
         kernels = RowKernels.of(rows)
         return key_difference(rows) if kernels is None else kernels.key_difference()
+
+
+@dataclass(frozen=True)
+class KeyDeviation(Scorer):
+    """1 - the cosine of a key before rotation and the mean direction of all keys that its row has seen.
+
+    High for keys unlike the others, whatever their position. The mean goes over the tokens computed, evicted ones
+    included, so that what later rounds keep does not depend on what earlier ones kept. Scores of different rows are
+    comparable: budgets should let all rows compete (`AdaptiveRows`).
+    """
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(rotation=True, directions=True)
+
+    def score(self, rows: LayerRows) -> Tensor:
+        directions = rows.key_directions()
+        kernels = RowKernels.of(rows)
+        if kernels is None:
+            score = key_deviation(rows, directions)
+        else:
+            score = kernels.key_difference(directions, rows.rotation_table()).add_(1.0)
+        rows.keep_key_directions(directions.sums)
+        return score
+
+
+def key_deviation(rows: LayerRows, directions: KeyDirections) -> Tensor:
+    """Return scores of `KeyDeviation` by plain torch, float32 [B, H, N]; adds new keys to `directions.sums`."""
+    keys = rows.unrotated_keys()
+    scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
+    new = rows.valid & (rows.position >= directions.counted[:, None, None])
+    directions.sums.add_(((scale * new)[:, :, None] @ keys)[:, :, 0])
+    along = (keys @ directions.sums[..., None])[..., 0] * scale
+    return 1.0 - along / directions.sums.norm(dim=-1, keepdim=True).clamp_min(_LEAST_NORM)
 
 
 def key_difference(rows: LayerRows) -> Tensor:

@@ -1,0 +1,83 @@
+"""Sums of the directions of all keys of a sequence, those evicted since included."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceType
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from winnow.cache.slot_states import SlotState
+from winnow.eviction import KeyDirections
+
+_Sums = dict[int, KeyDirections]
+"""By layer: of one sequence, without the dimension of sequences."""
+
+
+class DirectionStates(SlotState):
+    """The sums by slot: 4 bytes for each element of a key, layer and head.
+
+    A round adds the keys since the round before, all of which are still there.
+    """
+
+    name = "directions"
+    of_prefix = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sequences: dict[int, _Sums] = {}
+
+    def of(self, layer: int, slots: SequenceType[int], shape: tuple[int, int]) -> KeyDirections:
+        """Return copies; zeros, of `shape` (H, d), where nothing is counted."""
+        none = KeyDirections(
+            torch.zeros(shape, device=self._device), torch.zeros((), dtype=torch.int32, device=self._device)
+        )
+        found = [self._sequences.get(slot, {}).get(layer, none) for slot in slots]
+        return KeyDirections(*(torch.stack(each) for each in zip(*found, strict=True)))
+
+    def keep(self, layer: int, slots: SequenceType[int], directions: KeyDirections) -> None:
+        for slot, sums, counted in zip(slots, *directions, strict=True):
+            self._sequences.setdefault(slot, {})[layer] = KeyDirections(sums, counted)
+
+    def nbytes(self, slot: int) -> int:
+        return sum(part.nbytes for each in self._sequences.get(slot, {}).values() for part in each)
+
+    def fork(self, slot: int, to: int) -> None:
+        if slot in self._sequences:
+            self._sequences[to] = dict(self._sequences[slot])  # rounds replace tensors, and change none
+
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> _Sums | None:
+        # Blocks of a prefix that no round has changed hold all of its keys: nothing is counted yet.
+        if positions is not None or slot not in self._sequences:
+            return None
+        return _copied(self._sequences[slot], torch.device("cpu"))
+
+    def load(self, slot: int, saved: _Sums) -> None:
+        self._sequences[slot] = _copied(saved, self._device)
+
+    def close(self, slot: int) -> None:
+        self._sequences.pop(slot, None)
+
+    def to_arrays(self, saved: _Sums) -> dict[str, NDArray[Any]]:
+        """Return "N.sums", [1, H, 1, d] like all vectors of a file, and "N.counted", [1], of each layer N."""
+        arrays = {}
+        for layer, (sums, counted) in saved.items():
+            arrays[f"{layer}.sums"] = sums[None, :, None].numpy()
+            arrays[f"{layer}.counted"] = counted[None].numpy()
+        return arrays
+
+    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> _Sums | None:
+        layers = {int(name.partition(".")[0]) for name in arrays}
+        return {
+            layer: KeyDirections(
+                torch.from_numpy(arrays[f"{layer}.sums"])[0, :, 0],
+                torch.from_numpy(arrays[f"{layer}.counted"])[0],
+            )
+            for layer in layers
+        } or None
+
+
+def _copied(saved: _Sums, device: torch.device) -> _Sums:
+    return {
+        layer: KeyDirections(*(part.to(device, copy=True) for part in each)) for layer, each in saved.items()
+    }
