@@ -86,12 +86,18 @@ def test_an_engine_that_evicts_nothing_keeps_a_pool_for_its_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked_later", "has_predictor", "name"),
-    [(False, True, "winnow-seen"), (True, True, "fitted"), (True, False, "kvzip")],
+    ("knows_rotation", "asked_later", "has_predictor", "name"),
+    [
+        (True, False, True, "winnow-keys"),
+        (True, True, True, "winnow-keys"),
+        (False, False, True, "winnow-seen"),
+        (False, True, True, "fitted"),
+        (False, True, False, "kvzip"),
+    ],
 )
 def test_an_amount_alone_stands_for_what_suits_the_question(
-    asked_later: bool, has_predictor: bool, name: str
+    knows_rotation: bool, asked_later: bool, has_predictor: bool, name: str
 ) -> None:
-    traits = ModelTraits(has_predictor=has_predictor)
+    traits = ModelTraits(has_predictor=has_predictor, knows_rotation=knows_rotation)
     resolved = resolve_policy(EvictionConfig(compression=4.0), traits, asked_later=asked_later)
     assert (resolved.name, resolved.compression) == (name, 4.0)

@@ -106,11 +106,13 @@ class PlannedEviction:
     Attributes:
         computed: tokens in the cache, less what rounds took.
         position_offset: what positions lie below token indices.
+        budget: KVs per row in place of the policy's; None: as that says.
     """
 
     slot: int
     computed: int
     position_offset: int = 0
+    budget: int | None = None
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,12 @@ from winnow.eviction.scores import (
     ValueAware,
     Window,
 )
-from winnow.eviction.sequence import SequenceEviction
+from winnow.eviction.sequence import LATE_STEPS, SequenceEviction
 from winnow.eviction.signals import KeyDirections, Needs, QueryMoments, RotationTable, Signals
 from winnow.eviction.when import When
 
 __all__ = [
+    "LATE_STEPS",
     "OWN",
     "PAPER_POOL",
     "PRESETS",

@@ -126,9 +126,10 @@ class EvictionPolicy:
     def owns_blocks(self) -> bool:
         """Return whether samples of one prompt need blocks of their own after it.
 
-        Queries after the prompt change accumulators, and rounds move KVs; neither may affect another sample.
+        Queries after the prompt change accumulators, and rounds move KVs; neither may affect another sample. Rounds
+        that may never come copy what is shared when they do.
         """
-        return self.when.in_decode or self.observes[True] is not None
+        return (self.when.in_decode and not self.when.late) or self.observes[True] is not None
 
     @property
     def pool(self) -> Smoothing | None:

@@ -86,16 +86,19 @@ _STREAMING = EvictionPolicy(
     Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
 )
 
+KEYS = "winnow-keys"
+"""The preset for every prompt, whatever is asked of it later."""
 SEEN = "winnow-seen"
 """The preset for prompts that end with their question."""
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
     COMPRESSING: Preset(
-        _SEEN, "winnow-seen; where questions come later: fitted, or kvzip without a predictor"
+        _KEYS,
+        "winnow-keys; for models whose rotation is not known winnow-seen, or fitted or kvzip if asked later",
     ),
     SEEN: Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
-    "winnow-keys": Preset(
+    KEYS: Preset(
         _KEYS, "Winnow's own: keys before rotation unlike the mean of all seen; whatever is asked later"
     ),
     "winnow-keys-pd": Preset(

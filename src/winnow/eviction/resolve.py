@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from winnow.config import AUTO, COMPRESSING, EvictionConfig
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction.policy import EvictionPolicy
-from winnow.eviction.presets import SEEN, find_preset
+from winnow.eviction.presets import KEYS, SEEN, find_preset
 from winnow.eviction.sequence import SequenceEviction
+from winnow.eviction.when import When
 from winnow.eviction_request import EvictionRequest
 
 OWN = "own"
@@ -23,15 +24,26 @@ class ModelTraits:
     Attributes:
         text_pool: tokens of the model that cover the text of `PAPER_POOL` tokens in the papers.
         has_predictor: `winnow fit` has made a predictor for it.
+        knows_rotation: how it rotates keys is known.
+        num_rows: rows of a sequence from which policies evict; None: many.
     """
 
     text_pool: int = PAPER_POOL
     has_predictor: bool = False
+    knows_rotation: bool = True
+    num_rows: int | None = None
+
+    @property
+    def auto_compression(self) -> float:
+        """Compression of `compression=auto` where memory is short (docs/results/payoff.md has what answers cost).
+
+        Where a few rows carry all that is far away, no score known keeps it beyond 2x (docs/results/gemma.md).
+        """
+        return 8.0 if self.num_rows is None or self.num_rows >= _FEW_ROWS else 2.0
 
 
 UNKNOWN_MODEL = ModelTraits()
-AUTO_COMPRESSION = 8.0
-"""Compression of `compression=auto` where memory is short (docs/results/payoff.md has what answers cost)."""
+_FEW_ROWS = 8
 _DEFAULT_COMPRESSION = 4.0
 
 
@@ -137,7 +149,7 @@ def resolve_policy(
     if isinstance(chosen, EvictionPolicy):
         name, policy, default_budget = OWN, chosen, None
     elif isinstance(chosen, str):
-        name = _concrete(chosen, traits, asked_later)
+        name = _concrete(chosen, traits, asked_later and config.compression != AUTO)
         preset = find_preset(name)
         policy, default_budget = preset.policy, preset.kv_budget
     else:
@@ -148,19 +160,33 @@ def resolve_policy(
     pool = None if policy.when.never else config.pool
     policy, compression = policy.with_pool(traits.text_pool, pool), config.compression
     if compression == AUTO:
-        policy = replace(policy, when=replace(policy.when, if_short=not policy.when.never))
-        compression = AUTO_COMPRESSION
+        policy, compression = _late(name, policy), traits.auto_compression
     assert not isinstance(compression, str), "checked by the configuration"
     return ResolvedPolicy(name, policy, default_budget, compression, config.kv_budget, config.kv_floor)
 
 
 def _concrete(name: str, traits: ModelTraits, asked_later: bool) -> str:
-    """Return the preset for `winnow`: a window where the question is seen; else what predicts a replay, or it."""
+    """Return the preset for `winnow`: keys before rotation; where that is not known, a window if the question is
+    seen, else what predicts a replay, or it."""
     if name != COMPRESSING:
         return name
+    if traits.knows_rotation:
+        return KEYS
     if not asked_later:
         return SEEN
     return "fitted" if traits.has_predictor else "kvzip"
+
+
+def _late(name: str, policy: EvictionPolicy) -> EvictionPolicy:
+    """Return the policy with rounds where memory is short alone."""
+    if policy.when.never:
+        return policy
+    if policy.score.replay is not None or policy.compact is not None:
+        raise ConfigError(
+            f"compression=auto compresses what runs once memory is short, and {name!r} judges right after the prompt: "
+            "give a number"
+        )
+    return replace(policy, when=When(pressure=True, make_room=True, late=True))
 
 
 def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 from winnow.attention import AttentionObserver
 from winnow.cache import CacheLayout
@@ -12,6 +13,8 @@ from winnow.eviction.replay import ReplayPass
 
 # Most tokens that a sequence under a pressure policy computes at once after its prompt; admission reserves room.
 _PRESSURE_STEP = 64
+LATE_STEPS = (2.0, 4.0)
+"""Compressions before the policy's own that rounds of a policy with `When.late` may stop at."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,10 @@ class SequenceEviction:
         if self.policy.keep.prompt:
             return self.prompt_len + self.budget
         return self.budget - self._step if self.policy.when.within else self.budget
+
+    def at(self, compression: float) -> "SequenceEviction":
+        """Return the same with room for one KV of so many tokens of the context, and never less than its own."""
+        return replace(self, budget=max(self.budget, ceil(self.context_len / compression)))
 
     @property
     def limit(self) -> int:

@@ -28,9 +28,9 @@ class When:
     (approach 3). The round includes all of them, those with the oldest last round first."""
     make_room: bool = False
     """Rounds while decoding, when that would admit a waiting request."""
-    if_short: bool = False
-    """Only for sequences that start while more requests wait than fit into the KV memory whole; others keep every
-    KV."""
+    late: bool = False
+    """Rounds under pressure and to make room go as far as memory asks, in steps (`SequenceEviction.at`), and those to
+    make room run only where steps so far promise more throughput."""
     within: bool = False
     """The budget includes the tokens up to the next round: a round leaves room for `prefill_every` or `decode_every`
     tokens (Batch-Max). False: a round evicts down to the budget, and these tokens come on top."""
@@ -42,6 +42,10 @@ class When:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         if self.within and self.prefill_every is None:
             raise ConfigError("within needs prefill_every: it says how many tokens the budget has room for")
+        if self.late and (self.after_prefill or self.in_prefill or not self.pressure):
+            raise ConfigError(
+                "late compresses where memory is short: it needs pressure, and no rounds of the prompt"
+            )
         if self.join_prefill and not self.after_prefill:
             raise ConfigError(
                 "join_prefill needs after_prefill: the round after a prompt is the one that is joined"
@@ -64,4 +68,4 @@ class When:
     @property
     def alone(self) -> "When":
         """The same without rounds that depend on other requests or on free memory."""
-        return replace(self, pressure=False, join_prefill=False, make_room=False, if_short=False)
+        return replace(self, pressure=False, join_prefill=False, make_room=False, late=False)

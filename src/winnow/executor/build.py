@@ -93,7 +93,12 @@ def build_engine(
         loaded.trained_len,
         loaded.tokenizer,
         loaded.eos_token_ids,
-        ModelTraits(text_pool(loaded.tokenizer), predictor_path(locate_model(config.model)).is_file()),
+        ModelTraits(
+            text_pool(loaded.tokenizer),
+            predictor_path(locate_model(config.model)).is_file(),
+            team is not None or loaded.rotation is not None,  # ranks find it together, when a policy asks
+            executor.layout.evictable_part.rows_per_seq,
+        ),
         prefix_format,
     )
     return assemble(executor, model, config, clock)

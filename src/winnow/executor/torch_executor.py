@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -232,10 +232,12 @@ class TorchExecutor:
 
     def _begin_rounds(self, planned: SequenceType[PlannedEviction]) -> None:
         """Rank the KVs of sequences; their numbers are on their way."""
-        targets = [
-            EvictionTarget(each.slot, self._eviction(each.slot), each.computed, each.position_offset)
-            for each in planned
-        ]
+        targets = []
+        for each in planned:
+            eviction = self._eviction(each.slot)
+            if each.budget is not None:
+                eviction = replace(eviction, budget=each.budget)
+            targets.append(EvictionTarget(each.slot, eviction, each.computed, each.position_offset))
         self._planned_rounds = [
             plan_round(self.cache, policy, [targets[i] for i in indices], self._signals)
             for policy, indices in _by_policy(targets).items()

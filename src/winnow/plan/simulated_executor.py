@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceType
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -170,10 +171,12 @@ class SimulatedExecutor:
     def plan_evictions(self, planned: SequenceType[PlannedEviction]) -> IntArray:
         slots = [each.slot for each in planned]
         self.spend(StepWork(round_kvs=float(self.mean_kvs(slots).sum()), rounds=1))
-        for slot in slots:
-            eviction = self.evictions[slot]
+        for each in planned:
+            eviction = self.evictions[each.slot]
             assert eviction is not None, "only sequences under a policy take part in rounds"
-            self.lengths[slot] = self.kept(self.lengths[slot], eviction)
+            if each.budget is not None:
+                eviction = replace(eviction, budget=each.budget)
+            self.lengths[each.slot] = self.kept(self.lengths[each.slot], eviction)
         kept: IntArray = self.lengths[slots]
         return kept
 

@@ -229,14 +229,6 @@ class Sequence:
         evictions = self.request.evictions
         return evictions[self.index if len(evictions) > 1 else 0]
 
-    def decide(self, *, short: bool) -> None:
-        """Decide, before it starts, whether a policy holds that is for short memory alone."""
-        asked = self.asked_eviction
-        if asked is not None and asked.policy.when.if_short:
-            eviction = asked if short else None
-            if eviction is not self.eviction:
-                self.eviction, self.prefix = eviction, None
-
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)

@@ -8,6 +8,7 @@ from winnow.cache import Ledger
 from winnow.config import SchedulerConfig
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
+from winnow.eviction import SequenceEviction
 from winnow.units import format_bytes
 
 
@@ -112,11 +113,10 @@ class AdmissionBudget:
         """Return blocks that become free without a running sequence: no other sequence holds them."""
         return self._ledger.num_freed_by(sequence.kv.running_slot)
 
-    def yields(self, sequence: Sequence) -> int:
+    def yields(self, sequence: Sequence, eviction: SequenceEviction) -> int:
         """Return blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
-        assert sequence.eviction is not None, "only policies make room"
         held = self._ledger.blocks_held(sequence.kv.running_slot)
-        left = min(sequence.eviction.blocks_after(self._ledger.layout, sequence.num_tokens), held)
+        left = min(eviction.blocks_after(self._ledger.layout, sequence.num_tokens), held)
         return held - left + self._growth_from(sequence, held) - self._growth_from(sequence, left)
 
     def _growth_from(self, sequence: Sequence, held: int) -> int:

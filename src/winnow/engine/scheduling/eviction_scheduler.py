@@ -13,7 +13,7 @@ from winnow.engine.residency.block_ownership import BlockOwnership
 from winnow.engine.residency.prefixes import PrefixSharing
 from winnow.engine.residency.replays import siblings
 from winnow.engine.scheduling.plan_builder import ScheduledStep
-from winnow.eviction import SequenceEviction
+from winnow.eviction import LATE_STEPS, SequenceEviction
 
 
 class EvictionScheduler:
@@ -70,16 +70,22 @@ class EvictionScheduler:
     def evict_under_pressure(self, running: SequenceType[Sequence]) -> bool:
         """Shrink sequences whose policy acts under pressure. Returns False if there is none that could."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.pressure]
-        return bool(self._evict(self._shrinkable(able), running))
+        late = any(_eviction(s).policy.when.late for s in able)
+        for step in (*LATE_STEPS, None) if late else (None,):
+            if done := self._evict(self._shrinkable(able, step), running, step):
+                return bool(done)
+        return False
 
     def making_room(self, running: SequenceType[Sequence]) -> list[Sequence]:
         """Return sequences whose policy lets them shrink so that a waiting request is admitted, and that would."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.make_room]
         return self._shrinkable(able)
 
-    def make_room(self, sequences: SequenceType[Sequence], running: SequenceType[Sequence]) -> None:
-        """Run a round over `sequences`, as `making_room` gave them."""
-        self._evict(sequences, running)
+    def make_room(
+        self, sequences: SequenceType[Sequence], running: SequenceType[Sequence], step: float | None = None
+    ) -> None:
+        """Run a round over `sequences`, as `making_room` gave them; late ones go to the compression `step` at most."""
+        self._evict(self._shrinkable(sequences, step), running, step)
 
     def may_follow(self, step: SequenceType[tuple[Sequence, int]]) -> bool:
         """Return whether anything that policies ask for may come between a step and the next.
@@ -141,9 +147,9 @@ class EvictionScheduler:
         for sequence, mean in zip(sequences, means, strict=True):
             yield sequence, (sequence.kv.num_computed, sequence.kv.last_round, mean)
 
-    def _shrinkable(self, sequences: SequenceType[Sequence]) -> list[Sequence]:
+    def _shrinkable(self, sequences: SequenceType[Sequence], step: float | None = None) -> list[Sequence]:
         """Return those for which a round that the engine asks for would bring anything."""
-        return [s for s, state in self._states(sequences) if _eviction(s).may_shrink(*state)]
+        return [s for s, state in self._states(sequences) if at_step(s, step).may_shrink(*state)]
 
     def mean_kvs(self, sequence: Sequence) -> float:
         """Return KVs per row on average."""
@@ -173,8 +179,10 @@ class EvictionScheduler:
 
     # -- the round -----------------------------------------------------------------------------------------------
 
-    def _evict(self, able: SequenceType[Sequence], running: SequenceType[Sequence]) -> set[Sequence]:
-        """Run a round over as many of `able` as the cap lets in. Returns them."""
+    def _evict(
+        self, able: SequenceType[Sequence], running: SequenceType[Sequence], step: float | None = None
+    ) -> set[Sequence]:
+        """Run a round over as many of `able` as the cap lets in, late ones to a compression of `step`. Returns them."""
         if not able:
             return set()
         leaders: list[Sequence] = []
@@ -205,7 +213,7 @@ class EvictionScheduler:
         leaders = [leader for leader in leaders if leader.kv.slot is not None]
         same = {leader: [s for s in same[leader] if s.kv.slot is not None] for leader in leaders}
         if leaders:
-            self._run(leaders, same)
+            self._run(leaders, same, step)
         return {sequence for leader in leaders for sequence in (leader, *same[leader])}
 
     def _most_copies(self, sequence: Sequence) -> int:
@@ -218,7 +226,7 @@ class EvictionScheduler:
             return 0
         return _eviction(sequence).blocks_after(self._ledger.layout, sequence.kv.num_computed)
 
-    def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]]) -> None:
+    def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]], step: float | None) -> None:
         start = self._clock()
         # Siblings hold the same KVs and would decide alike: one decides, with the blocks to itself, and the others
         # share what is left.
@@ -228,7 +236,7 @@ class EvictionScheduler:
         self._executor.apply(self._ledger.take_update())
         slots = [s.kv.running_slot for s in leaders]
         planned = tuple(
-            PlannedEviction(slot, s.kv.num_computed, s.kv.position_offset)
+            PlannedEviction(slot, s.kv.num_computed, s.kv.position_offset, _asked(s, step))
             for slot, s in zip(slots, leaders, strict=True)
         )
         foreseen, self._foreseen = self._foreseen, None
@@ -261,6 +269,18 @@ class EvictionScheduler:
             )
         sequence.kv.last_served = self._num_served
         self._num_served += 1
+
+
+def at_step(sequence: Sequence, step: float | None) -> SequenceEviction:
+    """Return how a sequence is evicted from in a round that late policies end at a compression of `step`."""
+    eviction = _eviction(sequence)
+    return eviction.at(step) if step is not None and eviction.policy.when.late else eviction
+
+
+def _asked(sequence: Sequence, step: float | None) -> int | None:
+    """Return the budget of such a round if it is not the sequence's own."""
+    eviction = at_step(sequence, step)
+    return None if eviction is sequence.eviction else eviction.budget
 
 
 def _eviction(sequence: Sequence) -> SequenceEviction:

@@ -55,7 +55,7 @@ class DecodeTimes:
 
 
 class CompressionDecisions:
-    """Decisions, as sequences start, whether a policy holds that is for short memory alone.
+    """Decisions whether rounds that make room for waiting requests pay.
 
     Attributes:
         num_starts: sequences under a policy that began to be computed.
@@ -76,18 +76,19 @@ class CompressionDecisions:
         self._times = DecodeTimes()
         self._is_short = False
 
-    def decide(self, sequence: Sequence, waiting: WaitingQueue, running: Running) -> None:
-        """Decide for a sequence that may start now, and for those that share its prompt."""
+    def note_start(self, sequence: Sequence, waiting: WaitingQueue, running: Running) -> None:
+        """Look at memory as a sequence may start."""
         asked = sequence.asked_eviction
         if asked is None:
             return
         self._is_short = self._budget.is_short(waiting, running)
         if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
             self.outlook = self._look(sequence, asked, len(waiting) + len(running), running.mean_answer)
-        pays = self.outlook is None or self.outlook.pays
-        for each in sequence.request.sequences:
-            if each.kv.slot is None:
-                each.decide(short=self._is_short and pays)
+
+    def allows(self, sequence: Sequence) -> bool:
+        """Return whether a running sequence may shrink to admit others: under policies for short memory if it pays."""
+        late = sequence.eviction is not None and sequence.eviction.policy.when.late
+        return not late or self.outlook is None or self.outlook.pays
 
     def started(self, sequence: Sequence) -> None:
         """Count a sequence that was decided for and got its slot."""

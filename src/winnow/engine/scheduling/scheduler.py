@@ -40,12 +40,13 @@ from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.engine.scheduling.admission_order import AdmissionOrder
 from winnow.engine.scheduling.drafts import Drafts
-from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
+from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler, at_step
 from winnow.engine.scheduling.lookahead import Lookahead
 from winnow.engine.scheduling.orders import TenantName, build_order
 from winnow.engine.scheduling.payoff import CompressionDecisions
 from winnow.engine.scheduling.plan_builder import PlanBuilder, ScheduledStep
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.eviction import LATE_STEPS
 
 
 class Scheduler:
@@ -61,7 +62,7 @@ class Scheduler:
         drafts: what is proposed of answers.
         accounts: what tenants may hold, hold and got.
         lookahead: planner of a step whose predecessor is not known yet.
-        decisions: whether policies hold that are for short memory alone.
+        decisions: whether compressing pays.
     """
 
     def __init__(
@@ -259,15 +260,17 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted."""
-        able = self._rounds.making_room(self.running)
+        able = [s for s in self._rounds.making_room(self.running) if self.decisions.allows(s)]
         if not able or not self.waiting:
             return
         first = next(iter(self._admission_order.candidates(self.running)), None)
         if first is None or not self.ledger.can_open(first.longest_row(self.ledger.layout)):
             return
         lacking = self._budget.lacking(first, self.running)
-        if lacking > 0 and sum(self._budget.yields(sequence) for sequence in able) >= lacking:
-            self._rounds.make_room(able, self.running)
+        for step in (*LATE_STEPS, None) if lacking > 0 else ():
+            if sum(self._budget.yields(sequence, at_step(sequence, step)) for sequence in able) >= lacking:
+                self._rounds.make_room(able, self.running, step)
+                return
 
     def _append(self, planned: list[tuple[Sequence, int]]) -> None:
         """Take room for the next tokens of each sequence, as many as stand beside it."""
@@ -336,7 +339,7 @@ class Scheduler:
         their number, or 0."""
         if sequence.kv.host_id is not None:
             return 0  # a swapped one resumes before the next step is planned
-        self.decisions.decide(sequence, self.waiting, self.running)
+        self.decisions.note_start(sequence, self.waiting, self.running)
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
         if not self.prefixes.is_ready(sequence, lambda: self._budget.lacking(sequence, self.running) <= 0):
