@@ -12,7 +12,7 @@ U8_SAVES = 128 / 72
 Q8_0_SAVES = 64 / 34
 WINNOW_POLICIES = ("leverage-pd", "kv-compress-pd", "batch-max")
 """All evict within the prompt and while decoding."""
-SEEN = "winnow-seen"
+SEEN, KEYS = "winnow-seen", "winnow-keys-pd"
 PROMPTS_ALONE = "prompts alone"
 """Row of one token an answer: what no row of the work can be faster than."""
 AMOUNTS = (4.0, 8.0, 16.0)
@@ -95,6 +95,7 @@ def _seen_rows() -> Rows:
     """The question is in the prompt."""
     seen: Rows = {f"{SEEN} {c:.0f}x": {"eviction": SEEN, "compression": c} for c in AMOUNTS}
     rows: Rows = {"full cache": {}, "int8 KVs": _INT8_KVS, "auto": {"compression": "auto"}}
+    seen |= {f"{KEYS} {c:.0f}x": {"eviction": KEYS, "compression": c} for c in AMOUNTS[1:]}
     rows |= seen | {f"int8 KVs, {name}": _INT8_KVS | options for name, options in seen.items()}
     eight = f"{SEEN} 8x"
     rows[f"int8 weights, int8 KVs, {eight}"] = _INT8_WEIGHTS | _INT8_KVS | seen[eight]
@@ -106,12 +107,12 @@ def _seen_rows() -> Rows:
 def _later_rows() -> Rows:
     """Questions come after contexts are judged."""
     rows: Rows = {"full cache": {}, "int8 KVs": _INT8_KVS}
+    rows |= {f"winnow-keys {c:.0f}x": {"eviction": "winnow-keys", "compression": c} for c in (8.0, 16.0)}
     rows |= {
         f"{name}, prompts sorted": options | {"scheduling_policy": "prefix"} for name, options in rows.items()
     }
     later = "kvzip-part"
-    for name in ("kvzip", later, "fitted"):
-        rows |= {f"{name} {c:.0f}x": {"eviction": name, "compression": c} for c in (8.0, 16.0)}
+    rows |= {f"{later} {c:.0f}x": {"eviction": later, "compression": c} for c in (8.0, 16.0)}
     saved = {"eviction": "winnow-fit", "compression": 16.0, "saves_prefixes": True}
     return rows | {f"int8 KVs, {later} 8x": _INT8_KVS | rows[f"{later} 8x"], "winnow-fit 16x, saved": saved}
 

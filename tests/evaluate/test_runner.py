@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from winnow import LLM
+from winnow.config import EvictionConfig
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import FULL_CELL, Cell, amounts_of, engine_needs, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
@@ -18,6 +19,7 @@ from winnow.evaluate.sample import Question, Sample
 from winnow.evaluate.settings import settings_for
 from winnow.evaluate.tasks import TaskSettings, load_task
 from winnow.evaluate.tasks.needle import NEEDLE
+from winnow.eviction import ModelTraits, resolve_policy
 from winnow.sampling import SamplingParams
 
 MakePlan = Callable[..., EvaluationPlan]
@@ -78,6 +80,16 @@ def test_a_pool_is_for_the_presets_that_pool() -> None:
         settings = settings_for(llm, samples=1, tokens=(160,), categories=("depth-0",))
         found = evaluate(llm, EvaluationPlan("needle", NEEDLE, settings, cells, ("recent",)))
     assert [result.refusal for result in found.results] == [None] * 3
+
+
+@pytest.mark.parametrize("query", ["aware", "agnostic"])
+def test_a_cell_leaves_to_the_engine_what_follows_from_the_model(query: str) -> None:
+    """A pool by text is 21 tokens of a model that spends one on each digit, in an evaluation as in a chat."""
+    [_, cell] = plan_cells(["winnow-seen"], amounts_of([8]), [query])
+    resolved = resolve_policy(
+        EvictionConfig(eviction=cell.policy, compression=8.0), ModelTraits(text_pool=21)
+    )
+    assert resolved.policy.pool is not None and resolved.policy.pool.size == 21
 
 
 def test_a_cell_holds_what_the_engine_alone_answers(llm: LLM, make_plan: MakePlan) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,15 @@ from winnow import LLM
 from winnow.cli.main import main
 from winnow.errors import ConfigError
 from winnow.plan.tuning.candidates import Candidate, candidates
-from winnow.plan.tuning.measure import Answer, Trial, TunePrompt, agreement, wilson
+from winnow.plan.tuning.measure import (
+    Answer,
+    Trial,
+    TunePrompt,
+    agreement,
+    prompts_for,
+    risk_bound,
+    wilson,
+)
 from winnow.plan.tuning.search import HELD_BACK, Search, Tuned, Tuner
 from winnow.plan.tuning.tune_tables import command, tune_table, verdict
 from winnow.sampling import SamplingParams
@@ -64,6 +73,26 @@ def test_labels_are_compared_by_their_metric() -> None:
     assert agreement(prompt, right, right, "exact") == 1.0
     assert agreement(prompt, wrong, right, "exact") == 0.0
     assert agreement(prompt, wrong, wrong, "exact") == 1.0, "the full cache is wrong too"
+
+
+@pytest.mark.parametrize(("mean", "target", "count"), [(1.0, 0.98, 49), (0.99, 0.98, 98), (0.98, 0.98, None)])
+def test_the_prompts_that_would_show_a_target(mean: float, target: float, count: int | None) -> None:
+    assert prompts_for(mean, target) == count
+    if count is not None:
+        assert risk_bound(mean, count) <= 1 - target + 1e-9 < risk_bound(mean, count - 1)
+
+
+def test_the_most_compression_that_the_bound_allows_keeps_the_loss_on_further_prompts() -> None:
+    """Over draws of 30 prompts: losses grow with compression, and the mean loss of what is chosen stays below .1."""
+    rng = np.random.default_rng(0)
+    losses = np.array([0.0, 0.02, 0.05, 0.09, 0.2, 0.5])  # expected, by compression
+
+    def chosen() -> float:
+        drawn = rng.random((30, 1)) < losses
+        allowed = [i for i in range(len(losses)) if risk_bound(1 - drawn[:, i].mean(), 30) <= 0.1]
+        return float(losses[max(allowed, default=0)])
+
+    assert np.mean([chosen() for _ in range(4000)]) <= 0.1
 
 
 @given(st.floats(0, 1), st.integers(1, 500))
@@ -133,7 +162,7 @@ def test_the_winner_keeps_its_promise_on_prompts_held_back(tiny: Path) -> None:
             + " --max-num-seqs 4"
         )
         assert len(tune_table(tuned).rows) == 7
-        assert "held back" in verdict(tuned)[1]
+        assert "held back" in verdict(tuned)[1] and "split-conformal" in verdict(tuned)[2]
 
 
 def test_a_search_goes_on_where_it_stood(tiny: Path) -> None:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from winnow.checks import check_choice
-from winnow.config import EvictionConfig
 from winnow.errors import EvaluationError, known_names
-from winnow.eviction import PRESETS, EvictionPolicy, resolve_policy
+from winnow.eviction import PRESETS, EvictionPolicy, concrete_preset, find_preset
 
 FULL = "full"
 AWARE, AGNOSTIC = "aware", "agnostic"
@@ -100,8 +99,8 @@ class Cell:
 
         Those depend on what else runs and on the KV memory, and would keep less than the cell's amount says.
         """
-        chosen = resolve_policy(EvictionConfig(eviction=self.preset), asked_later=self.query == AGNOSTIC)
-        policy = chosen.policy
+        # What follows from the model, such as a pool as wide as some text, is the engine's to resolve.
+        policy = find_preset(concrete_preset(self.preset, asked_later=self.query == AGNOSTIC)).policy
         return replace(policy, when=policy.when.alone)
 
 

@@ -26,6 +26,7 @@ from winnow.eviction.resolve import (
     UNKNOWN_MODEL,
     ModelTraits,
     ResolvedPolicy,
+    concrete_preset,
     resolve_policy,
 )
 from winnow.eviction.round_rows import LayerRows
@@ -117,6 +118,7 @@ __all__ = [
     "When",
     "Window",
     "compact_round",
+    "concrete_preset",
     "find_preset",
     "plan_round",
     "replay_passes",

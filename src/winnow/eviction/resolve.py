@@ -149,7 +149,7 @@ def resolve_policy(
     if isinstance(chosen, EvictionPolicy):
         name, policy, default_budget = OWN, chosen, None
     elif isinstance(chosen, str):
-        name = _concrete(chosen, traits, asked_later and config.compression != AUTO)
+        name = concrete_preset(chosen, traits, asked_later and config.compression != AUTO)
         preset = find_preset(name)
         policy, default_budget = preset.policy, preset.kv_budget
     else:
@@ -165,9 +165,12 @@ def resolve_policy(
     return ResolvedPolicy(name, policy, default_budget, compression, config.kv_budget, config.kv_floor)
 
 
-def _concrete(name: str, traits: ModelTraits, asked_later: bool) -> str:
-    """Return the preset for `winnow`: keys before rotation; where that is not known, a window if the question is
-    seen, else what predicts a replay, or it."""
+def concrete_preset(name: str, traits: ModelTraits = UNKNOWN_MODEL, asked_later: bool = False) -> str:
+    """Return the preset that a name stands for: itself, but for `winnow`.
+
+    That is `winnow-keys`; for models whose rotation of keys is not known a window where the question is seen, else a
+    replay or what `winnow fit` predicts of it.
+    """
     if name != COMPRESSING:
         return name
     if traits.knows_rotation:

@@ -10,8 +10,8 @@ from winnow.eviction import find_preset, resolve_policy
 
 PRESETS = (
     "winnow",
+    "winnow-seen",
     "leverage",
-    "leverage-pd",
     "kv-compress",
     "kv-compress-pd",
     "snapkv",

@@ -109,6 +109,21 @@ def wilson(mean: float, count: int, looks: int = 1) -> tuple[float, float]:
     return min(max(middle - half, 0.0), mean), max(min(middle + half, 1.0), mean)
 
 
+def risk_bound(mean: float, count: int) -> float:
+    """Return a bound on the expected loss, 1 - agreement, on one more prompt like `count` calibration prompts.
+
+    Conformal risk control (Angelopoulos et al. 2022): (n * mean loss + 1) / (n + 1), for losses between 0 and 1 that
+    grow with compression, of exchangeable prompts. It holds for any distribution.
+    """
+    return (count * (1 - mean) + 1) / (count + 1)
+
+
+def prompts_for(mean: float, target: float) -> int | None:
+    """Return the calibration prompts with which `risk_bound` would reach 1 - target at this mean; None: none would."""
+    excess = mean - target
+    return None if excess <= 0 else max(math.ceil(target / excess - 1e-9), 1)
+
+
 def agreement(prompt: TunePrompt, answer: Answer, full: Answer, kind: str) -> float:
     """Return how far an answer agrees with the full cache's.
 

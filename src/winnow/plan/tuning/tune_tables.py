@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from winnow.plan.tuning.measure import Trial, wilson
+from winnow.plan.tuning.measure import Trial, prompts_for, risk_bound, wilson
 from winnow.plan.tuning.search import BYTES, Tuned
 from winnow.report.plots import Axis, Line, Panel, line_chart
 from winnow.report.tables import TextTable
@@ -53,7 +53,24 @@ def verdict(tuned: Tuned) -> list[str]:
         f"{len(tuned.best.agreement)} prompts{beside}.",
         f"On {len(check.agreement)} prompts held back: agreement {check.mean:.3f}, with 95 % confidence "
         f"above {low:.2f}{shared}.",
+        _guarantee(check, tuned.search.target),
     ]
+
+
+def _guarantee(check: Trial, target: float) -> str:
+    """Return what the prompts held back guarantee of the next one, and how many would guarantee the target."""
+    count, allowed = len(check.agreement), 1 - target
+    bound = risk_bound(check.mean, count)
+    said = f"The expected loss on a prompt like these is at most {bound:.3f} (split-conformal)"
+    if bound <= allowed + 1e-9:
+        return f"{said}: the {allowed:.3f} asked for is shown."
+    needed = prompts_for(check.mean, target)
+    more = (
+        "no number of prompts would show it"
+        if needed is None
+        else f"{needed} prompts held back would show it, at this agreement"
+    )
+    return f"{said}; {allowed:.3f} was asked for: {more}."
 
 
 def command(tuned: Tuned, prompts: str, engine: Sequence[str]) -> str | None:
