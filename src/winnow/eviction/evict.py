@@ -163,8 +163,11 @@ def _round(
 def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
     """Score layer by layer, so that temporaries as large as the keys exist for one layer at a time."""
     scores, protected, stats = [], [], []
-    for layer in map(rows.layer, range(len(rows.slot))):
-        score = policy.score.score(layer).float()
+    whole: Tensor | None = None
+    if policy.score.by_row and (together := rows.together(rotated=policy.score.needs.rotation)) is not None:
+        whole = policy.score.score(together).unflatten(0, rows.length.shape[:2])
+    for index, layer in enumerate(map(rows.layer, range(len(rows.slot)))):
+        score = policy.score.score(layer).float() if whole is None else whole[index]
         if policy.score.per_layer:
             score = layer.over_ranks(score).mean(dim=1, keepdim=True).expand_as(score)
         scores.append(score)
@@ -173,5 +176,8 @@ def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
         if of_layer is not None:
             stats.append(of_layer)
     return Ranking(
-        rows, torch.stack(scores), torch.stack(protected), torch.stack(stats, dim=1) if stats else None
+        rows,
+        torch.stack(scores) if whole is None else whole,
+        torch.stack(protected),
+        torch.stack(stats, dim=1) if stats else None,
     )

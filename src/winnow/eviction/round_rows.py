@@ -98,6 +98,24 @@ class RoundRows:
         """Return those of the layer `layers[index]`."""
         return LayerRows(self, index)
 
+    def together(self, *, rotated: bool) -> "LayerRows | None":
+        """Return the rows of all layers as if they were one layer's, [L * B, H, N], for scores of single rows.
+
+        Args:
+            rotated: the rotation of keys matters.
+
+        Returns:
+            None: their KVs lie apart, layers rotate keys differently, or copies of all keys would be made.
+        """
+        pools = {id(self.cache.pool.of_layer(layer)) for layer in self.layers}
+        if self.block.device.type != "cpu" or len(pools) > 1:
+            return None
+        if rotated:
+            assert self.signals is not None, "rows of an engine have them"
+            if len({id(self.signals.rotation_table(layer, 1)) for layer in self.layers}) > 1:
+                return None
+        return _AllRows(self)
+
     def _kept_positions(self) -> Tensor:
         position, round_ = self.position, self.round
         # Less than `recent` positions before the last one. Comparing with wider integers would widen all positions.
@@ -123,6 +141,7 @@ class LayerRows:
     def __init__(self, rows: RoundRows, index: int) -> None:
         self.round = rows.round
         self.layer = rows.layers[index]
+        self.layers: tuple[int, ...] = (self.layer,)
         self.length = rows.length[index]
         self.position = rows.position[index]
         self.protected = rows.protected[index]
@@ -190,13 +209,13 @@ class LayerRows:
 
     def key_directions(self) -> KeyDirections:
         """Return sums of the directions of the keys that earlier rounds saw. Requires `Needs(directions=True)`."""
-        shape = self.position.shape[1], self.pool.kind.key_size
-        return self._signals.key_directions(self.layer, self.round.slots, shape)
+        sums, counted = self._signals.key_directions(self.layers, self.round.slots, self._vectors)
+        return KeyDirections(sums.flatten(0, 1), counted.repeat(len(self.layers)))
 
     def keep_key_directions(self, sums: Tensor) -> None:
         """Keep sums, float32 [B, H, d], to which the keys of all tokens computed so far are added."""
-        directions = KeyDirections(sums, self.round.tokens.int())
-        self._signals.keep_key_directions(self.layer, self.round.slots, directions)
+        directions = KeyDirections(sums.unflatten(0, (len(self.layers), -1)), self.round.tokens.int())
+        self._signals.keep_key_directions(self.layers, self.round.slots, directions)
 
     def rotation_table(self) -> RotationTable:
         """Return the rotation of keys at the positions of all KVs. Requires `Needs(rotation=True)`."""
@@ -238,9 +257,25 @@ class LayerRows:
         return self.round.now[:, None, None] - self.position
 
     @property
+    def _vectors(self) -> tuple[int, int]:
+        """Heads of a layer, and numbers in a key."""
+        return self.position.shape[1], self.pool.kind.key_size
+
+    @property
     def _block(self) -> Tensor:
         """int64 [B, H, N / block size]."""
         return self._rows.block[self._index]
 
     def _where_valid(self, vectors: Tensor) -> Tensor:
         return vectors.masked_fill_(~self.valid[..., None], 0.0)
+
+
+class _AllRows(LayerRows):
+    """The KVs of all layers."""
+
+    def __init__(self, rows: RoundRows) -> None:
+        super().__init__(rows, 0)
+        self.layers = rows.layers
+        self.length, self.position = rows.length.flatten(0, 1), rows.position.flatten(0, 1)
+        self.protected, self.slot = rows.protected.flatten(0, 1), rows.slot.flatten(0, 1)
+        self.valid = rows.valid.flatten(0, 1)

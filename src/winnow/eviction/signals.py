@@ -56,10 +56,10 @@ class QueryMoments:
 
 
 class KeyDirections(NamedTuple):
-    """Sums of the directions (keys over their norms) of the keys of one layer, before rotation.
+    """Sums of the directions (keys over their norms) of the keys of L layers, before rotation.
 
     Attributes:
-        sums: float32 [B, H, d].
+        sums: float32 [L, B, H, d].
         counted: int32 [B], tokens of each sequence whose keys are added.
     """
 
@@ -121,10 +121,14 @@ class Signals(Protocol):
     def rotation_table(self, layer: int, positions: int) -> RotationTable:
         """Return the rotation at positions below `positions` or more."""
 
-    def key_directions(self, layer: int, slots: Sequence[int], shape: tuple[int, int]) -> KeyDirections:
+    def key_directions(
+        self, layers: Sequence[int], slots: Sequence[int], shape: tuple[int, int]
+    ) -> KeyDirections:
         """Return a copy of what was kept of each sequence; zeros, of `shape` (H, d), where nothing was."""
 
-    def keep_key_directions(self, layer: int, slots: Sequence[int], directions: KeyDirections) -> None:
+    def keep_key_directions(
+        self, layers: Sequence[int], slots: Sequence[int], directions: KeyDirections
+    ) -> None:
         """Keep the sums of sequences. Later changes of the tensors are not allowed."""
 
     def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:

@@ -27,17 +27,22 @@ class DirectionStates(SlotState):
         self._device = device
         self._sequences: dict[int, _Sums] = {}
 
-    def of(self, layer: int, slots: SequenceType[int], shape: tuple[int, int]) -> KeyDirections:
+    def of(
+        self, layers: SequenceType[int], slots: SequenceType[int], shape: tuple[int, int]
+    ) -> KeyDirections:
         """Return copies; zeros, of `shape` (H, d), where nothing is counted."""
         none = KeyDirections(
             torch.zeros(shape, device=self._device), torch.zeros((), dtype=torch.int32, device=self._device)
         )
-        found = [self._sequences.get(slot, {}).get(layer, none) for slot in slots]
-        return KeyDirections(*(torch.stack(each) for each in zip(*found, strict=True)))
+        sequences = [self._sequences.get(slot, {}) for slot in slots]
+        sums = torch.stack([each.get(layer, none).sums for layer in layers for each in sequences])
+        counted = torch.stack([each.get(layers[0], none).counted for each in sequences])
+        return KeyDirections(sums.unflatten(0, (len(layers), len(slots))), counted)
 
-    def keep(self, layer: int, slots: SequenceType[int], directions: KeyDirections) -> None:
-        for slot, sums, counted in zip(slots, *directions, strict=True):
-            self._sequences.setdefault(slot, {})[layer] = KeyDirections(sums, counted)
+    def keep(self, layers: SequenceType[int], slots: SequenceType[int], directions: KeyDirections) -> None:
+        for slot, sums, counted in zip(slots, directions.sums.unbind(1), directions.counted, strict=True):
+            known = self._sequences.setdefault(slot, {})
+            known |= {layer: KeyDirections(each, counted) for layer, each in zip(layers, sums, strict=True)}
 
     def nbytes(self, slot: int) -> int:
         return sum(part.nbytes for each in self._sequences.get(slot, {}).values() for part in each)

@@ -148,11 +148,15 @@ class EngineSignals(SlotState):
     def rotation_table(self, layer: int, positions: int) -> RotationTable:
         return self._rotation.table(layer, positions)
 
-    def key_directions(self, layer: int, slots: SequenceType[int], shape: tuple[int, int]) -> KeyDirections:
-        return self.directions.of(layer, slots, shape)
+    def key_directions(
+        self, layers: SequenceType[int], slots: SequenceType[int], shape: tuple[int, int]
+    ) -> KeyDirections:
+        return self.directions.of(layers, slots, shape)
 
-    def keep_key_directions(self, layer: int, slots: SequenceType[int], directions: KeyDirections) -> None:
-        self.directions.keep(layer, slots, directions)
+    def keep_key_directions(
+        self, layers: SequenceType[int], slots: SequenceType[int], directions: KeyDirections
+    ) -> None:
+        self.directions.keep(layers, slots, directions)
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         return self._rotation.turn(layer, keys, difference)

@@ -27,6 +27,9 @@ class Scorer(ABC):
     factors: ClassVar[bool] = True
     """True if the score is at least 0 and may be multiplied, such as by the norm of the value."""
 
+    by_row: ClassVar[bool] = False
+    """True if a kernel scores each row by its keys and positions alone: rows of all layers go together."""
+
     @property
     def needs(self) -> Needs:
         """Signals that it uses besides keys, values and accumulators."""

@@ -25,6 +25,7 @@ class KeyNorm(Scorer):
 class KeyDifference(Scorer):
     """Minus the cosine of a key and the row's mean direction (KeyDiff)."""
 
+    by_row: ClassVar[bool] = True
     factors: ClassVar[bool] = False
 
     def score(self, rows: LayerRows) -> Tensor:
@@ -40,6 +41,8 @@ class KeyDeviation(Scorer):
     included, so that what later rounds keep does not depend on what earlier ones kept. Scores of different rows are
     comparable: budgets should let all rows compete (`AdaptiveRows`).
     """
+
+    by_row: ClassVar[bool] = True
 
     @property
     def needs(self) -> Needs:
