@@ -8,8 +8,9 @@ import pytest
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.h2h.protocol import LONGBENCH, PERPLEXITIES, ROUND_EVERY, Continuations, text_presets
 from benchmarks.papers.h2h.results import longbench_tables, perplexity_table
+from benchmarks.papers.h2h.variants import VARIANTS
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL_CELL, Amount, Cell
+from winnow.evaluate.cell import FULL_CELL, OWN_AMOUNT, Amount, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.perplexity import Perplexity, WindowScore
 from winnow.evaluate.result import CellResult, Evaluation
@@ -66,16 +67,16 @@ class TestBesideKvCompress:
         assert not longbench_tables(evaluation(result(Cell("snapkv", Amount(4.0), "agnostic"), 0.6)))
 
 
-def test_published_rows_name_presets_that_exist() -> None:
+def test_published_rows_name_policies_that_exist() -> None:
     methods = [method for table in LONGBENCH for method in table.methods]
-    assert {each.preset for each in (*methods, *PERPLEXITIES)} <= set(PRESETS)
-    assert {each.also for each in methods} - {None} <= set(PRESETS)
+    assert {each.preset for each in (*methods, *PERPLEXITIES)} <= PRESETS.keys() | VARIANTS.keys()
+    assert {each.also for each in methods} - {None} <= PRESETS.keys() | VARIANTS.keys()
 
 
 def test_table_1_stands_beside_presets_of_its_own_window() -> None:
     """Section 5.1: w = 8 and p = 7 for all baselines that watch queries."""
     for method in LONGBENCH[0].methods:
-        score = PRESETS[method.preset].policy.score
+        score = Cell(method.preset, OWN_AMOUNT, None, VARIANTS.get(method.preset)).policy.score
         if isinstance(score, Window):
             assert score.pool is not None
             assert (score.size, score.pool.size) == (8, 7), method.preset

@@ -26,9 +26,9 @@ _WITHIN = {"prefill_every": 16}
 POLICIES = {
     name: replace(PRESETS[base].policy, when=replace(PRESETS[base].policy.when, **changes))
     for name, base, changes in (
-        ("once, all queries", "h2o-once", {}),
+        ("once, all queries", "h2o", {"decode_every": None}),
         ("each token, all queries", "h2o", {}),
-        ("within, all queries", "h2o-once", _WITHIN),
+        ("within, all queries", "h2o", {"decode_every": None, **_WITHIN}),
         ("within and decoding, all queries", "roco", _WITHIN),
         ("keys alone", "leverage", {}),
         ("within, keys alone", "leverage-pd", _WITHIN),

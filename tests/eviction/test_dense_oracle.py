@@ -306,7 +306,7 @@ def test_policies_share_a_batch_and_rounds_rank_few_at_a_time(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_rounds_under_pressure(seed: int, models: Callable[[int], Model]) -> None:
     rng = random.Random(f"pressure {seed}")
-    names = ["kv-compress", "h2o-once", "kv-compress-full", "dropkv"]
+    names = ["kv-compress", "ada-snapkv", "kv-compress-full", "dropkv"]
     asked = [ask(small(PRESETS[name].policy, rng), rng, 61) for name in names]
     stats = compare(models, seed, asked, max_num_seqs=4, kv_memory=tight(models, seed, 220))
     assert stats.num_preemptions == 0, "their rounds are not repeated"

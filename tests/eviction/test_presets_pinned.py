@@ -1,4 +1,4 @@
-"""Every number of every preset beside its source, written down apart from the table of presets.
+"""Every number of every preset and of the papers' variants of them beside its source, apart from the table of presets.
 
 The dense oracle takes its numbers from the presets, so it cannot notice when one of them is no longer its paper's. Here
 a change of a preset must name its source again. What is not listed is off: None, False, 0 or empty.
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.papers.h2h.variants import VARIANTS
 from winnow.config import EvictionConfig
-from winnow.eviction import PRESETS
+from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import full_preset
 
 Source = str
@@ -413,6 +414,7 @@ PINNED: dict[str, Row] = {
     "recent": {**RECENCY, **EQUAL, **EACH_TOKEN},
     "random": {"score.class": ("Random", "baseline"), **EQUAL, "keep.sinks": _SINKS, **AFTER_PREFILL},
 }
+NAMED = {**PRESETS, **{name: Preset(policy, "a variant") for name, policy in VARIANTS.items()}}
 # One kind of thing each, whatever the preset.
 _CONSTANT = {"keep.class": "Keep", "when.class": "When"}
 
@@ -441,17 +443,17 @@ def differences(preset: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def test_every_preset_has_a_row() -> None:
-    assert set(PINNED) == set(PRESETS)
+    assert set(PINNED) == set(NAMED)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_preset_is_what_its_source_says(name: str) -> None:
-    assert differences(full_preset(name, PRESETS[name])) == {}, "(there, pinned)"
+    assert differences(full_preset(name, NAMED[name])) == {}, "(there, pinned)"
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", NAMED)
 def test_no_number_can_change_unseen(name: str) -> None:
-    preset = full_preset(name, PRESETS[name])
+    preset = full_preset(name, NAMED[name])
     for key, value in leaves(preset):
         if key in ("name", "paper") or key in _CONSTANT:
             continue

@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.papers.evaluations import CONTROLS, QUERIES, add_evaluation_flags, write_evaluation
 from benchmarks.papers.h2h.protocol import Continuations, text_presets
 from benchmarks.papers.h2h.results import NOTES, TITLE, picture, tables
+from benchmarks.papers.h2h.variants import VARIANTS
 from benchmarks.papers.harness import check_outputs, write_page
 from benchmarks.papers.judged import DEMO, AskedTask, chat_mode
 from benchmarks.papers.page import results_json
@@ -52,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = f"{parser.prog} [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    presets = tuple(name for name in PRESETS if name not in _NOT_COMPARED)
+    presets = tuple(name for name in (*PRESETS, *VARIANTS) if name not in _NOT_COMPARED)
     add_evaluation_flags(parser, presets, samples=3)
     add_amount_flags(parser, (2.0, 4.0, 8.0, 16.0))
     add_flags(parser, AskedTask, "the task", defaults={"task": DEMO})
@@ -90,7 +91,9 @@ def execute(namespace: argparse.Namespace) -> int:
     for flag, directory in (("-o", output), ("--journal", namespace.journal)):  # they may be one directory
         check_outputs(options, {}, {flag: directory and directory / "h2h.json"})
     silence_transformers()
-    cells = plan_cells(namespace.presets, cell_amounts(namespace), QUERIES[namespace.query], CONTROLS)
+    cells = plan_cells(
+        namespace.presets, cell_amounts(namespace), QUERIES[namespace.query], CONTROLS, VARIANTS
+    )
     options = _DEFAULTS | engine_needs(cells) | {"dtype": "float32"} | options
     continuations = Continuations(namespace.windows, namespace.window_tokens)
     asked = AskedTask(**given(namespace, AskedTask))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.papers.h2h.variants import VARIANTS
 from winnow.errors import EvaluationError
 from winnow.evaluate.cell import FULL, OWN_AMOUNT, Cell
 from winnow.evaluate.journal import ResultJournal
@@ -26,7 +27,7 @@ class LongBench:
 
     Attributes:
         method: as the paper calls it.
-        preset: the same method here, with the same window.
+        preset: the same method here, with the same window: a preset, or of `VARIANTS`.
         scores: at `CACHE_SIZES`.
         also: the preset with another window, that of the method's own paper or of KV-Compress.
     """
@@ -95,7 +96,7 @@ class TextPerplexity:
 
     Attributes:
         policy: as the text calls it.
-        preset: the same policy here.
+        preset: the same policy here: a preset, or of `VARIANTS`.
     """
 
     policy: str
@@ -147,7 +148,7 @@ class Continuations:
     def _keeping(self, name: str) -> Keeping:
         if name == FULL:
             return Keeping()
-        policy = Cell(name, OWN_AMOUNT, None).policy
+        policy = Cell(name, OWN_AMOUNT, None, VARIANTS.get(name)).policy
         when = replace(policy.when, after_prefill=True, prefill_every=None, within=False)
         return Keeping(
             replace(policy, when=replace(when, decode_every=ROUND_EVERY)),

@@ -266,9 +266,9 @@ EVICTED = (
     ("Recent-only", 1024, 25, "6.41", "recent"),
     ("Attention sinks (4+1020)", 1024, 25, "5.38", "streaming"),
     ("H2O", 1024, 25, "5.24", "h2o"),
-    ("H2O + sinks", 1024, 25, "5.19", "h2o-sinks"),
+    ("H2O + sinks", 1024, 25, "5.19", "h2o, sinks=4"),
 )
-"""Policy, tokens kept, printed percent, printed perplexity, the preset of that name here."""
+"""Policy, tokens kept, printed percent, printed perplexity, the preset here."""
 
 
 def eviction() -> TextTable:
@@ -282,7 +282,7 @@ def eviction() -> TextTable:
     return TextTable(
         "Eviction (Llama 3 8B, 4096 tokens generated, budget 1024)",
         "policy",
-        ("kept", "GiB", "memory", "printed", "printed ppl", "--eviction"),
+        ("kept", "GiB", "memory", "printed", "printed ppl", "preset"),
         tuple(rows),
         ("Perplexities are the text's; `winnow eval perplexity` measures a model's own.",),
         words=(5,),

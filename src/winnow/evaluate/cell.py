@@ -1,8 +1,9 @@
 """Cells: what a task is run under, one square of its tables each."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypedDict
 
 from winnow.checks import check_choice
@@ -63,14 +64,16 @@ class Cell:
     """One preset at one amount, judging with the question or without it.
 
     Attributes:
-        preset: a key of `winnow.eviction.PRESETS`.
+        preset: a key of `winnow.eviction.PRESETS`, or the name of `own`.
         query: "aware": the policy judges the whole prompt, the question in it; "agnostic": it judges the context before
             the question is seen; None for the full cache, which knows no difference.
+        own: a study's policy, which is no preset.
     """
 
     preset: str
     amount: Amount
     query: str | None
+    own: EvictionPolicy | None = None
 
     @property
     def is_full(self) -> bool:
@@ -95,10 +98,12 @@ class Cell:
 
     @property
     def policy(self) -> EvictionPolicy:
-        """The preset's policy without rounds under pressure.
+        """The policy without rounds under pressure.
 
         Those depend on what else runs and on the KV memory, and would keep less than the cell's amount says.
         """
+        if self.own is not None:
+            return replace(self.own, when=self.own.when.alone)
         # What follows from the model, such as a pool as wide as some text, is the engine's to resolve.
         policy = find_preset(concrete_preset(self.preset, asked_later=self.query == AGNOSTIC)).policy
         return replace(policy, when=policy.when.alone)
@@ -119,35 +124,39 @@ def plan_cells(
     amounts: Iterable[Amount],
     queries: Sequence[str],
     controls: Sequence[str] = (),
+    own: Mapping[str, EvictionPolicy] = MappingProxyType({}),
 ) -> tuple[Cell, ...]:
     """Return the full cache, then in every query mode every preset at every amount but compression 1, and the
     controls beside them.
 
     A preset that decides itself how much it keeps gets one cell per query mode, and no controls.
 
+    Args:
+        own: policies of a study, which `presets` may name too.
+
     Raises:
         EvaluationError: no such preset or query mode.
     """
-    check_presets([*presets, *controls])
+    check_presets([*presets, *controls], [*PRESETS, *own])
     for query in queries:
         check_choice("query", query, QUERIES, EvaluationError)
     wanted = list(amounts)
-    chosen = [(preset, amount) for preset in presets for amount in _amounts(preset, wanted)]
+    chosen = [(preset, amount) for preset in presets for amount in _amounts(preset, wanted, own)]
     used = [amount for _, amount in chosen if amount != OWN_AMOUNT]
-    chosen += [(preset, amount) for preset in controls for amount in _amounts(preset, used)]
-    cells = (Cell(preset, amount, query) for query in queries for preset, amount in chosen)
+    chosen += [(preset, amount) for preset in controls for amount in _amounts(preset, used, own)]
+    cells = (Cell(preset, amount, query, own.get(preset)) for query in queries for preset, amount in chosen)
     return (FULL_CELL, *dict.fromkeys(cells))
 
 
-def check_presets(names: Iterable[str]) -> None:
+def check_presets(names: Iterable[str], known: Collection[str] = PRESETS) -> None:
     """Refuse a preset that does not exist.
 
     Raises:
         EvaluationError: names the nearest preset, and all.
     """
     for name in names:
-        if name not in PRESETS:
-            raise EvaluationError(f"no eviction preset {name!r}; {known_names(name, PRESETS)}")
+        if name not in known:
+            raise EvaluationError(f"no eviction preset {name!r}; {known_names(name, known)}")
 
 
 def engine_needs(cells: Iterable[Cell]) -> EngineNeeds:
@@ -159,9 +168,10 @@ def engine_needs(cells: Iterable[Cell]) -> EngineNeeds:
     }
 
 
-def _amounts(preset: str, amounts: Sequence[Amount]) -> list[Amount]:
+def _amounts(preset: str, amounts: Sequence[Amount], own: Mapping[str, EvictionPolicy]) -> list[Amount]:
     if preset == FULL:
         return []
-    if PRESETS[preset].policy.budget.fixed is not None:
+    policy = own.get(preset) or PRESETS[preset].policy
+    if policy.budget.fixed is not None:
         return [OWN_AMOUNT]
     return sorted(set(amounts) - {FULL_CELL.amount}, key=lambda amount: amount.order)

@@ -56,9 +56,8 @@ class Preset:
 _SNAPKV = Window(32, 1, Smoothing(7, "max", per_query_head=True, skip_window=True), Group.MEAN)
 # Ada-KV aggregates the group before it pools.
 _ADA = Window(32, 1, Smoothing(7, "max", skip_window=True), Group.MEAN)
-_KV_COMPRESS_SCORE = Window(8, 2, Smoothing(7, "max"), continual=True)
 _KV_COMPRESS = EvictionPolicy(
-    _KV_COMPRESS_SCORE,
+    Window(8, 2, Smoothing(7, "max"), continual=True),
     AdaptiveRows(),
     Keep(recent=8),
     When(after_prefill=True, join_prefill=True, pressure=True),
@@ -119,14 +118,6 @@ PRESETS: dict[str, Preset] = {
         replace(_KV_COMPRESS, score=Cumulative(2, exclude_first=10), keep=Keep(recent=32)),
         "KV-Compress (Rehg 2024), KVC-full-L2",
     ),
-    "kv-compress-w32-l2": Preset(
-        replace(_KV_COMPRESS, score=replace(_KV_COMPRESS_SCORE, size=32), keep=Keep(recent=32)),
-        "KV-Compress (Rehg 2024), KVC-w32-L2",
-    ),
-    "kv-compress-w32-l1": Preset(
-        replace(_KV_COMPRESS, score=replace(_KV_COMPRESS_SCORE, size=32, power=1), keep=Keep(recent=32)),
-        "KV-Compress (Rehg 2024), KVC-w32-L1",
-    ),
     "kv-compress-pd": Preset(
         replace(
             # Short intervals while decoding: KVs above the budget occupy memory that other requests need.
@@ -134,10 +125,6 @@ PRESETS: dict[str, Preset] = {
             when=replace(_KV_COMPRESS.when, prefill_every=512, decode_every=16),
         ),
         "KV-Compress inside Batch-Max's loop",
-    ),
-    "kv-compress-steps": Preset(
-        replace(_KV_COMPRESS, when=When(after_prefill=True, every_steps=1)),
-        "KV-Compress (5.5): a round after every step",
     ),
     "batch-max": Preset(
         EvictionPolicy(Average(), EqualHeads(), Keep(), When(prefill_every=64, decode_every=64, within=True)),
@@ -149,27 +136,11 @@ PRESETS: dict[str, Preset] = {
     "h2o": Preset(
         EvictionPolicy(Cumulative(), EqualHeads(), Keep(recent=0.5), _EACH_TOKEN), "H2O (Zhang et al. 2023)"
     ),
-    "h2o-sinks": Preset(
-        EvictionPolicy(Cumulative(), EqualHeads(), Keep(sinks=4, recent=0.5), _EACH_TOKEN),
-        "H2O with attention sinks",
-    ),
-    "h2o-once": Preset(
-        EvictionPolicy(Cumulative(), EqualHeads(), Keep(recent=8), _ONCE),
-        "H2O as a baseline: once, after the prompt, as in KVCache-Factory",
-    ),
     "snapkv": Preset(
         EvictionPolicy(_SNAPKV, EqualHeads(), Keep(recent=32), _ONCE), "SnapKV (Li et al. 2024)"
     ),
     "pyramidkv": Preset(
         EvictionPolicy(_SNAPKV, EqualHeads(Pyramid()), Keep(recent=32), _ONCE), "PyramidKV (Cai et al. 2024)"
-    ),
-    "snapkv-w8": Preset(
-        EvictionPolicy(replace(_SNAPKV, size=8), EqualHeads(), Keep(recent=8), _ONCE),
-        "SnapKV as KV-Compress (5.1) runs it: w = 8",
-    ),
-    "pyramidkv-w8": Preset(
-        EvictionPolicy(replace(_SNAPKV, size=8), EqualHeads(Pyramid()), Keep(recent=8), _ONCE),
-        "PyramidKV as KV-Compress (5.1) runs it: w = 8",
     ),
     "ada-snapkv": Preset(
         EvictionPolicy(_ADA, AdaptiveHeads(), Keep(recent=32), _ONCE), "Ada-KV (Feng et al. 2024)"
@@ -177,14 +148,6 @@ PRESETS: dict[str, Preset] = {
     "ada-pyramidkv": Preset(
         EvictionPolicy(_ADA, AdaptiveHeads(layers=Pyramid()), Keep(recent=32), _ONCE),
         "Ada-KV over PyramidKV's layers",
-    ),
-    "ada-snapkv-w8": Preset(
-        EvictionPolicy(replace(_ADA, size=8), AdaptiveHeads(), Keep(recent=8), _ONCE),
-        "Ada-KV with KV-Compress's window (5.1): w = 8",
-    ),
-    "ada-pyramidkv-w8": Preset(
-        EvictionPolicy(replace(_ADA, size=8), AdaptiveHeads(layers=Pyramid()), Keep(recent=8), _ONCE),
-        "the same over PyramidKV's layers",
     ),
     "tova": Preset(EvictionPolicy(LastQuery(), EqualHeads(), Keep(), _EACH_TOKEN), "TOVA (Oren et al. 2024)"),
     "scissorhands": Preset(
