@@ -11,7 +11,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.engine.residency.preemption_costs import FixedCosts
-from winnow.errors import ConfigError, InvalidRequestError
+from winnow.errors import ConfigError
 from winnow.value_tier import ValueTier
 
 OPTIONS: dict[str, Any] = {
@@ -81,7 +81,6 @@ def run(directory: Path, params: SamplingParams = GREEDY, **options: Any) -> lis
 def test_the_option_is_read_and_written() -> None:
     for text in (
         "host:L=1,N=128",
-        "host:L=2,N=9,select=means,keys",
         "disk:/some:where:L=0,N=7,as-softmaxed,size=4.0GiB",
     ):
         tier = ValueTier.parse(text)
@@ -98,6 +97,8 @@ NO_TIERS += [
     "host:N=8,size=0",
     "host:N=8,renormalize=1",
     "host:N=8,renormalize,as-softmaxed",
+    "host:N=8,select=pages",
+    "host:N=8,keys",
 ]
 
 
@@ -144,36 +145,6 @@ def test_backends_agree_on_few_values(directory: Path, policy: str) -> None:
     ]
     assert found[0] == found[1]
     assert run(directory, value_tier="host:L=1,N=1000", **amount) == run(directory, **amount)
-
-
-@pytest.mark.parametrize("select", ["pages", "means"])
-@pytest.mark.parametrize("policy", ["full", "snapkv", "leverage-pd", "kvzip", "streaming-shift"])
-def test_keys_apart_are_chosen_as_on_the_device(directory: Path, policy: str, select: str) -> None:
-    """By summaries that follow what is written, moved, copied and cut off."""
-    amount: dict[str, Any] = {"eviction": policy} | ({} if policy == "full" else {"kv_budget": 40})
-    tier = f"host:L=1,N=48,select={select}"
-    expected = run(directory, value_tier=tier, attention_backend="reference", **amount)
-    assert run(directory, value_tier=f"{tier},keys", attention_backend="reference", **amount) == expected
-    with LLM(directory, **OPTIONS | amount, value_tier=f"{tier},keys", kv_offloading_size="4MiB") as llm:
-        assert answers_under_preemption(llm) == expected
-        pool = llm._engine._executor.cache.pool  # type: ignore[attr-defined]
-        size, layout = scheduler_of(llm).ledger.size, pool.layout
-        assert pool.nbytes == layout.device_bytes(size.by_kind)
-        assert pool.kinds[1].tier.nbytes == size.by_kind[1] * layout.kinds[1].form.nbytes
-        total = llm.stats().value_tier.total  # type: ignore[union-attr]
-        assert total.keys_read >= total.rows_read + total.rows_prefilled > 0
-        assert total.keys_written == total.rows_written
-
-
-def test_policies_that_need_all_keys_are_refused(directory: Path) -> None:
-    with LLM(directory, **OPTIONS, num_accumulators=2, value_tier="host:N=16,select=pages,keys") as llm:
-        with pytest.raises(
-            InvalidRequestError, match="keys on the device, got value_tier=host:L=1,N=16,select=pages"
-        ):
-            llm.submit(prompts()[0], SamplingParams(eviction="h2o", kv_budget=40))
-        llm.submit(prompts()[0], SamplingParams(eviction="snapkv", kv_budget=40))
-    with pytest.raises(ConfigError, match="keys must be with select=pages or means"):
-        LLM(directory, **OPTIONS, value_tier="host:N=16,keys")
 
 
 @pytest.mark.parametrize("kv_format", ["int8", "k=int8,v=int4", "bfloat16"])

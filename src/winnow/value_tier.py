@@ -7,13 +7,9 @@ from winnow.checks import require
 from winnow.units import format_bytes, parse_bytes
 
 KINDS = ("host", "disk")
-SELECTIONS = ("weights", "pages", "means")
-"""Values are chosen one by one, by the softmax over all keys; or by blocks of about N KVs together, whose keys may give
-most by the least and the largest of each channel (Quest), or on average. The softmax then goes over these alone."""
 _WHAT = (
     "host:L=1,N=128 or disk:DIRECTORY:L=1,N=128 (L first layers whose values stay on the device, N values that a query "
-    "head reads in the others while decoding; also as-softmaxed, select=pages or means, with these keys, so that keys "
-    "lie there too, and size=4GiB, the most that all may take there)"
+    "head reads in the others while decoding; also as-softmaxed, and size=4GiB, the most that all may take there)"
 )
 # Of the weights of the values read; the first is the default.
 _FLAGS = ("renormalize", "as-softmaxed")
@@ -38,12 +34,8 @@ class ValueTier:
     renormalize: bool = True
     """Scale the weights of the values read to the sum that all weights have; False: they are as softmaxed, as the
     paper's figures are."""
-    select: str = "weights"
-    """Chooser of values: the weights of all keys, or summaries of the keys of blocks (`SELECTIONS`)."""
     size: int | None = None
     """Bytes that values may take there; None: as many as the device's keys have values."""
-    keys: bool = False
-    """Keys of the other layers lie there, too, and the device has summaries of their blocks."""
 
     @classmethod
     def parse(cls, text: str | None, name: str = "value_tier") -> "ValueTier | None":
@@ -62,14 +54,10 @@ class ValueTier:
         parts: dict[str, str] = {}
         for part in given.split(","):
             key, _, value = part.strip().partition("=")
-            known = key in ("L", "N", *_FLAGS, "select", "size", "keys") and key not in parts
-            require(known and (key in (*_FLAGS, "keys")) == ("=" not in part), name, _WHAT, text)
+            known = key in ("L", "N", *_FLAGS, "size") and key not in parts
+            require(known and (key in _FLAGS) == ("=" not in part), name, _WHAT, text)
             parts[key] = value
-        select = parts.get("select", "weights")
-        require("N" in parts and select in SELECTIONS, name, _WHAT, text)
-        require(
-            "keys" not in parts or select != "weights", f"{name}: keys", "with select=pages or means", text
-        )
+        require("N" in parts, name, _WHAT, text)
         require(len(parts.keys() & {*_FLAGS}) < 2, f"{name}: as-softmaxed", "without renormalize", text)
         size = parse_bytes(parts["size"], f"{name}: size") if "size" in parts else None
         return cls(
@@ -78,17 +66,13 @@ class ValueTier:
             _number(f"{name}: L", parts.get("L", "1"), 0, _MOST_LAYERS),
             _number(f"{name}: N", parts["N"], 1, _MOST_VALUES),
             "as-softmaxed" not in parts,
-            select,
             size,
-            "keys" in parts,
         )
 
     def __str__(self) -> str:
         where = self.kind if self.path is None else f"{self.kind}:{self.path}"
         size = "" if self.size is None else f",size={format_bytes(self.size).replace(' ', '')}"
-        select = "" if self.select == "weights" else f",select={self.select}"
-        flags = f"{',as-softmaxed' * (not self.renormalize)}{select}{',keys' * self.keys}"
-        return f"{where}:L={self.layers},N={self.top_n}{flags}{size}"
+        return f"{where}:L={self.layers},N={self.top_n}{',as-softmaxed' * (not self.renormalize)}{size}"
 
 
 def _number(name: str, text: str, low: int, high: int) -> int:

@@ -55,9 +55,9 @@ def test_crossings() -> None:
 
 
 def test_settings_are_those_of_the_paper() -> None:
-    rows = list(settings((32, 64, 128), (0, 1, 2, 3), ("select=pages",)))
+    rows = list(settings((32, 64, 128), (0, 1, 2, 3), ("renormalize",)))
     assert {row.label for row in rows[:13]} == set(PAPER)
-    assert rows[13].label == "N=32, L=1, select=pages"
+    assert rows[13].label == "N=32, L=1, renormalize"
     assert len({row.folder for row in rows}) == len(rows) == 16
     for row in rows[1:]:
         tier = ValueTier.parse(row.options["value_tier"])

@@ -84,10 +84,8 @@ class GatheredRows:
     bias: Tensor | None = None  # float32 [G, H, N]; None: KVs have none
 
     @classmethod
-    def gather(
-        cls, cache: PagedCache, spans: Spans, group: SequenceGroup, layer: int, with_keys: bool = True
-    ) -> "GatheredRows":
-        """Gather a group's rows; without keys `k` is empty."""
+    def gather(cls, cache: PagedCache, spans: Spans, group: SequenceGroup, layer: int) -> "GatheredRows":
+        """Gather a group's rows."""
         pool, tables = cache.pool.of_layer(layer), cache.tables
         numbers, heads = pool.numbers, cache.pool.layout.heads[layer]
         slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)
@@ -96,7 +94,7 @@ class GatheredRows:
         length = tables.lengths[slots, layer, :heads]  # [G, H]
         return cls(
             pool=pool,
-            k=pool.keys_of(blocks) if with_keys else torch.empty(0, device=spans.device),
+            k=pool.keys_of(blocks),
             block=blocks,
             position=numbers.positions_of(blocks),
             valid=torch.arange(slot.shape[2], device=spans.device) < length[..., None],
@@ -120,24 +118,8 @@ class Weights(NamedTuple):
     age: Tensor  # [G, H, n, N], positions from key to query
 
 
-def see(position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """Return which KVs queries at `position`, int32 [G, n], see, bool [G, H, n, N], and how far back each is."""
-    age = position[:, None, :, None] - rows.position[:, :, None, :]  # [G, H, n, N]
-    visible = rows.valid[:, :, None, :] & (age >= 0)
-    if spec.window is not None:
-        reach = spec.reach(position)
-        visible &= age < (reach if isinstance(reach, int) else reach[:, None, :, None])
-    return visible, age
-
-
-def softmax_over(
-    q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec, chosen: Tensor | None = None
-) -> Weights:
-    """Return the weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows.
-
-    Args:
-        chosen: bool [G, H, g, n, N], the softmax goes over these KVs alone; None: over all.
-    """
+def softmax_over(q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> Weights:
+    """Return the weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows."""
     heads = rows.k.shape[1]
     # q becomes [G, H, g, n, d]: g query heads share a KV head
     q = (q.float() * spec.scale).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
@@ -147,12 +129,16 @@ def softmax_over(
         logits = spec.softcap * torch.tanh(logits / spec.softcap)
     if rows.bias is not None:
         logits += rows.bias[:, :, None, None, :]
-    visible, age = see(position, rows, spec)
+    age = (
+        position[:, None, :, None] - rows.position[:, :, None, :]
+    )  # [G, H, n, N], positions back from the query
+    visible = rows.valid[:, :, None, :] & (age >= 0)
+    if spec.window is not None:
+        reach = spec.reach(position)
+        visible &= age < (reach if isinstance(reach, int) else reach[:, None, :, None])
     if spec.slopes is not None:
         logits -= spec.slopes.float().view(heads, group, 1, 1) * age[:, :, None]
     logits.masked_fill_(~visible[:, :, None], -torch.inf)
-    if chosen is not None:
-        logits.masked_fill_(~chosen, -torch.inf)
     if spec.sinks is not None:
         column = spec.sinks.float().view(1, heads, group, 1, 1).expand(len(q), -1, -1, n, 1)
         logits = torch.cat([logits, column], dim=-1)
@@ -168,7 +154,7 @@ class BlockOutput(NamedTuple):
     """The attention of a block of n queries of each of G sequences."""
 
     sums: Tensor  # float32 [G, H, g, n, d]
-    weights: Weights | None  # of all KVs; None: they were not computed, and no accumulator sees them
+    weights: Weights  # of all KVs
     values: Tensor | None = None  # float32 [G, H, N, d]; None: they were not read
 
 
@@ -201,17 +187,16 @@ def attend_group(
     step = queries if most_queries is None else min(queries, max(1, most_queries))
     count = q_group.shape[1]
     observation = None if group.observe is None else Observation(group.observe)
-    pieces, start, observed = [], 0, False
+    pieces, start = [], 0
     while start < count:
         end = min([start + step, count, *(b for b in breaks if b > start)])
         found = attend(q_group[:, start:end], position[:, start:end], start)
-        if observation is not None and found.weights is not None:
+        if observation is not None:
             _observe(observation, found.weights, position[:, start:end], rows, found.sums, found.values)
-            observed = True
         pieces.append(found.sums.permute(0, 3, 1, 2, 4).flatten(2, 3))
         start = end
     out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
-    if observation is not None and observed:
+    if observation is not None:
         observation.store(
             cache.pool.accumulators.flatten(1), rows.slot, rows.position, rows.valid, rows.observe_from
         )

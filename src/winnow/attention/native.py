@@ -11,8 +11,6 @@ from winnow.attention.native_step import NativeSpec, NativeStep, count_reads
 from winnow.attention.native_views import native_batch, native_cache, native_pool
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
-from winnow.attention.split import attend_split
-from winnow.attention.torch_backend import summarise_keys
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.kind_pool import KindPool
 from winnow.value_tier import ValueTier
@@ -85,7 +83,7 @@ class KernelStep(BackendStep):
         if len(kinds) == 1 and kinds[0].tier is None and len(set(layout.heads)) == 1:
             return NativeStep(self._view(0), self._batch, self._work)
         tier = layout.value_tier
-        if tier is None or _selects_pages(tier) or len(kinds) > 2:
+        if tier is None or len(kinds) > 2:
             return None
         near, far = kinds[0], kinds[-1]  # without near layers, which are none
         return NativeStep(
@@ -120,7 +118,6 @@ class KernelStep(BackendStep):
             v.stride(1),
             torch.get_num_threads(),
         )
-        summarise_keys(cache, self.spans, layer, k)
 
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         cache, spans = self.cache, self.spans
@@ -133,8 +130,6 @@ class KernelStep(BackendStep):
         out = torch.empty(q.shape, dtype=q.dtype)
         native_spec = NativeSpec(spec)
         if pool.tier is not None:
-            if _selects_pages(pool.tier.tier):
-                return attend_split(cache, spans, layer, q, spec)
             read = self._kernels.attend_selected(
                 self._work,
                 self._view(layer),
@@ -212,11 +207,6 @@ class KernelStep(BackendStep):
         if found is None:
             found = self._views[pool.first, heads] = native_cache(self.cache, pool, heads)
         return found
-
-
-def _selects_pages(tier: ValueTier) -> bool:
-    """Return whether values are chosen by summaries of keys, which is computed in plain torch."""
-    return tier.select != "weights"
 
 
 def _native_selection(tier: ValueTier, spans: Spans) -> native.Selection:

@@ -33,15 +33,7 @@ def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor
     blocks, block, offset = _places(cache, spans, layer)
     position = spans.position[:, None].expand_as(block)
     pool.write(block * pool.kind.size + offset, k, v, position)
-    _summarise(cache, layer, block, offset, k)
     return blocks
-
-
-def summarise_keys(cache: PagedCache, spans: Spans, layer: int, k: Tensor) -> None:
-    """Add the keys that were written, [T, H, d], to the summaries of their blocks, where keys lie on a tier."""
-    if cache.pool.of_layer(layer).summaries is not None:
-        _, block, offset = _places(cache, spans, layer)
-        _summarise(cache, layer, block, offset, k)
 
 
 def written_slots(cache: PagedCache, spans: Spans) -> Tensor:
@@ -53,12 +45,6 @@ def written_slots(cache: PagedCache, spans: Spans) -> Tensor:
     layer = torch.arange(len(index), device=spans.device)[:, None, None]
     head = torch.arange(index.shape[2], device=spans.device)
     return blocks[layer, spans.token_sequence[:, None], head, index // size].long() * size + index % size
-
-
-def _summarise(cache: PagedCache, layer: int, block: Tensor, offset: Tensor, k: Tensor) -> None:
-    pool = cache.pool.of_layer(layer)
-    if pool.summaries is not None:
-        pool.summaries.add(pool.local(block.flatten()), offset.flatten(), k.flatten(0, 1))
 
 
 def _places(cache: PagedCache, spans: Spans, layer: int) -> tuple[Tensor, Tensor, Tensor]:

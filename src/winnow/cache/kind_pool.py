@@ -12,7 +12,6 @@ from winnow.cache.memory import empty_in_large_pages
 from winnow.cache.row_groups import BlockKind
 from winnow.cache.slot_numbers import SlotNumbers
 from winnow.cache.tiers.copies_in_flight import CopiesInFlight
-from winnow.cache.tiers.key_summaries import KeySummaries
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.cache.tiers.value_store import ValueStore
 
@@ -30,9 +29,8 @@ class KindPool:
             tier, two.
         fields: each field of the codec by name, [num_blocks, block_size, length], a view of a storage: first those of a
             block's keys, then those of its values, so that a read is contiguous. Keys are rotated at their position.
-        tier: the values, or the KVs, that lie on a tier; None: all lie on the device.
+        tier: the values that lie on a tier; None: all lie on the device.
         copies: those on their way there; None: the device writes where the tier lies, as a CPU does.
-        summaries: of the keys, where they lie on a tier too; None: they do not.
     """
 
     def __init__(
@@ -41,13 +39,9 @@ class KindPool:
         self.kind, self.first, self.num_blocks, self.numbers = kind, first, num_blocks, numbers
         self._alone, device = alone, numbers.device
         self.tier = None if kind.tier is None else ValueStore(kind, num_blocks, device)
-        self.summaries: KeySummaries | None = None
         if self.tier is None:
             data = empty_in_large_pages((num_blocks, kind.form.nbytes), torch.uint8, device)
             self.storages: tuple[Storage, ...] = (Storage(data, kind.form),)
-        elif self.tier.tier.keys:
-            self.summaries = KeySummaries(kind, num_blocks, device)
-            self.storages = (Storage(self.tier.data, kind.form),)
         else:
             keys = empty_in_large_pages((num_blocks, kind.key_form.nbytes), torch.uint8, device)
             self.storages = Storage(keys, kind.key_form), Storage(self.tier.data, kind.value_form)
@@ -73,8 +67,7 @@ class KindPool:
     def nbytes(self) -> int:
         """Bytes of the device, positions and accumulators not counted."""
         kvs = sum(storage.data.nbytes for storage in self.storages)
-        apart = 0 if self.tier is None else self.tier.nbytes
-        return kvs - apart + (0 if self.summaries is None else self.summaries.nbytes)
+        return kvs - (0 if self.tier is None else self.tier.nbytes)
 
     @property
     def tier_fields(self) -> dict[str, Tensor]:
@@ -197,11 +190,6 @@ class KindPool:
         if self.tier is not None:
             nbytes = num_rows * self.tier.slot_bytes
             self.traffic.add(TierTraffic(rows_scored=num_rows, bytes_read=nbytes))
-
-    def moved(self, block: Tensor) -> None:
-        """Remember that KVs were moved to blocks, int64 [n]: summaries of their keys no longer hold."""
-        if self.summaries is not None:
-            self.summaries.stale[self.local(block[self.covers(block)])] = True
 
     def _wait_for_copies(self) -> None:
         if self.copies is not None:

@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from winnow.cache.accounting.host_ledger import HostTierError
 from winnow.cache.accounting.ledger import Ledger
 from winnow.cache.cache_size import CacheSize
-from winnow.cache.layout import PAGE_ENTRIES, CacheLayout
+from winnow.cache.layout import CacheLayout
 from winnow.cache.pool import KVPool
 from winnow.cache.slot_states import SlotStates
 from winnow.cache.tables import BlockTables
@@ -74,27 +72,9 @@ class PagedCache:
                     self.host.apply(copies)
                 except (KeyError, MemoryError, RuntimeError) as error:
                     failed.setdefault(copies.host_id, describe_error(error))
-        cut = self._cut_tails(update)
         self.tables.apply(update)
-        if len(cut):
-            slot, layer, head, index = torch.from_numpy(cut).to(self.pool.device).T
-            page = self.tables.page_table[slot, index // PAGE_ENTRIES]
-            self.pool.moved(self.tables.pages[page, layer, head, index % PAGE_ENTRIES].long())
         if failed:
             raise HostTierError(failed, next(iter(failed.values())))
-
-    def _cut_tails(self, update: CacheUpdate) -> NDArray[np.int64]:
-        """Find blocks of which KVs were cut off, whose keys are summarised: slot, layer, head, entry, int64 [n, 4]."""
-        if not self.pool.has_summaries:
-            return np.empty((0, 4), dtype=np.int64)
-        size, lengths, found = self.pool.layout.block_size, self.tables.host_lengths.copy(), []
-        for each in update.lengths:
-            fewer = lengths[each.slots] - each.lengths
-            index, layer, head = np.nonzero((fewer > 0) & (fewer % size > 0))  # not where whole blocks went
-            entry = each.lengths[index, layer, head] // size
-            found.append(np.stack([each.slots[index], layer, head, entry], axis=1).astype(np.int64))
-            lengths[each.slots] = each.lengths
-        return np.concatenate(found) if found else np.empty((0, 4), dtype=np.int64)
 
 
 class LocalCache:

@@ -61,21 +61,10 @@ class KVPool:
         """Bytes of the device."""
         return sum(kind.nbytes for kind in self.kinds) + self.numbers.nbytes
 
-    @property
-    def has_summaries(self) -> bool:
-        """True if keys of some layers lie on a tier."""
-        return any(kind.summaries is not None for kind in self.kinds)
-
-    def moved(self, block: Tensor) -> None:
-        """Remember that KVs were moved to blocks, int64 [n]."""
-        for kind in self.kinds:
-            kind.moved(block)
-
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
         """Copy whole blocks, int32 [n] each, to others of their kind. No target may also be a source."""
         for kind, mask in self.split(source):
             kind.copy_blocks(source[mask], target[mask])
-        self.moved(target.long())
         self.numbers.copy_blocks(source, target)
 
     def move(self, source: Tensor, target: Tensor) -> None:

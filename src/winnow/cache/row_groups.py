@@ -40,7 +40,7 @@ class BlockKind:
     Attributes:
         size: slots.
         key_size, value_size: numbers in a key and in a value.
-        tier: where its values lie, or its KVs; None: on the device.
+        tier: where its values lie; None: on the device.
         values_in_keys: as `RowGroup` has it.
         rank: the one of several that holds it (`CacheLayout.ranks`).
     """
@@ -92,21 +92,12 @@ class BlockKind:
         """Bytes of a KV that lie on the tier."""
         if self.tier is None:
             return 0
-        return self.slot_bytes if self.tier.keys else sum(field.slot_bytes for field in self.value_fields)
+        return sum(field.slot_bytes for field in self.value_fields)
 
     @property
     def tier_bytes(self) -> int:
-        """Bytes of a block that lie on the tier: of its values, or of its KVs."""
-        if self.tier is None:
-            return 0
-        return self.form.nbytes if self.tier.keys else self.value_form.nbytes
-
-    @property
-    def summary_bytes(self) -> int:
-        """Bytes of the summary of a block's keys that lie on the tier (`winnow.cache.tiers.key_summaries`)."""
-        if self.tier is None or not self.tier.keys:
-            return 0
-        return self.key_size * _FLOAT32 * (1 if self.tier.select == "means" else 2) + 1
+        """Bytes of a block that lie on the tier: those of its values."""
+        return 0 if self.tier is None else self.value_form.nbytes
 
     def part_bytes(self, num_accumulators: int) -> tuple[int, ...]:
         """Return bytes of one block's KVs, of its positions, and of each of its accumulators."""
@@ -114,7 +105,7 @@ class BlockKind:
 
     def device_bytes(self, num_accumulators: int) -> int:
         """Return bytes of the device that a block takes."""
-        return sum(self.part_bytes(num_accumulators)) - self.tier_bytes + self.summary_bytes
+        return sum(self.part_bytes(num_accumulators)) - self.tier_bytes
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,6 @@ def compact_round(
     if policy.reassign_positions:
         assert rotation is not None, "checked when the engine opened"
         reassign(cache.pool, cache.pool.numbers.slots_of(block).transpose(0, 1), kept, rotation)
-    cache.pool.moved(block.flatten())
     cache.tables.set_lengths(slots, planned.own_lengths)
 
 

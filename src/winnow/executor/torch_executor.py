@@ -220,9 +220,8 @@ class TorchExecutor:
         total, rows = TierTraffic(), self.layout.by_kind(self.layout.even_rows(plan.num_tokens))
         for count, kind in zip(rows, self.cache.pool.kinds, strict=True):
             if kind.tier is not None:
-                keys = count if kind.tier.tier.keys else 0
                 nbytes = count * kind.kind.tier_slot_bytes
-                kind.traffic.add(TierTraffic(rows_written=count, keys_written=keys, bytes_written=nbytes))
+                kind.traffic.add(TierTraffic(rows_written=count, bytes_written=nbytes))
                 total.add(kind.tier.take_traffic())
         return total
 
@@ -325,12 +324,6 @@ class TorchExecutor:
         if policy.compact is not None and not self.layout.has_bias:
             raise InvalidRequestError(
                 "a policy that fits what it keeps (compact) needs KVs with a bias: open the engine with kv_bias=True"
-            )
-        tier = self.layout.value_tier
-        if tier is not None and tier.keys and policy.observes[True] is not None:
-            raise InvalidRequestError(
-                f"eviction by the attention of decoded tokens needs all keys on the device, got value_tier={tier}: "
-                "leave keys out of it, or give a policy that watches prompts alone"
             )
         if policy.reassign_positions and self._model.rotation is None:
             raise InvalidRequestError(

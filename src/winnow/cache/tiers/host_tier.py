@@ -98,7 +98,6 @@ class HostTier:
         """
         for part, there, index in self._pieces(copy, blocks):
             part.write(index, there)
-        self._pool.moved(torch.from_numpy(blocks).to(self._pool.device, torch.int64))
 
     def discard(self, host_id: int) -> None:
         """Return the memory of a copy; no effect if there is none."""

@@ -13,7 +13,6 @@ class TierTraffic:
         rows_read: values read for them; those that several query heads of a group chose count once.
         rows_prefilled: values read by tokens of prompts, which read all; rows_scored: by policies that score values.
         rows_written: values stored.
-        keys_read, keys_written: where keys lie there too, of these.
         bytes_read, bytes_written: of all these.
         seconds_waited: for values to arrive or to be stored; on a CPU, whose kernels use them where they lie, none.
     """
@@ -24,8 +23,6 @@ class TierTraffic:
     rows_prefilled: int = 0
     rows_scored: int = 0
     rows_written: int = 0
-    keys_read: int = 0
-    keys_written: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     seconds_waited: float = 0.0

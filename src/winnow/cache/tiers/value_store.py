@@ -1,4 +1,4 @@
-"""Memory for values, and where they lie there too keys, beside the device: on the host, or in a file."""
+"""Memory for values beside the device: on the host, or in a file."""
 
 import contextlib
 import mmap
@@ -21,7 +21,7 @@ _EXTENT_BYTES = 2**24
 
 
 class ValueStore:
-    """The values of blocks, or their KVs, that lie on a tier.
+    """The values of blocks that lie on a tier.
 
     Attributes:
         data: uint8 [num_blocks, `BlockKind.tier_bytes`]: pinned where the pool lies on a CUDA device, else ordinary
@@ -36,7 +36,6 @@ class ValueStore:
         assert kind.tier is not None, "there is a tier"
         self.tier: ValueTier = kind.tier
         self.slot_bytes = sum(field.slot_bytes for field in kind.value_fields)
-        self.key_bytes = sum(field.slot_bytes for field in kind.key_fields)
         self._block_bytes = kind.tier_bytes
         self.traffic = TierTraffic()
         self._file: int | None = None
