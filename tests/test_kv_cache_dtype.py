@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from scaled_keys import ScaledKeys
 from tests.extension import needs_extension
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
-from winnow.attention import ReferenceBackend
-from winnow.cache import CacheSize
+from winnow.attention.backends import backend_name
+from winnow.cache import CacheLayout, CacheSize
 from winnow.cli.main import main
 from winnow.errors import ConfigError, InvalidRequestError
 
@@ -100,20 +101,12 @@ def test_policies_run_over_narrow_and_wide_kvs(policy: str, model: Path) -> None
         llm.check_integrity()
 
 
-def test_backends_that_do_not_read_it(model: Path) -> None:
-    with open_llm(model, kv_cache_dtype="kivi4", kv_group=8, block_size=8) as llm:
-        assert isinstance(llm._engine._executor._backend, ReferenceBackend), "auto takes what works"
-        assert llm.implementation()["attention"] == "ReferenceBackend", "as `winnow serve` says it"
-
-
 @needs_extension
-def test_a_backend_is_refused_that_does_not_read_it(model: Path) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"attention_backend native does not read KVs stored as kivi4 \(kv_cache_dtype\) and kept wide in part "
-        r"\(kv_wide=recent=128\)",
-    ):
-        open_llm(model, kv_cache_dtype="kivi4", kv_group=8, block_size=8, attention_backend="native")
+def test_codecs_that_kernels_do_not_read() -> None:
+    layout = CacheLayout.even(1, 1, 16, 16, ScaledKeys())
+    assert backend_name("auto", "cpu", layout) == "reference", "auto takes what works"
+    with pytest.raises(ConfigError, match=r"attention_backend native does not read KVs stored as scaled"):
+        backend_name("native", "cpu", layout)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from benchmarks.papers.page import page, results_json
 from benchmarks.real_eval.codec_rows import Codec
 from benchmarks.real_eval.command import default_model
-from winnow.cache.codec import KiviCodec, KVCodec, make_codec
+from winnow.cache.codec import KVCodec, make_codec
 from winnow.config import ModelConfig
 from winnow.evaluate.wikitext import wikitext
 from winnow.kv_dtype import KVDtype
@@ -44,7 +44,7 @@ from winnow.report.tables import TextTable
 
 CODECS = (
     "bfloat16;fp8_e4m3;int8;int4;int4 rotate=none;int4 rotate=kv;int4 group=16;int4 group=64;int4-outlier;"
-    "int3;int2;int2 rotate=none;kivi4;kivi2;int4 centred;int2 centred"
+    "int3;int2;int2 rotate=none;int4 centred;int2 centred"
 )
 QUERIES = 32
 """The last queries, whose attention is computed anew."""
@@ -107,7 +107,7 @@ def measure_errors(
     """Errors of each codec on a text, and what keys and values are like.
 
     Args:
-        token_ids: the last `QUERIES` are the queries; a multiple of 16 for formats that round by blocks.
+        token_ids: the last `QUERIES` are the queries.
     """
     recorder = Recorder(codecs)
     with torch.inference_mode(), _recording(model, recorder):
@@ -132,9 +132,6 @@ def _recording(model: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
 
 
 def _round_trip(codec: KVCodec, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if isinstance(codec, KiviCodec):
-        blocks = codec.keys(codec.encode_keys(k.unflatten(-2, (-1, codec.block_size))))
-        return blocks.flatten(-3, -2), codec.values(codec.encode_values(v)).float()
     return codec.keys(codec.encode_keys(k)).float(), codec.values(codec.encode_values(v)).float()
 
 

@@ -11,8 +11,6 @@ PLAIN_FORMATS = ("float32", "bfloat16", "float16")
 NARROW_BITS = {"int4": 4, "int4-outlier": 4, "int3": 3, "int2": 2}
 """Formats of 4 bits and below, with the bits of a code."""
 KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
-BY_BLOCK = {"kivi4": 4, "kivi2": 2}
-"""KIVI's formats of keys and values together, for comparison: KVs cannot move."""
 ALIASES = {"fp8": "fp8_e4m3"}
 """Names of vLLM."""
 ROTATIONS = (AUTO, "none", "k", "kv")
@@ -32,12 +30,11 @@ class KVDtype:
         Raises:
             ConfigError: an unknown format or side, or a side twice; names `name`.
         """
-        known = (*KV_FORMATS, *BY_BLOCK)
-        what = f"one of {', '.join(known)}, or one each for keys and values, such as k=int8,v=int4"
+        what = f"one of {', '.join(KV_FORMATS)}, or one each for keys and values, such as k=int8,v=int4"
         require(isinstance(text, str), name, what, text)
         if "=" not in text:
             both = ALIASES.get(text, text)
-            require(both in known, name, what, text)
+            require(both in KV_FORMATS, name, what, text)
             return cls(both, both)
         sides: dict[str, str] = {}
         for part in text.split(","):

@@ -65,7 +65,7 @@ def test_equals_the_reference(
         head_dim=head_dim,
         block_size=size,
         dtype=dtype,
-        kv_dtype=make_codec(KVDtype.parse(kind), None, "kv" if kind == "int4" else "auto", size),
+        kv_dtype=make_codec(KVDtype.parse(kind), None, "kv" if kind == "int4" else "auto"),
         observe=observe,
         value_tier=f"host:N={top_n}{',as-softmaxed' * (not renormalize)}",
     )

@@ -84,7 +84,7 @@ def test_the_values_that_weigh_most(backend: AttentionBackend, top_n: int, renor
 )
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: type(backend).__name__)
 def test_enough_values_are_exact(backend: AttentionBackend, kv_format: str) -> None:
-    codec = make_codec(KVDtype.parse(kv_format), block_size=4)
+    codec = make_codec(KVDtype.parse(kv_format))
     with_tier = paged_batch(3, COUNTS, kv_dtype=codec, value_tier="host:N=1000")
     without = paged_batch(3, COUNTS, kv_dtype=codec)
     found, expected = attend(with_tier, backend=backend), attend(without)

@@ -24,9 +24,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 def cache_of(
     block_size: int, kv_format: str, num_accumulators: int, device: str = "cpu", host_bytes: int = 10**6
 ) -> PagedCache:
-    layout = CacheLayout.even(
-        2, 2, 32, block_size, make_codec(KVDtype.parse(kv_format), block_size=block_size), num_accumulators
-    )
+    layout = CacheLayout.even(2, 2, 32, block_size, make_codec(KVDtype.parse(kv_format)), num_accumulators)
     size = CacheSize.of_blocks(layout, 24, 2, 64)
     cache = PagedCache.allocate(layout, size, device, host_bytes)
     chance = torch.Generator().manual_seed(block_size)

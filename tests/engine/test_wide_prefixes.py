@@ -48,11 +48,11 @@ def assert_same(found: list[RequestOutput], expected: list[RequestOutput]) -> No
     ("policy", "options"),
     [
         ("full", {}),
-        ("full", {"kv_cache_dtype": "kivi4", "kv_group": 8, "block_size": 8, "kv_wide": "recent=8"}),
+        ("full", {"kv_cache_dtype": "int4", "kv_group": 8, "block_size": 8, "kv_wide": "recent=8"}),
         ("keydiff", {}),
         ("kvzip", {}),
     ],
-    ids=["full", "kivi", "keydiff", "kvzip"],
+    ids=["full", "recent", "keydiff", "kvzip"],
 )
 def test_prefixes_change_nothing(policy: str, options: dict[str, Any], directory: Path) -> None:
     """Of the same chunks: which KVs are recent depends on where chunks end."""

@@ -465,8 +465,6 @@ def test_what_cannot_be_fitted_is_refused(directory: Path) -> None:
     for options in ({"kv_wide": "recent=8", "kv_cache_dtype": "int8"}, {"value_tier": "host:L=1,N=64"}):
         with pytest.raises(ConfigError, match="does not go with kv_bias, or a policy with compact"):
             open_llm(directory, **options)
-    with pytest.raises(ConfigError, match="kv_bias is for KVs that can be evicted, got kv_cache_dtype=kivi4"):
-        open_llm(directory, eviction="full", kv_cache_dtype="kivi4", kv_group=8, block_size=8, kv_bias=True)
 
 
 @pytest.mark.parametrize(

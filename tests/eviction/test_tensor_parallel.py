@@ -142,15 +142,14 @@ def test_fitted_values_are_those_of_one_rank(name: str, directory: Path) -> None
     ("codec", "policy"),
     [
         (codec, ["kv-compress", "snapkv", "leverage", "full"][index % 4])
-        for index, codec in enumerate([*CODECS, "kivi4", "int8 beside 16 bits"])
+        for index, codec in enumerate([*CODECS, "int8 beside 16 bits"])
     ],
 )
 def test_a_codec_stores_what_one_rank_stores(codec: str, policy: str, directory: Path) -> None:
-    more = {"kivi4": {"kv_cache_dtype": "kivi4"}}
-    more["int8 beside 16 bits"] = {"kv_cache_dtype": "int8", "kv_wide": "layers=1,sinks=4,recent=8"}
+    more = {"int8 beside 16 bits": {"kv_cache_dtype": "int8", "kv_wide": "layers=1,sinks=4,recent=8"}}
     one, two = pair(directory, **(CODECS | more)[codec], verify_model=False)
     with one, two:
-        compare(one, two, asked_of("full" if codec == "kivi4" else policy))
+        compare(one, two, asked_of(policy))
 
 
 def test_rows_of_sliding_windows(tmp_path: Path) -> None:

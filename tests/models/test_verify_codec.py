@@ -11,7 +11,7 @@ from winnow import LLM
 from winnow.errors import UnsupportedModelError
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "int8", "int4", "int2", "k=int8,v=int2", "kivi4"])
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8_e4m3", "int8", "int4", "int2", "k=int8,v=int2"])
 def test_formats_are_served(tmp_path: Path, kv_cache_dtype: str) -> None:
     save(ARCHITECTURES["gemma3"], tmp_path)
     with LLM(tmp_path, kv_memory="16MiB", kv_cache_dtype=kv_cache_dtype):

@@ -31,7 +31,7 @@ from winnow.sampling import SamplingParams
 
 POLICIES = [name for name in PRESETS if not name.startswith("fitted")]
 FORMATS = ["auto", "bfloat16", "fp8_e4m3", "int8", "int4", "int4-outlier", "int3", "int2", "k=int8,v=int4"]
-FORMATS += ["k=auto,v=int2", "kivi4", "kivi2"]
+FORMATS += ["k=auto,v=int2"]
 PLAIN = {"auto", "bfloat16"}
 
 
@@ -78,8 +78,7 @@ def caches(draw: st.DrawFn) -> dict[str, Any]:
     if form not in PLAIN:
         parts = [None, "layers=1", "sinks=4,recent=32", "layers=2,sinks=1,recent=40"]
         own["kv_wide"] = draw(st.sampled_from(parts))
-    wide = own.get("kv_wide") is not None or form.startswith("kivi")
-    if not wide:
+    if own.get("kv_wide") is None:
         own["kv_offloading_size"] = draw(st.sampled_from([None, "1MiB"]))
         own["value_tier"] = draw(st.sampled_from([None, "host:L=1,N=16", "host:L=0,N=8", "host:L=2,N=600"]))
     return own
@@ -105,8 +104,6 @@ def test_bytes_of_every_policy_codec_and_tier_are_the_ledgers(
 ) -> None:
     loaded, shape, path = tiny
     policy = find_preset(name).policy
-    if cache["kv_cache_dtype"].startswith("kivi"):
-        name, policy = "full", find_preset("full").policy
     if policy.compact is not None:
         cache = cache | {"kv_wide": None, "value_tier": None}
     takes = name != "full" and policy.budget.fixed is None

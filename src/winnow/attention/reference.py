@@ -3,7 +3,6 @@
 Rows are decoded into padded float32 tensors, computed by the textbook formula, and masked.
 """
 
-import torch
 from torch import Tensor
 
 from winnow.attention.gathered_rows import (
@@ -36,11 +35,9 @@ class ReferenceStep(TorchStep):
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
         cache, spans = self.cache, self.spans
-        blocks = write_rows(cache, spans, layer, k, v)
+        write_rows(cache, spans, layer, k, v)
         window = cache.window(layer)
         if window is not None:
-            if not cache.pool.of_layer(layer).kind.codec.movable:
-                _encode_full_blocks(cache, spans, layer, blocks, k)
             wide = ~spans.token_temporary
             parts = (spans.token_slots, k, v, spans.position, spans.tokens_after)
             slots, k, v, position, after = (part[wide] for part in parts)
@@ -68,22 +65,3 @@ class ReferenceStep(TorchStep):
 
             attend_group(cache, spans, group, rows, q, attend, out)
         return out
-
-
-def _encode_full_blocks(cache: PagedCache, spans: Spans, layer: int, blocks: Tensor, k: Tensor) -> None:
-    """Encode the keys of blocks that the batch's tokens fill, where that needs all of a block's keys.
-
-    Such KVs never move, so a KV's place in its row is its position. Earlier keys come from the window, and those of
-    the batch are rounded as it does.
-    """
-    window, size = cache.window(layer), cache.pool.layout.block_size
-    assert window is not None, "keys wait there for their block to be full"
-    for i, (slot, count) in enumerate(zip(spans.slots.tolist(), spans.counts.tolist(), strict=True)):
-        end = int(spans.lengths[i])
-        start, tokens = end - count, slice(int(spans.starts[i]), int(spans.starts[i]) + count)
-        first, last = start // size, end // size
-        if first < last:
-            earlier = window.keys(slot, layer, first * size, start)
-            keys = torch.cat([earlier, k[tokens].transpose(0, 1).to(earlier.dtype)], dim=1)
-            whole = keys[:, : (last - first) * size].unflatten(1, (-1, size))
-            cache.pool.of_layer(layer).set_block_keys(blocks[i, :, first:last], whole)

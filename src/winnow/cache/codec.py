@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from winnow.cache.formats import AffineFormat, Field, PlainFormat, VectorFormat, make_format
+from winnow.cache.formats import Field, PlainFormat, VectorFormat, make_format
 from winnow.errors import ConfigError
-from winnow.kv_dtype import BY_BLOCK, NARROW_BITS, PLAIN_FORMATS, KVDtype
+from winnow.kv_dtype import NARROW_BITS, PLAIN_FORMATS, KVDtype
 
 if TYPE_CHECKING:
     import torch
@@ -91,11 +91,6 @@ class KVCodec(ABC):
     @abstractmethod
     def name(self) -> str:
         """The name by which options and reports know the codec."""
-
-    @property
-    def movable(self) -> bool:
-        """Return whether a KV may move to another slot, which eviction needs."""
-        return True
 
     @property
     def keys_can_turn(self) -> bool:
@@ -229,74 +224,6 @@ class PlainCodec(PairCodec):
         return self.key.name
 
 
-@dataclass(frozen=True)
-class KiviCodec(KVCodec):
-    """KIVI (Liu et al. 2024): keys by channel over the slots of a block, values by token over a group of channels.
-
-    The scales of a block's keys belong to the block, so they exist when it is full, and its KVs cannot move. Until then
-    its keys lie in the cache's `WideWindow`, which must hold at least `block_size` recent KVs. The d scales of a block
-    lie in its d / block_size f16 a slot, one slot after the other; codes of a key are packed as those of a value.
-    """
-
-    value: AffineFormat
-    block_size: int
-
-    @property
-    def name(self) -> str:
-        return f"kivi{self.value.bits}"
-
-    @property
-    def movable(self) -> bool:
-        return False
-
-    @property
-    def keys_can_turn(self) -> bool:
-        return False
-
-    def key_fields(self, head_dim: int) -> tuple[Field, ...]:
-        if head_dim % self.block_size or head_dim % 8:
-            raise ConfigError(
-                f"{self.name} KVs need a head_dim that is a multiple of 8 and of block_size ({self.block_size}), got "
-                f"{head_dim}"
-            )
-        scales = Field("k_scale", "float16", head_dim // self.block_size)
-        return Field("k", "uint8", head_dim * self.value.bits // 8), scales, scales._replace(name="k_min")
-
-    def value_fields(self, head_dim: int) -> tuple[Field, ...]:
-        return self.value.fields("v", head_dim)
-
-    def encode_keys(self, k: "Tensor") -> "dict[str, Tensor]":
-        """Encode the keys of whole blocks, [..., block_size, d]."""
-        from winnow.cache.packing import pack
-
-        code, scale, least = self.value.codes(k.float().mT.contiguous(), self.block_size)  # [..., d, slots]
-        slots = (self.block_size, k.shape[-1] // self.block_size)
-        return {
-            "k": pack(code.mT.contiguous(), self.value.bits, k.shape[-1]),
-            "k_scale": scale[..., 0].unflatten(-1, slots),
-            "k_min": least[..., 0].unflatten(-1, slots),
-        }
-
-    def encode_values(self, v: "Tensor") -> "dict[str, Tensor]":
-        return dict(zip(("v", "v_scale", "v_min"), self.value.encode(v), strict=True))
-
-    def encode(self, k: "Tensor", v: "Tensor") -> "dict[str, Tensor]":
-        """Encode the values of KVs: keys follow by blocks."""
-        return self.encode_values(v)
-
-    def keys(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        """Decode the keys of whole blocks, [..., block_size, length] each."""
-        from winnow.cache.packing import unpack
-
-        packed, scale, least = (fields[name] for name in ("k", "k_scale", "k_min"))
-        assert packed.shape[-2] == self.block_size, "keys are decoded by blocks"
-        code = unpack(packed, self.value.bits, packed.shape[-1] * 8 // self.value.bits).float()
-        return code * scale.flatten(-2)[..., None, :].float() + least.flatten(-2)[..., None, :].float()
-
-    def values(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        return self.value.decode(fields["v"], fields["v_scale"], fields["v_min"])
-
-
 def rotation_block(head_dim: int) -> int:
     """Return channels that the Hadamard transform mixes: the largest power of two that divides `head_dim`."""
     return head_dim & -head_dim
@@ -310,28 +237,17 @@ def make_codec(
     kind: KVDtype,
     group: int | None = None,
     rotate: str = "auto",
-    block_size: int = 16,
     bias: bool = False,
 ) -> KVCodec:
     """Return the codec of two formats, neither of them `auto`.
 
     Args:
         group: channels that share a scale; None: a head at 8 bits, else the most up to 32 that divide it.
-        block_size: slots of a block, for formats whose keys are encoded by blocks.
         rotate: which sides are rotated, one of `winnow.kv_dtype.ROTATIONS`; "auto": keys of 4 bits and below.
         bias: whether each KV has a bias.
-
-    Raises:
-        ConfigError: a bias is asked for of KVs that cannot be evicted.
     """
     if kind.k == kind.v and kind.k in CODECS:
         return PlainCodec(kind.k, bias) if bias else CODECS[kind.k]
-    if kind.k in BY_BLOCK:
-        if bias:
-            raise ConfigError(
-                f"kv_bias is for KVs that can be evicted, got kv_cache_dtype={kind}: leave it out"
-            )
-        return KiviCodec(AffineFormat(group, BY_BLOCK[kind.k]), block_size)
     rotates_keys = kind.k in NARROW_BITS if rotate == "auto" else "k" in rotate
     return PairCodec(
         make_format(kind.k, group),

@@ -224,27 +224,18 @@ class AffineFormat(_Grouped):
 
     def _encode(self, x: "Tensor", low: "Tensor", high: "Tensor") -> "tuple[Tensor, ...]":
         """Encode x with the range from the least of `low` to the greatest of `high`, in each group; all [..., d]."""
+        import torch
+
         from winnow.cache.packing import pack
 
         group = self.channels(x.shape[-1])
-        code, scale, least = self._codes(x, low, high, group)
-        return pack(code, self.bits, group), scale, least
-
-    def codes(self, x: "Tensor", group: int) -> "tuple[Tensor, Tensor, Tensor]":
-        """Return the codes of x, float32 [..., d], uint8 [..., d], and groups' scale and min, float16 [..., groups]."""
-        return self._codes(x, x, x, group)
-
-    def _codes(
-        self, x: "Tensor", low: "Tensor", high: "Tensor", group: int
-    ) -> "tuple[Tensor, Tensor, Tensor]":
-        import torch
-
         levels = 2**self.bits - 1
         least = low.unflatten(-1, (-1, group)).amin(dim=-1, keepdim=True).half()
         most = high.unflatten(-1, (-1, group)).amax(dim=-1, keepdim=True)
         scale = ((most - least.float()) / levels).clamp_min(0.0).half()
         y = _divided(x.unflatten(-1, (-1, group)) - least.float(), scale.float())
-        return y.round().clamp(0, levels).to(torch.uint8).flatten(-2), scale[..., 0], least[..., 0]
+        code = y.round().clamp(0, levels).to(torch.uint8).flatten(-2)
+        return pack(code, self.bits, group), scale[..., 0], least[..., 0]
 
 
 @dataclass(frozen=True)

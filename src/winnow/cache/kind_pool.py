@@ -147,10 +147,6 @@ class KindPool:
         """Replace the keys in slots, int64 [...], by k, [..., d]; values, positions and accumulators stay."""
         self._store(self.numbers.place(slot), self.kind.codec.encode_keys(k))
 
-    def set_block_keys(self, block: Tensor, k: Tensor) -> None:
-        """Encode the keys of whole blocks, int64 [...], k [..., block_size, d], for codecs that do not by slots."""
-        self._store((block,), self.kind.codec.encode_keys(k))
-
     def keys_of(self, block: Tensor) -> Tensor:
         """Return the keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
         return self.kind.codec.keys(self._read(self.kind.key_fields, (block,))).flatten(-3, -2)
@@ -234,7 +230,7 @@ class KindPool:
     def _store(self, index: tuple[Tensor, ...], encoded: Mapping[str, Tensor]) -> None:
         """Let fields hold what is given for an index, as in `_read`."""
         if self.copies is not None:
-            block, offset = index  # formats that encode whole blocks are refused on a tier
+            block, offset = index
             self.traffic.seconds_waited += self.copies.write(self.local(block), offset, encoded)
         for name, values in encoded.items():
             if self.copies is not None and name in self.copies.fields:

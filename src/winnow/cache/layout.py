@@ -172,11 +172,6 @@ class CacheLayout:
         return ", ".join(codec.name for codec in self.codecs)
 
     @property
-    def movable(self) -> bool:
-        """True if every KV may move to another slot, which eviction needs."""
-        return all(codec.movable for codec in self.codecs)
-
-    @property
     def has_bias(self) -> bool:
         """True if every KV has a bias."""
         return all(codec.further_fields for codec in self.codecs)

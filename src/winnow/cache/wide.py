@@ -98,13 +98,6 @@ class WideWindow:
         k[group, head, n] = self.k[where].float()
         v[group, head, n] = self.v[where].float()
 
-    def keys(self, slot: int, layer: int, first: int, end: int) -> Tensor:
-        """Return the keys of the positions from `first` to `end`, all of them here: [H, n, d]."""
-        position = torch.arange(first, end, device=self.k.device)
-        index, place = layer - self.layers.start, self._place(position)
-        assert bool((self.position[slot, index, place] == position).all()), "a key that is needed is gone"
-        return self.k[slot, index, :, place]
-
     def clear(self, slot: int) -> None:
         """Forget a sequence."""
         self.position[slot] = _EMPTY

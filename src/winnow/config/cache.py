@@ -97,8 +97,7 @@ class CacheConfig:
     kv_cache_dtype: str = option(
         "auto",
         "format of stored KVs: auto (as dtype), float32, bfloat16, float16, fp8_e4m3, int8, int4, int4-outlier, int3, "
-        "int2; or one each for keys and values, such as k=int8,v=int4; kivi4 and kivi2, for comparison, without "
-        "eviction",
+        "int2; or one each for keys and values, such as k=int8,v=int4",
         aliases=("kv_dtype",),
         engine="paged",
     )

@@ -50,14 +50,6 @@ class EvictionPolicy:
                 "a token can have one position only if all rows keep the same tokens"
             )
 
-    def check_layout(self, layout: CacheLayout) -> None:
-        """Raise ConfigError where KVs that are stored so cannot be evicted, and the policy evicts."""
-        if not (layout.movable or self.when.never):
-            raise ConfigError(
-                f"kv_cache_dtype {layout.codec_names} cannot be evicted, as keys of a block share scales: give "
-                "eviction=full"
-            )
-
     def _check_score(self) -> None:
         window, every = self.score.window, self.when.prefill_every
         if window is not None and every is not None and window > every:

@@ -70,7 +70,6 @@ def build_engine(
     layout = loaded.kv_layout(
         config.cache, num_accumulators, config.scheduler.chunk, bias=policy.compact is not None
     )
-    policy.check_layout(layout)
     size = CacheSize.fit(
         layout,
         config.cache.kv_memory,

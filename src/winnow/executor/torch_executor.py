@@ -307,11 +307,6 @@ class TorchExecutor:
         return tables.lookup_layers(slots, most)[:, 0].long(), lengths
 
     def prepare(self, policy: EvictionPolicy) -> None:
-        if not (self.layout.movable or policy.when.never):
-            raise InvalidRequestError(
-                f"KVs stored as {self.layout.codec_names} (kv_cache_dtype) cannot be evicted, as keys of a block share "
-                "scales"
-            )
         if policy.reassign_positions and not self.layout.keys_can_turn:
             raise InvalidRequestError(
                 f"positions cannot be re-assigned in KVs stored as {self.layout.codec_names} (kv_cache_dtype): every "

@@ -8,11 +8,8 @@ from winnow.cache.layout import CacheLayout
 from winnow.checks import require
 from winnow.config import CacheConfig
 from winnow.errors import ConfigError
-from winnow.kv_dtype import BY_BLOCK, PLAIN_FORMATS, KVDtype, WideParts
+from winnow.kv_dtype import PLAIN_FORMATS, KVDtype, WideParts
 from winnow.value_tier import ValueTier
-
-_KIVI_RECENT = 128
-"""KVs that KIVI leaves in 16 bits (its R), unless kv_wide says it."""
 
 
 def configured_layout(
@@ -43,10 +40,6 @@ def configured_layout(
     """
     kind = KVDtype.parse(config.kv_cache_dtype).resolved(dtype)
     wide = WideParts.parse(config.kv_wide, dtype="float16" if dtype == "float32" else dtype)
-    if kind.k in BY_BLOCK:
-        wide = replace(wide, recent=wide.recent or _KIVI_RECENT)
-        what = f"at least block_size ({config.block_size}) recent KVs for {kind}"
-        require(wide.recent >= config.block_size, "kv_wide", what, config.kv_wide)
     require(
         wide.layers < num_layers, "kv_wide", f"fewer layers than the model's {num_layers}", config.kv_wide
     )
@@ -58,12 +51,8 @@ def configured_layout(
     if tier is not None:
         what = f"fewer layers than the model's {num_layers}"
         require(tier.layers < num_layers, "value_tier: L", what, tier.layers)
-        if kind.k in BY_BLOCK:
-            raise ConfigError(
-                f"value_tier does not go with kv_cache_dtype={kind}, which keeps recent KVs wide: give another"
-            )
     bias = bias or config.kv_bias
-    codec = make_codec(kind, config.kv_group, config.kv_rotate, config.block_size, bias)
+    codec = make_codec(kind, config.kv_group, config.kv_rotate, bias)
     if bias and (wide.any or tier is not None):
         option, value = ("kv_wide", wide) if wide.any else ("value_tier", tier)
         raise ConfigError(

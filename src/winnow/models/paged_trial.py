@@ -54,7 +54,7 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
     Raises:
         UnsupportedModelError: the logits differ; names the format, and by how much.
     """
-    if all(isinstance(codec, PlainCodec) for codec in layout.codecs) or not layout.movable:
+    if all(isinstance(codec, PlainCodec) for codec in layout.codecs):
         return
     groups = tuple(replace(group, window=None, tier=None) for group in layout.groups)
     layout = replace(layout, groups=groups, chunk=None, wide=WideParts())

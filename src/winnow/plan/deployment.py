@@ -76,7 +76,7 @@ class Deployment:
             check_number("price", self.price, 0.0)
         if self.dtype not in ("auto", *DTYPE_BYTES):
             raise ConfigError(f"dtype must be one of auto, {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
-        resolve_policy(self.eviction).policy.check_layout(self.layout)
+        resolve_policy(self.eviction)
 
     @property
     def weight_dtype(self) -> str:

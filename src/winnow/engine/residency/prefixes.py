@@ -93,7 +93,7 @@ class PrefixSharing:
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
             keys = index.longest_resumable(chain, keys, sequence.token_ids, most)
-        elif sequence.eviction is None and self._ledger.layout.movable and not self._ledger.layout.wide.any:
+        elif sequence.eviction is None and not self._ledger.layout.wide.any:
             tail = index.common_tail(chain, keys, sequence.token_ids, most)
             if tail is not None:
                 computed = index.num_tokens(keys) + tail[1]
@@ -242,8 +242,6 @@ class PrefixSharing:
         chain.extend(token_ids)
         whole = end // size
         if end % size:
-            if not (self._ledger.layout.movable or self._ledger.layout.state_bytes):
-                return  # a block is of use whole alone
             index, key, rest = whole, chain.tail_key(token_ids), tuple(token_ids[whole * size :])
         else:
             index, (key, rest) = whole - 1, chain.links[whole - 1]

@@ -314,9 +314,7 @@ class Sessions:
             return None
         foreign = session.rule is not None and session.rule.policy is not None
         # The state of a recurrent layer cannot be taken back to where a round leaves off.
-        fixed = (
-            layout.has_windows or layout.value_tier is not None or layout.state_bytes or not layout.movable
-        )
+        fixed = layout.has_windows or layout.value_tier is not None or layout.state_bytes
         if foreign or fixed:
             self._drop_for_room(session)
             return None

@@ -31,7 +31,6 @@ class Drafts:
             return
         for found, what in (
             (layout.state_bytes > 0, "layers that keep recurrent states cannot take tokens back"),
-            (not layout.movable, f"KVs stored as {layout.codec_names} (kv_cache_dtype) share scales"),
             (layout.wide.any, "kv_wide keeps the last KVs, rejected ones among them"),
             (layout.value_tier is not None, "value_tier moves values as they come"),
         ):
