@@ -1,12 +1,12 @@
 """Checks of what a user gives. Every error reads "NAME must be WHAT, got VALUE", with the limit in WHAT."""
 
+import dataclasses
 import math
 import reprlib
 import sys
 from collections.abc import Collection, Iterable, Sequence, Sized
-from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from winnow.errors import ConfigError, WinnowError
 
@@ -14,6 +14,25 @@ MAX_COUNT = 2**31 - 1
 """Limit of every count of tokens, KVs or requests, so that each fits the tensors and kernels that it enters."""
 
 ErrorClass = type[WinnowError]
+
+
+class Limits(NamedTuple):
+    """Limits of a number, both allowed but for `low` where it is `open`; or of the length of a list or mapping."""
+
+    low: float
+    high: float = MAX_COUNT
+    open: bool = False
+
+
+def parameter(default: Any, limits: Limits | None = None, most: int | None = None, **kwargs: Any) -> Any:
+    """Declare a dataclass field that a request may set.
+
+    Args:
+        limits: of the number, and of each where it may be a list of numbers.
+        most: entries of a list or mapping, or characters of a text.
+        kwargs: as `dataclasses.field` takes them.
+    """
+    return dataclasses.field(default=default, metadata={"limits": limits, "most": most}, **kwargs)
 
 
 def require(holds: bool, name: str, what: str, value: object, error: ErrorClass = ConfigError) -> None:
@@ -84,7 +103,7 @@ def check_counts(config: Any, zero: Collection[str] = ()) -> None:
     Raises:
         ConfigError: names field, limit and value.
     """
-    for field in fields(config):
+    for field in dataclasses.fields(config):
         value, low = getattr(config, field.name), int(field.name not in zero)
         for each in value if isinstance(value, tuple) else (value,):
             if type(each) is int:

@@ -4,6 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from winnow.checks import Limits, parameter
+
+MAX_COMPRESSION = 1e6
+MAX_PROTECT = 1024  # spans
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvictionRequest:
@@ -30,13 +35,13 @@ class EvictionRequest:
     """
 
     eviction: Any = None
-    compression: float | Sequence[float] | None = None
-    kv_budget: int | Sequence[int] | None = None
-    context_tokens: int | None = None
-    template_tail: int | None = None
-    answer_prefix: int | None = None
-    protect: Sequence[tuple[int, int]] = ()
-    earlier_rounds: Sequence[tuple[int, int]] = ()
+    compression: float | Sequence[float] | None = parameter(None, Limits(1, MAX_COMPRESSION))
+    kv_budget: int | Sequence[int] | None = parameter(None, Limits(1))
+    context_tokens: int | None = parameter(None, Limits(1))
+    template_tail: int | None = parameter(None, Limits(0))
+    answer_prefix: int | None = parameter(None, Limits(0))
+    protect: Sequence[tuple[int, int]] = parameter((), most=MAX_PROTECT)
+    earlier_rounds: Sequence[tuple[int, int]] = parameter((), most=MAX_PROTECT)
 
 
 EVICTION_FIELDS = tuple(each.name for each in fields(EvictionRequest))

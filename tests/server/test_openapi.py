@@ -12,7 +12,7 @@ from tests.server.running import Running
 from winnow.openai.errors import ApiError
 from winnow.openai.request import Endpoint, read_body
 from winnow.sampling import SamplingParams
-from winnow.server.forms import FORMS, ChatForm, CompletionForm, SamplingForm
+from winnow.server.forms import FORMS
 
 SAMPLE: dict[str, Any] = {
     "model": "m", "n": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1,
@@ -39,11 +39,9 @@ ALONE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "form"), [(Endpoint.CHAT, ChatForm), (Endpoint.COMPLETION, CompletionForm)]
-)
-def test_every_field_is_read(endpoint: Endpoint, form: Any) -> None:
-    chat = endpoint is Endpoint.CHAT
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_every_field_is_read(endpoint: Endpoint) -> None:
+    chat, form = endpoint is Endpoint.CHAT, FORMS[endpoint.value]
     question = {"messages": [{"role": "user", "content": "a"}]} if chat else {"prompt": "a"}
     for name in form.model_fields:
         if name in question:
@@ -65,9 +63,28 @@ def _refuse() -> None:
     raise ApiError("", "")
 
 
-def test_every_parameter_is_described() -> None:
-    described = set(SamplingForm.model_fields) | set(CompletionForm.model_fields)
-    assert {each.name for each in fields(SamplingParams)} <= described
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_every_parameter_is_described_with_its_limits(endpoint: Endpoint) -> None:
+    schema = FORMS[endpoint.value].model_json_schema()["properties"]
+    assert {each.name for each in fields(SamplingParams)} <= schema.keys()
+    assert all(
+        schema[each.name].get("description") for each in fields(SamplingParams) if each.name not in OWN
+    )
+
+    def kinds(name: str) -> list[dict[str, Any]]:
+        return [each for each in schema[name]["anyOf"] if each != {"type": "null"}]
+
+    assert kinds("temperature") == [{"type": "number", "minimum": 0, "maximum": 100.0}]
+    assert kinds("top_p") == [{"type": "number", "exclusiveMinimum": 0, "maximum": 1}]
+    assert kinds("min_tokens") == [{"type": "integer", "minimum": 0, "maximum": 2**31 - 1}]
+    ratio = {"type": "number", "minimum": 1, "maximum": 1e6}
+    assert kinds("compression") == [ratio, {"type": "array", "items": ratio}]
+    assert kinds("stop_token_ids")[0]["maxItems"] == 1024
+    assert schema["seed"]["description"].startswith("same seed, same prompt, same answer")
+
+
+OWN = ("max_tokens", "logprobs", "structured_outputs")
+"""Described by the form itself, or by other forms in it."""
 
 
 def test_every_route_is_described(server: Running) -> None:

@@ -1,14 +1,15 @@
 """Sampling parameters of a request, checked when they are created."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Any, Self, get_args
 
 from winnow import vllm_names
-from winnow.checks import MAX_COUNT, check_integer, check_length, check_list, check_number, show
+from winnow.checks import Limits, check_integer, check_length, check_list, check_number, parameter, show
 from winnow.errors import InvalidRequestError
-from winnow.eviction_request import EvictionRequest
+from winnow.eviction_request import MAX_PROTECT, EvictionRequest
 from winnow.foreign_names import accept_fields
 from winnow.sampling.structured import StructuredOutputs
 
@@ -25,34 +26,8 @@ MAX_REPETITION_PENALTY = 100.0
 MAX_PENALTY = 2.0  # of presence_penalty and frequency_penalty, either sign
 MAX_LENGTH_PENALTY = 100.0  # of either sign
 MAX_SEED = 2**63 - 1
-MAX_COMPRESSION = 1e6
-MAX_PROTECT = 1024  # spans
 GREEDY_TEMPERATURE = 1e-5  # anything colder is greedy: dividing by it would leave float32
 
-# name, lowest, highest
-_INTEGERS: tuple[tuple[str, int, int], ...] = (
-    ("n", 1, MAX_N),
-    ("top_k", -1, MAX_COUNT),
-    ("min_tokens", 0, MAX_COUNT),
-)
-_OPTIONAL_INTEGERS: tuple[tuple[str, int, int], ...] = (
-    ("seed", -MAX_SEED, MAX_SEED),
-    ("max_tokens", 1, MAX_COUNT),
-    ("logprobs", 0, MAX_LOGPROBS),
-    ("prompt_logprobs", 0, MAX_LOGPROBS),
-    ("context_tokens", 1, MAX_COUNT),
-    ("template_tail", 0, MAX_COUNT),
-    ("answer_prefix", 0, MAX_COUNT),
-)
-_NUMBERS: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0, MAX_TEMPERATURE),
-    ("top_p", 0, 1),
-    ("min_p", 0, 1),
-    ("repetition_penalty", MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
-    ("presence_penalty", -MAX_PENALTY, MAX_PENALTY),
-    ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY),
-    ("length_penalty", -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
-)
 # What beam search does not know, with the value that means nothing.
 _NOT_FOR_BEAMS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
@@ -66,13 +41,6 @@ _NOT_FOR_BEAMS: Mapping[str, Any] = {
     "forced_tokens": (),
     "structured_outputs": None,
 }
-_SWITCHES = (
-    "use_beam_search",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "skip_special_tokens",
-    "detokenize",
-)
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 
 
@@ -123,45 +91,35 @@ class SamplingParams(EvictionRequest):
             limit.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
-    seed: int | None = None
+    n: int = parameter(1, Limits(1, MAX_N))
+    temperature: float = parameter(1.0, Limits(0, MAX_TEMPERATURE))
+    top_p: float = parameter(1.0, Limits(0, 1, open=True))
+    top_k: int = parameter(0, Limits(-1))
+    min_p: float = parameter(0.0, Limits(0, 1))
+    repetition_penalty: float = parameter(1.0, Limits(MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY))
+    presence_penalty: float = parameter(0.0, Limits(-MAX_PENALTY, MAX_PENALTY))
+    frequency_penalty: float = parameter(0.0, Limits(-MAX_PENALTY, MAX_PENALTY))
+    logit_bias: Mapping[int, float] | None = parameter(None, most=MAX_LOGIT_BIAS_ENTRIES, hash=False)
+    seed: int | None = parameter(None, Limits(-MAX_SEED, MAX_SEED))
     stop: str | Sequence[str] | None = ()
-    stop_token_ids: Sequence[int] = ()
+    stop_token_ids: Sequence[int] = parameter((), Limits(0), MAX_STOP_TOKEN_IDS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = 0
-    max_tokens: int | None = 16
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    min_tokens: int = parameter(0, Limits(0))
+    max_tokens: int | None = parameter(16, Limits(1))
+    logprobs: int | None = parameter(None, Limits(0, MAX_LOGPROBS))
+    prompt_logprobs: int | None = parameter(None, Limits(0, MAX_LOGPROBS))
     skip_special_tokens: bool = True
     detokenize: bool = True
-    forced_tokens: Sequence[int] | Sequence[Sequence[int]] = ()
-    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = field(default=None, hash=False)
+    forced_tokens: Sequence[int] | Sequence[Sequence[int]] = parameter((), Limits(0))
+    structured_outputs: StructuredOutputs | Mapping[str, Any] | None = parameter(None, hash=False)
     use_beam_search: bool = False
-    length_penalty: float = 1.0
+    length_penalty: float = parameter(1.0, Limits(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY))
     early_stopping: bool | str = False
 
     def __post_init__(self) -> None:
-        for name, low, high in _INTEGERS:
-            self._store(name, _integer(name, getattr(self, name), low, high))
-        for name, low, high in _OPTIONAL_INTEGERS:
-            if getattr(self, name) is not None:
-                self._store(name, _integer(name, getattr(self, name), low, high))
-        for name, lowest, highest in _NUMBERS:
-            self._store(name, _number(name, getattr(self, name), lowest, highest))
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name} must be true or false, got {show(getattr(self, name))}")
-        if self.top_p == 0:
-            raise InvalidRequestError(f"top_p must be greater than 0, got {self.top_p}")
+        for name, kinds, limits in _scalars():
+            self._store(name, _scalar(name, getattr(self, name), kinds, limits))
         if self.seed == -1:
             self._store("seed", None)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -186,8 +144,8 @@ class SamplingParams(EvictionRequest):
             raise InvalidRequestError(
                 f"forced_tokens must be at most max_tokens ({self.max_tokens}), got {self.num_forced}"
             )
-        self._store_amount("compression", lambda name, each: _number(name, each, 1, MAX_COMPRESSION))
-        self._store_amount("kv_budget", lambda name, each: _integer(name, each, 1))
+        self._store_amount("compression")
+        self._store_amount("kv_budget")
         if self.compression is not None and self.kv_budget is not None:
             raise InvalidRequestError(
                 "compression and kv_budget mean the same, give one; "
@@ -225,19 +183,20 @@ class SamplingParams(EvictionRequest):
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _store_amount(self, name: str, check: Callable[[str, Any], float]) -> None:
+    def _store_amount(self, name: str) -> None:
         """Check an amount that is one number for all samples, or a list of one each."""
-        value = getattr(self, name)
+        value, declared = getattr(self, name), self.__dataclass_fields__[name]
         if value is None:
             return
+        kinds, limits = {int, float} & {*get_args(declared.type)}, declared.metadata["limits"]
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
-            self._store(name, check(name, value))
+            self._store(name, _scalar(name, value, kinds, limits))
         elif len(value) != self.n:
             raise InvalidRequestError(
                 f"{name} must be one number, or one for each of the n = {self.n} samples, got {show(value)}"
             )
         else:
-            checked = tuple(check(name, each) for each in value)
+            checked = tuple(_scalar(name, each, kinds, limits) for each in value)
             self._store(name, checked if len(checked) > 1 else checked[0])
 
     @classmethod
@@ -316,6 +275,34 @@ _integer = partial(check_integer, error=InvalidRequestError)
 _number = partial(check_number, error=InvalidRequestError)
 _check_length = partial(check_length, error=InvalidRequestError)
 _list = partial(check_list, error=InvalidRequestError)
+
+
+@cache
+def _scalars() -> tuple[tuple[str, Set[Any], Limits | None], ...]:
+    """Return the parameters that are one number or a switch: name, types, limits."""
+    found = []
+    for each in fields(SamplingParams):
+        kinds = {*get_args(each.type)} if isinstance(each.type, UnionType) else {each.type}
+        if kinds <= {int, float, bool, NoneType}:
+            found.append((each.name, kinds, each.metadata.get("limits")))
+    return tuple(found)
+
+
+def _scalar(name: str, value: Any, kinds: Set[Any], limits: Limits | None) -> Any:
+    if value is None and NoneType in kinds:
+        return None
+    if limits is None:
+        if not isinstance(value, bool):
+            raise InvalidRequestError(f"{name} must be true or false, got {show(value)}")
+        return value
+    checked = (
+        _integer(name, value, int(limits.low), int(limits.high))
+        if int in kinds
+        else _number(name, value, limits.low, limits.high)
+    )
+    if limits.open and checked == limits.low:
+        raise InvalidRequestError(f"{name} must be greater than {limits.low}, got {checked}")
+    return checked
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:

@@ -1,32 +1,24 @@
-"""Forms of requests, for /openapi.json. What a field may hold is checked in `winnow.openai`; the limits are its own.
+"""Forms of requests, for /openapi.json: sampling parameters as `SamplingParams` declares them, and the fields beside
+them. What these may hold is checked in `winnow.openai`; the limits are its own.
 
-tests/server/test_openapi.py holds these fields against what is read.
+tests/server/test_openapi.py holds the fields against what is read.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from annotated_types import Ge, Gt, Le
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from winnow.checks import MAX_COUNT
+from winnow.checks import MAX_COUNT, Limits
+from winnow.config.option import documented
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
 from winnow.openai.tools import MAX_TOOLS
-from winnow.sampling.params import (
-    MAX_COMPRESSION,
-    MAX_LENGTH_PENALTY,
-    MAX_LOGIT_BIAS,
-    MAX_LOGIT_BIAS_ENTRIES,
-    MAX_LOGPROBS,
-    MAX_N,
-    MAX_PENALTY,
-    MAX_PROTECT,
-    MAX_REPETITION_PENALTY,
-    MAX_SEED,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TEMPERATURE,
-    MIN_REPETITION_PENALTY,
-)
+from winnow.sampling.params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
 from winnow.session_request import MAX_RETENTION, MAX_SESSION_NAME
 
 
@@ -59,34 +51,14 @@ ToolChoice = Literal["none", "auto", "required"] | dict[str, Any]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
-class SamplingForm(Form):
-    """Common part of chats and completions."""
+class BodyForm(Form):
+    """Common part of chats and completions beside the sampling parameters."""
 
     model: str | None = None
-    n: int | None = Field(None, ge=1, le=MAX_N)
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MAX_COUNT)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, ge=MIN_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)
-    presence_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    frequency_penalty: float | None = Field(None, ge=-MAX_PENALTY, le=MAX_PENALTY)
-    logit_bias: dict[str, float] | None = Field(
-        None,
-        max_length=MAX_LOGIT_BIAS_ENTRIES,
-        description=f"token id -> added to its logit, between -{MAX_LOGIT_BIAS} and {MAX_LOGIT_BIAS}",
-    )
-    seed: int | None = Field(None, ge=-MAX_SEED, le=MAX_SEED)
     stop: str | list[str] | None = Field(
-        None, description=f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters"
+        None,
+        description=f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters that end the answer",
     )
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=MAX_STOP_TOKEN_IDS)
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = Field(None, ge=0, le=MAX_COUNT)
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    skip_special_tokens: bool | None = None
-    detokenize: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
@@ -99,25 +71,6 @@ class SamplingForm(Form):
     eviction: str | None = Field(
         None, description="what decides which KVs stay: a preset of `winnow policies`"
     )
-    compression: float | list[float] | None = Field(
-        None, description=f"tokens of the prompt per KV kept, 1 to {MAX_COMPRESSION:g}; or a list of n"
-    )
-    kv_budget: int | list[int] | None = Field(None, description="KVs kept per row on average; or a list of n")
-    context_tokens: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="tokens at the front that are judged without the rest"
-    )
-    template_tail: int | None = Field(None, ge=0, le=MAX_COUNT)
-    answer_prefix: int | None = Field(None, ge=0, le=MAX_COUNT)
-    protect: list[list[int]] | None = Field(
-        None, max_length=MAX_PROTECT, description="pairs [start, end] of positions that are never evicted"
-    )
-    earlier_rounds: list[list[int]] | None = Field(
-        None, max_length=MAX_PROTECT, description="pairs [tokens, kv_budget]: what is compressed once more"
-    )
-    forced_tokens: list[TokenId] | list[list[TokenId]] | None = None
-    use_beam_search: bool | None = Field(None, description="search for the n most probable answers")
-    length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
-    early_stopping: bool | Literal["never"] | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
@@ -139,14 +92,13 @@ class SamplingForm(Form):
     )
 
 
-class CompletionForm(SamplingForm):
+class CompletionForm(BodyForm):
     """Body with one prompt or several to continue."""
 
     prompt: Text | TokenIds | list[Text] | list[TokenIds] = Field(
         min_length=1, description=f"at most {MAX_SEQUENCES} prompts, and prompts times n"
     )
     max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="default 16; 0 with echo alone")
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
 
 
@@ -162,11 +114,10 @@ class ToolForm(Form):
     function: dict[str, Any]
 
 
-class ChatForm(SamplingForm):
+class ChatForm(BodyForm):
     """Answer a conversation."""
 
     messages: list[MessageForm] = Field(min_length=1, max_length=MAX_MESSAGES)
-    max_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
@@ -191,8 +142,6 @@ class ResponsesForm(BaseModel):
     )
     store: bool | None = Field(None, description="whether it is kept; default true")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
     stream: bool | None = None
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
@@ -224,9 +173,6 @@ class AnthropicForm(AnthropicPromptForm):
 
     max_tokens: int = Field(ge=1, le=MAX_COUNT)
     stop_sequences: list[str] | None = Field(None, max_length=MAX_STOP_STRINGS)
-    temperature: float | None = Field(None, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = Field(None, description="user_id")
 
@@ -282,11 +228,33 @@ class AnthropicErrorForm(BaseModel):
     request_id: str | None = None
 
 
+def _bounded(kind: Any, limits: Limits | None) -> Any:
+    """Return a type annotation whose numbers are within `limits`, also those of lists."""
+    if limits is not None and kind in (int, float):
+        return Annotated[kind, (Gt if limits.open else Ge)(limits.low), Le(limits.high)]
+    if isinstance(kind, UnionType):
+        return reduce(or_, (_bounded(each, limits) for each in get_args(kind)))
+    if get_origin(kind) is Sequence:
+        return list[_bounded(get_args(kind)[0], limits)]  # type: ignore[misc]
+    return kind
+
+
+def _with_parameters(form: type[BaseModel], *names: str) -> type[BaseModel]:
+    """Return a form that has the fields of `SamplingParams` too, or those named; what it says itself counts."""
+    texts, found = documented(SamplingParams), {}
+    for each in fields(SamplingParams):
+        if each.name not in form.model_fields and each.name in (names or texts):
+            kind = _bounded(each.type, each.metadata.get("limits"))
+            most = each.metadata.get("most")
+            found[each.name] = kind | None, Field(None, max_length=most, description=texts[each.name])
+    return create_model(form.__name__, __base__=form, __doc__=form.__doc__, **found)  # type: ignore[call-overload]
+
+
 FORMS: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatForm,
-    "/v1/completions": CompletionForm,
-    "/v1/responses": ResponsesForm,
-    "/v1/messages": AnthropicForm,
+    "/v1/chat/completions": _with_parameters(ChatForm),
+    "/v1/completions": _with_parameters(CompletionForm),
+    "/v1/responses": _with_parameters(ResponsesForm, "temperature", "top_p"),
+    "/v1/messages": _with_parameters(AnthropicForm, "temperature", "top_p", "top_k"),
     "/v1/messages/count_tokens": AnthropicPromptForm,
     "/tokenize": TokenizeForm,
     "/detokenize": DetokenizeForm,

@@ -7,9 +7,7 @@ text is read. Flags that are not given are left out of the namespace, and so the
 """
 
 import argparse
-import inspect
 import json
-import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -17,10 +15,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from winnow.config.option import documented
 from winnow.errors import UsageError
 from winnow.units import format_bytes, parse_bytes
-
-_ENTRY = re.compile(r"(\w+): (.*)")
 
 
 def add_flags(
@@ -38,10 +35,10 @@ def add_flags(
         common: fields that `--help` shows, while `--help all` shows the others too; None: all.
     """
     group = parser.add_argument_group(title)
-    hints, documented = typing.get_type_hints(config), _documented(config)
+    hints, texts = typing.get_type_hints(config), documented(config)
     for field in fields(config):
         if field.name not in skip:
-            text = field.metadata.get("help", documented.get(field.name, ""))
+            text = field.metadata.get("help", texts.get(field.name, ""))
             action = group.add_argument(
                 *("--" + name.replace("_", "-") for name in (field.name, *field.metadata.get("aliases", ()))),
                 *field.metadata.get("short", ()),
@@ -173,22 +170,6 @@ def _reader(kinds: list[Any]) -> _Reader:
 def _or_none(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return `parse`, and "none" for None: the way to switch off a limit."""
     return lambda text: None if text.lower() == "none" else parse(text)
-
-
-def _documented(config: type) -> dict[str, str]:
-    """Return field -> help, from the "Attributes" part of the class's docstring; an entry may take several lines."""
-    _, _, attributes = inspect.cleandoc(config.__doc__ or "").partition("\nAttributes:\n")
-    texts: dict[str, str] = {}
-    name = ""
-    for line in attributes.splitlines():
-        entry = _ENTRY.fullmatch(line.removeprefix("    "))
-        if not line.startswith("    "):
-            break
-        if entry is not None:
-            name, texts[entry[1]] = entry[1], entry[2]
-        else:
-            texts[name] += " " + line.strip()
-    return texts
 
 
 def _help(field: "Field[Any]", text: str, default: Any) -> str:
