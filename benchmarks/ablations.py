@@ -22,7 +22,7 @@ from rich.table import Table
 
 from winnow import LLM
 from winnow.attention import Group, Smoothing
-from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Amount, Cell, amounts_of, engine_needs
+from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, amounts_of, engine_needs
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.runner import evaluate
@@ -47,6 +47,7 @@ from winnow.eviction import (
     When,
     Window,
 )
+from winnow.eviction_request import Amount
 
 SEED = 7000
 """Of the prompts that choices are made on."""

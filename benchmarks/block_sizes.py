@@ -87,7 +87,9 @@ def answer(llm: LLM, prompts: Sequence[list[int]], typed: argparse.Namespace, ce
     most = 2 * typed.new_tokens - 1
 
     def params() -> SamplingParams:
-        return fixed_length(chance.randint(1, most), eviction=keeping.policy, compression=keeping.compression)
+        return fixed_length(
+            chance.randint(1, most), eviction=keeping.policy, compression=keeping.amount.compression
+        )
 
     asked = [(prompt, params()) for prompt in prompts]
     blocks = Blocks(llm)

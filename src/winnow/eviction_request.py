@@ -4,10 +4,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from winnow.checks import Limits, parameter
+from winnow.checks import Limits, check_integer, check_number, parameter
+from winnow.errors import ConfigError, WinnowError
 
 MAX_COMPRESSION = 1e6
 MAX_PROTECT = 1024  # spans
+
+
+def check_one_amount(compression: Any, kv_budget: Any, error: type[WinnowError] = ConfigError) -> None:
+    """Refuse two amounts; raises `error`."""
+    if compression is not None and kv_budget is not None:
+        raise error(f"compression and kv_budget mean the same, give one; got {compression} and {kv_budget}")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Number of KVs that stay of a context: by one of both fields, or by neither, which leaves it to the policy.
+
+    Attributes:
+        compression: tokens of the context per KV kept in each row on average, at least 1.
+        kv_budget: KVs kept in each row on average, at least 1.
+
+    Raises:
+        ConfigError: a field is out of range, or both are given.
+    """
+
+    compression: float | None = None
+    kv_budget: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.compression is not None:
+            check_number("compression", self.compression, 1)
+        if self.kv_budget is not None:
+            check_integer("kv_budget", self.kv_budget, 1)
+        check_one_amount(self.compression, self.kv_budget)
+
+    @property
+    def label(self) -> str:
+        if self.kv_budget is not None:
+            return f"{self.kv_budget} KVs"
+        return "" if self.compression is None else f"{self.compression:g}x"
+
+    @property
+    def order(self) -> tuple[bool, bool, float]:
+        """Key that sorts compressions up, then budgets down, so that what keeps least stands last; neither: behind."""
+        amount = self.compression or -(self.kv_budget or 0)
+        return self == OWN_AMOUNT, self.kv_budget is not None, amount
+
+
+OWN_AMOUNT = Amount()
+"""The policy's own amount."""
 
 
 @dataclass(frozen=True, kw_only=True)

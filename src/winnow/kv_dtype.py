@@ -1,6 +1,7 @@
 """The formats in which KVs may be stored, by name, and how a user names them. Imports no torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from winnow.checks import check_integer, require
 from winnow.errors import ConfigError
@@ -10,6 +11,8 @@ PLAIN_FORMATS = ("float32", "bfloat16", "float16")
 """Vectors as they are, rounded to a floating-point format."""
 NARROW_BITS = {"int4": 4, "int4-outlier": 4, "int3": 3, "int2": 2}
 """Formats of 4 bits and below, with the bits of a code."""
+# The one list of formats: `winnow.cache.formats` says how each stores a vector, and the kernels' lists are held against
+# this one (tests/cache/test_formats.py).
 KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
 ALIASES = {"fp8": "fp8_e4m3"}
 """Names of vLLM."""
@@ -66,20 +69,20 @@ class WideParts:
     """One of `PLAIN_FORMATS`."""
 
     @classmethod
-    def parse(cls, text: str | None, name: str = "kv_wide", dtype: str = "bfloat16") -> "WideParts":
+    def parse(cls, text: str | None, name: str = "kv_wide") -> "WideParts":
         """Read "layers=1,sinks=4,recent=64", or some of them; None: nothing.
 
         Raises:
             ConfigError: an unknown part, a part twice, or a count that is none; names `name`.
         """
         what = "parts with counts, such as layers=1,sinks=4,recent=64"
-        parts: dict[str, int] = {}
+        parts: dict[str, Any] = {}
         for part in () if text is None else text.split(","):
             key, _, count = part.strip().partition("=")
             known = key in ("layers", "sinks", "recent") and key not in parts
             require(known and count.isdecimal() and len(count) < 7, name, what, text)
             parts[key] = int(count)
-        return cls(**parts, dtype=dtype)
+        return cls(**parts)
 
     @property
     def any(self) -> bool:

@@ -8,8 +8,9 @@ from benchmarks.real_eval.codec_rows import Codec, Measured, at_share, equal_com
 from benchmarks.real_eval.codec_tables import shares_figure, tables
 from benchmarks.real_eval.rows import Row
 from winnow.errors import ConfigError
-from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Amount, Cell
+from winnow.evaluate.cell import AGNOSTIC, FULL_CELL, Cell
 from winnow.evaluate.perplexity import Perplexity, WindowScore
+from winnow.eviction_request import Amount
 
 
 def test_a_codec_is_a_format_and_what_else_is_said() -> None:

@@ -10,11 +10,12 @@ from benchmarks.papers.h2h.protocol import LONGBENCH, PERPLEXITIES, ROUND_EVERY,
 from benchmarks.papers.h2h.results import longbench_tables, perplexity_table
 from benchmarks.papers.h2h.variants import VARIANTS
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL_CELL, OWN_AMOUNT, Amount, Cell
+from winnow.evaluate.cell import FULL_CELL, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.perplexity import Perplexity, WindowScore
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.eviction import PRESETS, Window
+from winnow.eviction_request import OWN_AMOUNT, Amount
 
 
 def result(cell: Cell, score: float) -> CellResult:
@@ -87,11 +88,11 @@ def test_table_1_stands_beside_presets_of_its_own_window() -> None:
 class TestContinuations:
     def test_every_policy_has_rounds_while_it_predicts(self) -> None:
         keepings = Continuations(2, 1024).keepings(["full", *text_presets(), "leverage-pd", "batch-max"])
-        assert keepings.pop("full").kv_budget is None
+        assert keepings.pop("full").amount.kv_budget is None
         for keeping in keepings.values():
             when = keeping.policy.when
             assert (when.decode_every, when.prefill_every, when.within) == (ROUND_EVERY, None, False)
-            assert keeping.kv_budget == 256
+            assert keeping.amount.kv_budget == 256
 
     def test_windows_that_hold_no_budget_are_refused(self) -> None:
         with pytest.raises(EvaluationError, match="at least 16 tokens, got 15"):

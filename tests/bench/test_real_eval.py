@@ -13,9 +13,10 @@ from benchmarks.real_eval.command import parse, write_results
 from benchmarks.real_eval.rows import Row, complete_cells, counts, row_of
 from benchmarks.real_eval.tables import tables
 from benchmarks.real_eval.work import Work, works
-from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Amount, Cell
+from winnow.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.result import CellResult, Refusal
+from winnow.eviction_request import Amount
 
 SNAPKV = Cell("snapkv", Amount(4.0), AGNOSTIC)
 KVZIP = Cell("kvzip", Amount(4.0), AGNOSTIC)

@@ -1,6 +1,8 @@
 """Formats of stored vectors: where each code lies, how far a decoded vector may be off, and what is never hidden."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from winnow.cache.packing import hadamard, pack, unpack
 from winnow.errors import ConfigError
 from winnow.kv_dtype import KV_FORMATS, NARROW_BITS, ROTATIONS, KVDtype
 
+ROOT = Path(__file__).parents[2]
 QUANTIZED = KV_FORMATS[4:]
 HALF = 2.0**-11
 """Rounding to float16, as a part of what is rounded; `LEAST_HALF` where that is below its normal numbers."""
@@ -262,3 +265,13 @@ def test_the_block_that_the_text_describes() -> None:
 def test_bytes_by_hand(name: str, group: int | None, vector_bytes: int) -> None:
     layout = CacheLayout.even(30, 3, 64, 16, make_codec(KVDtype(name, name), group))
     assert layout.block_bytes == 16 * (2 * vector_bytes + 4)
+
+
+def test_kernels_list_the_formats_that_there_are() -> None:
+    """Outliers are fields beside a format's own. Triton takes any of them (tests/attention/test_triton_formats.py)."""
+    expected = [name for name in KV_FORMATS[1:] if not name.endswith("-outlier")]
+    bindings, stub = (ROOT / path for path in ("native/bindings.cpp", "src/winnow/_native.pyi"))
+    assert re.findall(r"\.value\(\"(\w+)\", Format::", bindings.read_text()) == expected
+    listed = stub.read_text().partition("class Format(Enum):\n")[2].partition("\n\n")[0]
+    assert re.findall(r"(\w+) = \.\.\.", listed) == expected
+    assert [make_format(name).name for name in KV_FORMATS[1:]] == [*KV_FORMATS[1:]]

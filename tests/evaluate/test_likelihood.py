@@ -14,9 +14,10 @@ from winnow import LLM
 from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
 from winnow.evaluate.likelihood import Keeping, Likelihood, Pair, loglikelihoods, score_pairs
 from winnow.eviction import PRESETS, EqualHeads, EvictionPolicy, Random, When
+from winnow.eviction_request import Amount
 
 TOLERANCE = 1e-4
-ONCE = Keeping(EvictionPolicy(Random(), EqualHeads(), when=When(after_prefill=True)), kv_budget=20)
+ONCE = Keeping(EvictionPolicy(Random(), EqualHeads(), when=When(after_prefill=True)), Amount(kv_budget=20))
 
 
 def tokens(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -69,7 +70,7 @@ def test_what_greedy_decoding_would_answer_is_told(llm: LLM) -> None:
 def test_pairs_that_share_a_context_are_scored_as_if_alone(llm: LLM, name: str) -> None:
     amount = None if name == "full" else 280 if name == "streaming" else 40
     policy = PRESETS[name].policy
-    keeping = Keeping(replace(policy, when=policy.when.alone), kv_budget=amount)
+    keeping = Keeping(replace(policy, when=policy.when.alone), Amount(kv_budget=amount))
     context = tokens(400)
     pairs = [
         Pair(context, tokens(count, 3)) for count in (1, 9, 4, 9, 2, 2, 2, 2, 3, 7)
@@ -92,14 +93,14 @@ def test_the_round_falls_before_the_first_token(llm: LLM) -> None:
 
 def test_rounds_go_on_while_decoding(llm: LLM) -> None:
     pair = Pair(tokens(60), tokens(80, 2))
-    [found] = loglikelihoods(llm, [pair], Keeping(PRESETS["recent"].policy, kv_budget=40))
+    [found] = loglikelihoods(llm, [pair], Keeping(PRESETS["recent"].policy, Amount(kv_budget=40)))
     assert found.eviction is not None and found.eviction.rounds >= 79
     assert found.eviction.mean_kept <= 41
 
 
 def test_a_budget_above_all_is_the_full_cache(llm: LLM) -> None:
     pair = Pair(tokens(60), tokens(20, 2))
-    [found] = loglikelihoods(llm, [pair], Keeping(PRESETS["snapkv"].policy, kv_budget=500))
+    [found] = loglikelihoods(llm, [pair], Keeping(PRESETS["snapkv"].policy, Amount(kv_budget=500)))
     assert found.logprobs == loglikelihoods(llm, [pair])[0].logprobs
 
 

@@ -23,6 +23,7 @@ from winnow.evaluate.lm_eval.generation import sampling_for
 from winnow.evaluate.lm_eval.lm_eval_cell import LmEvalPlan, LmEvalResult, run_cell
 from winnow.evaluate.lm_eval.result_files import lm_eval_table
 from winnow.eviction import PRESETS
+from winnow.eviction_request import Amount
 
 # In words that the demo model knows.
 NAMES, CITIES = ("Adam", "Betty", "Carl", "Diana"), ("Oslo", "Rome", "Cairo", "Paris")
@@ -85,7 +86,7 @@ def test_tasks_of_all_kinds_run_and_eviction_shows(llm: LLM, tasks: Path) -> Non
     plan = LmEvalPlan(tuple(TASKS), limit=4, include_path=tasks)
     manager = plan.task_manager()
     full = run_cell(llm, plan, manager, "full cache", Keeping())
-    cut = run_cell(llm, plan, manager, "recent", Keeping(PRESETS["recent"].policy, kv_budget=4))
+    cut = run_cell(llm, plan, manager, "recent", Keeping(PRESETS["recent"].policy, Amount(kv_budget=4)))
     assert LmEvalResult.from_json(json.loads(json.dumps(full.to_json()))) == full
     metrics = full.metrics()
     answered = {("tiny_choice", "acc"), ("tiny_until", "exact_match (stripped)")}
@@ -98,7 +99,7 @@ def test_tasks_of_all_kinds_run_and_eviction_shows(llm: LLM, tasks: Path) -> Non
 
 def test_a_cell_that_the_engine_refuses_says_why(llm: LLM, tasks: Path) -> None:
     plan = LmEvalPlan(("tiny_choice",), limit=1, include_path=tasks)
-    small = Keeping(PRESETS["snapkv"].policy, kv_budget=8)
+    small = Keeping(PRESETS["snapkv"].policy, Amount(kv_budget=8))
     refused = run_cell(llm, plan, plan.task_manager(), "snapkv", small)
     assert "smaller than the protected set" in (refused.refusal or "") and not refused.metrics()
     table = lm_eval_table([refused])
@@ -122,7 +123,7 @@ def test_by_name_with_options_of_the_engine(tasks: Path) -> None:
 
 class TestLoglikelihood:
     def test_it_is_that_of_forced_decoding_after_the_cut_context(self, llm: LLM) -> None:
-        keeping = Keeping(PRESETS["snapkv"].policy, kv_budget=40)
+        keeping = Keeping(PRESETS["snapkv"].policy, Amount(kv_budget=40))
         model = WinnowLM(llm, keeping)
         context, endings = (
             "Ada lives in Oslo. " * 12 + "Ada lives in",
@@ -249,13 +250,13 @@ class TestGenerate:
 def test_the_engines_own_policy_less_pressure() -> None:
     with LLM(eviction="streaming", kv_memory="32MiB") as llm:
         keeping = WinnowLM(llm)._keeping
-        assert (keeping.policy, keeping.kv_budget) == (
+        assert (keeping.policy, keeping.amount.kv_budget) == (
             PRESETS["streaming"].policy,
             PRESETS["streaming"].kv_budget,
         )
     with LLM(eviction="kv-compress", compression=8, kv_memory="32MiB") as llm:
         keeping = WinnowLM(llm)._keeping
-        assert (keeping.compression, keeping.kv_budget) == (8, None)
+        assert (keeping.amount.compression, keeping.amount.kv_budget) == (8, None)
         assert PRESETS["kv-compress"].policy.when.pressure and not keeping.policy.when.pressure
 
 

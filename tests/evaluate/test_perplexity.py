@@ -15,9 +15,14 @@ from winnow.evaluate.likelihood import Keeping, Pair
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow.evaluate.wikitext import cut_windows, wikitext
 from winnow.eviction import PRESETS
+from winnow.eviction_request import Amount
 
-RECENT = Keeping(PRESETS["recent"].policy, kv_budget=32)
-KEEPINGS = {"full": Keeping(), "recent": RECENT, "once": Keeping(PRESETS["random"].policy, compression=4.0)}
+RECENT = Keeping(PRESETS["recent"].policy, Amount(kv_budget=32))
+KEEPINGS = {
+    "full": Keeping(),
+    "recent": RECENT,
+    "once": Keeping(PRESETS["random"].policy, Amount(compression=4.0)),
+}
 
 
 class Words:
@@ -123,7 +128,7 @@ class TestMeasure:
         assert {score.key for score in kept + again} == {score.key for score in new} and len(again) == 5
 
     def test_a_way_that_the_engine_refuses_says_why(self, llm: LLM, windows: list[Pair]) -> None:
-        small = Keeping(PRESETS["snapkv"].policy, kv_budget=8)
+        small = Keeping(PRESETS["snapkv"].policy, Amount(kv_budget=8))
         full, refused = measure_perplexity(llm, windows, {"full": Keeping(), "small": small})
         assert full.value is not None and refused.value is None and refused.over(full) is None
         assert "protected set" in (refused.refusal or "")

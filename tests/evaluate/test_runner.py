@@ -10,7 +10,7 @@ import pytest
 
 from winnow import LLM
 from winnow.config import EvictionConfig
-from winnow.errors import EvaluationError
+from winnow.errors import ConfigError, EvaluationError
 from winnow.evaluate.cell import FULL_CELL, Cell, amounts_of, engine_needs, plan_cells
 from winnow.evaluate.plan import EvaluationPlan
 from winnow.evaluate.result import Evaluation
@@ -335,9 +335,9 @@ def test_cells() -> None:
     assert engine_needs(plan_cells(["winnow-fit"], amounts_of([2]), ["agnostic"]))["kv_bias"]
     with pytest.raises(EvaluationError, match=r"no eviction preset 'snapvk'; did you mean snapkv\?"):
         plan_cells(["snapvk"], amounts_of([2]), ["aware"])
-    with pytest.raises(EvaluationError, match=r"at least 1, got 0.5"):
+    with pytest.raises(ConfigError, match=r"compression must be at least 1, got 0\.5"):
         plan_cells(["kv-compress"], amounts_of([0.5]), ["aware"])
-    with pytest.raises(EvaluationError, match="kv_budget must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="kv_budget must be at least 1, got 0"):
         amounts_of(kv_budgets=[0])
     with pytest.raises(EvaluationError, match="query must be one of aware, agnostic, got 'both'"):
         plan_cells(["kv-compress"], amounts_of([2]), ["both"])

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from winnow.evaluate.cell import FULL_CELL, Amount, Cell
+from winnow.evaluate.cell import FULL_CELL, Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
 from winnow.evaluate.result_files import write_report
 from winnow.evaluate.result_tables import all_tables, category_table, length_table, mean_table
 from winnow.evaluate.uninformative import uninformative_categories
+from winnow.eviction_request import Amount
 from winnow.report.plots import can_draw
 
 CATEGORIES = ("easy", "hard", "hopeless")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from benchmarks.papers.h2h.variants import VARIANTS
 from winnow.errors import EvaluationError
-from winnow.evaluate.cell import FULL, OWN_AMOUNT, Cell
+from winnow.evaluate.cell import FULL, Cell
 from winnow.evaluate.journal import ResultJournal
 from winnow.evaluate.likelihood import Keeping
 from winnow.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow.evaluate.plan import engine_identity
 from winnow.evaluate.wikitext import cut_windows, wikitext
+from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.llm import LLM
 
 KV_COMPRESS_DIFFERS = (
@@ -152,7 +153,7 @@ class Continuations:
         when = replace(policy.when, after_prefill=True, prefill_every=None, within=False)
         return Keeping(
             replace(policy, when=replace(when, decode_every=ROUND_EVERY)),
-            kv_budget=self.budget,
+            Amount(kv_budget=self.budget),
         )
 
     def measure(self, llm: LLM, presets: Sequence[str], journal: Path | None) -> list[Perplexity]:

@@ -16,11 +16,12 @@ from benchmarks.papers.h2h.protocol import (
     Continuations,
     LongBenchTable,
 )
-from winnow.evaluate.cell import AWARE, OWN_AMOUNT, Amount
+from winnow.evaluate.cell import AWARE
 from winnow.evaluate.charts import draw
 from winnow.evaluate.perplexity import Perplexity
 from winnow.evaluate.result import Evaluation
 from winnow.evaluate.result_tables import all_tables
+from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.report.plots import can_draw
 from winnow.report.tables import TextTable
 

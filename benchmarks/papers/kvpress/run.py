@@ -11,13 +11,14 @@ from typing import Any
 
 from benchmarks.papers.kvpress.presses import Press
 from benchmarks.peers.environment import Environment, PeerError, call
-from winnow.evaluate.cell import AGNOSTIC, AWARE, Amount, Cell
+from winnow.evaluate.cell import AGNOSTIC, AWARE, Cell
 from winnow.evaluate.metrics import score
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.prompt import Prompt, PromptMaker
 from winnow.evaluate.result import CellResult, Refusal
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.scoring import until_stop
+from winnow.eviction_request import Amount
 from winnow.report.journal import parse_object, whole_lines
 
 _SCRIPT = Path(__file__).with_name("peer.py")

@@ -1,12 +1,13 @@
 """Options of the KV cache."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from winnow.checks import check_choice, check_integer, require
 from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
-from winnow.kv_dtype import ROTATIONS, KVDtype, WideParts, check_group
+from winnow.kv_dtype import KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
 from winnow.units import format_bytes, parse_bytes
 from winnow.value_tier import ValueTier
 
@@ -96,8 +97,8 @@ class CacheConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "format of stored KVs: auto (as dtype), float32, bfloat16, float16, fp8_e4m3, int8, int4, int4-outlier, int3, "
-        "int2; or one each for keys and values, such as k=int8,v=int4",
+        f"format of stored KVs: {', '.join(KV_FORMATS)}; auto: as dtype; or one each for keys and values, such as "
+        "k=int8,v=int4",
         aliases=("kv_dtype",),
         engine="paged",
     )
@@ -183,9 +184,23 @@ class CacheConfig:
         check_integer("block_size", self.block_size, 1, 1024)
         check_group("kv_group", self.kv_group)
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)
-        KVDtype.parse(self.kv_cache_dtype)
-        WideParts.parse(self.kv_wide)
-        if ValueTier.parse(self.value_tier) is not None and self.kv_wide is not None:
+        _ = self.kv_dtype, self.wide_parts
+        if self.tier is not None and self.kv_wide is not None:
             raise ConfigError(
                 f"value_tier does not go with kv_wide, got {self.value_tier} and {self.kv_wide}"
             )
+
+    @cached_property
+    def kv_dtype(self) -> KVDtype:
+        """Formats of keys and values that `kv_cache_dtype` names; `auto` is not resolved."""
+        return KVDtype.parse(self.kv_cache_dtype)
+
+    @cached_property
+    def wide_parts(self) -> WideParts:
+        """KVs that `kv_wide` names."""
+        return WideParts.parse(self.kv_wide)
+
+    @cached_property
+    def tier(self) -> ValueTier | None:
+        """Tier that `value_tier` names."""
+        return ValueTier.parse(self.value_tier)

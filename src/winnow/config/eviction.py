@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from winnow.checks import check_integer, check_number
+from winnow.checks import check_integer
 from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
+from winnow.eviction_request import Amount, check_one_amount
 
 AUTO = "auto"
 """The `compression` that the engine decides on, request by request."""
@@ -73,22 +74,19 @@ class EvictionConfig:
         engine="paged",
     )
 
-    def for_policy(self, eviction: Any, *, pools: bool, **amounts: Any) -> Self:
-        """Return the options with another policy; `pool` means nothing to one that does not pool."""
+    def for_policy(self, eviction: Any, *, pools: bool, amount: Amount | None = None) -> Self:
+        """Return the options with another policy, and amount if given; without `pool` where it does not pool."""
+        amounts = {} if amount is None else vars(amount)
         return replace(self, eviction=eviction, pool=self.pool if pools else None, **amounts)
 
     def __post_init__(self) -> None:
-        if self.compression is not None and self.compression != AUTO:
-            check_number("compression", self.compression, 1.0)
+        check_one_amount(self.compression, self.kv_budget)
+        _ = self.amount
         if self.pool is not None and self.pool != TEXT:
             check_integer("pool", self.pool, 1)
-        for name in ("kv_budget", "kv_floor", "max_round_kvs"):
+        for name in ("kv_floor", "max_round_kvs"):
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
-        if self.compression is not None and self.kv_budget is not None:
-            raise ConfigError(
-                f"compression and kv_budget mean the same, give one; got {self.compression} and {self.kv_budget}"
-            )
         for name in ("compression", "kv_budget"):
             if self.eviction == FULL and getattr(self, name) is not None:
                 raise ConfigError(
@@ -96,6 +94,12 @@ class EvictionConfig:
                 )
         if self.num_accumulators is not None:
             check_integer("num_accumulators", self.num_accumulators, 0, 2)
+
+    @property
+    def amount(self) -> Amount:
+        """Amount to keep; with `compression=auto` there is none before a request starts."""
+        compression: Any = None if self.compression == AUTO else self.compression
+        return Amount(compression, self.kv_budget)
 
     @property
     def chosen(self) -> Any:

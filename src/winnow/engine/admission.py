@@ -4,7 +4,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
@@ -26,6 +25,7 @@ from winnow.eviction import (
     replay_passes,
     resolve_policy,
 )
+from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
@@ -222,7 +222,7 @@ class Admission:
         for tokens, kv_budget in params.earlier_rounds:
             spans = tuple(span for span in params.protect if span[1] <= tokens)
             then = replace(params, context_tokens=tokens, protect=spans)
-            policy = replace(asked[0], compression=None, kv_budget=kv_budget)
+            policy = replace(asked[0], amount=Amount(kv_budget=kv_budget))
             earlier = policy.for_prompt(len(token_ids), total, then, may_idle=False)
             [earlier] = self._with_replay([earlier], token_ids, context)
             after = None if earlier is None else replace(earlier, prompt_len=0, after=after)
@@ -366,24 +366,21 @@ def requested_eviction(
         InvalidRequestError: several amounts, for a policy whose samples share its rounds.
     """
     resolve = partial(resolve_policy, traits=traits, asked_later=params.context_tokens is not None)
-    unset: dict[str, Any] = {"compression": None, "kv_budget": None}
     if params.eviction is not None:
-        own = resolve(config.for_policy(params.eviction, pools=False, **unset))
+        own = resolve(config.for_policy(params.eviction, pools=False, amount=OWN_AMOUNT))
         # What the engine was opened with means nothing to a policy that takes none of it.
-        kept = {} if own.takes_amount else unset
-        config = config.for_policy(params.eviction, pools=own.policy.pool is not None, **kept)
-    for name in unset:
-        value = getattr(params, name)
-        if value is not None:
-            values = value if isinstance(value, tuple) else (value,)
-            asked = [resolve(replace(config, **(unset | {name: each}))) for each in values]
-            if len(asked) > 1 and asked[0].policy.when.in_prefill:
-                raise InvalidRequestError(
-                    f"{name} must be one number for a policy with rounds within the prompt, which samples share; "
-                    f"got {value}"
-                )
-            return asked
-    return [resolve(config)]
+        amount = None if own.takes_amount else OWN_AMOUNT
+        config = config.for_policy(params.eviction, pools=own.policy.pool is not None, amount=amount)
+    if not params.amounts:
+        return [resolve(config)]
+    asked = [resolve(replace(config, **vars(each))) for each in params.amounts]
+    if len(asked) > 1 and asked[0].policy.when.in_prefill:
+        name = "compression" if params.kv_budget is None else "kv_budget"
+        raise InvalidRequestError(
+            f"{name} must be one number for a policy with rounds within the prompt, which samples share; "
+            f"got {getattr(params, name)}"
+        )
+    return asked
 
 
 def _check_earlier(policy: EvictionPolicy, context_len: int, params: SamplingParams) -> None:

@@ -1,6 +1,5 @@
 """Cells: what a task is run under, one square of its tables each."""
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -9,49 +8,11 @@ from typing import TypedDict
 from winnow.checks import check_choice
 from winnow.errors import EvaluationError, known_names
 from winnow.eviction import PRESETS, EvictionPolicy, concrete_preset, find_preset
+from winnow.eviction_request import OWN_AMOUNT, Amount
 
 FULL = "full"
 AWARE, AGNOSTIC = "aware", "agnostic"
 QUERIES = (AWARE, AGNOSTIC)
-
-
-@dataclass(frozen=True)
-class Amount:
-    """Amount that a cell keeps: one of both, or neither for a preset that decides itself.
-
-    Attributes:
-        compression: tokens of what is judged per KV kept.
-        kv_budget: KVs kept per row on average, whatever the prompt's length.
-
-    Raises:
-        EvaluationError: a compression that is no finite number of at least 1, or a budget below 1.
-    """
-
-    compression: float | None = None
-    kv_budget: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.compression is not None and not 1.0 <= self.compression < math.inf:
-            raise EvaluationError(
-                f"compression must be a finite number of at least 1, got {self.compression:g}"
-            )
-        if self.kv_budget is not None and self.kv_budget < 1:
-            raise EvaluationError(f"kv_budget must be at least 1, got {self.kv_budget}")
-
-    @property
-    def label(self) -> str:
-        if self.kv_budget is not None:
-            return f"{self.kv_budget} KVs"
-        return "" if self.compression is None else f"{self.compression:g}x"
-
-    @property
-    def order(self) -> tuple[bool, bool, float]:
-        """Key that sorts compressions up, then budgets down, so that what keeps least stands last; neither: behind."""
-        amount = self.compression or -(self.kv_budget or 0)
-        return self == OWN_AMOUNT, self.kv_budget is not None, amount
-
-
-OWN_AMOUNT = Amount()
 
 
 def amounts_of(compressions: Iterable[float] = (), kv_budgets: Iterable[int] = ()) -> tuple[Amount, ...]:

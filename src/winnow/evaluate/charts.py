@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.evaluate.cell import OWN_AMOUNT
 from winnow.evaluate.result import CellResult, Evaluation
 from winnow.evaluate.result_tables import query_label
+from winnow.eviction_request import OWN_AMOUNT
 from winnow.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure
 
 if TYPE_CHECKING:

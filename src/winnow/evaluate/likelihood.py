@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 from winnow.errors import EvaluationError, InvalidRequestError
 from winnow.evaluate.cell import Cell
 from winnow.eviction import EvictionPolicy
+from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.outputs import CompletionOutput, EvictionReport
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import MAX_N
@@ -22,16 +23,15 @@ FULL_CACHE = EvictionPolicy()
 
 @dataclass(frozen=True)
 class Keeping:
-    """Choice of the KVs of a context that stay: a policy, and its amount; both None: the policy's own."""
+    """Choice of the KVs of a context that stay: a policy, and its amount."""
 
     policy: EvictionPolicy = FULL_CACHE
-    compression: float | None = None
-    kv_budget: int | None = None
+    amount: Amount = OWN_AMOUNT
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
         """Return what a cell of an evaluation keeps."""
-        return cls(cell.policy, **vars(cell.asked))
+        return cls(cell.policy, cell.asked)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ def _params(first: Pair, continuations: Sequence[tuple[int, ...]], keeping: Keep
         logprobs=0,
         detokenize=False,
         eviction=keeping.policy,
-        compression=keeping.compression,
-        kv_budget=keeping.kv_budget,
+        **vars(keeping.amount),
         context_tokens=len(first.context) - 1 or None,
     )
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from winnow.evaluate.cell import Amount, Cell
+from winnow.evaluate.cell import Cell
 from winnow.evaluate.outcome import Outcome
 from winnow.evaluate.uninformative import uninformative_categories
+from winnow.eviction_request import Amount
 
 
 @dataclass(frozen=True)

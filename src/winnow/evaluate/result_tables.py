@@ -2,8 +2,9 @@
 
 from collections.abc import Collection, Sequence
 
-from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL, Amount
+from winnow.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow.evaluate.result import CellResult, Evaluation
+from winnow.eviction_request import Amount
 from winnow.report.tables import Footnotes, TextTable
 from winnow.units import format_bytes
 

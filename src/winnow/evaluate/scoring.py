@@ -46,7 +46,7 @@ def outcome_of(llm: "LLM", request: EvalRequest, answer: SubAnswer, output: Comp
 
 def _achieved(llm: "LLM", request: EvalRequest, cell: Cell, report: EvictionReport) -> float | None:
     policy = cell.policy
-    config = llm.config.eviction.for_policy(policy, pools=policy.pool is not None, **vars(cell.asked))
+    config = llm.config.eviction.for_policy(policy, pools=policy.pool is not None, amount=cell.asked)
     eviction = resolve_policy(config).for_prompt(
         len(request.token_ids),
         request.last_token,

@@ -9,7 +9,7 @@ from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import KEYS, SEEN, find_preset
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.when import When
-from winnow.eviction_request import EvictionRequest
+from winnow.eviction_request import OWN_AMOUNT, Amount, EvictionRequest
 
 OWN = "own"
 """The name of policies that are not presets."""
@@ -54,7 +54,8 @@ class ResolvedPolicy:
     Attributes:
         name: of the preset, or `OWN`.
         default_budget: KVs per row that the preset's paper uses, if any.
-        compression, kv_budget, kv_floor: as in `EvictionConfig`.
+        amount: what is kept of a context.
+        kv_floor: as in `EvictionConfig`.
 
     Raises:
         ConfigError: an amount is given for a policy that does not take one.
@@ -63,15 +64,14 @@ class ResolvedPolicy:
     name: str
     policy: EvictionPolicy
     default_budget: int | None = None
-    compression: float | None = None
-    kv_budget: int | None = None
+    amount: Amount = OWN_AMOUNT
     kv_floor: int = 1
 
     def __post_init__(self) -> None:
         if self.policy.budget.fixed is None or self.policy.when.never:
             return
-        for field in ("compression", "kv_budget"):
-            if getattr(self, field) is not None:
+        for field, amount in vars(self.amount).items():
+            if amount is not None:
                 raise ConfigError(f"{field} cannot be chosen: {self.name!r} decides itself how much it keeps")
 
     @property
@@ -84,11 +84,12 @@ class ResolvedPolicy:
         fixed = self.policy.budget.fixed
         if fixed is not None:
             return fixed
-        if self.kv_budget is not None:
-            return self.kv_budget
-        if self.compression is None and self.default_budget is not None:
+        if self.amount.kv_budget is not None:
+            return self.amount.kv_budget
+        compression = self.amount.compression
+        if compression is None and self.default_budget is not None:
             return self.default_budget
-        return max(self.kv_floor, math.ceil(context_len / (self.compression or _DEFAULT_COMPRESSION)))
+        return max(self.kv_floor, math.ceil(context_len / (compression or _DEFAULT_COMPRESSION)))
 
     def for_prompt(
         self,
@@ -158,11 +159,10 @@ def resolve_policy(
         )
     # Beside no eviction a pool is for the policies that requests bring.
     pool = None if policy.when.never else config.pool
-    policy, compression = policy.with_pool(traits.text_pool, pool), config.compression
-    if compression == AUTO:
-        policy, compression = _late(name, policy), traits.auto_compression
-    assert not isinstance(compression, str), "checked by the configuration"
-    return ResolvedPolicy(name, policy, default_budget, compression, config.kv_budget, config.kv_floor)
+    policy, amount = policy.with_pool(traits.text_pool, pool), config.amount
+    if config.compression == AUTO:
+        policy, amount = _late(name, policy), Amount(traits.auto_compression)
+    return ResolvedPolicy(name, policy, default_budget, amount, config.kv_floor)
 
 
 def concrete_preset(name: str, traits: ModelTraits = UNKNOWN_MODEL, asked_later: bool = False) -> str:

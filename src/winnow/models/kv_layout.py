@@ -8,7 +8,7 @@ from winnow.cache.layout import CacheLayout
 from winnow.checks import require
 from winnow.config import CacheConfig
 from winnow.errors import ConfigError
-from winnow.kv_dtype import PLAIN_FORMATS, KVDtype, WideParts
+from winnow.kv_dtype import PLAIN_FORMATS
 from winnow.value_tier import ValueTier
 
 
@@ -38,8 +38,8 @@ def configured_layout(
     Raises:
         ConfigError: KVs of this head_dim cannot be stored as `config` says.
     """
-    kind = KVDtype.parse(config.kv_cache_dtype).resolved(dtype)
-    wide = WideParts.parse(config.kv_wide, dtype="float16" if dtype == "float32" else dtype)
+    kind = config.kv_dtype.resolved(dtype)
+    wide = replace(config.wide_parts, dtype="float16" if dtype == "float32" else dtype)
     require(
         wide.layers < num_layers, "kv_wide", f"fewer layers than the model's {num_layers}", config.kv_wide
     )
@@ -47,7 +47,7 @@ def configured_layout(
         raise ConfigError(
             f"kv_wide={wide} keeps KVs in 16 bits beside a kv_cache_dtype of fewer, got {kind}: leave it out"
         )
-    tier = ValueTier.parse(config.value_tier)
+    tier = config.tier
     if tier is not None:
         what = f"fewer layers than the model's {num_layers}"
         require(tier.layers < num_layers, "value_tier: L", what, tier.layers)

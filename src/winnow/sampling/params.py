@@ -9,7 +9,7 @@ from typing import Any, Self, get_args
 from winnow import vllm_names
 from winnow.checks import Limits, check_integer, check_length, check_list, check_number, parameter, show
 from winnow.errors import InvalidRequestError
-from winnow.eviction_request import MAX_PROTECT, EvictionRequest
+from winnow.eviction_request import MAX_PROTECT, Amount, EvictionRequest, check_one_amount
 from winnow.foreign_names import accept_fields
 from winnow.sampling.structured import StructuredOutputs
 
@@ -146,11 +146,7 @@ class SamplingParams(EvictionRequest):
             )
         self._store_amount("compression")
         self._store_amount("kv_budget")
-        if self.compression is not None and self.kv_budget is not None:
-            raise InvalidRequestError(
-                "compression and kv_budget mean the same, give one; "
-                f"got {show(self.compression)} and {show(self.kv_budget)}"
-            )
+        check_one_amount(self.compression, self.kv_budget, InvalidRequestError)
         self._check_beam_search()
         if self.stop and not self.detokenize:
             raise InvalidRequestError("detokenize must be true where stop is given, got False")
@@ -221,6 +217,16 @@ class SamplingParams(EvictionRequest):
             if value is not None or name not in known or name == "max_tokens":
                 chosen[name] = value
         return cls(**chosen)
+
+    @property
+    def amounts(self) -> tuple[Amount, ...]:
+        """Amounts of KVs that are asked for: none, one for all samples, or one for each."""
+        for name in ("compression", "kv_budget"):
+            value = getattr(self, name)
+            if value is not None:
+                values = value if isinstance(value, tuple) else (value,)
+                return tuple(Amount(**{name: each}) for each in values)
+        return ()
 
     @property
     def is_greedy(self) -> bool:

@@ -8,7 +8,7 @@ from winnow.cli.eval import typed
 from winnow.errors import UsageError
 
 if TYPE_CHECKING:
-    from winnow.evaluate.cell import Amount
+    from winnow.eviction_request import Amount
 
 OF_CELLS = ("eviction", "compression", "kv_budget", "seed")
 """Flags of the engine that cells take the place of, or that have a meaning of their own in an evaluation."""

@@ -1,7 +1,6 @@
 """A request that continues from where another one is: what it may change, and what it inherits."""
 
 from dataclasses import replace
-from typing import Any
 
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError
@@ -88,9 +87,5 @@ def source_of(parent: Sequence) -> Sequence:
 def _own_params(request: Request, index: int) -> SamplingParams:
     """Return the parameters of one sample, as if it had been asked for alone."""
     params = request.params
-    own: dict[str, Any] = {"forced_tokens": params.forced_for(index)}
-    for field in ("compression", "kv_budget"):
-        amount = getattr(params, field)
-        if isinstance(amount, tuple):
-            own[field] = amount[index]
-    return replace(params, n=1, **own)
+    amount = vars(params.amounts[index]) if len(params.amounts) > 1 else {}
+    return replace(params, n=1, forced_tokens=params.forced_for(index), **amount)

@@ -11,6 +11,7 @@ from winnow.errors import EvaluationError
 from winnow.evaluate.likelihood import Keeping, Likelihood, Pair, rolling_pairs, score_pairs
 from winnow.evaluate.lm_eval.generation import sampling_for
 from winnow.eviction import resolve_policy
+from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -181,8 +182,7 @@ class WinnowLM(TemplateLM):
             asked,
             min(_MAX_TOKENS, self.max_length - 1),
             eviction=keeping.policy,
-            compression=keeping.compression,
-            kv_budget=keeping.kv_budget,
+            **vars(keeping.amount),
         )
         assert params.max_tokens is not None, "a task's own, or the default"
         room = self.max_length - params.max_tokens
@@ -208,10 +208,7 @@ class WinnowLM(TemplateLM):
 
 def _engine_keeping(llm: "LLM") -> Keeping:
     """Return what the engine was opened with, less rounds that depend on what else runs."""
-    config = llm.config.eviction
-    own = resolve_policy(config)
+    own = resolve_policy(llm.config.eviction)
     policy = replace(own.policy, when=own.policy.when.alone)
-    budget = config.kv_budget
-    if budget is None and own.compression is None:
-        budget = own.default_budget
-    return Keeping(policy, own.compression, budget)
+    amount = Amount(kv_budget=own.default_budget) if own.amount == OWN_AMOUNT else own.amount
+    return Keeping(policy, amount)
