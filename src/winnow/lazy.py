@@ -13,7 +13,7 @@ from typing import Any
 def lazy_exports(
     package: str, homes: Mapping[str, str], absent: Callable[[str], str | None] = lambda name: None
 ) -> Callable[[str], Any]:
-    """Return A package's `__getattr__` (PEP 562): `homes` says which module each exported name lives in.
+    """Return a package's `__getattr__` (PEP 562); `homes` maps each exported name to its module.
 
     `absent` says what the package has in place of a name that another package exports; None: nothing is known of it.
     """

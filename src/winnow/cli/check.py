@@ -83,7 +83,6 @@ def _states(loaded: "LoadedModel") -> dict[str, str]:
 
 
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
-    """Return what there is to say, by name."""
     from winnow.eviction import PAPER_POOL
     from winnow.models.text_pool import text_pool
 

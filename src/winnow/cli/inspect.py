@@ -111,7 +111,6 @@ def _check_paths(written: list[tuple[str, Path]], file: str | None, options: dic
 
 
 def _facts(inspection: Inspection) -> Table:
-    """Return what there is to say of the whole."""
     table = Table(title="winnow inspect", show_header=False, title_justify="left")
     table.add_column()
     table.add_column()

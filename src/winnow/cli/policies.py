@@ -90,7 +90,6 @@ def _choices() -> Table:
 
 
 def _table() -> Table:
-    """Return all policies, one row each."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), leading=1, pad_edge=False, show_edge=False)
     table.add_column("name", style="bold", no_wrap=True)
     for column in (*PARTS, "paper"):
@@ -106,7 +105,6 @@ def _table() -> Table:
 
 
 def _pages(name: str, preset: Preset) -> Iterator[Any]:
-    """Yield one policy in full."""
     yield Text.assemble((name, "bold"), f": {preset.paper}")
     if name in NOTES:
         yield Text("for {}; costs: {}; needs: {}; on a real model: {}".format(*NOTES[name]))

@@ -55,6 +55,5 @@ def _of_text(predictor: Predictor, text: Collected) -> tuple[float, float, float
 
 
 def _spearman(guessed: Tensor, true: Tensor) -> float:
-    """Rank correlation."""
     ranks = torch.stack([each.argsort().argsort().double() for each in (guessed, true)])
     return float(torch.corrcoef(ranks)[0, 1])

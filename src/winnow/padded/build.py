@@ -109,7 +109,6 @@ def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
 
 
 def _mode_named(name: str) -> Mode:
-    """Return the mode that the option `padded_mode` names."""
     if name == "embedding":
         return Embedding()
     from winnow.padded.comparison import MODES

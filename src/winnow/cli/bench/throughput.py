@@ -165,7 +165,6 @@ def _table(report: "ThroughputReport") -> Table:
 
 
 def _part_rows(last: "Pass") -> list[tuple[str, Any, str]]:
-    """Return seconds by part of the step."""
     return [(f"  {part}, s", lambda each, part=part: each.parts[part], ".2f") for part in last.parts]
 
 

@@ -153,7 +153,6 @@ def _head(
 
 
 def _show(evaluation: "Evaluation", head: dict[str, Any]) -> None:
-    """Print the tables."""
     from winnow.evaluate.result_tables import all_tables
 
     show_tables(head, f"{evaluation.prompts} prompts per cell", all_tables(evaluation))

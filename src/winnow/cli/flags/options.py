@@ -158,7 +158,6 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
 
 
 def _reader(kinds: list[Any]) -> _Reader:
-    """Return the reader of a value that is of one of `kinds`."""
     if str in kinds:
         return _PATH if Path in kinds else _TEXT
     reader = _NUMBER if float in kinds else _INTEGER
