@@ -33,7 +33,7 @@ def ceil_div(a: int, b: int) -> int:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Groups of rows, and what is the same for all of them.
+    """Shape of the cache: groups of rows that are alike, and the settings that all share.
 
     Arrays of rows are [layers, heads], with the most heads of any layer. Where a layer has fewer, the rows behind its
     own do not exist: their length is always 0, and they hold no block.
@@ -75,7 +75,7 @@ class CacheLayout:
         shapes: Sequence[tuple[int, int]] = (),
         values_in_keys: bool = False,
     ) -> "CacheLayout":
-        """Return the layout of layers that have the same heads, but for what `shapes` says.
+        """Return the layout of layers with the same heads, of the key and value sizes in `shapes` where they differ.
 
         Args:
             kv_format: how KVs are stored, independent of the activations' dtype: a codec, its name, or the torch dtype
@@ -341,7 +341,7 @@ class CacheLayout:
         return self.wide.any or self.state_bytes > 0
 
     def prefix_state_bytes(self, num_tokens: int) -> int:
-        """Return bytes of what a prefix of `num_tokens` tokens, or a sequence, has beside its blocks."""
+        """Return bytes of the states of a prefix, or a sequence, of `num_tokens` tokens, its blocks not counted."""
         return self.wide_bytes(num_tokens) + self.state_bytes
 
     def wide_windows(self, max_positions: int) -> Iterator[tuple[range, int, int]]:
@@ -363,7 +363,7 @@ class CacheLayout:
         )
 
     def wide_bytes_of(self, first: int, end: int) -> int:
-        """Return bytes of what is wide, whatever follows, of the tokens from `first` to `end` of a sequence."""
+        """Return bytes of the wide KVs of tokens `first` to `end` of a sequence that later tokens do not displace."""
         if not self.wide.any:
             return 0
         sinks = max(min(end, self.wide.sinks) - first, 0)

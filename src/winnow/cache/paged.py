@@ -50,11 +50,12 @@ class PagedCache:
         return () if self.wide is None else self.wide.windows
 
     def window(self, layer: int) -> WideWindow | None:
-        """Return what is kept wide of a layer's KVs."""
+        """Return the window of wide KVs of a layer; None: it has none."""
         return None if self.wide is None else self.wide.of_layer(layer)
 
     def apply(self, update: CacheUpdate) -> None:
-        """Follow a ledger: states and blocks, also to and from the host tier, then its tables and lengths.
+        """Apply a ledger's update: copies of states and blocks, also to and from the host tier, then tables and
+        lengths.
 
         Raises:
             HostTierError: copies to or from the host tier failed; all else is done.
@@ -90,5 +91,5 @@ class LocalCache:
         self.sync()
 
     def sync(self) -> None:
-        """Let memory and tables follow what was done to the ledger."""
+        """Apply the ledger's changes to memory and tables."""
         self.paged.apply(self.ledger.take_update())

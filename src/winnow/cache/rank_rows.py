@@ -20,7 +20,7 @@ _VECTORS = 4
 
 
 def join_states(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Put the ranks' parts of what is kept of a prefix together."""
+    """Join the ranks' parts of the states of a prefix."""
     return {
         name: np.concatenate([part[name] for part in parts], axis=1) if array.ndim == _VECTORS else array
         for name, array in parts[0].items()
@@ -59,26 +59,26 @@ class RankRows:
         return replace(self.size, num_blocks=sum(count), other_kinds=count[1:])
 
     def blocks(self, blocks: IntArray) -> IntArray:
-        """Return those of `blocks`, [n], that are its own, counted from its first, in the same order."""
+        """Return the blocks of `blocks`, [n], that belong to the rank, counted from its first, in the same order."""
         own = blocks - self.first
         return own[self._is_own(blocks)]
 
     def bytes_of(self, blocks: IntArray) -> slice:
-        """Return where its own of `blocks`, [n], lie in what they hold on the host (`CacheLayout.host_bytes`)."""
+        """Return the byte range of the rank's own among `blocks`, [n], in their host copy."""
         ends = np.cumsum(self.size.by_kind)
         count = np.bincount(np.searchsorted(ends, blocks, side="right"), minlength=len(ends)).tolist()
         start, stop = self.kinds.start, self.kinds.stop
         return slice(self.layout.host_bytes(count[:start]), self.layout.host_bytes(count[:stop]))
 
     def states(self, states: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return its part of what is kept of a prefix beside blocks: vectors are [layers, heads, KVs, numbers]."""
+        """Return the rank's part of the states of a prefix: vectors are [layers, heads, KVs, numbers]."""
         return {
             name: np.ascontiguousarray(array[:, self.heads]) if array.ndim == _VECTORS else array
             for name, array in states.items()
         }
 
     def holdings(self, held: Holdings) -> Holdings:
-        """Return what its own memory has to hold."""
+        """Return the part of `held` that the rank's memory holds."""
         return replace(
             held,
             lengths=held.lengths[:, :, self.heads],
@@ -86,7 +86,7 @@ class RankRows:
         )
 
     def update(self, update: CacheUpdate) -> CacheUpdate:
-        """Return what an update says to it."""
+        """Return the rank's part of an update."""
         entries, mine = self._entries(update.entries)
         return replace(
             update,

@@ -83,7 +83,7 @@ class RecurrentStates(SlotState):
             first += each.nbytes
 
     def begin(self, step: Iterable[Computed]) -> None:
-        """Get ready for a step: who begins has zeros, which stand for no token.
+        """Prepare the states for a step. The state of a sequence that begins is zero.
 
         A context is repeated behind its own state, each time anew.
         """

@@ -14,7 +14,7 @@ _FLOAT32 = 4
 
 
 class BlockCount(tuple[int, ...]):
-    """Numbers of blocks by kind, in the order of `CacheLayout.kinds`. What is left out is 0."""
+    """Numbers of blocks by kind, in the order of `CacheLayout.kinds`; missing ones are 0."""
 
     __slots__ = ()
 
@@ -132,7 +132,7 @@ class RowGroup:
     values_in_keys: bool = False
 
     def kind(self, block_size: int) -> BlockKind:
-        """Return what its blocks of `block_size` slots hold."""
+        """Return the kind of the group's blocks, of `block_size` slots."""
         return BlockKind(
             block_size, self.key_size, self.value_size, self.codec, self.tier, self.values_in_keys
         )

@@ -34,19 +34,19 @@ class SlotState:
         return 0
 
     def fork(self, slot: int, to: int) -> None:
-        """Let the sequence in slot `to` have what that in `slot` has."""
+        """Copy the state of the sequence in `slot` to slot `to`."""
 
     def save(self, slot: int, positions: tuple[int, int] | None = None) -> Any:
-        """Return what a sequence has, on the host; only of these first positions, half-open, if they are given."""
+        """Copy a sequence's state to the host; with `positions`, half-open, that of these first positions only."""
 
     def load(self, slot: int, saved: Any) -> None:
-        """Let a sequence have what was saved, too; `saved` may be loaded again."""
+        """Add a saved state to that of a sequence. `saved` stays usable."""
 
     def close(self, slot: int) -> None:
         """Forget a sequence."""
 
     def to_arrays(self, saved: Any) -> dict[str, NDArray[Any]]:
-        """Return what was saved of a prefix, for a file."""
+        """Return the saved state of a prefix as arrays for a file."""
         return {}
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
@@ -61,7 +61,7 @@ class SlotStates:
         self._saved: dict[int | bytes, list[Any]] = {}
 
     def add(self, *states: SlotState) -> None:
-        """Return walk further states, after the others."""
+        """Add states, which are followed after those added before."""
         self._states += states
 
     @property
@@ -79,7 +79,7 @@ class SlotStates:
         return sum(state.nbytes(slot) for state in self._states)
 
     def fork(self, slot: int, to: int) -> None:
-        """Let the sequence in slot `to` have what that in `slot` has."""
+        """Copy the state of the sequence in `slot` to slot `to`."""
         for state in self._states:
             state.fork(slot, to)
 
@@ -121,7 +121,7 @@ class SlotStates:
         return failed
 
     def read(self, key: bytes) -> dict[str, NDArray[Any]]:
-        """Return what is kept under the key of a prefix, for a file."""
+        """Return the states kept under the key of a prefix as arrays for a file."""
         return {
             f"{state.name}.{name}": array
             for state, saved in zip(self._states, self._saved.get(key, ()), strict=False)
@@ -130,7 +130,7 @@ class SlotStates:
         }
 
     def write(self, key: bytes, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what another cache read."""
+        """Keep the states that another cache's `read` returned."""
         self._saved[key] = [
             state.from_arrays(
                 {

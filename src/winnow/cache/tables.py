@@ -16,7 +16,7 @@ from winnow.cache.update import CacheUpdate
 
 
 class BlockTables:
-    """A ledger's tables and lengths on the compute device. They change as its updates say, and when rows are cut.
+    """Block tables and row lengths of a ledger on the compute device, changed by its updates and when rows are cut.
 
     Attributes:
         pages: int32 [num_pages, layers, heads, PAGE_ENTRIES]; entries past a row's length mean nothing.

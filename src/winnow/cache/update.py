@@ -67,7 +67,7 @@ class CopyDiscarded:
 
 @dataclass(frozen=True, eq=False)
 class StateSaved:
-    """Keep what the sequence in `slot` has beside blocks (`SlotState`) for others, under the key of a prefix.
+    """Keep the states (`SlotState`) of the sequence in `slot` under the key of a prefix, for later sequences.
 
     positions: those of the first tokens that are meant, as a half-open interval; None: all that the sequence has.
     """
@@ -79,7 +79,7 @@ class StateSaved:
 
 @dataclass(frozen=True, eq=False)
 class StateRestored:
-    """The sequence in `slot` begins with what was kept under these keys; it stays there, too."""
+    """Copy the states kept under these keys to the sequence in `slot`; they stay kept."""
 
     slot: int
     keys: tuple[bytes, ...]
@@ -118,7 +118,7 @@ class CacheUpdate:
 
 
 class PendingUpdate:
-    """Builder of the next update while a ledger changes; the fields are those of `CacheUpdate`.
+    """Builder of the next `CacheUpdate` while a ledger changes; it has the same fields.
 
     Attributes:
         paged: slots whose table pages changed.
@@ -137,7 +137,7 @@ class PendingUpdate:
         return any(isinstance(each, RowsRestored) and each.slot == slot for each in self.copies)
 
     def close(self, slot: int) -> None:
-        """Return A sequence has ended: what was to be restored to its slot is not."""
+        """Record that the sequence of a slot has ended. Pending restores to the slot are dropped."""
         restored = RowsRestored, StateRestored
         self.copies = [c for c in self.copies if not (isinstance(c, restored) and c.slot == slot)]
         self.closed.append(slot)
@@ -160,7 +160,7 @@ class PendingUpdate:
         return update
 
     def repeat(self) -> None:
-        """Say again what the last update said, but for its copies of blocks."""
+        """Repeat the last update in the next one, without its copies of blocks."""
         last, self._last = self._last, CacheUpdate()
         self.closed[:0], self.lengths[:0] = last.closed, last.lengths
         self.copies[:0] = [c for c in last.copies if isinstance(c, CopyDiscarded | StateDiscarded)]

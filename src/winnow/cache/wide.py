@@ -69,7 +69,7 @@ class WideWindow:
         return self.k.nbytes + self.v.nbytes + self.position.nbytes
 
     def write(self, slots: Tensor, layer: int, k: Tensor, v: Tensor, position: Tensor, after: Tensor) -> None:
-        """Keep those of new KVs, [T, H, d], that stay wide.
+        """Store new KVs, [T, H, d], that belong to the window; others are ignored.
 
         Args:
             slots: of their sequences, int64 [T]; position: [T].
@@ -107,7 +107,7 @@ class WideWindow:
         return int(self._used(slot).sum()) * (self.nbytes // self.position[:, 0].numel() + _INT64)
 
     def save(self, slot: int, positions: tuple[int, int] | None = None) -> "SavedWindow":
-        """Copy to the host what a sequence has; only of these first positions, half-open, if they are given."""
+        """Copy a sequence's wide KVs to the host; with `positions`, half-open, those of these first positions only."""
         used = self._used(slot)
         if positions is not None:
             used[max(self.sinks, positions[0]) :] = False
@@ -118,14 +118,14 @@ class WideWindow:
         return SavedWindow(place.cpu(), k, v, position)
 
     def load(self, slot: int, saved: "SavedWindow") -> None:
-        """Let a sequence have what was saved, too; `saved` may be loaded again."""
+        """Add saved KVs to those of a sequence. `saved` stays usable."""
         place = saved.place.to(self.k.device)
         self.k[slot][:, :, place] = saved.k.to(self.k.device)
         self.v[slot][:, :, place] = saved.v.to(self.v.device)
         self.position[slot][:, place] = saved.position.to(self.position.device)
 
     def fork(self, slot: int, to: int) -> None:
-        """Let the sequence in slot `to` have what that in `slot` has."""
+        """Copy the wide KVs of the sequence in `slot` to slot `to`."""
         for part in (self.k, self.v, self.position):
             part[to] = part[slot]
 
@@ -162,7 +162,7 @@ class WideWindows(SlotState):
         return sum(window.nbytes for window in self.windows)
 
     def of_layer(self, layer: int) -> WideWindow | None:
-        """Return what is kept wide of a layer's KVs."""
+        """Return the window of a layer; None: its KVs are all in blocks."""
         return next((window for window in self.windows if layer in window.layers), None)
 
     def nbytes(self, slot: int) -> int:
@@ -184,7 +184,7 @@ class WideWindows(SlotState):
             window.clear(slot)
 
     def to_arrays(self, saved: tuple[SavedWindow, ...]) -> dict[str, NDArray[Any]]:
-        """Return what was saved: "N.FIELD" of the N-th window, vectors as bytes."""
+        """Return saved windows as arrays by name: "N.FIELD" of the N-th window, vectors as bytes."""
         return {
             f"{number}.{name}": getattr(part, name).contiguous().view(dtype).numpy()
             for number, part in enumerate(saved)

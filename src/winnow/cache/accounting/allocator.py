@@ -109,7 +109,7 @@ class BlockAllocator:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be had by sequences whose layers take them in proportion: by the kind that is scarcest."""
+        """Free blocks for sequences that take all kinds in proportion, as the scarcest kind limits them."""
         if len(self._stacks) == 1:
             return self._stacks[0].count + self._cached[0]
         kinds = zip(self.free, self._stacks, strict=True)
@@ -126,7 +126,7 @@ class BlockAllocator:
         return stacks + self.holders.nbytes + self.indexed.nbytes
 
     def has(self, count: BlockCount) -> bool:
-        """Return whether the asked number of each kind can be had now: what is withheld cannot."""
+        """Return whether this number of each kind is free and not withheld."""
         stacks = zip(self._stacks, self._cached, strict=True)
         return count.fits(stack.count + cached for stack, cached in stacks)
 

@@ -144,7 +144,9 @@ class Ledger:
         return int(self._rows.num_blocks(slot).sum())
 
     def num_freed_by(self, slot: int) -> int:
-        """Return blocks that closing a sequence would free: those that no other holds, but for the index."""
+        """Return the number of blocks that closing a sequence would free: those held by it alone, or by it and the
+        index.
+        """
         blocks = self.blocks_of(slot)
         return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
 
@@ -246,7 +248,7 @@ class Ledger:
         self._shared.own(slot)
 
     def own_or_forget(self, slot: int) -> bool:
-        """Let a sequence have its blocks for itself, since they will change: copy those that others hold.
+        """Make a sequence the only holder of its blocks, which are about to change: shared ones are copied.
 
         Where memory lacks for that, the index forgets them. Returns False, with nothing changed but the index, if other
         sequences hold too many for copies to find room.
@@ -377,7 +379,7 @@ class Ledger:
         return self._changes.take(self.pages)
 
     def repeat_update(self) -> None:
-        """Let the next update also say what the last one said, which its reader may not have followed to the end.
+        """Repeat the last update in the next one, for a reader that may not have applied it completely.
 
         Copies of blocks are not made again, so that what sequences hold then has to be computed again.
         """

@@ -49,11 +49,13 @@ class PrefixLog:
         """Key before the first block, of each block that was stored and of each compressed prefix."""
 
     def name_root(self, root: PrefixKey, salt: str, scored_by: str | None) -> None:
-        """Take note of whose chains begin with a key."""
+        """Record `salt` and `scored_by` of the chains that begin with the key `root`."""
         self._roots[root] = salt, scored_by
 
     def store(self, key: PrefixKey, before: PrefixKey, token_ids: tuple[int, ...]) -> None:
-        """Record a whole block of tokens, unless what it follows is not known: then it cannot be found."""
+        """Record a whole block of tokens. Without effect if its parent is not recorded, since no lookup reaches it
+        then.
+        """
         root = before if before in self._roots else self._root_of.get(before)
         if root is not None:
             self._root_of[key] = root
@@ -61,7 +63,7 @@ class PrefixLog:
             self._events.append(PrefixStored(key, parent, token_ids, *self._roots[root]))
 
     def store_compressed(self, key: PrefixKey, token_ids: tuple[int, ...], rule: Hashable) -> None:
-        """Record a compressed prefix. Its key says under which salt it is found."""
+        """Record a compressed prefix, whose key depends on its salt."""
         self._root_of[key] = key
         self._events.append(PrefixStored(key, None, token_ids, rule=rule))
 
@@ -71,6 +73,6 @@ class PrefixLog:
             self._events.append(PrefixRemoved(key))
 
     def take(self) -> list[PrefixEvent]:
-        """Return what was recorded since the last call."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return events

@@ -151,7 +151,7 @@ class PrefixIndex:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """All that are known."""
+        """Snapshots in the index."""
         return list(self._snapshots.values())
 
     @property
@@ -206,7 +206,8 @@ class PrefixIndex:
     def common_tail(
         self, chain: PrefixChain, known: Sequence[PrefixKey], token_ids: Sequence[int], limit: int
     ) -> tuple[PrefixKey, int] | None:
-        """Return the block that has most tokens in common behind a known prefix, with their number; None: none has any.
+        """Find the block behind a known prefix that shares most tokens with the given ones. Returns it with their
+        number, or None.
 
         Args:
             known: whole blocks, as `match` found them; the others as in `longest_resumable`.
@@ -247,7 +248,7 @@ class PrefixIndex:
         resumable: bool = False,
         before: PrefixKey | None = None,
     ) -> bool:
-        """Learn of a block of tokens; the index holds its `blocks`, int32 [rows], too.
+        """Add a block of tokens. The index becomes a holder of its `blocks`, int32 [rows].
 
         Args:
             state_bytes: of its state, which is kept beside its blocks.
@@ -300,7 +301,7 @@ class PrefixIndex:
         return found
 
     def put_snapshot(self, snapshot: Snapshot) -> bool:
-        """Learn of a snapshot that is not known. The index holds its blocks too, and held none of them before.
+        """Add a snapshot that is not in the index. The index becomes a holder of its blocks, of which it held none.
 
         Returns:
             Whether there was room for its state.
@@ -316,24 +317,24 @@ class PrefixIndex:
         return True
 
     def drop(self, key: PrefixKey) -> None:
-        """Forget a block of tokens or a snapshot that is known."""
+        """Remove a block of tokens or a snapshot that is in the index."""
         self._forget(key)
 
     def want(self, keys: Iterable[PrefixKey]) -> None:
-        """Let the snapshots of these keys, as far as they are known, be the last to be forgotten for room."""
+        """Mark the snapshots of these keys, if in the index, as wanted: they are evicted for room last."""
         self._wanted = self._snapshots.keys() & keys
 
     def pin(self, keys: Iterable[PrefixKey]) -> None:
-        """Let these keys alone be forgotten for room after those that are neither pinned nor wanted."""
+        """Pin these keys alone: they are evicted for room after keys that are neither pinned nor wanted."""
         self._pinned = frozenset(keys)
 
     def bytes_of(self, keys: Iterable[PrefixKey]) -> int:
-        """Return bytes of the device of the blocks under these keys, as far as they are known."""
+        """Return device bytes of the blocks under these keys; keys that are not in the index count 0."""
         blocks = [self._entries[key].blocks for key in keys if key in self._entries]
         return self._layout.device_bytes(self._allocator.count(np.concatenate(blocks))) if blocks else 0
 
     def num_wanted(self, without: Collection[PrefixKey]) -> int:
-        """Return blocks that the index alone holds of wanted snapshots, but for some."""
+        """Return how many blocks of wanted snapshots, those of the keys `without` excluded, only the index holds."""
         blocks = [self._snapshots[key].blocks for key in self._wanted.difference(without)]
         return sum(int((self._allocator.holders[each] == 1).sum()) for each in blocks)
 
@@ -373,7 +374,7 @@ class PrefixIndex:
                     self._entries.move_to_end(key)
 
     def forget(self, blocks: IntArray) -> None:
-        """Forget the prefixes that some of `blocks`, all those of a sequence, are of."""
+        """Remove every prefix of which `blocks`, all blocks of a sequence, include one."""
         keys = {self._key_of[block] for block in blocks.tolist() if block in self._key_of}
         mine = np.zeros(self._allocator.num_blocks, dtype=np.bool_)
         mine[blocks] = True
@@ -387,7 +388,7 @@ class PrefixIndex:
             self._forget(key)
 
     def check_integrity(self) -> None:
-        """Assert that the allocator and the index agree on what is held."""
+        """Assert that the allocator and the index agree on the blocks that the index holds."""
         blocks = [entry.blocks for entry in self._entries.values()]
         held = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int32)
         assert len(np.unique(held)) == len(held), "two prefixes hold a block"

@@ -23,7 +23,7 @@ class PrefixRows:
     # -- into rows -----------------------------------------------------------------------------------------------
 
     def adopt(self, slot: int, keys: Sequence[PrefixKey], num_tokens: int | None = None) -> None:
-        """Let an open, empty sequence begin with the blocks of a known prefix, with a copy of a partly filled last one.
+        """Give an open, empty sequence the blocks of a known prefix. A partly filled last block is copied.
 
         Args:
             num_tokens: of the prefix; None: all that the blocks hold.
@@ -42,7 +42,7 @@ class PrefixRows:
         self._begin(slot, lengths, self._index.hold(keys).T.ravel(), keys)
 
     def resume(self, slot: int, snapshot: Snapshot) -> None:
-        """Let an open, empty sequence begin with a known snapshot, with copies of the partly filled blocks.
+        """Give an open, empty sequence the blocks of a known snapshot. Partly filled blocks are copied.
 
         Raises:
             OutOfBlocksError: there are not enough table pages; nothing has changed.
@@ -91,7 +91,7 @@ class PrefixRows:
         resumable: bool = False,
         before: PrefixKey | None = None,
     ) -> None:
-        """Let the index know block `index` of a sequence, counted from its first token, in each row.
+        """Add block `index` of a sequence's rows, counted from its first token, to the index.
 
         It holds the KVs of `token_ids`, as they were computed.
 
@@ -166,7 +166,7 @@ class PrefixRows:
         )
 
     def keep_snapshot(self, snapshot: Snapshot) -> bool:
-        """Let the index alone hold a snapshot whose blocks `take_blocks_for` gave, and which are filled now.
+        """Add a snapshot to the index, whose filled blocks came from `take_blocks_for`; the index is their only holder.
 
         Returns:
             Whether there was room for its state; else its blocks are free again.

@@ -159,7 +159,7 @@ class RowTables:
         return self.growth(np.array([slot]), lengths[None]).demand.pages <= self.pages.num_free
 
     def hold(self, slot: int, lengths: IntArray, blocks: IntArray) -> None:
-        """Let an empty sequence hold `blocks`, whose holders count it already, row by row.
+        """Enter `blocks` in the rows of an empty sequence, which their reference counts already include.
 
         Args:
             lengths: KVs of its rows, int32 [layers, heads].

@@ -56,7 +56,7 @@ class SharedBlocks:
             self.discard(slot)
 
     def own_front(self, slot: int, lengths: IntArray) -> bool:
-        """Let a sequence have the first blocks of its rows for itself, those of `lengths` KVs, [layers, heads].
+        """Make a sequence the only holder of the first blocks of its rows, those of `lengths` KVs, [layers, heads].
 
         The sequence is about to be cut to these blocks, so that it shares nothing then. Returns False, with nothing
         changed, where there are no blocks for copies.

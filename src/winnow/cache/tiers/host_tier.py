@@ -70,7 +70,7 @@ class HostTier:
         self.nbytes += nbytes
 
     def load(self, host_id: int, blocks: IntArray) -> None:
-        """Copy what was saved to other blocks, int32 [n], in the same order. The copy stays.
+        """Fill blocks, int32 [n], from a copy, in the order in which it was saved. The copy stays.
 
         Raises:
             KeyError: there is no such copy.
@@ -100,7 +100,7 @@ class HostTier:
             part.write(index, there)
 
     def discard(self, host_id: int) -> None:
-        """Return the memory of a copy; no effect if there is none."""
+        """Free the memory of a copy, if there is one."""
         copy = self._copies.pop(host_id, None)
         if copy is not None:
             self.nbytes -= copy.nbytes
