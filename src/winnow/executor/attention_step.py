@@ -20,7 +20,7 @@ from winnow.executor.signals import EngineSignals
 
 @dataclass(frozen=True)
 class PredictedSpan:
-    """Tokens of a packed batch, one behind the other, whose KVs' scores one predictor predicts."""
+    """Consecutive tokens of a packed batch whose KVs one predictor scores."""
 
     source: PredictorSource
     tokens: slice
@@ -134,7 +134,9 @@ def replay_spans(plan: StepPlan, occupants: Occupants) -> tuple[ReplaySpan, ...]
 
 
 def predicted_spans(plan: StepPlan, occupants: Occupants) -> tuple[PredictedSpan, ...]:
-    """Return whose KVs a predictor scores: the context's, and those after it where later rounds read their scores."""
+    """Return the spans of tokens whose KVs a predictor scores: the context, and what follows it where later rounds use
+    the scores.
+    """
     spans: list[PredictedSpan] = []
     first = 0
     for entry in plan.entries:

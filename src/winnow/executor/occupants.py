@@ -31,7 +31,7 @@ class Occupant:
         return cls(list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction)
 
     def copy(self) -> "Occupant":
-        """Return the same sequence, which the sampler does not know."""
+        """Return a copy that is not registered with the sampler."""
         return replace(self, token_ids=list(self.token_ids), in_sampler=False)
 
 
@@ -45,7 +45,7 @@ class Occupants(dict[int, Occupant], SlotState):
         self._sampler = sampler
 
     def note(self, plan: StepPlan) -> bool:
-        """Learn of the plan's new sequences, and of tokens that are computed for the first time.
+        """Add the plan's new sequences, and the tokens that it computes.
 
         Returns:
             Whether any of its sequences has a policy.
@@ -64,7 +64,7 @@ class Occupants(dict[int, Occupant], SlotState):
         return evicts
 
     def add(self, new: NewSequence) -> None:
-        """Learn of a sequence that has got a slot."""
+        """Add a sequence, in its slot."""
         self[new.slot] = Occupant.of(new)
 
     def save(self, slot: int, positions: tuple[int, int] | None = None) -> Any:

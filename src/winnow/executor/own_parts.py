@@ -40,7 +40,8 @@ def with_own_parts(
 
 
 def visible_blocks(replay: ReplayPass, size: int, total: int) -> IntArray:
-    """Return which blocks of a row of `total` KVs a pass reads: those of its head and its chunk, and its own.
+    """Return the blocks of a row of `total` KVs that a pass reads: those of the row's head, of its chunk and of its own
+    tokens.
 
     Blocks are whole, so a few KVs beside these are read too.
     """

@@ -15,7 +15,7 @@ from winnow.executor.occupants import Occupants
 
 @dataclass(frozen=True)
 class WatchedQueries:
-    """The tokens of one sequence in a packed batch, whose queries are looked at."""
+    """Tokens of one sequence in a packed batch whose queries its policy needs."""
 
     slot: int
     needs: Needs
@@ -149,7 +149,7 @@ class QuerySignals(SlotState):
         self._sequences: dict[int, SequenceQueries] = {}
 
     def note(self, plan: StepPlan, occupants: Occupants) -> tuple[WatchedQueries, ...]:
-        """Learn who computes what. Returns whose queries must be looked at in this step."""
+        """Start a step. Returns the spans of the batch whose queries policies need."""
         watched, first = [], 0
         for entry in plan.entries:
             eviction = occupants[entry.slot].eviction

@@ -52,7 +52,7 @@ def build_rank(
 
 
 class RankExecutor:
-    """Methods of `Executor` in which every rank has a part. Arguments are those of all ranks."""
+    """Part of one rank in the methods of `Executor`. Every rank gets the same arguments."""
 
     def __init__(
         self, loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize

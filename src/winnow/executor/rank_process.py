@@ -19,7 +19,7 @@ _RESULTS = ("kept_positions", "kept_weights", "read_blocks", "read_states")
 
 
 class RankProcess:
-    """Rank that does what it is sent until the connection closes."""
+    """Process of one rank, which serves calls until the connection closes."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -27,7 +27,7 @@ class RankProcess:
         self._executor: RankExecutor | None = None
 
     def serve(self, connection: Connection) -> None:
-        """Answer calls with what they return, or with an error; any but a user's ends the process."""
+        """Serve calls: send back results or errors. An error that is not a user's ends the process."""
         with suppress(EOFError, OSError):  # rank 0 has closed the connection, or ended
             while True:
                 self._answer(connection, *connection.recv())

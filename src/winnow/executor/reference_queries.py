@@ -17,7 +17,7 @@ from winnow.executor.occupants import Occupants
 
 @dataclass(frozen=True)
 class ReferenceSpan:
-    """Tokens of one sequence in a packed batch, whose queries are remembered.
+    """Tokens of one sequence in a packed batch whose queries are kept for a fit.
 
     Attributes:
         part: the pass of a replay that they belong to; 0 for a window.
@@ -66,7 +66,7 @@ class ReferenceStates(SlotState):
         self._sequences: dict[int, _Remembered] = {}
 
     def note(self, plan: StepPlan, occupants: Occupants) -> tuple[ReferenceSpan, ...]:
-        """Learn who computes what. Returns whose queries are remembered in this step."""
+        """Start a step. Returns the spans of the batch whose queries are kept for a fit."""
         spans, first = [], 0
         for entry in plan.entries:
             eviction = occupants[entry.slot].eviction

@@ -39,7 +39,7 @@ class EngineSignals(SlotState):
     def __init__(
         self, max_num_seqs: int, model: LoadedModel, locate: Callable[[], Path], occupants: Occupants
     ) -> None:
-        """Return `locate` finds the directory or file of the model, beside which its predictor lies."""
+        """Create the signals; `locate` returns the path of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
         self.ranks = model.ranks
         self.queries = QuerySignals(device)
@@ -61,7 +61,7 @@ class EngineSignals(SlotState):
         return self.queries, self.references, self.directions
 
     def note(self, plan: StepPlan) -> Tensor | None:
-        """Learn who computes what. Returns which tokens of the batch count for similarity, [T], or None if none do."""
+        """Start a step. Returns the mask of the batch's tokens that count for similarity, bool [T]; None: none do."""
         watched: set[int] = set()
         for entry in plan.entries:
             occupant = self._occupants[entry.slot]
@@ -120,7 +120,7 @@ class EngineSignals(SlotState):
         return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
 
     def prepare(self, needs: Needs) -> None:
-        """Get ready for a score.
+        """Open what a score needs, such as a predictor.
 
         Raises:
             UnsupportedModelError: the model does not allow it.
@@ -182,7 +182,7 @@ class EngineSignals(SlotState):
         return self._products[layer]
 
     def predictor(self, source: PredictorSource) -> TokenScorer:
-        """Return one that `prepare` opened."""
+        """Return a predictor that `prepare` opened."""
         return self._predictors[source]
 
     @property

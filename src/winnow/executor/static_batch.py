@@ -81,7 +81,7 @@ class _Places(NamedTuple):
 
 
 class StaticBatch:
-    """Batch of one shape, whose contents change.
+    """Batch of fixed shape in fixed memory, filled anew for each step: the input of a CUDA graph.
 
     Attributes:
         tokens: int64 [T].

@@ -30,7 +30,7 @@ _Graph = tuple[StaticBatch, Callable[[], Tensor]]
 
 
 def graph_capture(device: torch.device) -> Capture | None:
-    """Return how a device repeats what it computed once; None: it has no graphs."""
+    """Return a new capture of a device's work as a graph; None: the device has no graphs."""
     return CudaCapture() if device.type == "cuda" else None
 
 

@@ -24,7 +24,7 @@ from winnow.sampling import SamplingParams
 
 
 class TensorParallelExecutor:
-    """Executor of all ranks. Every rank does what it is asked for; the first alone samples."""
+    """Executor over all ranks of tensor parallelism. Every rank runs each call; only the first samples."""
 
     overlaps = False
 
