@@ -27,7 +27,7 @@ class BatchPart:
 
 
 class PartedStep(BackendStep):
-    """A batch that is written as a whole, and attends in parts. Together these have each token once."""
+    """Step of a batch that is written as a whole and attends in parts, which together hold each token once."""
 
     def __init__(self, whole: BackendStep, parts: Sequence[BatchPart]) -> None:
         super().__init__(whole.cache, whole.spans)

@@ -11,7 +11,7 @@ _LAST = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True)
 class RankedRows:
-    """Rows of any shape [...], padded to N slots, those of n blocks each.
+    """Ranked KVs of rows of any shape [...], padded to N slots in n blocks each.
 
     The lowest score is evicted first; ties go to the older KV, so the younger stays.
 

@@ -58,7 +58,7 @@ class Batch:
 
     @property
     def uploads_nothing(self) -> bool:
-        """Return whether the launches need nothing on the device but what the spans hold there."""
+        """Return whether all inputs of the launches are on the device already, in the spans."""
         watched = self.chunks is not None and bool(self.chunks.watched)
         return not watched and all(part.index is None for part in self.decodes)
 

@@ -60,7 +60,7 @@ class SideFormat:
 
 @dataclass(frozen=True)
 class Window:
-    """Reach of queries: fewer than `size` positions back, or what they see of a chunk of that many."""
+    """Reach of queries: fewer than `size` positions back, or back to the start of their chunk of `size` tokens."""
 
     size: int
     chunked: bool

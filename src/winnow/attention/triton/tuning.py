@@ -74,7 +74,7 @@ _FULL = {
 
 
 def tuning_for(head_dim: int, dtype: torch.dtype, capability: int) -> Tuning:
-    """Return launch parameters; beyond the table, those of its widest entry.
+    """Return launch parameters for rows of this size; sizes beyond the table take its nearest entry.
 
     Args:
         head_dim: padded.

@@ -223,7 +223,7 @@ def load_keys(
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Return keys, DOT [D, N], and by what their products with queries are multiplied, `scale` among it."""
+    """Load keys, DOT [D, N]. Returns them with the factors of their products with queries, which include `scale`."""
     d = tl.arange(0, BLOCK_D)[:, None]
     folded: tl.constexpr = KEY.row_scaled and tl.float16 != DOT
     if folded:
@@ -250,7 +250,7 @@ def load_values(
     BLOCK_D: tl.constexpr,
     DOT: tl.constexpr,
 ):
-    """Return values, DOT [N, D], and by what their attention weights are multiplied: float32 [1, N] or [1, 1]."""
+    """Load values, DOT [N, D]. Returns them with the factors of their attention weights, float32 [1, N] or [1, 1]."""
     d = tl.arange(0, BLOCK_D)[None, :]
     # float16 could not hold a small weight times a scale.
     folded: tl.constexpr = VALUE.row_scaled and tl.float16 != DOT
