@@ -359,7 +359,8 @@ class Admission:
 def requested_eviction(
     config: EvictionConfig, params: SamplingParams, traits: ModelTraits = UNKNOWN_MODEL
 ) -> list[ResolvedPolicy]:
-    """Return the engine's choice with what the request puts in its place: one for all samples, or one each.
+    """Resolve the policies of a request: the engine's options, overridden by the request's. One for all samples, or one
+    each.
 
     Raises:
         ConfigError: there is no such policy, or an amount is out of range or given for a policy that takes none.

@@ -135,7 +135,7 @@ class EngineDriver:
         self.change(add)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once. Returns what it had, or None if there is no such request.
+        """Abort a request. Returns its output so far, or None if there is no such request.
 
         Its mailbox receives the same output.
         """

@@ -31,20 +31,20 @@ class Executor(Protocol):
         """Numbers of blocks, pages and slots of its memory."""
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
-        """Decide what the parameters leave open, such as the seed: once, when a request arrives."""
+        """Fill in parameters that a request leaves open, such as the seed. Called once, when it arrives."""
 
     def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
         """Copy some blocks to the host tier, which there is, and back. Returns bytes, and seconds each way."""
 
     def prepare(self, policy: EvictionPolicy) -> None:
-        """Get ready to run a policy.
+        """Prepare to run a policy.
 
         Raises:
             InvalidRequestError: the model does not allow it.
         """
 
     def apply(self, update: CacheUpdate) -> None:
-        """Follow the ledger between steps: copy blocks, change tables, drop what is known of closed slots.
+        """Apply a ledger's update between steps: copy blocks, change tables, drop the state of closed slots.
 
         Raises:
             HostTierError: copies to or from the host tier failed; all else is done.
@@ -61,7 +61,7 @@ class Executor(Protocol):
         """Return whether a step gains by being submitted before the one before it is collected; on CPUs none does."""
 
     def submit(self, plan: StepPlan) -> Any:
-        """Begin a step: apply the plan's update, compute its tokens and sample where it says so.
+        """Start a step: apply the plan's update, compute its tokens, and sample the sequences that the plan names.
 
         Steps are computed in the order in which they are submitted, and so is what other methods ask for between them.
 
@@ -93,7 +93,7 @@ class Executor(Protocol):
         """Fill blocks, which no sequence holds, with what `read_blocks` returned for as many."""
 
     def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
-        """Return what is kept beside blocks of the snapshot of that key, by name; empty where nothing is."""
+        """Return the states kept with the snapshot of a key, arrays by name; empty if there are none."""
 
     def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
         """Keep what `read_states` returned."""
@@ -112,7 +112,7 @@ class Executor(Protocol):
         """Return the sum of e^bias of the KVs that each row of a slot holds, by layer and head."""
 
     def check_integrity(self, held: Holdings) -> None:
-        """Assert that memory holds what the ledger says, all of whose updates have been applied. Slow."""
+        """Assert that memory agrees with the ledger, all of whose updates have been applied. Slow."""
 
     def close(self) -> None:
         """End other processes that compute for this one."""

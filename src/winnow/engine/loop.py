@@ -51,7 +51,7 @@ class Sampled:
 
 
 class RequestLoop(ABC):
-    """An engine's requests from arrival to last output. Subclasses say how a step is computed.
+    """Life of an engine's requests from arrival to last output. Subclasses implement the step.
 
     Args:
         tokenizer: for the text of answers; None: they have none.
@@ -117,7 +117,7 @@ class RequestLoop(ABC):
         raise InvalidRequestError(f"request_id {request_id!r} cannot be forked: that needs engine=paged")
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once. Returns what it had, or None if there is no such request."""
+        """Abort a request. Returns its output so far, or None if there is no such request."""
         if request_id not in self._requests:
             return None
         request = self._requests[request_id]
@@ -149,7 +149,7 @@ class RequestLoop(ABC):
         return {}
 
     def occupancy(self) -> Occupancy:
-        """Return who holds the KV memory now; empty where rows are not distinguished."""
+        """Return the present use of the KV memory by holder; empty for engines without rows."""
         return Occupancy({}, [])
 
     @abstractmethod
@@ -157,7 +157,7 @@ class RequestLoop(ABC):
         """Return bytes of a sequence of `num_kvs` tokens, the last one decoded, that keeps all it sees."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to say
-        """Warn of what the engine's owner should know when no request comes any more."""
+        """Warn of settings that the run showed to be wrong. Called when no further request comes."""
 
     @abstractmethod
     def check_integrity(self) -> None:

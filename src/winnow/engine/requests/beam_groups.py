@@ -12,7 +12,7 @@ def group(sequence: Sequence) -> list[Sequence]:
 
 
 def share_prefix(sequence: Sequence) -> Sequence:
-    """Prepare beams that lost their KVs to compute what they have in common once. Returns who does it.
+    """Prepare beams that lost their KVs to compute their common prefix once. Returns the beam that computes it.
 
     A sequence that is no beam does it for itself.
     """

@@ -79,7 +79,7 @@ def inherit(child: Request, parent: Sequence) -> None:
 
 
 def source_of(parent: Sequence) -> Sequence:
-    """Return who holds a sample's KVs: before the prompt is computed, all samples share the first one's."""
+    """Return the sequence that holds a sample's KVs: the first sample, until the prompt is computed."""
     first = parent.request.sequences[0]
     return first if parent in first.forks else parent
 

@@ -37,7 +37,7 @@ class KVState:
 
     @property
     def running_slot(self) -> int:
-        """The slot of a sequence that is known to have one."""
+        """Slot of a running sequence."""
         assert self.slot is not None, "only a running sequence has a slot"
         return self.slot
 

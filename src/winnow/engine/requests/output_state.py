@@ -91,7 +91,7 @@ class OutputState:
         return decoded
 
     def finish(self) -> None:
-        """Complete the text: add what was held back for a longer character or stop string."""
+        """Complete the text with the part held back for an incomplete character or stop string."""
         self._text.finish()
 
     def output(self, eviction: EvictionReport | None) -> CompletionOutput:

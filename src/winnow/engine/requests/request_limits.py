@@ -19,7 +19,7 @@ def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) 
 
 
 def answer_limit(prompt_len: int, params: SamplingParams, context: int) -> int:
-    """Return the most tokens of an answer: what is asked for, or what the context leaves.
+    """Return the limit of an answer's tokens: `max_tokens`, or the room in the context if that is less.
 
     Raises:
         ContextLengthError: the context leaves no room for an answer, or not for the tokens that it must begin with.

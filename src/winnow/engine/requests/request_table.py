@@ -101,7 +101,7 @@ class RequestTable:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
 
     def add(self, request: Request, parent: Sequence | None = None) -> None:
-        """Start the outputs of a request whose id is free, or go on with that of `parent`, a fork of which it is."""
+        """Add a request with an unused id. The outputs of a fork continue those of `parent`."""
         states = {s: OutputState(s, self._tokens, self._eos_token_ids) for s in request.sequences}
         if parent is not None:
             for state in states.values():

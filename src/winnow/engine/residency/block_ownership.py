@@ -41,7 +41,7 @@ class BlockOwnership:
         return True
 
     def unshare_samples(self, *, budgets_differ: bool) -> None:
-        """Unshare samples of one prompt whose policies will evict per sample.
+        """Unshare the blocks of a prompt's samples, if each sample is evicted on its own.
 
         Those with different budgets part before the round, the others after it: then there is less to copy.
         """

@@ -90,7 +90,7 @@ class DiskPrefixes:
     # -- to disk -------------------------------------------------------------------------------------------------
 
     def put_aside(self, sequence: Sequence) -> None:
-        """Remember what the index knows of a sequence that ends, as far as it is not on disk."""
+        """Queue the indexed prefixes of a sequence that ends for writing, unless they are on disk."""
         chain, tier = sequence.prefix, self.tier
         if chain is None or chain.scored_by is not None or not tier.is_writing:
             return
@@ -117,7 +117,7 @@ class DiskPrefixes:
                 return  # the longest: shorter ones are of use to few
 
     def write(self, *, all_of_it: bool = False) -> None:
-        """Read from the cache what was put aside, as much as may wait in memory, or all; threads write it."""
+        """Copy queued prefixes from the cache, up to the limit of memory or all; threads write them to disk."""
         if not self._puts:
             return
         self._executor.apply(self._ledger.take_update())
@@ -133,7 +133,7 @@ class DiskPrefixes:
                 self._write_run(put)
 
     def close(self) -> None:
-        """Write what is left, and end the threads."""
+        """Write all queued prefixes, and end the threads."""
         try:
             self.write(all_of_it=True)
         finally:
@@ -148,7 +148,7 @@ class DiskPrefixes:
     # -- from disk -----------------------------------------------------------------------------------------------
 
     def prefetch(self, sequence: Sequence, most_tokens: int) -> None:
-        """Begin to read what a sequence that has just come can begin with, if memory allows that so early."""
+        """Start to read prefixes of a new sequence from disk, unless many reads are outstanding."""
         outstanding = sum(fetch.nbytes for fetch in self._fetches if fetch.parts)
         if outstanding < _MOST_PENDING:
             sequence.fetch = self._fetch(sequence, most_tokens)

@@ -31,7 +31,7 @@ class DiskLink(NamedTuple):
 
 
 class DiskFile(NamedTuple):
-    """Knowledge of a file.
+    """State of a file of the tier.
 
     Attributes:
         name: in the folder.
@@ -187,7 +187,7 @@ class DiskTier:
         self._writer.submit(self._write, file, encode)
 
     def count_loaded(self, num_tokens: int) -> None:
-        """Count tokens whose KVs were read and put to use."""
+        """Count tokens whose KVs were read and used."""
         self._stats.loaded_tokens += num_tokens
 
     def touch(self, files: Iterable[str]) -> None:

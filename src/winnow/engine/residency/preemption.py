@@ -184,12 +184,12 @@ class Preemption:
     # -- what it costs -------------------------------------------------------------------------------------------
 
     def record_copies(self, nbytes: int, out: float, back: float) -> None:
-        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        """Record the seconds that copies of `nbytes` to the host and back took."""
         self.costs.record_copy(nbytes, out, back=False)
         self.costs.record_copy(nbytes, back, back=True)
 
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
-        """Count what a step computed again, and learn from its time."""
+        """Count the tokens that a step recomputed, and record its time."""
         self.costs.record_step(plan, seconds)
         if not self._any_dropped:
             return

@@ -11,7 +11,7 @@ _MOSTLY = 0.5
 
 
 class PreemptionCosts(Protocol):
-    """Expected seconds. None: nothing is known yet."""
+    """Expected seconds of a copy and of recomputation. None: not measured yet."""
 
     def swap_seconds(self, nbytes: int) -> float | None:
         """Return the seconds of copying `nbytes` to the host and, later, back."""
@@ -27,7 +27,7 @@ class PreemptionCosts(Protocol):
 
 
 class MeasuredCosts:
-    """Costs learnt from every copy and every step of prompts; recent ones weigh more.
+    """Costs measured on copies and on steps of prompts, averaged with more weight on recent ones.
 
     Copies go at a rate of bytes a second in each direction. A step of n prompt tokens, whose queries read m KVs in each
     row, takes a n + b m seconds, where a and b are fitted by least squares and not negative: attention over a long

@@ -11,7 +11,7 @@ _NONCE_BYTES = 12
 
 
 class WrongKeyError(Exception):
-    """Bytes were encrypted with another key, or are not those that were written."""
+    """Failed decryption: the bytes were encrypted with another key, or changed since."""
 
 
 class PrefixCipher:
@@ -60,7 +60,7 @@ class PrefixCipher:
         return cls(content)
 
     def digest(self, data: bytes) -> str:
-        """Return a name that only who has the key can derive from `data`."""
+        """Return a keyed digest of `data`, to name a file without revealing its content."""
         return hmac.digest(self._names, data, "sha256").hex()
 
     def seal(self, data: bytes, name: str) -> bytes:

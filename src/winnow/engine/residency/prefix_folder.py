@@ -38,7 +38,7 @@ class FileState(NamedTuple):
 
 
 class PrefixFolder(Protocol):
-    """Files by name, each of which is there whole or not at all. Methods raise OSError.
+    """Store of files by name, each complete or absent. Methods raise OSError.
 
     Attributes:
         is_slow: listing it may take longer than a step.
@@ -68,7 +68,7 @@ class PrefixFolder(Protocol):
         """Keep other processes from writing, where that is possible."""
 
     def close(self) -> None:
-        """Release what was opened."""
+        """Close open files and connections."""
 
 
 def open_folder(place: str | Path) -> PrefixFolder:
@@ -84,7 +84,7 @@ def open_folder(place: str | Path) -> PrefixFolder:
 
 
 class Directory:
-    """Folder on a disk of this machine, or on one that it shares with others."""
+    """Folder on a local or shared file system."""
 
     is_slow = False
 
@@ -313,7 +313,7 @@ def read_file(path: Path, start: int = 0, stop: int | None = None) -> NDArray[np
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file that is there whole or not at all, also after a loss of power."""
+    """Write a file atomically, also across a loss of power."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:

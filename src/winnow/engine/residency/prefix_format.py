@@ -88,14 +88,14 @@ class PrefixFormat:
         return self._layout.block_size
 
     def file_name(self, key: PrefixKey) -> str:
-        """Return the name of the file of a key, which tells nothing of its tokens if files are encrypted."""
+        """Return the name of the file of a key; with encryption it reveals nothing of the tokens."""
         what = self.made_for.encode() + key
         return (sha256(what).hexdigest() if self._cipher is None else self._cipher.digest(what)) + SUFFIX
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     def read_header(self, name: str, read: Read) -> dict[str, str]:
-        """Return what a file says of itself, nothing of which is checked yet. Raises one of `FAULTS`."""
+        """Read the header of a file, unchecked. Raises one of `FAULTS`."""
         header, end = _header(read(0, _HEADER_BYTES), read)
         metadata = dict(header.get("__metadata__") or {})
         if self._cipher is not None:

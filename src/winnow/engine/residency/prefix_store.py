@@ -60,7 +60,7 @@ class PrefixStore:
         return self._directory / self._form.file_name(key)
 
     def documents(self) -> list[SavedDocument]:
-        """Return what the files were saved for, this engine's or another's, the longest first.
+        """Return the saved documents, of this and other engines, longest first.
 
         The directory is read again when it has changed.
         """
@@ -79,7 +79,7 @@ class PrefixStore:
         return sorted(found, key=lambda each: -each.num_tokens)
 
     def own_documents(self) -> list[SavedDocument]:
-        """Return, of these, those of this engine's model and cache."""
+        """Return the saved documents that fit this engine's model and cache, longest first."""
         return [each for each in self.documents() if each.made_for == self._form.made_for]
 
     def why_foreign(self) -> str:

@@ -79,7 +79,7 @@ class PrefixSharing:
         self._saved = saved
 
     def find(self, sequence: Sequence) -> FoundPrefix:
-        """Return what a waiting sequence may begin with."""
+        """Find the longest prefix that a waiting sequence can reuse."""
         if not self._enabled or not _takes_part(sequence):
             return FoundPrefix()
         chain = self._known_chain(sequence)
@@ -110,7 +110,7 @@ class PrefixSharing:
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
     def prefetch(self, sequence: Sequence) -> None:
-        """Begin to read from disk what a sequence that has just come can begin with."""
+        """Start to read prefixes of a new sequence from disk."""
         if self._disk is not None and self._may_begin_with_others(sequence):
             self._disk.prefetch(sequence, self._most_as_computed(sequence))
 
@@ -153,15 +153,15 @@ class PrefixSharing:
     def is_worth_waiting(
         self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
     ) -> bool:
-        """Return whether running sequences compute, of what a waiting one could begin with, at least half as much as
-        the `count` tokens that it would compute next itself.
+        """Return whether running sequences are computing a prefix of a waiting one, of at least half the `count`
+        tokens that it would compute next.
         """
         if sequence.prefix is None or sequence.request.wants_prompt_logprobs:
             return False
         return any(2 * self._to_be_found(sequence, found, other) >= count for other in running)
 
     def adopt(self, sequence: Sequence, found: FoundPrefix, count: int) -> None:
-        """Let a sequence begin with what was found: it has just got its slot, and computes `count` tokens next."""
+        """Give a sequence, which has just got its slot and computes `count` tokens next, the prefix found for it."""
         request, index, slot = sequence.request, self._ledger.prefixes, sequence.kv.running_slot
         self._let_follow(sequence, found)
         if found.snapshot is not None:
@@ -184,7 +184,7 @@ class PrefixSharing:
             assert owns, "there is room for all of its blocks"
 
     def num_held(self, sequence: Sequence, found: FoundPrefix) -> int:
-        """Return blocks of what was found that running sequences hold, and that the sequence will not change."""
+        """Return the number of blocks of a found prefix that running sequences hold and it will not change."""
         index = self._ledger.prefixes
         if sequence.eviction is None:
             whole = found.state.num_computed // self._ledger.layout.block_size
@@ -266,7 +266,7 @@ class PrefixSharing:
         return min(points) - sequence.kv.num_computed if points else sequence.num_to_compute
 
     def remember_round(self, sequence: Sequence) -> None:
-        """Let later requests find what a round has just left of a sequence, if it has left them the same."""
+        """Index the rows that a round has just left, for later requests under the same rule."""
         if sequence.prefix is None or sequence.kv.num_computed not in sequence.prefix.snapshots:
             return
         kv = sequence.kv
@@ -292,7 +292,7 @@ class PrefixSharing:
         return self._ledger.is_shared(slot)
 
     def save(self, sequence: Sequence, store: PrefixStore) -> Path:
-        """Write to a store what the round after a sequence's context has left, which an earlier request computed.
+        """Save the rows left by the round after a context, which an earlier request computed, to a store.
 
         Raises:
             PrefixStoreError: there is no such snapshot, or the disk refuses it.

@@ -18,7 +18,7 @@ def drop_finished(ledger: Ledger, running: SequenceType[Sequence]) -> None:
 
 
 def drop(ledger: Ledger, sequence: Sequence) -> None:
-    """Cut the rows of a running sequence back to its context: what a pass wrote behind it goes."""
+    """Cut the rows of a running sequence back to its context, dropping the KVs of a replay."""
     if sequence.kv.replayed:
         slot = sequence.kv.running_slot
         ledger.shrink([slot], ledger.lengths[[slot]] - np.int32(sequence.kv.replayed))

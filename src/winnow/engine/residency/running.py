@@ -74,26 +74,26 @@ class Running(SequenceType[Sequence]):
     # -- in --------------------------------------------------------------------------------------------------------
 
     def enter(self, sequence: Sequence, *, announced: bool = False) -> None:
-        """Add a sequence that has got a slot. The next plan tells the executor, unless it is `announced`."""
+        """Add a sequence that has got a slot. The next plan introduces it to the executor, unless it is `announced`."""
         self._sequences.append(sequence)
         if not announced:
             self._entered[sequence] = None
 
     def take_entered(self) -> list[Sequence]:
-        """Return those that entered since the last call and still have a slot."""
+        """Return the sequences that entered since the last call and still have a slot."""
         entered, self._entered = [s for s in self._entered if s.kv.slot is not None], {}
         return entered
 
     # -- out -------------------------------------------------------------------------------------------------------
 
     def close(self, sequence: Sequence) -> None:
-        """Take the slot of a sequence that does not continue, and what it holds."""
+        """Free the slot and the blocks of a sequence that stops running."""
         self._ledger.close(sequence.kv.running_slot)
         sequence.kv.slot = None
         self._sequences.remove(sequence)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a sequence, running or waiting, and give back what it holds."""
+        """End a sequence, running or waiting, and free its memory."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         self._num_ended += 1
         self._ended_tokens += sequence.num_output_tokens
@@ -115,7 +115,7 @@ class Running(SequenceType[Sequence]):
             self._prefixes.write_to_disk()
 
     def take_failed(self) -> list[Sequence]:
-        """Return sequences that ended since the last call because they fit nowhere; they say why."""
+        """Return sequences that ended since the last call because they fit nowhere, with the reason set."""
         failed, self._failed = self._failed, []
         return failed
 
@@ -126,7 +126,7 @@ class Running(SequenceType[Sequence]):
         return self._victims.choose(sequences)
 
     def preempt(self, victim: Sequence | None = None) -> None:
-        """Preempt a sequence: `victim`, or the one that the policy names.
+        """Preempt `victim`, or the sequence that the policy selects.
 
         Admission has found that each request fits alone. Should one not, it fails, and those behind it continue: who
         waits while nothing runs, and who for the second time is preempted for itself alone without progress.

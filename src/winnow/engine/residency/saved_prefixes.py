@@ -23,7 +23,7 @@ _MOST_REASONS = 4
 
 
 class SavedPrefixes:
-    """Mover of snapshots between the index and a store, which knows the prompts that begin with one.
+    """Transfer of snapshots between the index and a store, and lookup of the stored ones that a prompt begins with.
 
     Args:
         store: where prompts look for prefixes; None: nowhere.
@@ -37,7 +37,7 @@ class SavedPrefixes:
         self._reasons: dict[str, None] = {}
 
     def documents(self, token_ids: SequenceType[int], tenant: TenantName) -> list[SavedDocument]:
-        """Return those of the store that a prompt begins with and is longer than, the longest first."""
+        """Return stored documents that are proper prefixes of a prompt, longest first."""
         if self._store is None:
             return []
         self._num_prompts += 1
@@ -99,14 +99,14 @@ class SavedPrefixes:
         return f"no prompt begins with one under its tenant (the shortest has {shortest} tokens)"
 
     def load(self, key: PrefixKey, token_ids: list[int], rule: SequenceEviction) -> bool:
-        """Let the index know a saved snapshot. False: there is none, or memory lacks."""
+        """Read a saved snapshot into the index. Returns False if there is none, or no memory for it."""
         if self._store is None or not is_portable(rule.policy):
             return False
         found = self._store.load(key, token_ids, rule.policy.score.num_accumulators)
         return found is not None and self.place(found, key, token_ids, rule)
 
     def place(self, found: SavedPrefix, key: PrefixKey, token_ids: list[int], rule: SequenceEviction) -> bool:
-        """Let the index know a snapshot that was read. False: memory lacks."""
+        """Add a snapshot that was read to the index. Returns False if there is no memory for it."""
         blocks = self.take_filled(found)
         if blocks is None:
             return False
@@ -120,7 +120,7 @@ class SavedPrefixes:
         return True
 
     def take_filled(self, found: SavedPrefix) -> IntArray | None:
-        """Return blocks with what was read, for the index, int32 [n]. None: memory lacks."""
+        """Take blocks and fill them with a snapshot that was read: int32 [n]; None: there is no memory."""
         blocks = self._ledger.prefix_rows.take_blocks_for(found.lengths)
         if blocks is None:
             return None

@@ -83,7 +83,7 @@ def fork_slot(ledger: Ledger, slot: int, child: Sequence) -> int | None:
 
 
 def new_sequence(sequence: Sequence) -> NewSequence:
-    """Return what an executor must know of a sequence that has just got a slot."""
+    """Return the description for the executor of a sequence that has just got a slot."""
     return NewSequence(
         sequence.kv.running_slot,
         list(sequence.token_ids),

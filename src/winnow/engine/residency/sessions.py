@@ -91,7 +91,7 @@ class Session:
 
 
 class Sessions:
-    """Table of sessions. A session holds no memory of its own: what it names is the index's, and gives way too.
+    """Table of sessions. A session holds no memory: it names prefixes in the index, which may be evicted.
 
     A request of a session begins with the longest prefix that is known, to the last common token; where rounds have
     compressed the session, with what they left, if all its tokens and its policy are the same.
@@ -217,7 +217,7 @@ class Sessions:
         return [self._stats(session) for session in found]
 
     def drop(self, name: str, tenant: TenantName = None) -> bool:
-        """Forget a session, with what the index holds for it alone. False: there is none."""
+        """Delete a session and the prefixes that only it names. Returns False if there is none."""
         session = self._sessions.pop((tenant, name), None)
         if session is None:
             return False
@@ -384,7 +384,7 @@ class Sessions:
 
 
 def continues(policy: EvictionPolicy) -> bool:
-    """Return whether rounds of a policy may follow on what its rounds of an earlier turn left.
+    """Return whether rounds of a policy may compress again the rows that its rounds of an earlier turn left.
 
     What is learnt of queries beside KVs is not kept, and a replay repeats tokens whose KVs are gone.
     """

@@ -25,7 +25,7 @@ class TierGrants:
             self._allocator.withhold(kind)
 
     def ask(self, again: bool) -> None:
-        """Ask for what is lacking before a step is planned; after a refusal only `again`."""
+        """Request missing tier memory before a step is planned; after a refusal only with `again`."""
         if again:
             self._allocator.refusal = None
         for kind, ahead in self._ahead.items():

@@ -36,7 +36,7 @@ class TenantAccounts:
         self._output_tokens: Counter[TenantName] = Counter()
 
     def of(self, tenant: TenantName) -> Tenant:
-        """Return the settings of a tenant; who is not named has those of "*"."""
+        """Return the settings of a tenant, or those of "*" if it has none."""
         return self._tenants.get(tenant or OTHERS, self._others)
 
     def session_memory(self, tenant: TenantName) -> int | None:

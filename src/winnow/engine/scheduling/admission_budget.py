@@ -43,7 +43,7 @@ class AdmissionBudget:
     # -- what all of them lack ---------------------------------------------------------------------------------------
 
     def is_short(self, waiting: Iterable[Sequence], running: SequenceType[Sequence]) -> bool:
-        """Return whether not all that wait, as far as there are slots for them, fit whole beside what runs."""
+        """Return whether the waiting sequences for which there are slots do not all fit beside the running ones."""
         layout, left = self._ledger.layout, self._ledger.allocator.num_free
         for sequence in running:
             growth = self.growth(sequence)
@@ -92,7 +92,7 @@ class AdmissionBudget:
         return peak - self._prefixes.num_held(newcomer, prefix)
 
     def explain_lack(self, sequence: Sequence) -> str:
-        """Say what a sequence that does not fit even alone needs for its next token, and what there is."""
+        """Return the error text of a sequence that does not fit even alone: memory needed, and memory there is."""
         ledger, layout, slot, size = self._ledger, self._ledger.layout, sequence.kv.slot, self._ledger.size
         blocks, pages = sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
         if slot is not None:
@@ -106,7 +106,7 @@ class AdmissionBudget:
         )
 
     def growth(self, sequence: Sequence) -> int:
-        """Return blocks that a running sequence takes until its known tokens and another block of them are computed."""
+        """Return the number of blocks that a running sequence needs to compute its known tokens and one more block."""
         return self._growth_from(sequence, self._ledger.blocks_held(sequence.kv.running_slot))
 
     def freed(self, sequence: Sequence) -> int:

@@ -92,7 +92,7 @@ class AdmissionOrder:
         running: Running,
         lacking: Callable[[Sequence, int], int],
     ) -> list[Sequence]:
-        """Park running sequences for waiting ones that outrank them. Returns those that enter in this step.
+        """Park running sequences for waiting ones of higher rank. Returns the sequences that enter in this step.
 
         Args:
             lacking: blocks that a waiting sequence lacks, once a number of running ones have left.
@@ -123,7 +123,7 @@ class AdmissionOrder:
         return urgent
 
     def keep_limits(self, running: Running) -> None:
-        """Park sequences of tenants whose answers have grown beyond their limits, but for one of each, or its beams."""
+        """Park sequences of tenants above their limits. One sequence of each, or its beams, keeps running."""
         if not self._accounts.has_quotas:
             return
         for tenant in {sequence.request.tenant for sequence in running}:

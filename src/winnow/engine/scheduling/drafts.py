@@ -41,7 +41,7 @@ class Drafts:
         return self._config is not None
 
     def propose(self, decoding: Iterable[Sequence], most: int) -> dict[Sequence, list[int]]:
-        """Return what is proposed for each of the sequences for which there is something, `most` tokens in all."""
+        """Return draft tokens of the sequences that have any, at most `most` in all."""
         if self._config is None:
             return {}
         proposed: dict[Sequence, list[int]] = {}

@@ -68,7 +68,7 @@ class EvictionScheduler:
         return {s for s in due if s not in done and s.kv.last_round != s.kv.num_computed}
 
     def evict_under_pressure(self, running: SequenceType[Sequence]) -> bool:
-        """Shrink sequences whose policy acts under pressure. Returns False if there is none that could."""
+        """Evict from sequences whose policy acts under pressure. Returns False if none can shrink."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.pressure]
         late = any(_eviction(s).policy.when.late for s in able)
         for step in (*LATE_STEPS, None) if late else (None,):
@@ -77,7 +77,7 @@ class EvictionScheduler:
         return False
 
     def making_room(self, running: SequenceType[Sequence]) -> list[Sequence]:
-        """Return sequences whose policy lets them shrink so that a waiting request is admitted, and that would."""
+        """Return sequences that would shrink to admit a waiting request, as their policies allow."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.make_room]
         return self._shrinkable(able)
 
@@ -108,7 +108,7 @@ class EvictionScheduler:
         return False
 
     def foresee(self, step: ScheduledStep) -> ScheduledStep:
-        """Return a step that also plans the round which its tokens make due, where it is clear whose that is."""
+        """Return a step with the round that its tokens make due, if its sequences are known in advance."""
         ends = {s: e.end for e, s in zip(step.plan.entries, step.sequences, strict=True) if e.replay is None}
         able = [sequence for sequence in ends if sequence.eviction is not None]
         due = [
@@ -128,7 +128,7 @@ class EvictionScheduler:
         return replace(step, plan=replace(step.plan, evictions=evictions), evicting=tuple(due))
 
     def note(self, step: ScheduledStep, kept: IntArray | None) -> None:
-        """Learn what the round leaves that a step has planned. It holds for that very round, if it comes next."""
+        """Record the KVs that a planned round will leave, for use if that round comes next."""
         self._foreseen = None if kept is None else (step.evicting, step.plan.evictions, kept)
 
     # -- who -----------------------------------------------------------------------------------------------------

@@ -26,15 +26,15 @@ class Order:
         return sequence.request.arrival, sequence.index
 
     def tenant_rank(self, tenant: TenantName) -> float:
-        """Sort key of a tenant among others; those of equal rank are served as if they were one."""
+        """Sort key of a tenant; tenants of equal rank are served as one."""
         return 0.0
 
     def level(self, sequence: Sequence) -> float:
-        """Return who is preempted before others when memory runs out: the smaller."""
+        """Return the preemption level of a sequence: lower ones are preempted first when memory runs out."""
         return 0.0
 
     def may_park(self, newcomer: Sequence, running: Sequence) -> bool:
-        """Return whether a running sequence gives way to one that waits and does not fit beside it."""
+        """Return whether a running sequence is parked for a waiting one that does not fit beside it."""
         return False
 
     def tenant_arrived(self, tenant: TenantName, waiting: Collection[TenantName]) -> None:

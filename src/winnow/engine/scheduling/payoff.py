@@ -19,7 +19,7 @@ _USUAL_ANSWER = 256
 
 
 class DecodeTimes:
-    """Durations of decoding steps, learnt: a + b n seconds for n sequences, fitted by least squares, not negative.
+    """Model of the duration of decoding steps: a + b n seconds for n sequences, fitted by nonnegative least squares.
 
     KVs are no term of their own: where memory binds, it is full of them whether many sequences hold few or few hold
     many.
@@ -29,7 +29,7 @@ class DecodeTimes:
         self._ones = self._n = self._nn = self._t = self._nt = 0.0
 
     def record(self, plan: StepPlan, seconds: float) -> None:
-        """Learn of a step in which every sequence computed one token; others say little of decoding."""
+        """Record a step in which every sequence computed one token; other steps are no measure of decoding."""
         n = len(plan.entries)
         if plan.num_tokens != n:
             return
@@ -43,7 +43,7 @@ class DecodeTimes:
         self._ones, self._n, self._nn, self._t, self._nt = (_MEMORY * old + new for old, new in sums)
 
     def seconds(self, num_sequences: int) -> float | None:
-        """Expect the time of a step of `num_sequences`; None: nothing is known."""
+        """Predict the time of a step of `num_sequences`; None: nothing is measured yet."""
         if not self._ones:
             return None
         variance = self._ones * self._nn - self._n * self._n
@@ -97,7 +97,7 @@ class CompressionDecisions:
             self.num_short_starts += self._is_short
 
     def record(self, plan: StepPlan, seconds: float) -> None:
-        """Learn from the time that a step took."""
+        """Record the time of a step."""
         self._times.record(plan, seconds)
 
     def _look(

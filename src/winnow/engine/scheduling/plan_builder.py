@@ -14,7 +14,7 @@ from winnow.engine.scheduling.queue import WaitingQueue
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """A plan, and whose it is: the executor knows slots only.
+    """Plan with its sequences; the executor sees their slots only.
 
     Attributes:
         sequences: of each of the plan's entries.

@@ -43,7 +43,7 @@ class WaitingQueue:
         self.requeue(request.sequences[0])
 
     def requeue(self, sequence: Sequence) -> None:
-        """Queue a sequence of an earlier request: one that was preempted, or another sample."""
+        """Queue a sequence of a request that has started: a preempted one, or a further sample."""
         rank = self.order.rank(sequence)
         insort(self._tenants.setdefault(sequence.request.tenant, []), (rank, sequence), key=_rank)
         self._places[sequence] = rank, sequence.num_tokens

@@ -156,7 +156,7 @@ class Scheduler:
             request.update_metrics(first_scheduled_time=self._clock())
 
     def continue_beams(self, request: Request, chosen: list[Continuation]) -> None:
-        """Let beams of a request go on, and those that were not chosen end."""
+        """Continue the chosen beams of a request, and end the others."""
         assert request.beams is not None, "only beams are chosen"
         request.beams.go_on(self._forks.continue_beams(request, chosen))
 
@@ -406,11 +406,11 @@ class Scheduler:
         return True
 
     def record_copies(self, nbytes: int, out: float, back: float) -> None:
-        """Learn how long copies of `nbytes` to the host and back took, in seconds."""
+        """Record the seconds that copies of `nbytes` to the host and back took."""
         self._preemption.record_copies(nbytes, out, back)
 
     def record_step(self, step: ScheduledStep, seconds: float) -> None:
-        """Learn from the time that a step took."""
+        """Record the time of a step."""
         self.decisions.record(step.plan, seconds)
         self._preemption.record_step(step.plan, step.sequences, seconds)
 
