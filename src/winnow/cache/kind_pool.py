@@ -1,4 +1,4 @@
-"""The blocks of one kind: where their vectors lie, and how these are read and written."""
+"""Blocks of one kind: placement of their vectors, reads and writes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,11 +17,10 @@ from winnow.cache.tiers.value_store import ValueStore
 
 
 class KindPool:
-    """The blocks first, ..., first + num_blocks - 1 of a pool, which are of one kind.
+    """Blocks first to first + num_blocks - 1 of a pool, which are of one kind.
 
-    Rows of a layer see the cache as this: vectors of all that their tables name lie here. Slots are identified as in
-    the whole pool, by block * block_size + offset. Where a table's entry past the end of a row names a block of another
-    kind, any block of this one is read in its place.
+    All blocks in the tables of a layer's rows lie here. Slots are numbered as in the whole pool, by block * block_size
+    + offset. A table entry past the end of a row may name a block of another kind; one of this kind is read instead.
 
     Attributes:
         numbers: positions and accumulators, those of the whole pool.
@@ -30,7 +29,7 @@ class KindPool:
         fields: each field of the codec by name, [num_blocks, block_size, length], a view of a storage: first those of a
             block's keys, then those of its values, so that a read is contiguous. Keys are rotated at their position.
         tier: the values that lie on a tier; None: all lie on the device.
-        copies: those on their way there; None: the device writes where the tier lies, as a CPU does.
+        copies: copies to the tier that are under way; None: the device writes to the tier directly, as a CPU does.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class KindPool:
 
     @property
     def device(self) -> torch.device:
-        """Device that computes with keys, where most of this lies."""
+        """Device that computes with the keys and holds them."""
         return self.numbers.device
 
     @property
@@ -106,18 +105,18 @@ class KindPool:
 
     @property
     def parts(self) -> tuple[BlockPart, ...]:
-        """All that a block holds: KVs as `BlockKind.form`, positions, and each of the accumulators."""
+        """Contents of a block in parts: KVs as `BlockKind.form`, positions, and each accumulator."""
         self._wait_for_copies()
         numbers = (self.numbers.position, *self.numbers.accumulators)
         own = (BlockPart((each.narrow(0, self.first, self.num_blocks),)) for each in numbers)
         return BlockPart.of(self.storages), *own
 
     def covers(self, block: Tensor) -> Tensor:
-        """Return which blocks, int64 of any shape, are of this kind: bool of the same shape."""
+        """Return the mask of the blocks, int64 of any shape, that are of this kind."""
         return (block >= self.first) & (block < self.first + self.num_blocks)
 
     def local(self, block: Tensor) -> Tensor:
-        """Return where blocks lie in tensors of this kind: their numbers, counted from the first."""
+        """Return the indices of blocks in this kind's tensors, counted from its first block."""
         if self._alone:
             return block
         return (block - self.first).clamp_(0, self.num_blocks - 1)

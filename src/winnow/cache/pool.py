@@ -1,4 +1,4 @@
-"""The memory of the cache: every KV of every row, in blocks."""
+"""Memory of the cache: the KVs of all rows, in blocks."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ from winnow.cache.slot_numbers import SlotNumbers
 
 
 class KVPool:
-    """The blocks of all layers and heads of all sequences.
+    """Blocks of all layers, heads and sequences.
 
-    Code outside `winnow.cache` and the attention backends reads and writes vectors as a layer does (`of_layer`), by
-    methods that work for any codec and wherever values lie; it moves KVs by the methods here.
+    Outside `winnow.cache` and the attention backends vectors are read and written through `of_layer`, whose methods
+    work for any codec and tier, and KVs are moved by the methods here.
 
     Memory is uninitialised: a slot is written before the length of its row covers it.
 
