@@ -1,4 +1,4 @@
-"""The operations over a paged cache that every backend computes."""
+"""Operations over a paged cache that every attention backend implements."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JudgedKVs:
-    """The KVs of a context that one chunk of a replay scores: the first `head`, and `start` up to `end`, exclusive."""
+    """KVs of a context that one chunk of a replay scores: the first `head`, and `start` up to `end`, exclusive."""
 
     head: int
     start: int
@@ -31,11 +31,11 @@ class JudgedKVs:
 
 @dataclass(frozen=True)
 class ReplayQueries:
-    """Queries by which a repetition of a context judges some of its KVs in one layer.
+    """Queries of one layer that score some KVs of a context while it is repeated.
 
     Attributes:
-        q: [n, Hq, d], n > 0 queries at the positions `first`, `first + every` and so on, behind the context.
-        query_logs: float32 [n], subtracted from the logarithm of what a query pays.
+        q: [n, Hq, d], n > 0 queries at positions `first`, `first + every` and so on, after the context.
+        query_logs: float32 [n], subtracted from the logarithm of each query's attention.
         key_logs: float32 [Hq, judged KVs], added to it.
     """
 
@@ -71,10 +71,9 @@ class HeadRotation:
 
 
 class BackendStep(ABC):
-    """A packed batch over a paged cache in the form that one backend takes: made once, used by all layers.
+    """Packed batch over a paged cache, prepared once for a backend and used by all layers.
 
-    It is valid until the cache's tables change. KVs' format is the layout's codec and independent of the dtype of q, k
-    and v (activations).
+    It is valid until the cache's tables change. KVs are stored by the layout's codec, whatever the dtype of q, k and v.
 
     Shapes: T tokens of the packed batch, Hq query heads, H KV heads (Hq a multiple of H), d = head_dim.
     """
@@ -87,46 +86,43 @@ class BackendStep(ABC):
 
     @abstractmethod
     def write(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """Store the KVs of the batch's tokens, [T, H, d] each, in the last slots of their rows.
-
-        Their accumulators start at 0.
-        """
+        """Store the KVs of the batch's tokens, [T, H, d] each, in the last slots of their rows; accumulators are 0."""
 
     def rotate_and_write(self, layer: int, heads: Tensor, query_heads: int, rotation: HeadRotation) -> bool:
-        """Norm and rotate queries and keys in place, and store KVs as `write` does, in one pass.
+        """Apply norms and rotation to queries and keys in place, and store KVs as `write` does, in one pass.
 
         Args:
             heads: [T, (Hq + 2 H) * d], rows dense: queries, keys, values.
 
         Returns:
-            False: there is no such pass for this cache, and nothing was done.
+            False if the backend has no such pass for this cache; nothing is done then.
         """
         return False
 
     @abstractmethod
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
-        """Return attention of q, [T, Hq, d], over the rows of each token's sequence: [T, Hq, d] in q's dtype.
+        """Compute attention of q, [T, Hq, d], over the rows of each token's sequence: [T, Hq, d] in q's dtype.
 
-        In the same pass the accumulators of the KVs change as `spans.observe` asks for each sequence.
+        The same pass updates the accumulators of the KVs as `spans.observe` prescribes for each sequence.
         """
 
     @abstractmethod
     def replay(self, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:
-        """Raise accumulator 0 of the judged KVs to the largest attention that the queries pay them.
+        """Raise accumulator 0 of the judged KVs to their largest attention weight under the queries.
 
-        The softmax of a query goes over the judged KVs and those behind the context up to its own position.
+        The softmax of a query covers the judged KVs and those after the context up to its own position.
 
         Args:
-            slot: of the sequence; the KVs of its rows lie in the order of their positions, none is missing.
+            slot: of the sequence, whose rows hold all KVs in the order of their positions.
         """
 
 
 class AttentionBackend(ABC):
-    """Interface by which KVs are stored, read and moved."""
+    """Implementation of attention: how KVs are stored, read and moved."""
 
     @abstractmethod
     def prepare(self, cache: PagedCache, spans: Spans) -> BackendStep:
-        """Return the batch as this backend's layers take it."""
+        """Prepare a batch: plan its launches and upload its layout. Returns the step that all layers use."""
 
     @abstractmethod
     def compact(self, pool: KVPool, source: Tensor, target: Tensor) -> None:
@@ -137,19 +133,18 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def keep_best(self, pool: KVPool, rows: RankedRows, kept: Tensor, most_evicted: int) -> None:
-        """Move the KVs of each row that stay to its first slots: protected ones, then those with the highest scores.
+        """Keep the protected KVs of each row and those with the highest scores, in its first slots.
 
-        Survivors beyond the first `kept` slots fill the holes below them in order; the other KVs do not move.
+        KVs that stay beyond the first `kept` slots fill the holes below them in order; the others do not move.
 
         Args:
-            kept: [...], how many KVs of each row stay, at least as many as are protected.
-            most_evicted: the most that one row loses, known on the host.
+            kept: [...], number of KVs of each row that stay, at least the protected ones.
+            most_evicted: most KVs that one row loses, known on the host.
         """
 
     def capturable(self, spans: Spans, query_heads: int) -> bool:
-        """Return whether a step over `spans` launches the same work whatever the device holds, so that a CUDA graph
-        fits.
+        """Return whether a step over `spans` launches the same work whatever the device holds, as CUDA graphs require.
 
-        Slots may be -1 then: such a sequence only fills the batch, its rows are empty.
+        Slots of such a step may be -1: padding, sequences with empty rows.
         """
         return False

@@ -1,4 +1,4 @@
-"""Terms that attention adds to the accumulators of the KVs that it reads, for policies that watch queries."""
+"""Terms that attention adds to accumulators of KVs, for policies that score KVs by attention."""
 
 from dataclasses import dataclass
 from enum import Enum

@@ -1,4 +1,4 @@
-"""Rows whose KVs a policy has scored: who would be evicted first, and what moves when only some stay."""
+"""Rows whose KVs are scored: the order of eviction, and the moves that compact the rows."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +30,7 @@ class RankedRows:
     must_stay: Tensor
 
     def where(self, mask: Tensor) -> "RankedRows":
-        """Return some of the rows, by a mask of them."""
+        """Return the rows selected by a mask."""
         return RankedRows(
             *(each[mask] for each in (self.block, self.length, self.position, self.score, self.must_stay))
         )
@@ -51,7 +51,7 @@ class RankedRows:
         return self.key.sort(dim=-1).values
 
     def lowest(self, count: Tensor, most: int) -> Tensor:
-        """Mark the KVs of each row that are evicted first: bool [..., N].
+        """Return the mask of the KVs of each row that are evicted first, bool [..., N].
 
         Args:
             count: how many of each row, int64 [...]; at most its length.
@@ -85,8 +85,7 @@ def score_of(key: Tensor) -> Tensor:
 
 
 def moves(stays: Tensor, kept: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where KVs move so that each row's survivors fill its first slots (KV-Compress Algorithm 1, all rows at
-    once).
+    """Compute the moves by which each row's survivors fill its first slots (KV-Compress Algorithm 1, all rows at once).
 
     A row that keeps m KVs has as many holes below m as survivors at or above it: the i-th survivor fills the i-th hole.
 

@@ -18,9 +18,7 @@ NEVER = 2**62
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Specification of a layer's attention: softmax(q k^T) v over KVs whose position is not above the query's, with
-    these changes.
-    """
+    """Attention of a layer: causal softmax(scale q k^T) v, modified as the fields say."""
 
     scale: float
     """Factor of the logits."""
@@ -36,14 +34,16 @@ class AttentionSpec:
     """The window begins anew at every multiple of `window`: a query sees the KVs of its own chunk alone (Llama 4)."""
 
     def reach(self, position: Any) -> Any:
-        """Return how many positions queries at `position`, int or Tensor, see with their own; there is a window."""
+        """Return the number of positions that queries at `position`, int or Tensor, see in a window, their own
+        included.
+        """
         assert self.window is not None, "there is a window"
         return position % self.window + 1 if self.chunked else self.window
 
 
 @dataclass(frozen=True)
 class Spans:
-    """B sequences packed end to end into one row of T tokens, without padding; those with one token come first.
+    """Packed batch of B sequences in T tokens, without padding. Sequences with one token come first.
 
     Attributes:
         slots: the cache slot of each sequence, int64 [B].
@@ -53,9 +53,10 @@ class Spans:
         first_position: of each sequence's first token in this batch, int64 [B].
         observe: the accumulator updates of each sequence's queries, [B]; None: none.
         observe_from: the first position of each sequence whose query updates accumulators, int64 [B].
-        select_from: the first position of each sequence whose query reads only the values that it weighs most, where
-            these lie on a tier, int64 [B]; earlier ones read all.
-        temporary: whose KVs of this batch are dropped again, bool [B]: they leave what is kept wide as it is.
+        select_from: first position of each sequence whose query reads only the values of largest weight, where values
+            lie on a tier, int64 [B]; earlier queries read all.
+        temporary: sequences whose KVs of this batch are dropped after the step, bool [B]; they do not enter wide
+        windows.
     """
 
     slots: NDArray[np.int64]
@@ -115,7 +116,7 @@ class Spans:
         return torch.from_numpy(np.concatenate([found[i] for i in index])).to(self.device)
 
     def only(self, index: Sequence[int]) -> Self:
-        """Return the layout of some of the sequences alone, by their indices, ascending."""
+        """Return the spans of some sequences alone, given by ascending indices."""
         some = np.array(index)
         return type(self)(
             self.slots[some],
@@ -131,7 +132,7 @@ class Spans:
 
     @cached_property
     def active_observers(self) -> Sequence[AttentionObserver | None]:
-        """Observer of each sequence; None where none of its queries in this batch counts."""
+        """Observer of each sequence; None if none of its queries in this batch updates accumulators."""
         if not any(self.observe):
             return self.observe
         active = self.first_position + self.counts > self.observe_from
@@ -140,7 +141,7 @@ class Spans:
         ]
 
     def chunk_layout(self, index: Sequence[int], tile_queries: int) -> tuple[Tensor, Tensor]:
-        """Return tiles of some sequences' tokens, and where those of all sequences lie.
+        """Split the tokens of some sequences into tiles, and locate those of all sequences.
 
         Args:
             index: of the sequences in the batch.
@@ -195,7 +196,7 @@ class Spans:
 
     @cached_property
     def token_temporary(self) -> Tensor:
-        """Return whether the KVs of each token are dropped again, bool [T]."""
+        """Mask of the tokens whose KVs are dropped after the step, bool [T]."""
         return torch.from_numpy(np.repeat(self.temporary, self.counts)).to(self.device)
 
     @cached_property
