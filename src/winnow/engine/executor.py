@@ -1,4 +1,4 @@
-"""Interface of what computes a step. The scheduler sees only this."""
+"""Interface between scheduler and computation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from winnow.sampling import SamplingParams
 
 
 class Executor(Protocol):
-    """Executor of plans over memory of its own. The ledger decides placement; updates follow it."""
+    """Executor of step plans. It owns the KV memory, which follows the ledger by updates."""
 
     @property
     def attention(self) -> str:
@@ -34,7 +34,7 @@ class Executor(Protocol):
         """Fill in parameters that a request leaves open, such as the seed. Called once, when it arrives."""
 
     def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
-        """Copy some blocks to the host tier, which there is, and back. Returns bytes, and seconds each way."""
+        """Time copies of some blocks to the host tier and back. Returns bytes, and seconds each way."""
 
     def prepare(self, policy: EvictionPolicy) -> None:
         """Prepare to run a policy.
@@ -51,14 +51,14 @@ class Executor(Protocol):
         """
 
     def state_bytes(self, slot: int) -> int:
-        """Return bytes that are kept of a running sequence beside its KVs, and travel with it to the host tier."""
+        """Return bytes of a running sequence's states beside its KVs, which are copied with it to the host tier."""
 
     def fork(self, slot: int, child: NewSequence) -> None:
-        """Let the sequence in a slot go on as `child` too, between steps. The ledger's update has been applied."""
+        """Fork the sequence in a slot to `child`, between steps. The ledger's update has been applied."""
 
     @property
     def overlaps(self) -> bool:
-        """Return whether a step gains by being submitted before the one before it is collected; on CPUs none does."""
+        """Return whether submitting a step before the previous one is collected saves time; on CPUs it does not."""
 
     def submit(self, plan: StepPlan) -> Any:
         """Start a step: apply the plan's update, compute its tokens, and sample the sequences that the plan names.
@@ -70,7 +70,7 @@ class Executor(Protocol):
         """
 
     def collect(self, handle: Any) -> StepResult:
-        """Wait for a step's end; in the order in which they were submitted. Unwanted ones may be left out."""
+        """Wait for a step and return its result. Steps are collected in order of submission; some may be skipped."""
 
     def plan_evictions(self, planned: Sequence[PlannedEviction]) -> IntArray:
         """Decide which KVs of sequences stay under their budgets; `compact` follows before anything else is computed.
@@ -87,16 +87,16 @@ class Executor(Protocol):
         """
 
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
-        """Return all that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`]."""
+        """Copy blocks, int32 [n], to the host: uint8 [`CacheLayout.host_bytes`]."""
 
     def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
-        """Fill blocks, which no sequence holds, with what `read_blocks` returned for as many."""
+        """Fill blocks, which no sequence holds, with the result of `read_blocks` for as many blocks."""
 
     def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
         """Return the states kept with the snapshot of a key, arrays by name; empty if there are none."""
 
     def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
-        """Keep what `read_states` returned."""
+        """Keep states, as `read_states` returns them, under a key."""
 
     def grant(self, kind: int, blocks: range) -> tuple[int, str | None]:
         """Make sure that blocks of a kind, counted from its first, can be written: the last ones first.
@@ -115,4 +115,4 @@ class Executor(Protocol):
         """Assert that memory agrees with the ledger, all of whose updates have been applied. Slow."""
 
     def close(self) -> None:
-        """End other processes that compute for this one."""
+        """Stop worker processes."""

@@ -1,4 +1,4 @@
-"""Plan of one step, decided before any tensor is touched: values that can cross to another process."""
+"""Plan of one step: host values, which can be sent to another process."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +16,7 @@ LAST_SAMPLED = -1
 
 @dataclass(frozen=True)
 class NewSequence:
-    """Facts of a sequence that gets a slot, for the executor; sent once, and kept until the slot closes.
+    """Description of a sequence that gets a slot, sent to the executor once and kept until the slot closes.
 
     Attributes:
         token_ids: prompt and answer so far, also of a sequence that computes them again.
@@ -36,12 +36,12 @@ class PlannedSequence:
     """Tokens of the sequence in a slot, from token index `start` on; its rows already have room for them.
 
     Attributes:
-        position_offset: what their positions lie below their indices.
+        position_offset: token indices minus positions.
         samplers: slots that sample from the last token's logits: none while a prompt is unfinished, else this one
             and those of the forks that share its prompt.
         forks: slots that hold the same KVs from here on.
-        replay: which pass of its replay the tokens are of: they repeat its context, behind it, and their KVs do not
-            stay. None: they are its own.
+        replay: pass of a replay that the tokens belong to, which repeats the context and whose KVs are dropped;
+            None: they are tokens of the sequence itself.
         logprobs: indices of tokens, half-open, whose logits are asked for since they predict the prompt's next ones.
         num_drafts: its last tokens of this number are proposals: the slot, which alone samples, samples from the logits
             of the token before them and of each, as far as it samples what is proposed.
@@ -68,7 +68,7 @@ class PlannedSequence:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """Decoding sequences first, then prefill chunks, to be computed as one packed row of tokens."""
+    """Tokens computed as one packed batch: decoding sequences first, then prefill chunks."""
 
     entries: tuple[PlannedSequence, ...]
     update: CacheUpdate = field(default_factory=CacheUpdate)
@@ -84,7 +84,7 @@ class StepPlan:
 
     @cached_property
     def drafts(self) -> list[list[int]]:
-        """The tokens proposed for each of the samplers; empty if nothing is of any."""
+        """Draft tokens of each sampler; empty if there are none."""
         if not any(entry.num_drafts for entry in self.entries):
             return []
         return [
@@ -101,11 +101,11 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class PlannedEviction:
-    """A sequence whose rows are cut to its budget.
+    """Eviction round of a sequence, which cuts its rows to its budget.
 
     Attributes:
         computed: tokens in the cache, less what rounds took.
-        position_offset: what positions lie below token indices.
+        position_offset: token indices minus positions.
         budget: KVs per row in place of the policy's; None: as that says.
     """
 
