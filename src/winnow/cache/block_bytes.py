@@ -68,7 +68,7 @@ class BlockPart:
                 columns.copy_(tensor.index_select(0, index))
 
     def write(self, index: Tensor, data: Tensor) -> None:
-        """Let blocks at an index, int64 [n] on the pool's device, hold `data`, [n, width], in host memory."""
+        """Copy `data`, [n, width], in host memory, to the blocks at an index, int64 [n] on the pool's device."""
         for tensor, columns in zip(self.pieces, self._columns(data), strict=True):
             tensor.index_copy_(0, index.to(tensor.device), columns.to(tensor.device))
 

@@ -29,7 +29,7 @@ def join_states(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArra
 
 @dataclass(frozen=True)
 class RankRows:
-    """The rows of one rank in a cache of `layout` and `size`, which are those of all ranks together."""
+    """Rows of one rank. `layout` and `size` are those of the cache of all ranks together."""
 
     layout: CacheLayout
     size: CacheSize

@@ -189,13 +189,13 @@ class BlockAllocator:
         self._push(blocks[self.holders[blocks] == 0])
 
     def index(self, blocks: IntArray) -> None:
-        """Let the index hold `blocks`, int32 [n], in use and not indexed, from now on."""
+        """Record the index as a holder of `blocks`, int32 [n], which are in use and not indexed."""
         self.indexed[blocks] = True
         self.holders[blocks] += 1
         self._num_indexed += len(blocks)
 
     def unindex(self, blocks: IntArray) -> None:
-        """Let the index hold `blocks` no longer."""
+        """Record that the index no longer holds `blocks`."""
         self._count_cached(blocks, -1)
         self.indexed[blocks] = False
         self._num_indexed -= len(blocks)

@@ -156,14 +156,14 @@ class Ledger:
 
     @property
     def filled_bytes(self) -> int:
-        """Bytes of the device that slots take which hold KVs of sequences; those of shared blocks count once."""
+        """Device bytes of the slots that hold KVs of sequences; shared blocks count once."""
         filled = self._rows.filled_slots(self.size.num_blocks)
         kinds = self.allocator.kind_of(np.arange(len(filled)))
         count = np.bincount(kinds, weights=filled, minlength=len(self.layout.kinds)).astype(np.int64)
         return self.layout.device_bytes(count.tolist()) // self.layout.block_size
 
     def num_filled_slots(self) -> int:
-        """Return slots of the pool that hold KVs of sequences; those of shared blocks count once."""
+        """Return the number of the pool's slots that hold KVs of sequences; shared blocks count once."""
         return int(self._rows.filled_slots(self.size.num_blocks).sum())
 
     # -- the life of a sequence ----------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Ledger:
         return self._free_slots.pop()
 
     def reserve(self, slot: int, num_kvs: int) -> None:
-        """Let an open sequence hold blocks for `num_kvs` KVs in every row, used or not, until it is cleared.
+        """Reserve blocks for `num_kvs` KVs in every row of an open sequence, until it is cleared.
 
         Raises:
             OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
@@ -219,7 +219,7 @@ class Ledger:
         return child
 
     def share(self, slot: int, child: int) -> None:
-        """Let `child`, open and empty, hold the blocks of `slot` too."""
+        """Share the blocks of `slot` with `child`, which is open and empty."""
         blocks = self.blocks_of(slot)
         self.allocator.share(blocks)
         self._rows.hold(child, self.lengths[slot], blocks)
@@ -268,7 +268,7 @@ class Ledger:
         return bool((self.allocator.holders[blocks] - self.allocator.indexed[blocks] > 1).any())
 
     def own_front(self, slot: int, lengths: IntArray) -> None:
-        """Let a sequence have for itself the blocks that `shrink` to `lengths`, [layers, heads], leaves it.
+        """Make a sequence the only holder of the blocks that `shrink` to `lengths`, [layers, heads], would leave it.
 
         What others hold is copied. Where memory lacks for that, the index forgets its blocks.
 
@@ -282,7 +282,7 @@ class Ledger:
             raise OutOfBlocksError(f"no room for copies of the first blocks of slot {slot}")
 
     def shrink(self, slots: Sequence[int], lengths: IntArray) -> IntArray:
-        """Cut rows to `lengths`, [B, layers, heads], none above what they hold.
+        """Cut rows to `lengths`, [B, layers, heads], at most their present lengths.
 
         What the rows keep has been moved to their front. Blocks and table pages past it are given back.
 

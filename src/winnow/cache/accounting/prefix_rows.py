@@ -123,7 +123,7 @@ class PrefixRows:
         num_rounds: int = 1,
         position_offset: int = 0,
     ) -> None:
-        """Let the index hold the rows of a sequence as they are, which hold all that stays of `token_ids`.
+        """Add the rows of a sequence as they are to the index: the compressed state of `token_ids`.
 
         The index gets copies of partly filled blocks, since the sequence continues to fill them. No effect if memory
         lacks for these, or if a snapshot of that key is known.
@@ -182,7 +182,7 @@ class PrefixRows:
         links: Sequence[tuple[PrefixKey, tuple[int, ...], bool]],
         blocks: IntArray,
     ) -> list[PrefixKey]:
-        """Let the index alone hold blocks of tokens that follow one another.
+        """Add blocks of consecutive tokens to the index, their only holder.
 
         Args:
             first: number of the first of them in its prefix.

@@ -114,7 +114,7 @@ class RowTables:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def enter(self, index: IntArray, blocks: IntArray) -> None:
-        """Let `blocks` stand at an index of `TablePages.index`."""
+        """Write `blocks` to the table entries at an index of `TablePages.index`."""
         self.pages.entries.reshape(-1)[index] = blocks
         self.changes.entries.append(index)
 
@@ -133,7 +133,7 @@ class RowTables:
         return self.allocator.has(demand.by_kind) and demand.pages <= self.pages.num_free
 
     def growth(self, slots: IntArray, lengths: IntArray, at_least: int = 0) -> Growth:
-        """Return what it takes until rows have `lengths` KVs, none below what they have, and `at_least` blocks each."""
+        """Return the blocks and pages needed to grow rows to `lengths` KVs and at least `at_least` blocks each."""
         reserved = self._reserved_blocks(slots)
         have = np.maximum(self.layout.row_blocks(self.lengths[slots]), reserved)
         want = np.maximum(self.layout.row_blocks(lengths), reserved)
