@@ -59,7 +59,7 @@ class RankTeam:
         self._connections.append(Connection(here.detach()))
 
     def call(self, own: Callable[[], T], name: str, *arguments: Any) -> T:
-        """Let every other rank run its method of this name, and this one `own` at the same time.
+        """Run the method of this name on every other rank, and `own` on this one at the same time.
 
         Raises:
             RankLostError: a rank has ended or failed, now or before.
