@@ -28,7 +28,7 @@ class BlockOwnership:
         self._chunk = sys.maxsize if chunk is None else chunk
 
     def own(self, sequence: Sequence) -> bool:
-        """Let a running sequence have its blocks for itself.
+        """Make a running sequence the only holder of its blocks.
 
         While memory lacks, since others hold shared blocks, sequences give way, as where decoding finds no room: who is
         served first continues. False: the sequence itself gave way.
@@ -58,7 +58,7 @@ class BlockOwnership:
             self.own(sequence)
 
     def own_before_change(self) -> None:
-        """Let sequences have their blocks for themselves before a query or a replay adds to accumulators."""
+        """Unshare blocks of sequences before a query or a replay adds to accumulators in them."""
         if not self._ledger.any_shared:
             return
         for sequence in list(self._running):

@@ -157,7 +157,7 @@ class Preemption:
         return self._ledger.num_free_slots > 0 and self._ledger.has_room_for(demand)
 
     def resume(self, sequence: Sequence) -> bool:
-        """Let a swapped sequence that fits go on in a slot. Returns False if it must compute its tokens again."""
+        """Restore a swapped sequence that fits to a slot. Returns False if it must compute its tokens again."""
         host_id, start = _host_id(sequence), self._clock()
         nbytes = self._ledger.host.copies[host_id].nbytes
         try:

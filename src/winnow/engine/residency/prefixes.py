@@ -129,12 +129,12 @@ class PrefixSharing:
         return self._disk is not None and self._disk.await_any(waiting)
 
     def write_to_disk(self) -> None:
-        """Let threads write what ended sequences have left."""
+        """Start threads that write the prefixes of ended sequences to disk."""
         if self._disk is not None:
             self._disk.write()
 
     def note_wanted(self, waiting: Iterable[Sequence]) -> None:
-        """Let compressed prefixes with which waiting sequences begin be the last to give way to others."""
+        """Mark the compressed prefixes that waiting sequences begin with, so that they are evicted last."""
         index = self._ledger.prefixes
         if not self._enabled or not index.has_snapshots:
             return
@@ -196,7 +196,7 @@ class PrefixSharing:
         return index.num_held(found.snapshot.blocks) if is_last else 0
 
     def remember(self, sequence: Sequence, start: int, end: int, accepted: SequenceType[int] = ()) -> None:
-        """Let later requests find the blocks that tokens start..end - 1 of a sequence have filled.
+        """Index the blocks that tokens start..end - 1 of a sequence have filled.
 
         Args:
             accepted: the last of them, which the sequence is about to get.
@@ -224,7 +224,9 @@ class PrefixSharing:
             )
 
     def remember_end(self, sequence: Sequence) -> None:
-        """Let later requests continue where a sequence ends that is about to lose its slot, also after a restart."""
+        """Index the end of a sequence that is about to lose its slot, so that later requests continue there, also after
+        a restart.
+        """
         self._remember_tail(sequence)
         if self._disk is not None:
             self._disk.put_aside(sequence)

@@ -149,7 +149,7 @@ class Running(SequenceType[Sequence]):
         self.park(victim, alone=alone)
 
     def park(self, victim: Sequence, *, alone: bool = False) -> None:
-        """Let a running sequence wait, until its turn comes again."""
+        """Preempt a running sequence, and put it back into the waiting queue."""
         if victim.kv.slot is None:  # it went with another beam
             return
         self._preemption.preempt(victim, alone=alone)

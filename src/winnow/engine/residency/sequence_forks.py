@@ -24,7 +24,9 @@ class SequenceForks:
         self._waiting = waiting
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Let `child`, which begins with what `parent` has computed, hold its KVs. False: there is no slot for it."""
+        """Give `child`, which begins with the tokens that `parent` has computed, its KVs. Returns False if no slot is
+        free.
+        """
         slot = parent.kv.slot
         own = None if slot is None else fork_slot(self._ledger, slot, child)
         if slot is None or own is None:
@@ -37,7 +39,7 @@ class SequenceForks:
         return True
 
     def continue_beams(self, request: Request, chosen: list[Continuation]) -> dict[int, float]:
-        """Let the beams of the next step take the place of those before. Returns the logprob of each.
+        """Replace the beams of the last step by those of the next. Returns the logprob of each.
 
         The first child of a beam continues in its slot, further ones in slots of beams that end. Where there is none, a
         beam waits, and computes its tokens itself.

@@ -123,7 +123,7 @@ class Sessions:
     # -- turns ---------------------------------------------------------------------------------------------------
 
     def continue_chain(self, sequence: Sequence, chain: PrefixChain) -> None:
-        """Let a sequence's chain name the compressed state with which its session continues, if it may."""
+        """Add the compressed state of its session to a sequence's chain, if the sequence may continue from it."""
         session, terms = self._of(sequence), sequence.request.session
         if terms is not None and terms.ages:
             chain.snapshots = {}  # what its round leaves is no other's prefix
