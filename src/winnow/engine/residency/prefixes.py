@@ -224,9 +224,7 @@ class PrefixSharing:
             )
 
     def remember_end(self, sequence: Sequence) -> None:
-        """Index the end of a sequence that is about to lose its slot, so that later requests continue there, also after
-        a restart.
-        """
+        """Index the end of a sequence that is about to lose its slot, for later requests, also after a restart."""
         self._remember_tail(sequence)
         if self._disk is not None:
             self._disk.put_aside(sequence)
