@@ -24,7 +24,7 @@ class SequenceForks:
         self._waiting = waiting
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
-        """Give `child`, which begins with the computed tokens of `parent`, its KVs. Returns False if no slot is free."""
+        """Give `child`, which begins with the computed tokens of `parent`, its KVs. False: no slot is free."""
         slot = parent.kv.slot
         own = None if slot is None else fork_slot(self._ledger, slot, child)
         if slot is None or own is None:
