@@ -11,7 +11,7 @@ from tests.tokenizer_kinds import EOS, byte_level
 
 from winnow.openai.answers import AnswerReader, assistant_message
 from winnow.openai.response_templates import TEMPLATES
-from winnow.openai.tools import ForcedCalls
+from winnow.openai.tools import CallRule
 from winnow.outputs import CompletionOutput
 
 TOKENIZER = byte_level()
@@ -67,7 +67,7 @@ READERS = {
     name: AnswerReader.of(TOKENIZER, template)
     for name, template in {**TEMPLATES, "channels": CHANNELS, "lax": LAX, "python": PYTHON}.items()
 }
-FORCED = ForcedCalls([TOOLS[0]["function"]], True)  # type: ignore[list-item]
+FORCED = CallRule([TOOLS[0]["function"]], True)  # type: ignore[list-item]
 THINKING = "<|im_start|>assistant\n<think>\n"
 
 
@@ -209,13 +209,13 @@ def test_the_token_that_ends_a_turn_is_no_text() -> None:
 def test_demanded_calls_as_a_list() -> None:
     listed = '[{"name": "f", "arguments": {"s": "]</think>"}}, {"name": "g", "arguments": {}}]'
     calls = [("f", {"s": "]</think>"}), ("g", {})]
-    assert whole("think", listed, forced=FORCED) == {"content": None, "tool_calls": calls}
-    assert whole("think", f"why</think>\n{listed}", THINKING, forced=FORCED) == {
+    assert whole("think", listed, calls=FORCED) == {"content": None, "tool_calls": calls}
+    assert whole("think", f"why</think>\n{listed}", THINKING, calls=FORCED) == {
         "content": None,
         "reasoning_content": "why",
         "tool_calls": calls,
     }
-    assert whole("think", listed[:-9], forced=FORCED) == {"content": listed[:-9]}  # cut off
+    assert whole("think", listed[:-9], calls=FORCED) == {"content": listed[:-9]}  # cut off
 
 
 PIECES = st.sampled_from(

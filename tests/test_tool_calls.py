@@ -11,7 +11,7 @@ from winnow.errors import ConfigError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.calls import CallForm
 from winnow.openai.response_templates import TEMPLATES, recognise
-from winnow.openai.tools import ForcedCalls
+from winnow.openai.tools import CallRule
 from winnow.outputs import CompletionOutput
 from winnow.sampling import SamplingParams
 from winnow.sampling.grammar import GrammarCompiler
@@ -23,7 +23,7 @@ ADD = {
     "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
 }
 STOP = {"name": "stop", "description": "without parameters"}
-ONE, ANY = ForcedCalls([ADD, STOP], False), ForcedCalls([ADD, STOP], True)
+ONE, ANY = CallRule([ADD, STOP], False), CallRule([ADD, STOP], True)
 HERMES = TEMPLATES["hermes"]
 NAME_BEFORE = {
     "start_anchor": "Answer:",
@@ -47,7 +47,7 @@ TURN = "<|im_start|>assistant\n"
 
 def takes(
     template: Any,
-    forced: ForcedCalls | None,
+    forced: CallRule | None,
     prompt: str,
     text: str,
     special: list[str] | None = None,
@@ -97,7 +97,7 @@ def takes(
     ],
 )  # fmt: skip
 def test_answers_that_are_taken(
-    template: Any, forced: ForcedCalls, prompt: str, text: str, taken: bool
+    template: Any, forced: CallRule, prompt: str, text: str, taken: bool
 ) -> None:
     assert takes(template, forced, prompt, text) is taken
     if taken:
@@ -147,7 +147,7 @@ def test_marks_that_are_tokens_of_their_own() -> None:
 def test_names_are_spelt_out() -> None:
     """A name is text, whatever it holds: no part of the grammar."""
     name = 'a" | /.*/ "\\n<x>'
-    forced = ForcedCalls([{"name": name}], False)
+    forced = CallRule([{"name": name}], False)
     assert takes(None, forced, "", f'[{{"name": {json.dumps(name)}, "arguments": {{}}}}]')
     assert not takes(None, forced, "", "anything")
 

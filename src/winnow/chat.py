@@ -21,6 +21,8 @@ _SYSTEM_ROLES = ("system", "developer")
 
 # In a template that knows the role, OpenAI's newer name for "system". Others leave such messages out, or refuse them.
 _DEVELOPER = re.compile(r"""\\?['"]developer\\?['"]""")
+# Of a function: what it tells the server alone.
+_FOR_DECODING = ("strict", "cache_control", "defer_loading", "allowed_callers", "output_schema")
 # Stands in for a message to find what a template writes around it: letters alone, which no template changes.
 _SENTINEL = "winnowquestionstandshere"
 
@@ -58,6 +60,21 @@ class TokenizedPrompt(NamedTuple):
     token_ids: list[int]
     template_tail: int = 0
     system_tokens: int = 0
+
+
+def require_characters(name: str, text: str) -> None:
+    """Refuse text that holds half a surrogate pair, which no tokenizer reads.
+
+    Raises:
+        InvalidRequestError: names the place.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            f"{name} must be whole characters, got half a surrogate pair, {text[error.start]!a}, "
+            f"at character {error.start}"
+        ) from None
 
 
 def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
@@ -125,6 +142,7 @@ def apply_template(
     # Templates raise what they like: jinja2's errors, or their own by raise_exception.
     except Exception as error:
         raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
+    require_characters("messages", prompt)
     # The template writes its own special tokens.
     plain = partial(tokenizer.encode, add_special_tokens=False)
     tail = _text_behind(tokenizer, conversation, prompt, options)
@@ -230,13 +248,20 @@ def _render(
 ) -> str:
     text: Any = tokenizer.apply_chat_template(
         list(conversation),
-        tools=[dict(tool) for tool in options.tools] or None,
+        tools=[_shown_tool(tool) for tool in options.tools] or None,
         tokenize=False,
         add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,
         continue_final_message=options.continue_final_message,
         **options.variables,
     )
     return str(text)
+
+
+def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as the model reads it: without nulls, and without fields that say how a call is decoded."""
+    shown = {name: value for name, value in tool.items() if value is not None and name not in _FOR_DECODING}
+    function = shown.get("function")
+    return shown | {"function": _shown_tool(function)} if isinstance(function, Mapping) else shown
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
@@ -263,6 +288,8 @@ def _text_part(part: Any, name: str) -> str:
     """Return the text of a part of a message's content."""
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
     text = part.get("text") if kind in ("text", "input_text", "output_text") else None
+    if kind == "refusal":
+        text = part.get("refusal")
     if not isinstance(text, str):
         shown = repr(kind) if kind is not None else json_kind(part)
         raise InvalidRequestError(

@@ -102,6 +102,8 @@ class CompletionOutput:
     """None while the answer runs, or if no eviction was asked for."""
     error: str | None = None
     """Reason for which it failed, with `finish_reason` "error". Text and tokens are those computed before."""
+    reasoning_tokens: int = 0
+    """Tokens of the reasoning that it begins with, where `SamplingParams.reasoning` says how that is marked."""
 
 
 @dataclass

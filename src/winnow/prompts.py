@@ -6,7 +6,14 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from winnow import vllm_names
-from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, apply_template
+from winnow.chat import (
+    PLAIN,
+    Message,
+    TemplateOptions,
+    TokenizedPrompt,
+    apply_template,
+    require_characters,
+)
 from winnow.errors import InvalidRequestError
 from winnow.foreign_names import translate
 from winnow.sampling.turns import Turns
@@ -78,6 +85,7 @@ class PromptTokenizer:
             )
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
+        require_characters("prompt", content)
         with self._using:
             return TokenizedPrompt(
                 content, self._tokenizer.encode(content, add_special_tokens=add_special_tokens)

@@ -18,6 +18,8 @@ class MessageWriter:
     """Writer of one message."""
 
     model: str
+    edits: list[Record] | None = None
+    """Edits of the conversation that were made; None: none were asked for."""
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     content: list[Record] = field(default_factory=list)
     _begun: bool = False
@@ -49,7 +51,7 @@ class MessageWriter:
         """Yield the last events."""
         yield from self._end_block()
         delta = {"stop_reason": self._reason, "stop_sequence": self._stop}
-        yield {"type": "message_delta", "delta": delta, "usage": _usage(usage)}
+        yield {"type": "message_delta", "delta": delta, "usage": _usage(usage), **self._managed}
         yield {"type": "message_stop"}
 
     def object(self, usage: Mapping[str, Any]) -> Record:
@@ -63,7 +65,12 @@ class MessageWriter:
             "stop_reason": self._reason,
             "stop_sequence": self._stop,
             "usage": _usage(usage),
+            **self._managed,
         }
+
+    @property
+    def _managed(self) -> Record:
+        return {} if self.edits is None else {"context_management": {"applied_edits": self.edits}}
 
     def _grow(self, kind: str, text: str) -> Iterator[Record]:
         name, delta = _DELTAS[kind]

@@ -1,6 +1,7 @@
 """Bodies of /v1/messages, read as chats."""
 
 import json
+import re
 from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NoReturn
@@ -8,13 +9,32 @@ from typing import Any, NoReturn
 from winnow.anthropic.errors import PATH
 from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
+from winnow.openai.request import append_turn
 
 Record = dict[str, Any]
 
 # Fields that mean the same under the same name in a chat.
 _SHARED = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
 # What says nothing about the answer; see `cache_session` for marks.
-_IGNORED = ("cache_control", "service_tier", "inference_geo")
+_IGNORED = (
+    "cache_control",
+    "service_tier",
+    "inference_geo",
+    "diagnostics",
+    "user_profile_id",
+    "workspace_id",
+)
+# What is not served, and the values that ask for nothing.
+_UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "mcp_servers": ([],),
+    "container": (),
+    "speed": ("standard",),
+    "fallbacks": ([],),
+    "compaction": (),
+    "thread": (),
+}
+# Claude Code begins the system prompt with it, another one in each request: behind it no prefix would be found again.
+_BILLING = re.compile(r"x-anthropic-billing-header:[^\n]*\n*")
 _FOREIGN = (
     "n", "max_completion_tokens", "stream_options", "stop", "response_format", "logprobs", "top_logprobs",
     "prompt_logprobs", "parallel_tool_calls", "reasoning_effort", "continue_final_message",
@@ -32,17 +52,20 @@ def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
     Raises:
         ApiError: names the field, the value and what is allowed.
     """
-    values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
+    ignored = (*_IGNORED, "context_management")  # which edits what is read here
+    values = {name: value for name, value in body.items() if value is not None and name not in ignored}
     for name in _FOREIGN:
         if name in values:
             raise ApiError("invalid_request", f"{name} is not a field of {PATH}", name)
+    for name, harmless in _UNSERVED.items():
+        if name in values and values.pop(name) not in harmless:
+            raise ApiError("unsupported_parameter", f"{name} is not supported", name)
     for name in ("model", "messages", *(() if counted else ("max_tokens",))):
         if name not in values:
             raise ApiError("invalid_request", f"body needs {name} for {PATH}", name)
     chat: Record = {name: values.pop(name) for name in _SHARED if name in values}
     system = values.pop("system", None)
-    chat["messages"] = [] if system is None else [{"role": "system", "content": _texts(system, "system")}]
-    chat["messages"] += _messages(values.pop("messages"))
+    chat["messages"] = _messages(values.pop("messages"), _system(system))
     if chat["messages"] and chat["messages"][-1]["role"] == "assistant":
         chat["continue_final_message"] = True
     if "stop_sequences" in values:
@@ -62,7 +85,7 @@ def cache_session(body: Mapping[str, Any]) -> Record:
     Every prompt is cached without a mark; a mark lets the conversation give way after others, for as long as it says.
     """
     messages = body.get("messages")
-    parts = [body.get("system"), messages[:1] if isinstance(messages, list) else None]
+    parts = [_system(body.get("system")), messages[:1] if isinstance(messages, list) else None]
     text = json.dumps(body)
     if '"cache_control": {' not in text or body.get("session_id") is not None:
         return {}
@@ -77,32 +100,57 @@ def _unmarked(value: Any) -> Any:
     return [_unmarked(each) for each in value] if isinstance(value, list) else value
 
 
-def _messages(given: Any) -> list[Record]:
+def _system(given: Any) -> list[Record]:
+    """Return the parts of the system prompt, without the line that bills Claude Code's requests."""
+    parts = [] if given is None else _texts(given, "system")
+    for part in parts:
+        part["text"] = (
+            _BILLING.sub("", part["text"], count=1) if _BILLING.match(part["text"]) else part["text"]
+        )
+    return [part for part in parts if part["text"]]
+
+
+def _messages(given: Any, system: list[Record]) -> list[Record]:
+    """Return a chat's messages.
+
+    Those of role `system` at the beginning are of the system prompt. Later ones are the user's, marked as Claude Code
+    marks its own reminders: many templates take a system message in the first place alone, and a prompt that changed
+    there would be computed again.
+    """
     if not isinstance(given, list) or not given:
         _refuse("messages", "a list with at least one message", given)
-    messages: list[Record] = []
+    messages: list[Record] = [{"role": "system", "content": system}] if system else []
     for index, message in enumerate(given):
         name = f"messages[{index}]"
         role = message.get("role") if isinstance(message, dict) else None
-        if role not in ("user", "assistant"):
+        if role not in ("user", "assistant", "system"):
             raise ApiError(
-                "invalid_request", f"{name}.role must be user or assistant, got {role!r:.80}", name
+                "invalid_request", f"{name}.role must be user, assistant or system, got {role!r:.80}", name
             )
         content = message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list):
             _refuse(f"{name}.content", "text or a list of blocks", content)
-        found = _user(blocks, name) if role == "user" else [_assistant(blocks, name)]
+        if role == "system":
+            first = all(each["role"] == "system" for each in messages)
+            found = [_reminder(_texts(blocks, f"{name}.content"), first)]
+        else:
+            found = _user(blocks, name) if role == "user" else [_assistant(blocks, name)]
         for each in found:
-            if messages and messages[-1]["role"] == each["role"] != "tool":  # one turn in several messages
-                _join(messages[-1], each)
-            else:
-                messages.append(each)
+            append_turn(messages, each, ("user", "assistant", "system"))
     if messages[-1].get("tool_calls"):
         raise ApiError(
             "invalid_request", "messages must not end with tool_use: tool_result is missing", "messages"
         )
     return messages
+
+
+def _reminder(parts: list[Record], first: bool) -> Record:
+    if first:
+        return {"role": "system", "content": parts}
+    text = "\n".join(part["text"] for part in parts)
+    marked = f"<system-reminder>\n{text}\n</system-reminder>"
+    return {"role": "user", "content": [{"type": "text", "text": marked}]}
 
 
 def _user(blocks: list[Any], name: str) -> list[Record]:
@@ -150,14 +198,6 @@ def _assistant(blocks: list[Any], name: str) -> Record:
     return message | {"reasoning_content": thoughts} if thoughts else message
 
 
-def _join(message: Record, more: Mapping[str, Any]) -> None:
-    """Append a message to one of the same role."""
-    message["content"] = [*message["content"], *more["content"]]
-    for name in ("tool_calls", "reasoning_content"):
-        if name in more:
-            message[name] = message[name] + more[name] if name in message else more[name]
-
-
 def _texts(given: Any, name: str) -> list[Record]:
     """Return the parts of a text, or of a list of blocks of text."""
     if isinstance(given, str):
@@ -199,10 +239,16 @@ def _thinking(values: Record) -> Record:
         found["chat_template_kwargs"] = {
             **_object(values, "chat_template_kwargs"), "enable_thinking": kind != "disabled",
         }  # fmt: skip
+    unknown = next((name for name in output if name not in ("effort", "format")), None)
+    if unknown is not None:
+        raise ApiError(
+            "unsupported_parameter", f"output_config has no field {unknown!r:.80}", "output_config"
+        )
     if output.get("effort") is not None:
         found["reasoning_effort"] = _EFFORTS.get(str(output["effort"]), output["effort"])
-    if output.get("format") is not None:
-        found["response_format"] = output["format"]
+    form = values.pop("output_format", None) or output.get("format")  # an earlier name of the API's
+    if form is not None:
+        found["response_format"] = form
     return found
 
 

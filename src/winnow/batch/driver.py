@@ -203,7 +203,7 @@ class Driver:
             options: dict[str, Any] = {"request_id": name, "priority": job.priority, "tenant": job.tenant}
             if job.messages is not None:
                 prompt = self._engine.tokenize_chat(job.messages, job.template, job.tenant)
-                params = self._reader.bind(params, prompt.text, job.template.tools, job.forced)
+                params = self._reader.bind(params, prompt.text, job.template.tools, job.calls)
                 self._engine.submit_all(
                     [self._engine.new_request(prompt, params, final_only=True, **options)]
                 )

@@ -30,7 +30,7 @@ from winnow.openai.request import (
     read_priority,
     read_prompt,
 )
-from winnow.openai.tools import ForcedCalls
+from winnow.openai.tools import CallRule
 from winnow.sampling import SamplingParams
 from winnow.units import format_bytes
 
@@ -63,9 +63,9 @@ class Job:
         return PLAIN if self.asked is None else self.asked.template
 
     @property
-    def forced(self) -> ForcedCalls | None:
-        """The calls that the answer must be; None: it may be text."""
-        return None if self.asked is None else self.asked.forced
+    def calls(self) -> CallRule | None:
+        """The rule for calls; None: they are the model's to make."""
+        return None if self.asked is None else self.asked.calls
 
 
 @dataclass(frozen=True)

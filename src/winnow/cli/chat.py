@@ -116,14 +116,15 @@ def _talk(partner: Partner, system: str | None, log: ConversationLog | None = No
         messages = kept
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # else a line that is no UTF-8 takes others with it
+    failed = False  # which a program that pipes questions in must learn
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "")
         except EOFError:
-            return 0
+            return int(failed and not sys.stdin.isatty())
         command = text.strip()
         if command == "/exit":
-            return 0
+            return int(failed and not sys.stdin.isatty())
         if command == "/reset":
             messages = list(first)
             if log is not None:
@@ -131,11 +132,12 @@ def _talk(partner: Partner, system: str | None, log: ConversationLog | None = No
         elif command == "/help":
             print(_HELP, file=sys.stderr)
         elif text.startswith("/"):
+            failed = True
             _complain(
                 f"there is no command {command.split()[0]}; {known_names(command.split()[0], _COMMANDS)}"
             )
         elif command:
-            _answer(partner, messages, text)
+            failed = not _answer(partner, messages, text) or failed
             if log is not None:
                 log.save(messages)
 
@@ -151,8 +153,8 @@ def _resume(kept: list[dict[str, str]], system: str | None) -> None:
         print("> " + message["content"] if message["role"] == "user" else message["content"], file=sys.stderr)
 
 
-def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> None:
-    """Show the answer to a question and add both to `messages`; nothing is added where there is none."""
+def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> bool:
+    """Show the answer to a question and add both to `messages`; nothing is added where there is none, and False."""
     answer = ""
     try:
         require_utf8("a question", text)
@@ -165,9 +167,10 @@ def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> None
         pass  # what was said stays said
     except WinnowError as error:
         _complain(str(error))
-        return
+        return False
     print()
     messages += [question, {"role": "assistant", "content": answer}]
+    return True
 
 
 def _complain(message: str) -> None:
@@ -208,7 +211,9 @@ class _Remote:
             raise UsageError("--api-key must be ASCII")
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         try:
-            self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=600)
+            self._client = httpx.Client(
+                base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=600
+            )
         except (httpx.InvalidURL, ValueError) as error:
             raise UsageError(f"--url must be the address of a server, got {url!r:.80}: {error}") from None
         self._errors = httpx.HTTPError
@@ -232,15 +237,21 @@ class _Remote:
                 if response.status_code != 200:
                     response.read()
                     raise UsageError(_message(response.text))
+                ended = False
                 for line in response.iter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        chunk = json.loads(line[6:])
+                    if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                        chunk = json.loads(line[5:])
                         if "error" in chunk:
                             raise UsageError(chunk["error"]["message"])
                         for choice in chunk["choices"]:
+                            ended = ended or choice.get("finish_reason") is not None
                             yield choice["delta"].get("content") or ""
         except self._errors as error:
             raise UsageError(f"the server does not answer: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"the server's answer is no chat of OpenAI's API: {error!r:.80}") from None
+        if not ended:
+            raise UsageError("the server's answer breaks off, or is no chat of OpenAI's API")
 
 
 def _message(text: str) -> str:

@@ -83,6 +83,8 @@ def execute(namespace: argparse.Namespace) -> int:
         def started(address: str) -> None:
             lines = [*engine_lines(llm, service.names[0]), f"winnow: {Machine.here(llm.device)}"]
             lines += filter(None, [sampling_note(llm, {"max_tokens": None})])
+            if config.dashboard and config.uds is None:
+                lines.append(f"winnow: a chat at {address}/chat, the dashboard at {address}/")
             for line in (*lines, f"winnow: listening on {address}"):
                 print(line, file=sys.stderr, flush=True)
 

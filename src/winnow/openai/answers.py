@@ -10,13 +10,14 @@ from typing import Any
 import regex
 
 from winnow.errors import ConfigError
-from winnow.openai.calls import CallForm, forced_form, rules_before
+from winnow.openai.calls import CallForm, forced_form, offered_calls, rules_around
 from winnow.openai.parser import AnswerParser, Piece
 from winnow.openai.regions import Kind, Region, mark_pattern, mark_text, mark_texts
 from winnow.openai.response_templates import CALL_LIST, recognise
-from winnow.openai.tools import ForcedCalls
+from winnow.openai.tools import CallRule
 from winnow.outputs import CompletionOutput
 from winnow.sampling import SamplingParams
+from winnow.sampling.reasoning import ReasoningMarks
 from winnow.sampling.token_table import TokenTable
 
 Tools = Collection[Mapping[str, Any]]
@@ -57,17 +58,18 @@ class AnswerReader:
         # A tokenizer's own may be of a version that this transformers does not know.
         return cls(tokenizer, recognise(getattr(tokenizer, "chat_template", None)))
 
-    def reads(self, tools: Tools, forced: ForcedCalls | None) -> bool:
+    def reads(self, tools: Tools, calls: CallRule | None) -> bool:
         """Return whether answers are more than text."""
-        return self.tokenizer is not None and bool(self._regions_of(tools, forced))
+        return self.tokenizer is not None and bool(self._regions_of(tools, calls))
 
     def bind(
-        self, params: SamplingParams, prompt: str | None, tools: Tools, forced: ForcedCalls | None
+        self, params: SamplingParams, prompt: str | None, tools: Tools, calls: CallRule | None
     ) -> SamplingParams:
         """Return parameters under which an answer can be read, is the calls that were demanded, or has the form asked
         for.
 
-        Reasoning may stand before calls and forms; where the prompt ends within it, it must.
+        Reasoning may stand before calls and forms; where the prompt ends within it, it must. Where tools are shown,
+        calls may stand in a form's place.
 
         Args:
             prompt: its text, which may end within the model's reasoning.
@@ -75,37 +77,60 @@ class AnswerReader:
         Raises:
             InvalidRequestError: the functions' schemas cannot be used.
         """
-        if not self.reads(tools, forced):
+        if not self.reads(tools, calls):
             return params
-        form = params.form if forced is None else forced_form(forced, self._call_form, self._special_texts)
-        reasoning = self.parser(prompt, tools, forced).reasoning
-        if form is not None and reasoning is not None:
-            region, begun = reasoning
-            marks = mark_text(region.field, "open"), mark_text(region.field, "close")
-            form = replace(form, before=rules_before(*marks, begun, self._special_texts))
+        marks, form, offered = self._marks(prompt, tools, calls), params.form, None
+        if calls is not None and calls.demanded:
+            form = forced_form(calls, self._call_form, self._special_texts)
+        elif form is not None and tools and self._call_field is not None:
+            offered = offered_calls(
+                [each["function"] for each in tools],
+                self._call_field,
+                self._call_form,
+                self._special_texts,
+                several=calls is None,
+            )
+        if form is not None and (marks is not None or offered is not None):
+            form = replace(form, before=rules_around(marks, offered, self._special_texts))
         # Special tokens are no text of the answer, but where they are marks.
         skip = params.skip_special_tokens and not self._has_special_marks
-        return replace(params, skip_special_tokens=skip, structured_outputs=form)
+        return replace(params, skip_special_tokens=skip, structured_outputs=form, reasoning=marks)
 
-    def parser(self, prompt: str | None, tools: Tools, forced: ForcedCalls | None) -> AnswerParser:
+    def _marks(self, prompt: str | None, tools: Tools, calls: CallRule | None) -> ReasoningMarks | None:
+        """Return the marks of the reasoning that an answer may begin with; None: there is none, or no fixed texts."""
+        found = self.parser(prompt, tools, calls).reasoning
+        if found is None:
+            return None
+        region, begun = found
+        opening, closing = (mark_text(region.field, side) for side in ("open", "close"))
+        if not closing or not (opening or begun):
+            return None
+        return ReasoningMarks("" if begun else str(opening), closing)
+
+    def parser(self, prompt: str | None, tools: Tools, calls: CallRule | None) -> AnswerParser:
         """Return a parser of one answer."""
 
         def read_calls(region: Region, text: str, closed: bool) -> list[dict[str, Any]]:
             return self._read_calls(region, text, closed, tools)
 
-        regions, turn = self._regions_of(tools, forced), self._turn(prompt or "")
+        regions, turn = self._regions_of(tools, calls), self._turn(prompt or "")
         shown = self._special_tokens if self._has_special_marks else {}
-        return AnswerParser(regions, self._outside, read_calls, shown, turn)
+        most = None if calls is None or calls.several else 1
+        return AnswerParser(regions, self._outside, read_calls, shown, turn, most)
 
     def message(
-        self, prompt: str | None, answer: CompletionOutput, tools: Tools, forced: ForcedCalls | None
+        self, prompt: str | None, answer: CompletionOutput, tools: Tools, calls: CallRule | None
     ) -> dict[str, Any]:
         """Return OpenAI's message of a whole answer."""
-        return assistant_message(self.parser(prompt, tools, forced).read(answer))
+        return assistant_message(self.parser(prompt, tools, calls).read(answer))
 
     @cached_property
     def _call_form(self) -> CallForm | None:
         return CallForm.of(self.template)
+
+    @property
+    def _call_field(self) -> Mapping[str, Any] | None:
+        return next((each.field for each in self._fields if each.kind is Kind.CALLS), None)
 
     @cached_property
     def _special_tokens(self) -> Mapping[int, str]:
@@ -133,10 +158,10 @@ class AnswerReader:
         texts = [text for each in fields for side in ("open", "close") for text in mark_texts(each, side)]
         return any(text is None or any(token in text for token in self._special_texts) for text in texts)
 
-    def _regions_of(self, tools: Tools, forced: ForcedCalls | None) -> list[Region]:
+    def _regions_of(self, tools: Tools, calls: CallRule | None) -> list[Region]:
         """Return the regions that an answer may hold."""
         regions = [each for each in self._fields if each.opening is not None]
-        as_list = forced is not None and self._call_form is None
+        as_list = calls is not None and calls.demanded and self._call_form is None
         if as_list or not tools:
             regions = [each for each in regions if each.kind is not Kind.CALLS]
         return [*regions, Region.of("tool_calls", CALL_LIST)] if as_list else regions

@@ -1,4 +1,4 @@
-"""Tool calls that a request demands: the grammar of an answer that is nothing but calls; and of reasoning before it.
+"""Tool calls in grammars of answers: calls that a request demands, calls in a form's place, reasoning before both.
 
 Where the model's own form is JSON between fixed texts, calls are written in it; else as a JSON list. The arguments of
 each follow its function's schema.
@@ -6,12 +6,13 @@ each follow its function's schema.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from winnow.openai.regions import NAME_GROUP, mark_pattern, mark_text
-from winnow.openai.tools import ForcedCalls
+from winnow.openai.tools import CallRule
+from winnow.sampling.reasoning import ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs, schema_text
 
 MAX_CALLS = 32
@@ -51,9 +52,7 @@ class CallForm:
         return cls(field, outside, bool(field.get("repeats")))
 
 
-def forced_form(
-    forced: ForcedCalls, form: CallForm | None, special_tokens: Collection[str]
-) -> StructuredOutputs:
+def forced_form(calls: CallRule, form: CallForm | None, special_tokens: Collection[str]) -> StructuredOutputs:
     """Return the form of an answer that is calls.
 
     Args:
@@ -63,47 +62,87 @@ def forced_form(
     Raises:
         InvalidRequestError: the functions' schemas are too large, or nest too deeply.
     """
+    several = calls.several and (form is None or form.repeats)
+    rules = _call_rules(calls.functions, form, special_tokens, several)
+    start = 'start: "[" calls "]"' if form is None else "start: calls"
+    return StructuredOutputs(grammar="\n".join([start, *rules]))
+
+
+def offered_calls(
+    functions: Sequence[Mapping[str, Any]],
+    field: Mapping[str, Any],
+    form: CallForm | None,
+    special_tokens: Collection[str],
+    *,
+    several: bool,
+) -> list[str] | None:
+    """Return rules of calls that may stand in a form's place, the first of them `calls`.
+
+    Calls that are not JSON between fixed texts begin with their opening mark, and anything follows.
+
+    Args:
+        field: of the response template.
+
+    Returns:
+        None: no rule can say how a call begins.
+
+    Raises:
+        InvalidRequestError: as `forced_form`.
+    """
+    if form is not None:
+        return _call_rules(functions, form, special_tokens, several and form.repeats)
+    opening, _, _ = (mark_text(field, "open", "\0") or "").partition("\0")
+    closing, words = mark_text(field, "close", "\0"), _Words(special_tokens)
+    if not opening:
+        return None
+    last = f" {words.spell(closing)}" if closing and words.is_special(closing) else ""
+    return [f"calls: ({words.spell(opening)} rest{last}){{1,{MAX_CALLS}}}", f"rest: {_ANYTHING}"]
+
+
+def _call_rules(
+    functions: Sequence[Mapping[str, Any]],
+    form: CallForm | None,
+    special_tokens: Collection[str],
+    several: bool,
+) -> list[str]:
     words = _Words(special_tokens)
-    rules = [f"call: {' | '.join(f'call_{number}' for number in range(len(forced.functions)))}"]
-    for number, function in enumerate(forced.functions):
+    comma = '", "' if form is None else '"\\n"?'
+    more = f" ({comma} call){{0,{MAX_CALLS - 1}}}" if several else ""
+    rules = [
+        f"calls: call{more}",
+        f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}",
+    ]
+    for number, function in enumerate(functions):
         schema = {"x-guidance": _JSON_OPTIONS, **(function.get("parameters") or _NO_PARAMETERS)}
         before, after = _around_arguments(function["name"], form)
         rules.append(f"call_{number}: {words.spell(before)} args_{number} {words.spell(after)}")
         rules.append(f"args_{number}: %json {schema_text(schema)}")
-    comma = '", "' if form is None else '"\\n"?'
-    several = forced.several and (form is None or form.repeats)
-    calls = f"call ({comma} call){{0,{MAX_CALLS - 1}}}" if several else "call"
-    if form is None:
-        calls = f'"[" {calls} "]"'
-    return StructuredOutputs(grammar="\n".join([f"start: {calls}", *rules]))
+    return rules
 
 
-def rules_before(
-    opening: str | None, closing: str | None, begun: bool, special_tokens: Collection[str]
-) -> str | None:
-    """Return what stands before a form, as `StructuredOutputs.before`.
-
-    Reasoning, which may be left out unless it has begun.
+def rules_around(
+    marks: ReasoningMarks | None, offered: Sequence[str] | None, special_tokens: Collection[str]
+) -> str:
+    """Return what stands before a form, or in its place, as `StructuredOutputs.before`.
 
     Args:
-        opening, closing: the marks around it; None: it is no fixed text.
-        begun: the prompt ends within it.
+        marks: of reasoning before it, which may be left out unless it has begun; None: there is none.
+        offered: rules of calls that may stand in its place; None: none may.
         special_tokens: texts that are one token each, which other tokens cannot spell.
-
-    Returns:
-        None: no rule can say it.
     """
-    if closing is None or (opening is None and not begun):
-        return None
-    words = _Words(special_tokens)
-    end = words.spell(closing)
-    thoughts = (
-        f"thoughts: {_ANYTHING} {end}"
-        if words.is_special(closing)
-        else f"thoughts[suffix={end}]: {_ANYTHING}"
-    )
-    before = "thoughts" if begun else f"({words.spell(opening or '')} thoughts)?"
-    return f'start: {before} "\\n"? "\\n"? @form\n{thoughts}'
+    answer = "@form" if offered is None else "(@form | calls)"
+    rules = list(offered or ())
+    if marks is not None:
+        words = _Words(special_tokens)
+        end = words.spell(marks.closing)
+        rules.append(
+            f"thoughts: {_ANYTHING} {end}"
+            if words.is_special(marks.closing)
+            else f"thoughts[suffix={end}]: {_ANYTHING}"
+        )
+        before = f'{words.spell(marks.opening) if marks.opening else ""} thoughts "\\n"? "\\n"?'
+        answer = f"{before} {answer}" if not marks.opening else f"({before})? {answer}"
+    return "\n".join([f"start: {answer}", *rules])
 
 
 def _around_arguments(name: str, form: CallForm | None) -> tuple[str, str]:

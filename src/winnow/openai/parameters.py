@@ -1,6 +1,6 @@
 """Sampling parameters of one request: its own fields over the defaults."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from winnow.errors import WinnowError
@@ -136,22 +136,34 @@ def response_format(values: dict[str, Any]) -> None:
 
 
 def _read_format(form: Any, name: str) -> list[dict[str, Any]]:
-    """Return what a `response_format` asks for; nothing for plain text."""
-    kind = form.get("type") if isinstance(form, Mapping) else None
-    if kind == "text":
-        return []
-    if kind == "json_object":
-        return [{"json_object": True}]
-    if kind == "json_schema":
-        described = form.get("json_schema", form)  # the Responses API writes the schema beside the type
-        schema = described.get("schema") if isinstance(described, Mapping) else None
-        if not isinstance(schema, Mapping):
-            raise ApiError(
-                "invalid_request",
-                f"{name}.json_schema.schema must be an object, got {json_kind(schema)}",
-                f"{name}.json_schema",
-            )
-        return [{"json": schema}]
-    raise ApiError(
-        "invalid_request", f"{name}.type must be text, json_object or json_schema, got {kind!r:.80}", name
+    """Return what a `response_format` asks for; nothing for plain text.
+
+    A schema may stand in `json_schema`, or beside the type, as the Responses API and llama.cpp's users write it.
+    """
+    given = (
+        {key: value for key, value in form.items() if value is not None} if isinstance(form, Mapping) else {}
     )
+    kind = given.pop("type", None)
+    if kind not in ("text", "json_object", "json_schema"):
+        raise ApiError(
+            "invalid_request", f"{name}.type must be text, json_object or json_schema, got {kind!r:.80}", name
+        )
+    described = given
+    if kind == "json_schema" and "json_schema" in given:
+        described = given.pop("json_schema")
+        _refuse_fields(given, name, ())
+        name += ".json_schema"
+    if kind == "text" or (kind == "json_object" and "schema" not in given):
+        _refuse_fields(given, name, ())
+        return [] if kind == "text" else [{"json_object": True}]
+    schema = described.get("schema") if isinstance(described, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise ApiError("invalid_request", f"{name}.schema must be an object, got {json_kind(schema)}", name)
+    _refuse_fields(described, name, ("schema", "name", "description", "strict"))
+    return [{"json": schema}]
+
+
+def _refuse_fields(given: Mapping[str, Any], name: str, known: Sequence[str]) -> None:
+    unknown = next((each for each in given if each not in known), None)
+    if unknown is not None:
+        raise ApiError("invalid_request", f"{name} has no field {unknown!r:.80}", name)

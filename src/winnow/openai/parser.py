@@ -37,6 +37,7 @@ class AnswerParser:
         special_tokens: those that answers show, with their texts. One at the end ends the turn, and is none of the
             message.
         prompt: what the prompt holds of the model's turn.
+        most_calls: calls beyond are left out; None: all are read.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class AnswerParser:
         read_calls: ReadCalls,
         special_tokens: Mapping[int, str],
         prompt: str = "",
+        most_calls: int | None = None,
     ) -> None:
+        self._calls_left = most_calls
         self._regions = regions
         self._outside = outside
         self._read_calls = read_calls
@@ -215,6 +218,9 @@ class AnswerParser:
             self._text(end, Kind.CONTENT)
             return
         self._drop(end)
+        if self._calls_left is not None:
+            calls = calls[: self._calls_left]
+            self._calls_left -= len(calls)
         self._pieces += [Piece(Kind.CALLS, call) for call in calls]
         self._after_mark = True
 

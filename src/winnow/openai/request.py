@@ -1,7 +1,7 @@
 """Bodies of /v1/completions and /v1/chat/completions, understood."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from winnow.errors import InvalidRequestError, WinnowError
 from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_body
-from winnow.openai.tools import ForcedCalls, read_template_options, read_tools
+from winnow.openai.tools import CallRule, read_template_options, read_tools
 from winnow.sampling import SamplingParams
 from winnow.session_request import MAX_SESSION_NAME, SessionRequest
 from winnow.units import parse_bytes
@@ -48,7 +48,7 @@ class CompletionRequest:
         return_kept: report KVs kept by layer and head beside what else eviction did.
         prompt_logprobs: report those of the prompt.
         priority: greater is served first, as in `NewRequest`; bodies say it the other way round, as vLLM does.
-        forced: the calls that the answer must be; None: it may be text.
+        calls: the rule for calls; None: they are the model's to make.
         session: the conversation that the one prompt continues; None: it says of none.
     """
 
@@ -66,7 +66,7 @@ class CompletionRequest:
     prompt_logprobs: bool = False
     priority: int = 0
     template: TemplateOptions = field(default=PLAIN)
-    forced: ForcedCalls | None = None
+    calls: CallRule | None = None
     session: SessionRequest | None = None
 
     @property
@@ -101,9 +101,9 @@ def read_body(
     stream, include_usage, continuous = _read_stream(values)
     if stream and not served:
         raise ApiError("unsupported_parameter", "stream is not supported in a batch", "stream")
-    template, forced = PLAIN, None
+    template, calls = PLAIN, None
     if chat:
-        tools, forced = read_tools(values)
+        tools, calls = read_tools(values)
         template = read_template_options(values, tools)
     echo = _switch(values, "echo")
     if echo and chat:
@@ -122,7 +122,7 @@ def read_body(
     if echo and values.get("logprobs") is not None:
         values.setdefault("prompt_logprobs", values["logprobs"])
     params = sampling_from_body(values, defaults, chat=chat)
-    if forced is not None and params.structured_outputs is not None:
+    if calls is not None and calls.demanded and params.structured_outputs is not None:
         raise ApiError(
             "invalid_request",
             "tool_choice demands calls, so the answer can have no other form",
@@ -151,7 +151,7 @@ def read_body(
         prompt_logprobs,
         -priority,
         template,
-        forced,
+        calls,
         session if len(prompts) < 2 else None,
     )
 
@@ -228,6 +228,26 @@ def read_messages(messages: Any) -> list[Message]:
         return normalise_messages(messages)
     except InvalidRequestError as error:
         raise ApiError("invalid_request", str(error), "messages") from error
+
+
+def append_turn(messages: list[Message], message: Message, roles: Collection[str] = ("assistant",)) -> None:
+    """Append a message; one of `roles` continues the last of its role: one turn in several messages."""
+    last = messages[-1] if messages else None
+    if last is None or message["role"] not in roles or last["role"] != message["role"]:
+        messages.append(message)
+        return
+    for name, value in message.items():
+        before = last.get(name)
+        if name == "content" and before and value:
+            last[name] = [*_parts(before), *_parts(value)]
+        elif name in ("tool_calls", "reasoning_content") and before:
+            last[name] = before + value
+        elif name != "role" and value:
+            last[name] = value
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _read_prompts(prompt: Any, *, several: bool) -> tuple[Prompt, ...]:

@@ -85,10 +85,10 @@ class ResponseForm:
         cls, asked: CompletionRequest, reader: AnswerReader, name: str, model: str, created: int
     ) -> "ResponseForm":
         """Return what the objects that answer a body have in common; `reader` is the model's."""
-        tools, forced = asked.template.tools, asked.forced
+        tools, calls = asked.template.tools, asked.calls
 
         def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
-            return reader.message(output.prompt, answer, tools, forced)
+            return reader.message(output.prompt, answer, tools, calls)
 
         return cls(
             Endpoint.COMPLETION if asked.messages is None else Endpoint.CHAT,
@@ -97,7 +97,7 @@ class ResponseForm:
             created,
             asked.params.n,
             Echo.of(reader.tokenizer, asked.only_echo) if asked.echo else None,
-            parse if asked.messages is not None and reader.reads(tools, forced) else None,
+            parse if asked.messages is not None and reader.reads(tools, calls) else None,
             asked.return_token_ids,
             asked.return_kept,
             asked.params.logprobs,
@@ -144,18 +144,21 @@ def usage(outputs: Sequence[RequestOutput], prompts_alone: bool = False) -> dict
     answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
     cached = sum(output.num_cached_tokens for output in outputs)
     reports = [answer.eviction for output in outputs for answer in output.outputs]
-    return usage_object(prompt, 0 if prompts_alone else answers, cached, reports)
+    thoughts = sum(answer.reasoning_tokens for output in outputs for answer in output.outputs)
+    return usage_object(prompt, 0 if prompts_alone else answers, cached, reports, thoughts)
 
 
 def usage_object(
-    prompt: int, answers: int, cached: int, reports: Sequence[EvictionReport | None] = ()
+    prompt: int, answers: int, cached: int, reports: Sequence[EvictionReport | None] = (), thoughts: int = 0
 ) -> dict[str, Any]:
     """Return the object that counts tokens.
 
     Args:
         cached: those of the prompts that were not computed.
         reports: of the answers whose KVs are not all kept: they say how many tokens' are, on average over rows.
+        thoughts: those of the answers that are reasoning.
     """
+    reasoned = {"completion_tokens_details": {"reasoning_tokens": thoughts}} if thoughts else {}
     known = [report for report in reports if report is not None]
     kept = {
         "kept": round(sum(each.mean_kept for each in known)),
@@ -166,6 +169,7 @@ def usage_object(
         "completion_tokens": answers,
         "total_tokens": prompt + answers,
         "prompt_tokens_details": {"cached_tokens": cached},
+        **reasoned,
     }
 
 

@@ -1,13 +1,16 @@
 """/v1/responses, read as a chat and written from one."""
 
+import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
+from winnow.openai.request import append_turn
 
 Record = dict[str, Any]
 
@@ -25,24 +28,46 @@ _SHARED = (
     "safety_identifier",
     "prompt_cache_key",
 )
-_IGNORED = ("include", "stream_options", "max_tool_calls")
+# `max_tool_calls` counts calls of tools that the server runs, of which there are none.
+_IGNORED = ("max_tool_calls", "client_metadata")
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "prompt": (),
-    "truncation": ("disabled", "auto"),
-    "context_management": (),
+    "truncation": ("disabled",),
+    "context_management": ([],),
     "prompt_logprobs": (),
 }
+_FIELDS = {
+    "text": ("format", "verbosity"),
+    "reasoning": ("effort", "summary", "generate_summary"),
+    "stream_options": ("include_obfuscation",),
+}
+ENCRYPTED, LOGPROBS = _INCLUDED = ("reasoning.encrypted_content", "message.output_text.logprobs")
+# Tools of OpenAI's own servers that Codex lists in every request: the model is not shown them.
+_HOSTED = ("web_search", "image_generation")
+_INPUT: Record = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+"""Parameters of a custom tool, whose calls hold one text."""
+_SEALED = "winnow-reasoning-1."
+"""Beginning of `encrypted_content`, before the reasoning in Base64: it needs no secret, for the item shows it too."""
 _NO_TOOL: Record = {"description": None, "parameters": None, "strict": None}
 # Prefixes of the ids of items that come without one.
-_ID_PREFIXES = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
 
 
-def input_items(body: Mapping[str, Any]) -> list[Any]:
+def input_items(body: Mapping[str, Any], find: Callable[[str], Any]) -> list[Any]:
     """Return the items of a body's `input` as they are kept: with ids, text as parts of a message.
 
+    Args:
+        find: returns the item that an `item_reference` names, or raises ApiError.
+
     Raises:
-        ApiError: it is missing, empty or too long.
+        ApiError: it is missing, empty or too long, or refers to what is not kept.
     """
     given = body.get("input")
     if given is None:
@@ -51,7 +76,15 @@ def input_items(body: Mapping[str, Any]) -> list[Any]:
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given or len(given) > MAX_ITEMS:
         raise ApiError("invalid_request", f"input must be text, or a list of 1 to {MAX_ITEMS} items", "input")
-    return [_kept_item(item) for item in given]
+    return [find(item["id"]) if _is_reference(item) else _kept_item(item) for item in given]
+
+
+def _is_reference(item: Any) -> bool:
+    if not isinstance(item, dict) or item.get("type") not in (None, "item_reference") or "role" in item:
+        return False
+    if not isinstance(item.get("id"), str):
+        raise ApiError("invalid_request", "an item_reference needs the id of an item", "input")
+    return True
 
 
 def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
@@ -73,22 +106,18 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
     chat["messages"] = _messages(values.pop("instructions", None), items)
     if "max_output_tokens" in values:
         chat["max_completion_tokens"] = values.pop("max_output_tokens")
-    if "top_logprobs" in values:
-        chat |= {"logprobs": True, "top_logprobs": values.pop("top_logprobs")}
-    text = values.pop("text", {})
-    if not isinstance(text, dict):
-        raise ApiError("invalid_request", f"text must be an object, got {json_kind(text)}", "text")
+    if "top_logprobs" in values or LOGPROBS in _included(values.pop("include", [])):
+        chat |= {"logprobs": True, "top_logprobs": values.pop("top_logprobs", 0)}
+    text, reasoning, _ = (_described(values, name, known) for name, known in _FIELDS.items())
     if text.get("format") is not None:
         chat["response_format"] = text["format"]
-    reasoning = values.pop("reasoning", {})
-    if not isinstance(reasoning, dict):
-        raise ApiError(
-            "invalid_request", f"reasoning must be an object, got {json_kind(reasoning)}", "reasoning"
-        )
     if reasoning.get("effort") is not None:
         chat["reasoning_effort"] = reasoning["effort"]
     if "tools" in values:
         chat["tools"] = _tools(values.pop("tools"))
+    choice = values.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "custom":
+        values["tool_choice"] = {**choice, "type": "function"}
     for name in ("tool_choice", "parallel_tool_calls"):
         if name in values:
             chat[name] = values.pop(name)
@@ -96,6 +125,28 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
         if name in values:
             raise ApiError("invalid_request", f"{name} is not a field of {PATH}", name)
     return chat | values  # parameters that OpenAI does not have are checked where a chat's are
+
+
+def _included(include: Any) -> Sequence[str]:
+    for index, name in enumerate(include if isinstance(include, list) else [include]):
+        if name not in _INCLUDED:
+            raise ApiError(
+                "unsupported_parameter",
+                f"include[{index}] must be {' or '.join(_INCLUDED)}, got {name!r:.80}",
+                "include",
+            )
+    return include if isinstance(include, list) else []
+
+
+def _described(values: Record, name: str, known: Sequence[str]) -> Record:
+    """Take an object with known fields out of a body's `values`; empty where it is missing."""
+    value = values.pop(name, {})
+    if not isinstance(value, dict):
+        raise ApiError("invalid_request", f"{name} must be an object, got {json_kind(value)}", name)
+    for field_name, each in value.items():
+        if field_name not in known and each is not None:
+            raise ApiError("invalid_request", f"{name} has no field {field_name!r:.80}", name)
+    return value
 
 
 def conversation_id(body: Mapping[str, Any]) -> str | None:
@@ -137,44 +188,77 @@ def _messages(instructions: Any, items: Sequence[Any]) -> list[Record]:
         messages.append({"role": "system", "content": instructions})
     for index, item in enumerate(items):
         message = _message(item, f"input[{index}]")
-        if message is None:
-            continue
-        last = messages[-1] if messages else {}
-        if message.get("tool_calls") and last.get("tool_calls") and last["role"] == "assistant":
-            last["tool_calls"] += message["tool_calls"]  # calls of one turn
-        else:
-            messages.append(message)
+        if message is not None:
+            append_turn(messages, message)
     return messages
 
 
 def _message(item: Any, name: str) -> Record | None:
-    """Return the message that an item stands for; None: it is none, as the model's reasoning."""
+    """Return the message that an item stands for, or its part of one; None: it is reasoning that cannot be read."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if kind == "message":
         return {"role": item.get("role"), "content": item.get("content")}
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+    if kind in ("function_call", "custom_tool_call"):
+        arguments = item.get("arguments")
+        if kind == "custom_tool_call":
+            arguments = json.dumps({"input": item.get("input")}, ensure_ascii=False)
+        function = {"name": item.get("name"), "arguments": arguments}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": None, "tool_calls": [call]}
-    if kind == "function_call_output":
+    if kind in ("function_call_output", "custom_tool_call_output"):
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
     if kind == "reasoning":
-        return None
+        thoughts = _thoughts(item)
+        return {"role": "assistant", "content": "", "reasoning_content": thoughts} if thoughts else None
     raise ApiError("unsupported_parameter", f"{name} of type {kind!r:.80} is not supported", name)
 
 
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """Return the text of a reasoning item: as it shows it, as we sealed it, or its summary; empty: another's seal."""
+    sealed = item.get("encrypted_content")
+    if not item.get("content") and isinstance(sealed, str) and sealed.startswith(_SEALED):
+        try:
+            return urlsafe_b64decode(sealed.removeprefix(_SEALED)).decode()
+        except ValueError:
+            raise ApiError("invalid_request", "encrypted_content is damaged", "input") from None
+    parts = item.get("content") or item.get("summary") or []
+    texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise ApiError("invalid_request", "content of a reasoning item must be reasoning_text", "input")
+    return "\n".join(map(str, texts))
+
+
 def _tools(tools: Any) -> Any:
-    """Return tools in a chat's form: there the function's fields stand one level deeper."""
+    """Return tools in a chat's form, where the function's fields stand one level deeper."""
     if not isinstance(tools, list):
         return tools
     found = []
     for index, tool in enumerate(tools):
-        if isinstance(tool, dict) and tool.get("type") == "function" and "function" not in tool:
-            function = {name: value for name, value in tool.items() if name not in ("type", "strict")}
-            found.append({"type": "function", "function": function})
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "function" and "function" not in tool:
+            function = {name: value for name, value in tool.items() if name != "type"}
+        elif kind == "custom":
+            function = {"name": tool.get("name"), "description": _custom_text(tool), "parameters": _INPUT}
+        elif kind == "namespace" and isinstance(tool.get("tools"), list):
+            found += _tools(tool["tools"])
+            continue
+        elif kind in _HOSTED:
+            continue
         else:
-            raise ApiError("unsupported_parameter", f"tools[{index}] must be a function", f"tools[{index}]")
+            raise ApiError(
+                "unsupported_parameter",
+                f"tools[{index}] must be a function or custom, got type {kind!r:.80}",
+                f"tools[{index}]",
+            )
+        found.append({"type": "function", "function": function})
     return found
+
+
+def _custom_text(tool: Mapping[str, Any]) -> str:
+    """Return a custom tool's description, with the form of its input where that is a grammar."""
+    form = tool.get("format")
+    grammar = form.get("definition") if isinstance(form, dict) else None
+    return f"{tool.get('description') or ''}" + (f"\nThe input follows:\n{grammar}" if grammar else "")
 
 
 @dataclass
@@ -267,7 +351,11 @@ class ResponseWriter:
             "temperature": _or(body.get("temperature"), 1.0),
             "text": {"format": text.get("format") or {"type": "text"}},
             "tool_choice": body.get("tool_choice") or "auto",
-            "tools": [_NO_TOOL | tool for tool in body.get("tools") or []],
+            "tools": [
+                _NO_TOOL | tool if tool["type"] == "function" else tool
+                for tool in body.get("tools") or []
+                if tool["type"] not in _HOSTED
+            ],
             "top_logprobs": body.get("top_logprobs") or 0,
             "top_p": _or(body.get("top_p"), 1.0),
             "truncation": "disabled",
@@ -326,36 +414,52 @@ class ResponseWriter:
         )
         yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
         item["status"] = "incomplete" if self._reason == "length" else "completed"
+        if item["type"] == "reasoning" and ENCRYPTED in (self.body.get("include") or ()):
+            item["encrypted_content"] = _SEALED + urlsafe_b64encode(part["text"].encode()).decode()
         yield self._event("response.output_item.done", output_index=len(self.output), item=item)
         self.output.append(item)
         self._open = None
 
     def _call(self, call: Mapping[str, Any]) -> Iterator[Record]:
         yield from self._end_item()
-        function = call["function"]
-        item = {
-            "type": "function_call",
-            "id": new_id("fc"),
-            "call_id": call["id"],
-            "name": function["name"],
-            "arguments": "",
-            "status": "in_progress",
-        }
+        name, value = call["function"]["name"], call["function"]["arguments"]
+        kind, field_name, event = "function_call", "arguments", "function_call_arguments"
+        namespace, tool = self._tool(name)
+        if tool.get("type") == "custom":
+            kind, field_name, event = "custom_tool_call", "input", "custom_tool_call_input"
+            value = _custom_input(value)
+        item = {"type": kind, "id": new_id(_ID_PREFIXES[kind]), "call_id": call["id"], "name": name}
+        item |= {field_name: "", "status": "in_progress"} | namespace
         index = len(self.output)
         yield self._event("response.output_item.added", output_index=index, item=dict(item))
         place = {"item_id": item["id"], "output_index": index}
-        arguments = function["arguments"]
-        yield self._event("response.function_call_arguments.delta", **place, delta=arguments)
-        yield self._event(
-            "response.function_call_arguments.done", **place, arguments=arguments, name=item["name"]
-        )
-        item |= {"arguments": arguments, "status": "completed"}
+        yield self._event(f"response.{event}.delta", **place, delta=value)
+        yield self._event(f"response.{event}.done", **place, **{field_name: value}, name=name)
+        item |= {field_name: value, "status": "completed"}
         yield self._event("response.output_item.done", output_index=index, item=item)
         self.output.append(item)
+
+    def _tool(self, name: str) -> tuple[Record, Record]:
+        """Return the namespace of a tool, as a field of its calls, and the tool; both empty where it is not known."""
+        for tool in self.body.get("tools") or ():
+            inner = tool.get("tools") or () if tool["type"] == "namespace" else (tool,)
+            for each in inner:
+                if each.get("name") == name:
+                    return ({} if each is tool else {"namespace": tool.get("name")}), each
+        return {}, {}
 
     def _place(self) -> Record:
         assert self._open is not None
         return {"item_id": self._open["id"], "output_index": len(self.output)}
+
+
+def _custom_input(arguments: str) -> str:
+    """Return the text that a custom tool's call holds; all of it where the model wrote it in no object."""
+    try:
+        value = json.loads(arguments)["input"]
+    except (ValueError, KeyError, TypeError):
+        return arguments
+    return value if isinstance(value, str) else arguments
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -367,7 +471,7 @@ def _usage(usage: Mapping[str, Any]) -> Record:
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"]},
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": usage.get("completion_tokens_details", {"reasoning_tokens": 0}),
         "total_tokens": usage["total_tokens"],
     }
 

@@ -28,6 +28,7 @@ class _Choice:
     started: bool = False
     ended: bool = False
     num_tokens: int = 0
+    reasoning_tokens: int = 0
     parser: AnswerParser | None = None
     num_calls: int = 0
     offset: int = 0
@@ -83,6 +84,7 @@ class ChunkStream:
                 continue
             first, choice.started = not choice.started, True
             choice.num_tokens += len(answer.token_ids)
+            choice.reasoning_tokens = answer.reasoning_tokens
             make = self._chat_chunks if self._form.is_chat else self._text_chunks
             yield from make(index, choice, output, answer, first)
 
@@ -133,7 +135,8 @@ class ChunkStream:
         """Return the tokens so far."""
         answers = 0 if echo_alone(self._form) else sum(each.num_tokens for each in self._choices.values())
         cached = sum(self._cached_tokens.values())
-        return usage_object(sum(self._prompt_tokens.values()), answers, cached, self._reports)
+        thoughts = sum(each.reasoning_tokens for each in self._choices.values())
+        return usage_object(sum(self._prompt_tokens.values()), answers, cached, self._reports, thoughts)
 
     def _chunk(self, choice: Record) -> Record:
         chunk = {**self._head, "choices": [choice]}

@@ -16,23 +16,25 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 @dataclass(frozen=True)
-class ForcedCalls:
-    """Demand of `tool_choice`: the answer is calls of these functions, and nothing else but reasoning before them.
+class CallRule:
+    """Rule of `tool_choice` and `parallel_tool_calls` for an answer's calls.
 
     Attributes:
-        functions: as OpenAI describes them; at least one.
+        functions: that may be called, as OpenAI describes them; at least one.
         several: more than one call is allowed.
+        demanded: the answer is calls, and nothing else but reasoning before them.
     """
 
     functions: Sequence[Mapping[str, Any]]
     several: bool
+    demanded: bool = True
 
 
-def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], ForcedCalls | None]:
+def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], CallRule | None]:
     """Take `tools`, `tool_choice` and `parallel_tool_calls` out of a body's `values`.
 
     Returns:
-        The tools that the template shows, and the calls that are demanded; None: a call is the model's to make.
+        The tools that the template shows, and the rule for calls; None: they are the model's to make.
 
     Raises:
         ApiError: names the field, the value and what is allowed.
@@ -47,21 +49,21 @@ def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], For
             "parallel_tool_calls",
         )
     if choice is None or choice == "auto":
-        return tools, None
+        return tools, _rule(tools, parallel, False)
     if choice == "none":
         return (), None
     if choice == "required":
-        return tools, _forced(tools, parallel is not False)
+        return tools, _rule(tools, parallel, True)
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
-        return tools, _forced(_named(tools, [choice]), False)
+        return tools, _rule(_named(tools, [choice]), False, True)
     if kind == "allowed_tools":
         described = choice.get("allowed_tools", choice)  # the Responses API writes its fields beside the type
         named = described.get("tools") if isinstance(described, dict) else None
         mode = described.get("mode", "auto") if isinstance(described, dict) else None
         if isinstance(named, list) and mode in ("auto", "required"):
             tools = _named(tools, named)
-            return tools, _forced(tools, parallel is not False) if mode == "required" else None
+            return tools, _rule(tools, parallel, mode == "required")
     raise ApiError(
         "invalid_request",
         "tool_choice must be none, auto, required, a function such as "
@@ -71,10 +73,13 @@ def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], For
     )
 
 
-def _forced(tools: Sequence[Mapping[str, Any]], several: bool) -> ForcedCalls:
-    if not tools:
+def _rule(tools: Sequence[Mapping[str, Any]], parallel: bool | None, demanded: bool) -> CallRule | None:
+    if demanded and not tools:
         raise ApiError("invalid_request", "tool_choice demands a call, but tools are none", "tool_choice")
-    return ForcedCalls([tool["function"] for tool in tools], several)
+    several = parallel is not False
+    if several and not demanded:
+        return None
+    return CallRule([tool["function"] for tool in tools], several, demanded)
 
 
 def _named(tools: Sequence[Mapping[str, Any]], choices: Sequence[Any]) -> Sequence[Mapping[str, Any]]:

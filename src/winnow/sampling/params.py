@@ -11,6 +11,7 @@ from winnow.checks import Limits, check_integer, check_length, check_list, check
 from winnow.errors import InvalidRequestError
 from winnow.eviction_request import MAX_PROTECT, Amount, EvictionRequest, check_one_amount
 from winnow.foreign_names import accept_fields
+from winnow.sampling.reasoning import ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs
 
 MAX_N = 128
@@ -79,6 +80,8 @@ class SamplingParams(EvictionRequest):
             logprob is the model's. Nothing ends the answer before the last of them; `max_tokens` counts them.
         structured_outputs: the form of the answer: a JSON schema, a regular expression, a choice or a grammar, as a
             `StructuredOutputs` or a mapping of its fields.
+        reasoning: marks around the reasoning that the answer may begin with, the opening one empty where the prompt
+            ends within it. `stop` acts behind it, and its tokens are counted. Readers of chats set it; requests cannot.
         use_beam_search: search for the `n` most probable answers with as many beams, and return them best first, as
             transformers' `generate` does with `num_beams`. Needs temperature 0; see `BeamSearchParams`.
         length_penalty: beam search divides an answer's logprob by its length to this power: above 0 favours longer
@@ -113,6 +116,7 @@ class SamplingParams(EvictionRequest):
     detokenize: bool = True
     forced_tokens: Sequence[int] | Sequence[Sequence[int]] = parameter((), Limits(0))
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = parameter(None, hash=False)
+    reasoning: ReasoningMarks | None = None
     use_beam_search: bool = False
     length_penalty: float = parameter(1.0, Limits(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY))
     early_stopping: bool | str = False
@@ -206,6 +210,8 @@ class SamplingParams(EvictionRequest):
         Raises:
             InvalidRequestError: an unknown field, a field and its alias together, or a bad value.
         """
+        if "reasoning" in values:
+            raise InvalidRequestError("reasoning is not taken from requests: the model's answers are read")
         known = {each.name for each in fields(cls)}
         chosen: dict[str, Any] = {}
         for key, value in values.items():

@@ -15,6 +15,8 @@ MAX_SCHEMA_DEPTH = 64
 MAX_REGEX_CHARS = 16 * 1024
 MAX_CHOICES = 1024
 
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_VALUES = ("const", "enum")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -92,7 +94,7 @@ def schema_text(schema: Any) -> str:
             raise InvalidRequestError(f"json must be a JSON schema, got unreadable JSON: {error}") from None
     if not isinstance(schema, Mapping | bool):
         raise InvalidRequestError(f"json must be a JSON schema, an object, got {show(schema)}")
-    _check_depth(schema)
+    _check_values(schema)
     try:
         text = json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -101,13 +103,17 @@ def schema_text(schema: Any) -> str:
     return text
 
 
-def _check_depth(schema: Any) -> None:
-    """Refuse what nests deeper than `MAX_SCHEMA_DEPTH`."""
+def _check_values(schema: Any) -> None:
+    """Refuse what nests deeper than `MAX_SCHEMA_DEPTH`, and numbers that the grammar would replace by others."""
     level, depth = [schema], 0
     while level:
         depth += 1
         if depth > MAX_SCHEMA_DEPTH:
             raise InvalidRequestError(f"json must nest at most {MAX_SCHEMA_DEPTH} levels deep")
+        for each in level:
+            if isinstance(each, Mapping):
+                for name in (*_BOUNDS, *_VALUES):
+                    _check_number(name, each.get(name))
         level = [
             child
             for each in level
@@ -116,6 +122,19 @@ def _check_depth(schema: Any) -> None:
             )
             if isinstance(child, Mapping | list | tuple)
         ]
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse numbers that llguidance does not hold: bounds as float64, and of integers as int64, values as int64."""
+    if name == "enum" and isinstance(value, list | tuple):
+        for each in value:
+            _check_number("const", each)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    inside = -(2**63) <= value < 2**63
+    if not inside or (name in _BOUNDS and value != float(value) and value != 2**63 - 1):
+        most = "-2^63 and 2^63 - 1" + (", and whole in float64" if name in _BOUNDS else "")
+        raise InvalidRequestError(f"{name} of a JSON schema must be between {most}, got {value}")
 
 
 def _choices(choice: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from winnow.sampling.detokenizer import Detokenizer
 from winnow.sampling.params import SamplingParams
+from winnow.sampling.reasoning import ReasoningSplitter
 from winnow.sampling.stops import PlainCutter, SpecialCutter
 from winnow.sampling.token_table import Tokenizer, TokenTable
 
@@ -16,13 +17,12 @@ class TextStream:
     prompt, a leading space included; without, what it writes for the answer alone.
 
     A stop string that holds the text of a special token ends the answer also where special tokens are left out of the
-    text.
+    text. Within reasoning, and in white space behind it, none does.
 
     Args:
         tokenizer: of transformers, or the table of one; None: the text stays empty.
-        params: `stop`, `include_stop_str_in_output`, `skip_special_tokens` and `detokenize` are read.
+        params: `stop`, `include_stop_str_in_output`, `skip_special_tokens`, `detokenize` and `reasoning` are read.
         prompt_token_ids: what the answer follows; only its last few tokens are looked at.
-
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class TextStream:
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
         self._detokenizer = None
+        self._reasoning = None if params.reasoning is None else ReasoningSplitter(params.reasoning)
         stops, include = tuple(params.stop or ()), params.include_stop_str_in_output
         self._cutter: PlainCutter | SpecialCutter = PlainCutter(stops, include)
         self._hidden: dict[int, str] = {}  # texts of tokens that only stop strings see
@@ -54,6 +55,11 @@ class TextStream:
         return self._cutter.matched
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Number of the tokens so far that are reasoning, its marks included."""
+        return 0 if self._reasoning is None else self._reasoning.num_tokens
+
+    @property
     def at_start(self) -> bool:
         """Return whether nothing stands before the next token's text, neither of the prompt nor of the answer."""
         return self._detokenizer is not None and self._detokenizer.at_start
@@ -74,7 +80,13 @@ class TextStream:
         if self._detokenizer is None or self.matched_stop is not None:
             return
         self._check_stop = check_stop
-        self._settle(self._cutter.feed(self._detokenizer.push(token_id), check_stop))
+        text = self._detokenizer.push(token_id)
+        if self._reasoning is not None and not self._reasoning.ended:
+            thought, text = self._reasoning.push(text)
+            self._settle(thought)
+            if not self._reasoning.ended:
+                return
+        self._settle(self._cutter.feed(text, check_stop))
         if token_id in self._hidden and self.matched_stop is None:
             self._settle(self._cutter.feed_hidden(self._hidden[token_id], check_stop))
 
@@ -88,7 +100,12 @@ class TextStream:
         """Release what was held back: no token will follow."""
         if self._detokenizer is None or self.matched_stop is not None:
             return
-        self._settle(self._cutter.feed(self._detokenizer.flush(), self._check_stop))
+        text = self._detokenizer.flush()
+        check = self._check_stop
+        if self._reasoning is not None:
+            text = self._reasoning.finish() + text
+            check = check and self._reasoning.ended
+        self._settle(self._cutter.feed(text, check))
         self._settle(self._cutter.finish())
 
     def _settle(self, text: str) -> None:

@@ -123,7 +123,8 @@ def _methods(app: FastAPI, request: Request) -> list[str]:
         for route in app.routes
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
     ]
-    return sorted({method for methods in found for method in methods or ()})
+    allowed = {method for methods in found for method in methods or ()}
+    return sorted(allowed | {"HEAD"} if "GET" in allowed else allowed)
 
 
 def _of_http(error: HTTPException) -> ApiError:

@@ -114,6 +114,7 @@ class Batches:
             "metadata": metadata,
             "tenant": tenant,
         }
+        await self._on_disk(lambda: self._store.keep_input(record["id"], source))
         await self._on_disk(lambda: self._store.save(record))
         self._start(record)
         return record
@@ -168,7 +169,7 @@ class Batches:
 
     async def _validate(self, record: Record) -> InputFile | None:
         """Look at the input as a whole. None: it cannot be run, and the batch says why."""
-        prompts = await self._on_disk(lambda: InputFile.scan(self._store.content(record["input_file_id"])))
+        prompts = await self._on_disk(lambda: InputFile.scan(self._store.input(record)))
         faults = [
             _error(
                 "duplicate_custom_id", f"lines {first} and {second} have the custom_id {name!r:.200}", second
@@ -268,7 +269,7 @@ class Batches:
             try:
                 if job.messages is not None:
                     prompt = await service.tokenize_chat(job.messages, job.template, record["tenant"])
-                    params = service.reader.bind(params, prompt.text, job.template.tools, job.forced)
+                    params = service.reader.bind(params, prompt.text, job.template.tools, job.calls)
                 else:
                     assert job.prompt is not None
                     prompt = await service.tokenize(_as_prompt(job.prompt))
@@ -316,7 +317,7 @@ class Batches:
 
     def _drop_results(self, record: Record) -> None:
         output = self._store.content(record["id"])
-        for path in (output, journal_path(output)):
+        for path in (output, journal_path(output), output.with_suffix(".input")):
             path.unlink(missing_ok=True)
 
     def _sort_results(self, record: Record) -> Record:

@@ -35,6 +35,9 @@ class ServerConfig:
     served_model_name: tuple[str, ...] = _served(
         (), "what clients call the model; may be repeated; left out: the model's own name"
     )
+    strict_model: bool = _served(
+        False, "refuse requests that name another model with 404; else the one that is served answers them"
+    )
     max_num_queued_reqs: int | None = _served(
         1024,
         "most answers that wait for a place in the batch; more are refused with 503; none: no limit",

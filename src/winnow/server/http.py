@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 import uuid
+import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from winnow.units import format_bytes
 
 T = TypeVar("T")
 
+PING_SECONDS = 10.0
+"""Most seconds in which a stream sends nothing."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -86,6 +89,8 @@ class Gate:
             await send(message)
 
         path, most = scope["path"], self._max_body(scope["path"])
+        if scope["method"] == "HEAD":  # answered as GET, without the body
+            scope, send, receive = {**scope, "method": "GET"}, *_without_body(send, receive)
         try:
             self._sites.require_own(scope["method"], headers)
             if not self._is_open(path):
@@ -95,23 +100,91 @@ class Gate:
             length = headers.get("content-length", "0")
             if length.isdigit() and int(length[:20]) > most:
                 raise _too_large(most)
-            await self._app(scope, _bounded(receive, most), send_named)
+            decoder = _decoder(headers) if scope["method"] == "POST" else None
+            await self._app(scope, _bounded(receive, most, decoder), send_named)
         except ApiError as error:
             if started:
                 raise
             await error_response(error, path, request_id)(scope, receive, send_named)
 
 
-def _bounded(receive: Receive, most: int) -> Receive:
-    """Return `receive`, up to a limit of bytes: a body need not say how long it is."""
-    taken = 0
+def _without_body(send: Send, receive: Receive) -> tuple[Send, Receive]:
+    """Return `send` that ends a response behind its headers, and `receive` that then says that the client has left."""
+    ended = False
+
+    async def send_headers(message: Message) -> None:
+        nonlocal ended
+        if not ended:
+            ended = message["type"] == "http.response.start"
+            await send(message)
+            if ended:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def receive_until_sent() -> Message:
+        return {"type": "http.disconnect"} if ended else await receive()
+
+    return send_headers, receive_until_sent
+
+
+class _Inflater:
+    """Reader of a body that is compressed in gzip's or zlib's form."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # either form, by its header
+
+    def read(self, data: bytes, most: int, *, last: bool) -> bytes:
+        """Return what more of a body comes to, up to a limit of bytes, beyond which one more says so.
+
+        Raises:
+            ApiError: it is not compressed so, or ends early.
+        """
+        found = b""
+        try:
+            while data and len(found) <= most:
+                if self._inflate.eof:  # gzip's files may stand one behind another
+                    self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+                found += self._inflate.decompress(data, most + 1 - len(found))
+                data = self._inflate.unconsumed_tail or self._inflate.unused_data
+        except zlib.error as error:
+            raise ApiError("invalid_request", f"the body is not {self._encoding}: {error}") from None
+        if last and len(found) <= most and not self._inflate.eof:
+            raise ApiError("invalid_request", f"the body ends before its {self._encoding} does")
+        return found
+
+
+def _decoder(headers: Headers) -> _Inflater | None:
+    """Return what reads a body by its Content-Encoding; None: it is plain.
+
+    Raises:
+        ApiError: it is none that is read; names it.
+    """
+    given = ", ".join(headers.getlist("content-encoding")).strip().lower()
+    if given in ("", "identity"):
+        return None
+    if given not in ("gzip", "x-gzip", "deflate"):
+        raise ApiError(
+            "unsupported_media_type", f"Content-Encoding must be gzip, deflate or identity, got {given!r:.80}"
+        )
+    return _Inflater(given)
+
+
+def _bounded(receive: Receive, most: int, decoder: _Inflater | None) -> Receive:
+    """Return `receive`, up to a limit of bytes, compressed or not: a body need not say how long it is."""
+    taken = inflated = 0
 
     async def receive_bounded() -> Message:
-        nonlocal taken
+        nonlocal taken, inflated
         message = await receive()
         if message["type"] == "http.request":
-            taken += len(message.get("body", b""))
-            if taken > most:
+            body = message.get("body", b"")
+            taken += len(body)
+            if decoder is not None and taken <= most:
+                last = not message.get("more_body", False)
+                body = decoder.read(body, most - inflated, last=last)
+                message = {**message, "body": body}
+                inflated += len(body)
+            if max(taken, inflated) > most:
                 raise _too_large(most)
         return message
 
@@ -180,18 +253,29 @@ async def _disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Server-sent events. Ends at once when the client leaves, also while there is nothing to send.
 
+    Clients and proxies give a silent stream up, and a long prompt takes minutes: no silence is longer than
+    `PING_SECONDS`.
+
     Args:
         events: the data of each event.
         close: called when the stream has ended, however that came about.
+        ping: what breaks a silence.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], close: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        events: AsyncIterator[str],
+        close: Callable[[], None] = lambda: None,
+        ping: str = ": ping\n\n",
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._close = close
+        self._ping = ping.encode()
+        self._silent = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sender = asyncio.create_task(self._send(send))
@@ -209,6 +293,18 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for event in self._events:
-            await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        pinger = asyncio.create_task(self._break_silence(send))
+        try:
+            async for event in self._events:
+                self._silent = False
+                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+        finally:
+            pinger.cancel()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _break_silence(self, send: Send) -> None:
+        while True:
+            await asyncio.sleep(PING_SECONDS / 2)
+            if self._silent:
+                await send({"type": "http.response.body", "body": self._ping, "more_body": True})
+            self._silent = True

@@ -53,7 +53,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def model(request: Request) -> Response:
         """Describe the model."""
         name = request.path_params["name"]
-        service.check_model(name)
+        service.check_model(name, strict=True)
         return JSONResponse(_model(service, name))
 
     async def health(request: Request) -> Response:

@@ -115,13 +115,13 @@ class Service:
 
     # -- before the engine -----------------------------------------------------------------------------------------
 
-    def check_model(self, name: str | None) -> str:
-        """Return the name that the response gives the model.
+    def check_model(self, name: str | None, *, strict: bool = False) -> str:
+        """Return the name that the response gives the model: one of its own.
 
         Raises:
-            ApiError: no such model is served here.
+            ApiError: no such model is served here, and `strict_model` or `strict` asks for it.
         """
-        if name is None:
+        if name is None or (name not in self.names and not (strict or self.config.strict_model)):
             return self.names[0]
         if name not in self.names:
             raise ApiError(
@@ -222,7 +222,7 @@ class Service:
             prompts = [await self.tokenize(prompt) for prompt in asked.prompts]
         self._require_token_room(prompts, asked.params.n)
         params = (
-            self.reader.bind(asked.params, prompts[0].text, asked.template.tools, asked.forced)
+            self.reader.bind(asked.params, prompts[0].text, asked.template.tools, asked.calls)
             if asked.messages
             else asked.params
         )

@@ -91,6 +91,24 @@ class Store:
             if record["object"] == "batch" and record["status"] not in ENDED:
                 yield record
 
+    def keep_input(self, batch: str, name: str) -> None:
+        """Let a batch keep a file's content, whatever becomes of the file.
+
+        Raises:
+            ApiError: the file has just been deleted.
+        """
+        try:
+            os.link(self.content(name), self._path(batch, ".input"))
+        except FileNotFoundError:
+            raise ApiError("not_found", f"there is no file {name!r:.200}") from None
+        except OSError:  # a file system without links
+            shutil.copyfile(self.content(name), self._path(batch, ".input"))
+
+    def input(self, record: Record) -> Path:
+        """Return where a batch's input lies; one of an earlier version has the file alone."""
+        kept = self._path(record["id"], ".input")
+        return kept if kept.exists() else self.content(record["input_file_id"])
+
     def content(self, name: str) -> Path:
         """Return where a file's content lies, or a batch's results so far."""
         return self._path(name, ".jsonl")

@@ -106,6 +106,18 @@ class StoredResponses:
         self._turns[name] = turn
         return turn
 
+    def item(self, name: str) -> Any:
+        """Return an item of a response, or of what one answers.
+
+        Raises:
+            ApiError: there is none of that id, or none any more.
+        """
+        for turn in reversed(self._turns.values()):
+            for item in (*json.loads(turn.items), *json.loads(turn.response)["output"]):
+                if isinstance(item, dict) and item.get("id") == name:
+                    return item
+        raise ApiError("not_found", f"there is no item {name!r:.200}, or it is no longer kept", "input")
+
     def before(self, name: Any, conversation: str | None = None) -> Turn | None:
         """Return the turn that `previous_response_id` names, or the last of a conversation; None: there is none.
 

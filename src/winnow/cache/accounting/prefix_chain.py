@@ -19,7 +19,7 @@ class PrefixChain:
     def __init__(self, salt: str, block_size: int, scored_by: str | None = None) -> None:
         self.salt, self.scored_by = salt, scored_by
         self._block_size = block_size
-        self._seed = sha256(salt.encode()).digest()
+        self._seed = sha256(salt.encode(errors="surrogatepass")).digest()
         if scored_by is not None:
             self._seed = sha256(self._seed + scored_by.encode()).digest()
         self._last = self._seed

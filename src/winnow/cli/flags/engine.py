@@ -41,7 +41,7 @@ COMMON = (
     *("max_tokens", "temperature", "top_p", "structured_outputs"),
 )
 """Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
-UNFLAGGED = ("seed", *OF_REQUESTS)
+UNFLAGGED = ("seed", "reasoning", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
 

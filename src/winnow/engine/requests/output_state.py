@@ -109,6 +109,7 @@ class OutputState:
             sequence.stop_reason,
             eviction,
             sequence.error,
+            self._text.reasoning_tokens,
         )
 
     def _delta(self, eviction: EvictionReport | None) -> CompletionOutput:
@@ -124,4 +125,5 @@ class OutputState:
             sequence.stop_reason,
             eviction,
             sequence.error,
+            self._text.reasoning_tokens,
         )

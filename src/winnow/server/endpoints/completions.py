@@ -60,13 +60,13 @@ def response_form(service: Service, asked: CompletionRequest, model: str) -> Res
 
 def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -> ChunkStream:
     """Return what turns the deltas of a body's requests into chunks."""
-    tools, forced = asked.template.tools, asked.forced
+    tools, calls = asked.template.tools, asked.calls
     return ChunkStream(
         form,
         include_usage=asked.include_usage,
         continuous=asked.continuous_usage,
         new_parser=(
-            None if form.parse is None else lambda output: service.reader.parser(output.prompt, tools, forced)
+            None if form.parse is None else lambda output: service.reader.parser(output.prompt, tools, calls)
         ),
     )
 

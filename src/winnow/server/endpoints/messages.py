@@ -1,17 +1,19 @@
 """/v1/messages: a chat under Anthropic's face."""
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from winnow.anthropic.context import edited, is_due, read_edits
 from winnow.anthropic.errors import error_body
 from winnow.anthropic.messages import MessageWriter
 from winnow.anthropic.request import cache_session, chat_body
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
-from winnow.openai.request import Endpoint, read_body
+from winnow.openai.request import CompletionRequest, Endpoint, read_body
 from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import (
     StrictResponse,
@@ -29,18 +31,17 @@ async def create_message(service: Service, request: Request, body: Mapping[str, 
     Raises:
         ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
     """
-    asked = read_body(
-        Endpoint.CHAT, cache_session(body) | chat_body(body), service.llm.sampling_defaults, served=True
-    )
-    model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
+    asked, edits, _ = await _asked(service, body, tenant)
+    model = service.check_model(asked.model)
     chunks = new_chunks(service, asked, response_form(service, asked, model))
-    writer = MessageWriter(model)
+    writer = MessageWriter(model, edits)
     submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
     if asked.stream:
         return EventStream(
             _written(submitted, chunks, writer, request_id),
             lambda: service.engine.abandon(submitted.stream),
+            event({"type": "ping"}, "ping"),
         )
 
     async def whole() -> dict[str, Any]:
@@ -54,19 +55,51 @@ async def create_message(service: Service, request: Request, body: Mapping[str, 
     return StrictResponse(await unless_disconnected(request, whole()))
 
 
-async def count_tokens(service: Service, body: Mapping[str, Any], tenant: str | None) -> dict[str, int]:
+async def count_tokens(service: Service, body: Mapping[str, Any], tenant: str | None) -> dict[str, Any]:
     """Return the tokens of a prompt.
 
     Raises:
         ApiError, InvalidRequestError: it cannot be used.
     """
-    asked = read_body(
-        Endpoint.CHAT, chat_body(body, counted=True), service.llm.sampling_defaults, served=True
-    )
+    asked, edits, before = await _asked(service, body, tenant, counted=True)
     service.check_model(asked.model)
     assert asked.messages is not None
     prompt = await service.tokenize_chat(asked.messages, asked.template, tenant)
-    return {"input_tokens": len(prompt.token_ids)}
+    found: dict[str, Any] = {"input_tokens": len(prompt.token_ids)}
+    return found if edits is None else found | {"context_management": {"original_input_tokens": before}}
+
+
+async def _asked(
+    service: Service, body: Mapping[str, Any], tenant: str | None, *, counted: bool = False
+) -> tuple[CompletionRequest, list[dict[str, Any]] | None, int]:
+    """Return what a body asks, the edits that its conversation has undergone, and its tokens before them.
+
+    The edits are None, and the tokens 0, where it asks for none.
+    """
+    session = {} if counted else cache_session(body)
+    asked = read_body(
+        Endpoint.CHAT, session | chat_body(body, counted=counted), service.llm.sampling_defaults, served=True
+    )
+    if body.get("context_management") is None:
+        return asked, None, 0
+    edits, applied = read_edits(body["context_management"]), []
+    messages = list(asked.messages or ())
+
+    async def count() -> int:
+        return len((await service.tokenize_chat(messages, asked.template, tenant)).token_ids)
+
+    before = tokens = await count()
+    for edit in edits:
+        if not is_due(edit, messages, tokens):
+            continue
+        kept, (messages, report) = messages, edited(edit, messages)
+        left = await count()
+        if tokens - left < (edit.get("clear_at_least") or {"value": 0})["value"]:
+            messages = kept
+        elif any(report.values()):
+            applied.append({"type": edit["type"], **report, "cleared_input_tokens": tokens - left})
+            tokens = left
+    return replace(asked, messages=messages), applied, before
 
 
 async def _events(

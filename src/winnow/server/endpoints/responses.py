@@ -29,7 +29,8 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
         ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
     """
     tenant, request_id = request.state.tenant, request.state.request_id
-    kept, items = service.responses[tenant], input_items(body)
+    kept = service.responses[tenant]
+    items = input_items(body, kept.item)
     named = conversation_id(body)
     before = kept.before(body.get("previous_response_id"), named)
     conversation = items if before is None else [*before.conversation(), *items]
