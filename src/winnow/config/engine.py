@@ -72,7 +72,7 @@ class EngineConfig:
         if "kv_memory" in options:
             options["gpu_memory_utilization"] = None
         elif options.get("gpu_memory_utilization") is None:
-            options["gpu_memory_utilization"] = _GPU_PART
+            options["gpu_memory_utilization"] = GPU_PART
         return cls(
             **{
                 part: config(**{name: options[name] for name in names[part] if name in options})
@@ -109,7 +109,7 @@ def _by_present_name(options: Mapping[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-_GPU_PART = 0.9
+GPU_PART = 0.9
 """Part of a GPU's memory in use where no option says it; as vLLM's."""
 
 PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}

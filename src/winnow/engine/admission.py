@@ -92,10 +92,18 @@ class Admission:
         self._saved = saved
         self._accounts = accounts or TenantAccounts((), ledger)
 
-    def admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName = None) -> Admitted:
+    def admit(
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        tenant: TenantName = None,
+        *,
+        cut_to_memory: bool = False,
+    ) -> Admitted:
         """Check a request.
 
-        `params.max_tokens` is cut to what the context leaves. Without one, the answer may fill context and KV memory.
+        `params.max_tokens` is cut to what the context leaves, and with `cut_to_memory` to what the KV memory holds.
+        Without one, the answer may fill context and KV memory.
 
         Raises:
             InvalidRequestError: an empty prompt, token ids that the model does not have, no such policy, or one that
@@ -105,11 +113,13 @@ class Admission:
                 even alone.
         """
         try:
-            return self._admit(token_ids, params, tenant)
+            return self._admit(token_ids, params, tenant, cut_to_memory)
         except ConfigError as error:  # what is a setting of the engine elsewhere is the request's own here
             raise InvalidRequestError(str(error)) from None
 
-    def _admit(self, token_ids: list[int], params: SamplingParams, tenant: TenantName) -> Admitted:
+    def _admit(
+        self, token_ids: list[int], params: SamplingParams, tenant: TenantName, cut_to_memory: bool
+    ) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
         asked = requested_eviction(self._config.eviction, params, self._traits)
         policy = asked[0].policy
@@ -135,9 +145,13 @@ class Admission:
             asked = requested_eviction(self._config.eviction, params, self._traits)
         there = self._accounts.limit(tenant)
         refused: CapacityError | ContextLengthError | None = None
-        for each in self._alternatives(asked):
+        whole = params.max_tokens is not None
+        ways = (True, False) if whole and cut_to_memory else (whole,)
+        for all_tokens, each in ((way, each) for way in ways for each in self._alternatives(asked)):
             try:
-                evictions, left = self._grant(each, token_ids, params, max_tokens, context, there, tenant)
+                evictions, left = self._grant(
+                    each, token_ids, params, max_tokens, context, there, tenant, all_tokens
+                )
                 break
             except (CapacityError, ContextLengthError) as error:
                 refused = refused or error
@@ -157,7 +171,7 @@ class Admission:
             name,
             saved,
             reserved.get(self._config.cache.kv_reservation),
-            replay_replaced=refused is not None,
+            replay_replaced=each is not asked,
         )
 
     def _alternatives(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
@@ -180,6 +194,7 @@ class Admission:
         context: int,
         there: int,
         tenant: TenantName,
+        all_tokens: bool,
     ) -> tuple[list[SequenceEviction | None], int]:
         """Bind policies to a request. Returns one for all samples or one each, and most tokens of an answer.
 
@@ -194,7 +209,7 @@ class Admission:
                 self._check_policy(eviction)
         largest = self._largest(evictions, total)
         left = self._room(largest, prompt_len, context, there)
-        if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
+        if left < max(params.num_forced, 1) or (all_tokens and max_tokens > left):
             peak = total
             if largest is not None or layout.has_windows:
                 peak = self._blocks(largest, total) * layout.block_size // layout.rows_per_seq

@@ -243,7 +243,9 @@ class Engine(RequestLoop):
         return self.scheduler.waiting
 
     def _admit(self, new: NewRequest) -> Request:
-        granted = self._admission.admit(new.token_ids, new.params, new.tenant)
+        granted = self._admission.admit(
+            new.token_ids, new.params, new.tenant, cut_to_memory=new.cut_to_memory
+        )
         self._num_replays_replaced += granted.replay_replaced
         for eviction in granted.evictions:
             if eviction is not None:

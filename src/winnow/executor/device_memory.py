@@ -1,5 +1,6 @@
 """KV memory where its size was left out: what a GPU has left beside the model."""
 
+import logging
 from dataclasses import replace
 from typing import Any, cast
 
@@ -7,11 +8,13 @@ import torch
 
 from winnow.cache.memory import release_cached
 from winnow.config import EngineConfig
+from winnow.config.engine import GPU_PART
 from winnow.errors import ConfigError
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
 from winnow.models import PlainModel
 from winnow.units import format_bytes
 
+_log = logging.getLogger("winnow")
 # Of activations that live at the same time within a layer, and float32 copies of logits while they are sampled from.
 _LIVE_ACTIVATIONS = 4
 _LOGITS_COPIES = 3
@@ -27,6 +30,12 @@ def with_device_memory(config: EngineConfig, loaded: PlainModel) -> EngineConfig
     """
     part = config.cache.gpu_memory_utilization
     if loaded.device.type != "cuda" or part is None:
+        if part not in (None, GPU_PART):
+            _log.warning(
+                "winnow: gpu_memory_utilization=%g has no effect on a CPU, where kv_memory is %s",
+                part,
+                format_bytes(config.cache.kv_memory),
+            )
         return config
     release_cached(loaded.device)
     free, total = torch.cuda.mem_get_info(loaded.device)

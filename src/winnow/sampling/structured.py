@@ -125,16 +125,17 @@ def _check_values(schema: Any) -> None:
 
 
 def _check_number(name: str, value: Any) -> None:
-    """Refuse numbers that llguidance does not hold: bounds as float64, and of integers as int64, values as int64."""
-    if name == "enum" and isinstance(value, list | tuple):
-        for each in value:
-            _check_number("const", each)
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    """Refuse numbers that llguidance replaces in silence: it holds them in float64, bounds of integers in int64."""
+    if name in _VALUES and isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            _check_number(name, each)
+    if type(value) not in (int, float) or (name in _VALUES and isinstance(value, float)):
         return
-    inside = -(2**63) <= value < 2**63
-    if not inside or (name in _BOUNDS and value != float(value) and value != 2**63 - 1):
-        most = "-2^63 and 2^63 - 1" + (", and whole in float64" if name in _BOUNDS else "")
-        raise InvalidRequestError(f"{name} of a JSON schema must be between {most}, got {value}")
+    largest = value == 2**63 - 1 and name != "exclusiveMaximum"  # what float64 rounds up is cut to it
+    if abs(value) >= 2**63 or (value != float(value) and not largest):
+        raise InvalidRequestError(
+            f"{name} of a JSON schema must be above -2^63, below 2^63 and whole in float64, got {value}"
+        )
 
 
 def _choices(choice: Any) -> tuple[str, ...]:

@@ -281,6 +281,7 @@ class Batches:
                     priority=-1,
                     tenant=record["tenant"],
                     final_only=True,
+                    cut_to_memory=True,
                 )
                 request = await service.off_loop(make)
                 output = await self._output(request)

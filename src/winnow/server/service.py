@@ -239,6 +239,7 @@ class Service:
                 session=asked.session,
                 final_only=not deltas,
                 deltas=deltas,
+                cut_to_memory=True,  # agents ask for 32,000 tokens, whatever the server
             )
             for index, prompt in enumerate(prompts)
         ]

@@ -58,6 +58,7 @@ class NewRequest:
         final_only: return one output, when the request is finished, instead of one per step.
         deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long
             answer is not copied whole at every token.
+        cut_to_memory: a `max_tokens` above what the KV memory holds is cut, not refused.
         session: the conversation that it is a turn of; None: prefixes alone are found.
     """
 
@@ -71,6 +72,7 @@ class NewRequest:
     final_only: bool = False
     deltas: bool = False
     session: SessionRequest | None = None
+    cut_to_memory: bool = False
 
     def __post_init__(self) -> None:
         error = InvalidRequestError
