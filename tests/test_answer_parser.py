@@ -71,12 +71,10 @@ FORCED = CallRule([TOOLS[0]["function"]], True)  # type: ignore[list-item]
 THINKING = "<|im_start|>assistant\n<think>\n"
 
 
-def whole(
-    name: str, text: str, prompt: str = "", *, tools: bool = True, forced: Any = None
-) -> dict[str, Any]:
+def whole(name: str, text: str, prompt: str = "", *, tools: bool = True, calls: Any = None) -> dict[str, Any]:
     """The message of an answer, its calls as pairs of name and arguments."""
     answer = CompletionOutput(0, text, [], finish_reason="stop")
-    return plain(READERS[name].message(prompt, answer, TOOLS if tools else [], forced))
+    return plain(READERS[name].message(prompt, answer, TOOLS if tools else [], calls))
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:
@@ -209,6 +207,9 @@ def test_the_token_that_ends_a_turn_is_no_text() -> None:
 def test_demanded_calls_as_a_list() -> None:
     listed = '[{"name": "f", "arguments": {"s": "]</think>"}}, {"name": "g", "arguments": {}}]'
     calls = [("f", {"s": "]</think>"}), ("g", {})]
+    one = CallRule([TOOLS[0]["function"]], False, demanded=False)
+    two = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' * 2
+    assert whole("hermes", f"Both. {two}", calls=one) == {"content": "Both.", "tool_calls": [("f", {})]}
     assert whole("think", listed, calls=FORCED) == {"content": None, "tool_calls": calls}
     assert whole("think", f"why</think>\n{listed}", THINKING, calls=FORCED) == {
         "content": None,

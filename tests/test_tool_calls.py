@@ -96,9 +96,7 @@ def takes(
         (None, ONE, "", TWO, False),
     ],
 )  # fmt: skip
-def test_answers_that_are_taken(
-    template: Any, forced: CallRule, prompt: str, text: str, taken: bool
-) -> None:
+def test_answers_that_are_taken(template: Any, forced: CallRule, prompt: str, text: str, taken: bool) -> None:
     assert takes(template, forced, prompt, text) is taken
     if taken:
         answer = CompletionOutput(0, text, [], finish_reason="stop")
@@ -106,6 +104,29 @@ def test_answers_that_are_taken(
             prompt, answer, [{"function": each} for each in forced.functions], forced
         )
         assert len(message["tool_calls"]) == len(re.findall("add|stop", text))
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "taken"),
+    [
+        (HERMES, "yes", True),
+        (HERMES, "\nyes", False),
+        (HERMES, "<think>hm</think>\n\nyes", True),
+        (HERMES, CALL, True),
+        (HERMES, f"<think>hm</think>\n{CALL}", True),
+        (HERMES, CALL + CALL, False),
+        (HERMES, "Sure!", False),
+        (HERMES, CALL.replace("3", '"3"'), False),
+        (TEMPLATES["qwen3-coder"], "<tool_call><function=add>\n</function>\n</tool_call>", True),
+        (NAME_BEFORE, '<|call|>call:add{"a": 3}<|end|>', True),
+        (TEMPLATES["think"], CALL, False),
+    ],
+)
+def test_calls_in_the_place_of_a_form(template: Any, text: str, taken: bool) -> None:
+    """Under `auto` the answer has the form, or is calls; without reasoning it begins at once."""
+    params = SamplingParams(structured_outputs={"choice": ["yes", "no"]})
+    rule = CallRule([ADD, STOP], False, demanded=False)
+    assert takes(template, rule, "", text, params=params) is taken
 
 
 @pytest.mark.parametrize(

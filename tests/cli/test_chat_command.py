@@ -57,7 +57,7 @@ def test_a_line_that_is_no_utf_8_is_one_error(
     monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
     data = io.BytesIO(b"caf\xe9\nab\n\xc3\ncd")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(data, encoding="utf-8", errors=errors))
-    assert main(["chat"]) == 0
+    assert main(["chat"]) == 1  # two questions were not answered
     shown = capsys.readouterr()
     # The lines that were refused are no part of the conversation.
     assert shown.out.splitlines() == ["<user>ab"[::-1], "<user>ab<assistant>ba>resu<<user>cd"[::-1]]
@@ -104,7 +104,7 @@ def test_options_of_a_model_here_mean_nothing_to_a_server(capsys: pytest.Capture
 
 def test_a_server_that_is_not_there(typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
     typed("hello\n")
-    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 0
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 1
     assert "does not answer" in capsys.readouterr().err
 
 

@@ -68,7 +68,7 @@ def test_a_batch_from_end_to_end(server: Running) -> None:
     lines: list[Any] = lines_of(40)
     lines[3]["body"]["temperature"] = -1
     lines[5]["url"] = "/v1/chat/completions"
-    lines[6]["body"]["model"] = "gpt-9"
+    lines[6]["body"]["n"] = 0
     lines[7] = '{"custom_id": "line-7", nope'
     file = upload(server.client, lines)
     batch = create(server.client, file)

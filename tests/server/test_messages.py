@@ -135,7 +135,7 @@ def test_the_client_of_anthropic(client: Any) -> None:
     assert counted == usage.input_tokens + usage.cache_read_input_tokens
     for kind, change in (
         (anthropic.BadRequestError, {"max_tokens": 0}),
-        (anthropic.NotFoundError, {"model": "no-such-model"}),
+        (anthropic.BadRequestError, {"system": 5}),
     ):
         with pytest.raises(kind) as raised:
             client.messages.create(**ASKED_BY_CLIENT | change)
@@ -187,7 +187,8 @@ def test_a_turn_computes_its_own_tokens(keyed: Running, llm: LLM, monkeypatch: p
     "change",
     [
         {"messages": []},
-        {"messages": [{"role": "system", "content": "Hi"}]},
+        {"messages": [{"role": "narrator", "content": "Hi"}]},
+        {"messages": [*ASKED["messages"], {"role": "system", "content": [{"type": "image"}]}]},
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
         {"messages": [{"role": "user", "content": 5}]},
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}]},

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.running import Running, events, running
+from tests.server.running import MODEL, Running, events, running
 
 from winnow import LLM
 
@@ -175,12 +175,13 @@ def test_http_faults(server: Running) -> None:
     refused(wrong_method, 405)
     assert wrong_method.headers["allow"] == "POST"
     for path, methods in (
-        ("/v1/files/0", "DELETE, GET"),
-        ("/v1/files", "GET, POST"),
-        ("/v1/batches", "GET, POST"),
+        ("/v1/files/0", "DELETE, GET, HEAD"),
+        ("/v1/files", "GET, HEAD, POST"),
+        ("/v1/batches", "GET, HEAD, POST"),
     ):
         assert server.client.options(path).headers["allow"] == methods
-    refused(server.post(TEXT, {"prompt": "a", "model": "gpt-9"}), 404, "gpt-9")
+    answered = server.post(TEXT, {"prompt": "a", "model": "gpt-9", "max_tokens": 1}).json()
+    assert answered["model"] == MODEL  # which it was, whatever the client calls it
     assert refused(server.client.get("/v1/models/gpt-9"), 404)["code"] == "model_not_found"
     refused(server.client.post(TEXT, content=b"prompt=a", headers={"content-type": "text/plain"}), 415)
 

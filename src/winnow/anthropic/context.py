@@ -15,7 +15,7 @@ THINKING, TOOL_USES, COMPACT = _EDITS = (
 )
 _TRIGGERS = {TOOL_USES: 100_000, COMPACT: 150_000}
 """Tokens of a prompt at which an edit acts that does not say."""
-_CLEARED = "[cleared: an old result of a tool]"
+CLEARED = "[cleared: an old result of a tool]"
 _FIELDS = {
     THINKING: ("keep",),
     TOOL_USES: ("trigger", "keep", "clear_at_least", "clear_tool_inputs", "exclude_tools"),
@@ -96,7 +96,7 @@ def edited(edit: Mapping[str, Any], messages: Sequence[Record]) -> tuple[list[Re
     shown = []
     for message in messages:
         if message.get("tool_call_id") in cleared:
-            message = {**message, "content": _CLEARED}
+            message = {**message, "content": CLEARED}
         elif message.get("tool_calls") and inputs:
             message = {
                 **message,

@@ -132,7 +132,6 @@ def _talk(partner: Partner, system: str | None, log: ConversationLog | None = No
         elif command == "/help":
             print(_HELP, file=sys.stderr)
         elif text.startswith("/"):
-            failed = True
             _complain(
                 f"there is no command {command.split()[0]}; {known_names(command.split()[0], _COMMANDS)}"
             )

@@ -43,8 +43,6 @@ _FIELDS = {
     "stream_options": ("include_obfuscation",),
 }
 ENCRYPTED, LOGPROBS = _INCLUDED = ("reasoning.encrypted_content", "message.output_text.logprobs")
-# Tools of OpenAI's own servers that Codex lists in every request: the model is not shown them.
-_HOSTED = ("web_search", "image_generation")
 _INPUT: Record = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """Parameters of a custom tool, whose calls hold one text."""
 _SEALED = "winnow-reasoning-1."
@@ -242,7 +240,7 @@ def _tools(tools: Any) -> Any:
         elif kind == "namespace" and isinstance(tool.get("tools"), list):
             found += _tools(tool["tools"])
             continue
-        elif kind in _HOSTED:
+        elif _is_hollow(tool):
             continue
         else:
             raise ApiError(
@@ -252,6 +250,15 @@ def _tools(tools: Any) -> Any:
             )
         found.append({"type": "function", "function": function})
     return found
+
+
+def _is_hollow(tool: Any) -> bool:
+    """Return whether a tool is Codex's search without access to the web, which it lists in each request."""
+    return (
+        isinstance(tool, dict)
+        and tool.get("type") == "web_search"
+        and tool.get("external_web_access") is False
+    )
 
 
 def _custom_text(tool: Mapping[str, Any]) -> str:
@@ -354,7 +361,7 @@ class ResponseWriter:
             "tools": [
                 _NO_TOOL | tool if tool["type"] == "function" else tool
                 for tool in body.get("tools") or []
-                if tool["type"] not in _HOSTED
+                if not _is_hollow(tool)
             ],
             "top_logprobs": body.get("top_logprobs") or 0,
             "top_p": _or(body.get("top_p"), 1.0),

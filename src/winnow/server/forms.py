@@ -146,10 +146,13 @@ class ResponsesForm(BaseModel):
     text: dict[str, Any] | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    truncation: Literal["disabled"] | None = None
 
 
 class AnthropicMessage(BaseModel):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]] = Field(
         description="blocks of type text, tool_use, tool_result or thinking"
     )
@@ -165,6 +168,7 @@ class AnthropicPromptForm(BaseModel):
     tool_choice: dict[str, Any] | None = Field(None, description="of type auto, any, tool or none")
     thinking: dict[str, Any] | None = Field(None, description="of type enabled, adaptive or disabled")
     output_config: dict[str, Any] | None = Field(None, description="effort, and the format of the answer")
+    context_management: dict[str, Any] | None = Field(None, description="edits of the conversation")
     cache_control: dict[str, Any] | None = Field(None, description="no mark is needed: prompts are cached")
 
 
