@@ -1,11 +1,12 @@
 """Conversations become text by the model's own template."""
 
+import json
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from winnow.chat import apply_template, normalise_messages
+from winnow.chat import TemplateOptions, apply_template, normalise_messages
 from winnow.errors import InvalidRequestError
 from winnow.models import DEMO_MODEL
 from winnow.models.tokens import load_tokenizer
@@ -46,6 +47,8 @@ def history(**assistant: Any) -> list[dict[str, Any]]:
         ({"content": ""}, ""),
         ({"content": []}, ""),
         ({"content": [{"type": "text", "text": "Let me"}, {"type": "text", "text": "see."}]}, "Let me\nsee."),
+        ({"content": [{"type": "refusal", "refusal": "I will not."}]}, "I will not."),
+        ({"content": None, "refusal": "I will not."}, "I will not."),
     ],
 )
 def test_content_beside_tool_calls(
@@ -84,6 +87,16 @@ def test_arguments_that_are_no_object_stay_as_they_are(tokenizer: PreTrainedToke
         call = {"function": {"name": "f", "arguments": arguments}}
         messages = [{"role": "assistant", "tool_calls": [call]}]
         assert text(tokenizer, "{{ messages[0].tool_calls[0].function.arguments }}", messages) == arguments
+
+
+def test_tools_are_shown_without_what_tells_the_server(tokenizer: PreTrainedTokenizerBase) -> None:
+    shown = {"name": "f", "parameters": {"strict": True}, "return": {"type": "string"}}
+    for more in ({"strict": True}, {"strict": None, "description": None}, {"defer_loading": False}):
+        tool = {"type": "function", "function": {**shown, **more}, "cache_control": {"type": "ephemeral"}}
+        options = TemplateOptions(tools=[tool])
+        tokenizer.chat_template = "{{ tools | tojson }}"
+        found = apply_template(tokenizer, [{"role": "user", "content": "Hi"}], options).text
+        assert json.loads(str(found)) == [{"type": "function", "function": shown}]
 
 
 def test_the_template_speaks_for_itself(tokenizer: PreTrainedTokenizerBase) -> None:

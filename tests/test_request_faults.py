@@ -8,6 +8,7 @@ from winnow import LLM, SamplingParams
 from winnow.cache import Ledger
 from winnow.engine.admission import Admission, Admitted
 from winnow.engine.requests.output_state import OutputState
+from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestOutput
 from winnow.sampling import TextStream
 from winnow.sampling import logprobs as sampling_logprobs
@@ -123,7 +124,7 @@ def test_what_was_admitted_and_fits_nowhere_fails_alone(monkeypatch: pytest.Monk
         assert isinstance(room, Ledger) and room.capacity < 1000
         expected = llm.generate(HEALTHY, params)
         monkeypatch.setattr(
-            Admission, "admit", lambda self, tokens, params, tenant: Admitted(4, (None,), None)
+            Admission, "admit", lambda self, tokens, params, tenant, **_: Admitted(4, (None,), None)
         )
         outputs = llm.generate([HEALTHY[0], [5] * 1500, *HEALTHY[1:]], params)
         assert parts([outputs[0], *outputs[2:]]) == parts(expected)
@@ -131,3 +132,25 @@ def test_what_was_admitted_and_fits_nowhere_fails_alone(monkeypatch: pytest.Monk
         assert error.startswith("kv_memory is too small for this request alone: with 1500 tokens it needs ")
         assert parts([outputs[1]]) == [("", [], "error")]
         llm.check_integrity()
+
+
+@pytest.mark.parametrize("options", ENGINES, ids=["paged", "padded"])
+def test_half_a_surrogate_pair(options: dict[str, Any]) -> None:
+    half, named = "a\ud800", "whole characters, got half a surrogate pair"
+    with open_llm(**options) as llm:
+        expected = llm.generate(HEALTHY, GREEDY)
+        chat = [{"role": "user", "content": half}]
+        for call in (
+            lambda: llm.generate([*HEALTHY, half], GREEDY),
+            lambda: llm.chat(chat, GREEDY),
+            lambda: llm.submit({"prompt": half}, GREEDY),
+            lambda: llm.submit_chat(chat, GREEDY),
+            lambda: next(iter(llm.stream(half, GREEDY))),
+        ):
+            with pytest.raises(InvalidRequestError, match=named):
+                call()
+        if not options:  # a name is any text, and its tenant's prefixes are found by it
+            llm.submit("The", GREEDY, tenant=half)
+            while llm.has_unfinished:
+                assert all(each.error is None for each in llm.step())
+        assert parts(llm.generate(HEALTHY, GREEDY)) == parts(expected)

@@ -52,8 +52,10 @@ def test_a_size_that_is_given_alone_counts(card: None) -> None:
     assert kv_memory(kv_memory="1GiB") == kv_memory(kv_memory="1GiB", gpu_memory_utilization=0.5) == GIB
 
 
-def test_nothing_on_a_cpu() -> None:
+def test_nothing_on_a_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    assert kv_memory("cpu") == 512 * 2**20 and not caplog.text
     assert kv_memory("cpu", gpu_memory_utilization=0.5) == 512 * 2**20
+    assert "gpu_memory_utilization=0.5 has no effect on a CPU, where kv_memory is 512.0 MiB" in caplog.text
 
 
 def test_nothing_left(card: None) -> None:

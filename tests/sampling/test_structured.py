@@ -87,11 +87,28 @@ def test_preemption_keeps_the_form() -> None:
         ({"json": 5}, "JSON schema"),
         ({"json": "{"}, "unreadable"),
         ({"json_object": "yes"}, "true or false"),
+        # What llguidance would replace by another number, or not survive.
+        (
+            {"json": {"properties": {"a": {"maximum": 2**63 + 5}}}},
+            "maximum of a JSON schema .*9223372036854775813",
+        ),
+        ({"json": {"maximum": 1e19}}, "below 2.63"),
+        ({"json": '{"type": "integer", "minimum": 9007199254740993}'}, "whole in float64"),
+        ({"json": {"exclusiveMaximum": 2**63 - 1}}, "exclusiveMaximum"),
+        ({"json": {"anyOf": [{"const": {"a": [-(2**63)]}}]}}, "const of a JSON schema"),
+        ({"json": {"enum": [1, 2**64]}}, "enum of a JSON schema"),
     ],
 )
 def test_forms_are_checked(form: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         SamplingParams(structured_outputs=form)
+
+
+def test_bounds_that_hold(llm: LLM) -> None:
+    for bounds in ({"minimum": 2**53, "maximum": 2**53}, {"minimum": 2**63 - 1, "maximum": 2**63 - 1}):
+        form = {"json": {"type": "integer", **bounds}}
+        [output] = llm.generate("Number", SamplingParams(structured_outputs=form, max_tokens=40))
+        assert int(output.outputs[0].text) == bounds["minimum"]
 
 
 def test_deep_schemas_are_refused() -> None:
