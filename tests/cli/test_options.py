@@ -106,6 +106,7 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
                 "earlier_rounds",
                 "forced_tokens",
                 "structured_outputs",
+                "reasoning",
             ):
                 assert "--" + option.name.replace("_", "-") in actions[option.name].option_strings
                 assert actions[option.name].help
