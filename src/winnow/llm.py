@@ -8,6 +8,9 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
+from torch import Tensor
+from torch.nn import Module
+
 from winnow import vllm_names
 from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
@@ -30,6 +33,7 @@ from winnow.outputs import BeamSearchOutput, RequestOutput
 from winnow.process_fork import require_usable_torch
 from winnow.progress_bar import is_shown, progress_bar
 from winnow.prompts import Prompt, list_conversations, list_prompts
+from winnow.resources import resident_bytes
 from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.session_request import SessionRequest
 from winnow.threads import TeamWait, release_team, set_threads
@@ -64,6 +68,7 @@ class LLM(EngineClient):
         require_usable_torch(self.config.model.device)
         set_threads(self.config.model.threads, self.config.model.tensor_parallel_size)
         self._team_wait = TeamWait()
+        before = resident_bytes() or 0
         try:
             with _LOADING:
                 loaded, engine, self.config = _open_engine(self.config)
@@ -73,10 +78,13 @@ class LLM(EngineClient):
         release_team()  # the threads that will step may be others
         super().__init__(EngineDriver(engine, release_team), loaded)
         self.dtype, self.device = loaded.dtype, loaded.device
-        self.decoder = type(getattr(loaded, "forward_model", loaded.model)).__name__  # what computes layers
+        computes = getattr(loaded, "forward_model", loaded.model)
+        self.decoder, self.weight_bytes = type(computes).__name__, _weight_bytes(computes)
+        # What the process takes beside weights and KVs; weights that lie in a mapped file are not all there yet.
+        self.program_bytes = max(before, (resident_bytes() or 0) - self.weight_bytes)
         # Imports made while loading keep the frames that they passed, and their locals, until garbage is collected:
         # `close` would free nothing before.
-        del loaded, engine
+        del loaded, computes, engine
 
     if not TYPE_CHECKING:  # where it would hide misspelt names
 
@@ -325,6 +333,17 @@ class LLM(EngineClient):
         request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
         self._driver.submit([request], box)
         return OutputStream(self._driver, box)
+
+
+def _weight_bytes(model: Module) -> int:
+    """Return the bytes of a model's weights, each memory once; packed ones lie beside parameters."""
+    held: list[Any] = [*model.parameters(), *model.buffers()]
+    for module in model.modules():
+        for value in (module, *vars(module).values()):
+            held += [getattr(value, name, None) for name in ("packed", "_packed", "scale")]
+    tensors = [each for each in held if isinstance(each, Tensor) and not each.is_meta]
+    places = {id(each) if each.is_mkldnn else each.data_ptr(): each for each in tensors}
+    return sum(each.numel() * each.element_size() for each in places.values())
 
 
 def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:

@@ -61,6 +61,11 @@ def host_memory(root: Path = _ROOT) -> HostMemory | None:
     return HostMemory(limit, free)
 
 
+def resident_bytes(root: Path = _ROOT) -> int | None:
+    """Return the bytes of memory that this process takes now; None where the system does not tell."""
+    return _numbers(root / "proc/self/status", unit=1024).get("VmRSS:")
+
+
 def _groups(root: Path, controller: str) -> Iterator[Path]:
     """Yield directories of the control groups that this process is in, each with those above it, versions 1 and 2."""
     try:

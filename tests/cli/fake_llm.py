@@ -21,6 +21,7 @@ class FakeLLM:
     max_model_len = CONTEXT
     sampling_defaults: Mapping[str, Any] = MappingProxyType({"temperature": 1.0})
     tokenizer = None
+    weight_bytes, program_bytes = 3 * 2**20, 2**30
     interrupted_after: int | None = None
     """Ctrl-C comes in the step after so many."""
 

@@ -1,6 +1,8 @@
 """`winnow chat`, here and with a server."""
 
 import io
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,89 @@ def test_what_is_said_beside_answers(
     assert main(["chat", "--kv-memory", "1MiB", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
     assert shown.out.splitlines() == ["?x/ >resu<"], "a question after a space may begin with /"
-    assert shown.err.splitlines() == [
+    lines = shown.err.splitlines()
+    assert re.fullmatch(
+        r"winnow: 10 tokens, \d+ tokens/s, first after 0.\d\d s, [\d.]+ .iB of memory", lines.pop()
+    )
+    assert lines == [
         "winnow: the demo model (--model names another), context 200 tokens",
         "winnow: layers Fake, attention NoBackend, KVs int8",
         "winnow: KV memory 1.0 MiB (1024 tokens uncompressed), at most 64 answers in a batch, 2048 tokens in a step",
+        "winnow: memory: weights 3.0 MiB + KVs up to 1.0 MiB + about 1.0 GiB for all else",
         "winnow: /help lists commands, /exit or Ctrl-D ends",
-        "/reset  begin a new conversation",
-        "/exit   end, as Ctrl-D does",
-        "/help   this list",
+        "/file PATH  put a text before the next question",
+        "/stats      tokens and memory of the conversation",
+        "/reset      begin a new conversation",
+        "/exit       end, as Ctrl-D does",
+        "/help       this list",
         "Ctrl-C stops an answer. A question that begins with / needs a space before it.",
-        "winnow: error: there is no command /rest; did you mean /reset? Known: /reset, /exit, /help",
-        "winnow: error: there is no command /etc/passwd; Known: /reset, /exit, /help",
+        "winnow: error: there is no command /rest; did you mean /reset? Known: /file, /stats, /reset, /exit, /help",
+        "winnow: error: there is no command /etc/passwd; Known: /file, /stats, /reset, /exit, /help",
     ]
+
+
+@pytest.mark.parametrize(
+    ("recommended", "typed_flags", "sampled", "said"),
+    [
+        ({}, [], (0.7, 0.95, 0.05), True),
+        ({"max_tokens": 9}, ["--top-p", "0.5"], (0.7, 0.5, 0.05), True),
+        ({}, ["--temperature", "0"], (0.0, 0.95, 0.05), False),
+        ({"temperature": 1.0}, [], (1.0, 1.0, 0.0), False),
+        ({"top_k": 20}, [], (1.0, 1.0, 0.0), False),
+    ],
+)
+def test_where_the_model_recommends_nothing_answers_are_sampled_narrowly(
+    typed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    recommended: dict[str, Any],
+    typed_flags: list[str],
+    sampled: tuple[float, float, float],
+    said: bool,
+) -> None:
+    opened: list[FakeLLM] = []
+
+    class Fake(FakeLLM):
+        sampling_defaults = recommended
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            opened.append(self)
+
+    monkeypatch.setattr("winnow.llm.LLM", Fake)
+    for command in (["chat"], ["generate", "ab"]):
+        typed("ab\n")
+        assert main([*command, *typed_flags]) == 0
+        params = opened[-1].params["stream"]
+        assert (params.temperature, params.top_p, params.min_p) == sampled
+        assert capsys.readouterr().err.count("the model recommends no sampling: temperature 0.7") == said
+
+
+def test_a_file_goes_before_the_next_question(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text(f"text {name}\n")
+    typed(f"q\n/stats\n/reset\n/file {tmp_path}/none\n/file {tmp_path}/b\nr\n/reset\ns\n")
+    assert main(["chat", "--file", str(tmp_path / "a")]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == "".join(f"<user>{text}"[::-1] + "\n" for text in ("text a\n\nq", "text b\n\nr", "s"))
+    assert "conversation: 30 of 200 tokens of context" in shown.err
+    assert f"cannot read --file {tmp_path}/none" in shown.err and "6 characters go before" in shown.err
+
+
+def test_a_base_model_is_refused_before_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("winnow.llm.LLM", None)  # whoever opens it fails
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    file = tmp_path / "base.gguf"
+    file.write_bytes(b"GGUF" + bytes(20) + b"tokenizer.ggml.model")
+    for model in (tmp_path, file):
+        assert main(["chat", str(model)]) == 2
+        assert "has no chat template, as base models have none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("errors", ["strict", "surrogateescape"])

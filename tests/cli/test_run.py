@@ -256,9 +256,25 @@ def test_plain_progress_goes_to_standard_error(
     monkeypatch.setattr("winnow.cli.screen.progress.PLAIN_SECONDS", 0.0)
     write_prompts([{"prompt": "ab"}, {"prompt": "cd"}])
     assert run("--progress", "plain") == 0
-    lines = capsys.readouterr().err.splitlines()
+    memory, *lines = capsys.readouterr().err.splitlines()
+    assert memory == "winnow: memory: weights 3.0 MiB + KVs up to 512.0 MiB + about 1.0 GiB for all else"
     assert [line.split(" | ")[0] for line in lines] == [
         f"winnow: {done}/2 done, 0 failed" for done in range(3)
     ]
     assert run("--overwrite", "--progress", "off") == 0
     assert capsys.readouterr().err == ""
+
+
+def test_how_tokens_are_sampled_is_said_where_a_line_leaves_it_out(
+    run: Run, write_prompts: Write, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fake_llm.FakeLLM.sampling_defaults", {})
+    line = {"prompt": "ab", "temperature": 0}
+    for lines, flags, said in (
+        ([line], (), 0),
+        ([line, {"prompt": "c"}], (), 1),
+        ([{"prompt": "c"}], ("--temperature", "0"), 0),
+    ):
+        write_prompts(lines)
+        assert run("--overwrite", *flags) == 0
+        assert capsys.readouterr().err.count("sampling at temperature 1") == said

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,36 +15,45 @@ from winnow.cli.conversation_log import ConversationLog
 from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
+    conversation_defaults,
+    conversation_params,
     engine_options,
+    model_path,
     open_llm,
     sampling_options,
-    say_sampling,
 )
 from winnow.cli.flags.options import add_model_argument
-from winnow.cli.prompt import require_utf8
+from winnow.cli.prompt import read_prompt, require_utf8
 from winnow.cli.screen.banner import engine_lines
-from winnow.errors import UsageError, WinnowError, known_names
-from winnow.sampling import SamplingParams
+from winnow.errors import UnsupportedModelError, UsageError, WinnowError, known_names
+from winnow.resources import resident_bytes
+from winnow.units import format_bytes
 
 DESCRIPTION = """\
 Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
 --session NAME keeps the conversation and resumes it.
-/reset begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
+/file PATH puts a text before the next question, /stats shows what the conversation takes, /reset
+begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
 """
 EPILOG = """\
 examples:
   winnow chat path/to/model
+  winnow chat path/to/model --file article.txt
   winnow chat --session holidays
   winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
   winnow chat --url http://127.0.0.1:8000 --api-key $KEY
 """
 _HELP = """\
-/reset  begin a new conversation
-/exit   end, as Ctrl-D does
-/help   this list
+/file PATH  put a text before the next question
+/stats      tokens and memory of the conversation
+/reset      begin a new conversation
+/exit       end, as Ctrl-D does
+/help       this list
 Ctrl-C stops an answer. A question that begins with / needs a space before it."""
-_COMMANDS = ("/reset", "/exit", "/help")
+_COMMANDS = ("/file", "/stats", "/reset", "/exit", "/help")
+# Metadata stands at the beginning of a GGUF file, and with the largest vocabularies takes less.
+_METADATA_BYTES = 2**26
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 _DEFAULTS = {"max_tokens": 1024}
 
@@ -53,9 +63,11 @@ class Partner(Protocol):
 
     Attributes:
         session: the name of the conversation; None: it has none.
+        num_tokens: of the last answer, and of the prompt before it; None: it did not say.
     """
 
     session: str | None
+    num_tokens: tuple[int, int] | None
 
     def introduction(self) -> list[str]:
         """Return lines that say who it is."""
@@ -63,6 +75,10 @@ class Partner(Protocol):
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         """Yield the pieces of an answer."""
+        ...
+
+    def stats(self) -> list[str]:
+        """Return lines on what it takes; the first has a few words."""
         ...
 
 
@@ -77,6 +93,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="keep the conversation under this name, or resume the one kept under it",
     )
+    parser.add_argument("--file", metavar="FILE", help="put this text before the first question")
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
     add_engine_flags(parser)
@@ -88,6 +105,7 @@ def execute(namespace: argparse.Namespace) -> int:
     typed, options = sampling_options(namespace), engine_options(namespace)
     if namespace.system is not None:
         require_utf8("--system", namespace.system)
+    text = None if namespace.file is None else read_prompt(None, namespace.file)
     with ExitStack() as stack:
         partner: Partner
         if namespace.url is not None:
@@ -96,19 +114,41 @@ def execute(namespace: argparse.Namespace) -> int:
                     f"--{extra[0].replace('_', '-')} is an option of a model here, not of a server"
                 )
             key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
-            partner = _Remote(namespace.url, key, options.get("model"), _DEFAULTS | typed)
+            partner = _Remote(namespace.url, key, options.get("model"), typed)
         else:
+            if options.get("model") is not None:
+                _require_template(model_path(options))
             llm = stack.enter_context(open_llm(options))
-            say_sampling(llm, _DEFAULTS | typed)
-            partner = _Local(llm, typed)
+            partner = _Local(llm, conversation_params(llm, _DEFAULTS, typed))
         log = None if namespace.session is None else ConversationLog(namespace.session)
         partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
-        return _talk(partner, namespace.system, log)
+        return _talk(partner, namespace.system, text, log)
 
 
-def _talk(partner: Partner, system: str | None, log: ConversationLog | None = None) -> int:
+def _require_template(path: Path) -> None:
+    """Refuse a model without a chat template before it is loaded.
+
+    Raises:
+        UnsupportedModelError: it has none.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            found = b"tokenizer.chat_template" in file.read(_METADATA_BYTES)
+    else:
+        found = any(path.glob("*chat_template*")) or any(
+            b"chat_template" in file.read_bytes()
+            for file in path.glob("*.json")
+            if file.name != "tokenizer.json"
+        )
+    if not found:
+        raise UnsupportedModelError(
+            f"model: {path} has no chat template, as base models have none: `winnow generate` continues a text"
+        )
+
+
+def _talk(partner: Partner, system: str | None, document: str | None, log: ConversationLog | None) -> int:
     first = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
     if log is not None and (kept := log.load()):
@@ -131,12 +171,23 @@ def _talk(partner: Partner, system: str | None, log: ConversationLog | None = No
                 log.save(messages)
         elif command == "/help":
             print(_HELP, file=sys.stderr)
+        elif command == "/stats":
+            print(*partner.stats(), sep="\n", file=sys.stderr)
+        elif command.startswith("/file "):
+            try:
+                document = read_prompt(None, command[6:].strip())
+                print(f"winnow: {len(document):,} characters go before the next question", file=sys.stderr)
+            except WinnowError as error:
+                _complain(str(error))
         elif text.startswith("/"):
             _complain(
                 f"there is no command {command.split()[0]}; {known_names(command.split()[0], _COMMANDS)}"
             )
         elif command:
-            failed = not _answer(partner, messages, text) or failed
+            if _answer(partner, messages, text if document is None else f"{document}\n\n{text}"):
+                document = None
+            else:
+                failed = True
             if log is not None:
                 log.save(messages)
 
@@ -153,13 +204,14 @@ def _resume(kept: list[dict[str, str]], system: str | None) -> None:
 
 
 def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> bool:
-    """Show the answer to a question and add both to `messages`; nothing is added where there is none, and False."""
-    answer = ""
+    """Show the answer to a question and add both to `messages`; where there is none, add nothing and return False."""
+    answer, began, first = "", time.monotonic(), None
     try:
         require_utf8("a question", text)
         question = {"role": "user", "content": text}
         with closing(partner.answer([*messages, question])) as pieces:  # type: ignore[type-var]
             for piece in pieces:
+                first = first or time.monotonic()
                 answer += piece
                 print(piece, end="", flush=True)
     except KeyboardInterrupt:
@@ -167,7 +219,12 @@ def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> bool
     except WinnowError as error:
         _complain(str(error))
         return False
-    print()
+    print(flush=True)
+    if first is not None and partner.num_tokens is not None:
+        rate = partner.num_tokens[1] / max(time.monotonic() - first, 1e-3)
+        line = f"{partner.num_tokens[1]} tokens, {rate:.0f} tokens/s, first after {first - began:.2f} s"
+        line = ", ".join((line, *partner.stats()[:1]))
+        print(f"\x1b[90m{line}\x1b[0m" if sys.stderr.isatty() else f"winnow: {line}", file=sys.stderr)
     messages += [question, {"role": "assistant", "content": answer}]
     return True
 
@@ -177,10 +234,10 @@ def _complain(message: str) -> None:
 
 
 class _Local:
-    def __init__(self, llm: Any, typed: dict[str, Any]) -> None:
+    def __init__(self, llm: Any, params: Any) -> None:
         self.session: str | None = None
-        self._llm = llm
-        self._params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
+        self.num_tokens: tuple[int, int] | None = None
+        self._llm, self._params = llm, params
 
     def introduction(self) -> list[str]:
         model = self._llm.config.model.model
@@ -188,20 +245,35 @@ class _Local:
         return engine_lines(self._llm, name)
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
-        shown = 0
+        shown, self.num_tokens = 0, None
         with closing(self._llm.stream_chat(messages, self._params, session_id=self.session)) as outputs:
             for output in outputs:
                 output.raise_for_error()
+                self.num_tokens = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
                 text = output.outputs[0].text
                 yield text[shown:]
                 shown = len(text)
 
+    def stats(self) -> list[str]:
+        stats, took = self._llm.stats(), resident_bytes()
+        now, most, whole = map(
+            format_bytes, (stats.kv_bytes_used, stats.kv_bytes_peak, stats.kv_bytes_budget)
+        )
+        return [
+            *([] if took is None else [f"{format_bytes(took)} of memory"]),
+            f"conversation: {sum(self.num_tokens or (0,))} of {self._llm.max_model_len} tokens of context",
+            f"KV memory: {now} in use, at most {most} so far, of {whole}",
+            f"computed so far: {stats.prompt_tokens} tokens of prompts, {stats.generated_tokens} of answers; "
+            f"{stats.cached_tokens} more of prompts were there already",
+        ]
+
 
 class _Remote:
-    def __init__(self, url: str, key: str | None, model: str | None, params: dict[str, Any]) -> None:
+    def __init__(self, url: str, key: str | None, model: str | None, typed: dict[str, Any]) -> None:
         import httpx
 
         self.session: str | None = None
+        self.num_tokens: tuple[int, int] | None = None
         if not url.startswith(("http://", "https://")):
             raise UsageError(
                 f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"
@@ -216,11 +288,14 @@ class _Remote:
         except (httpx.InvalidURL, ValueError) as error:
             raise UsageError(f"--url must be the address of a server, got {url!r:.80}: {error}") from None
         self._errors = httpx.HTTPError
-        self._body = params | ({} if model is None else {"model": str(model)})
+        self._typed = typed
+        self._body = _DEFAULTS | typed | ({} if model is None else {"model": str(model)})
 
     def introduction(self) -> list[str]:
         try:
             models = self._client.get("/v1/models").json()["data"]
+            recommended = models[0].get("sampling_defaults")  # a server of another kind does not say
+            self._body |= conversation_defaults(recommended) | self._typed
             names = ", ".join(
                 f"{each['id']}, context {each.get('max_model_len', '?')} tokens" for each in models[:1]
             )
@@ -230,7 +305,8 @@ class _Remote:
 
     def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
         session = {} if self.session is None else {"session_id": self.session}
-        body = {**self._body, **session, "messages": messages, "stream": True}
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        body, self.num_tokens = {**self._body, **session, "messages": messages, **usage}, None
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
@@ -242,6 +318,8 @@ class _Remote:
                         chunk = json.loads(line[5:])
                         if "error" in chunk:
                             raise UsageError(chunk["error"]["message"])
+                        if spent := chunk.get("usage"):
+                            self.num_tokens = spent["prompt_tokens"], spent["completion_tokens"]
                         for choice in chunk["choices"]:
                             ended = ended or choice.get("finish_reason") is not None
                             yield choice["delta"].get("content") or ""
@@ -251,6 +329,12 @@ class _Remote:
             raise UsageError(f"the server's answer is no chat of OpenAI's API: {error!r:.80}") from None
         if not ended:
             raise UsageError("the server's answer breaks off, or is no chat of OpenAI's API")
+
+    def stats(self) -> list[str]:
+        return [
+            f"{sum(self.num_tokens or (0,))} tokens of context",
+            f"the server's page: {self._client.base_url}",
+        ]
 
 
 def _message(text: str) -> str:

@@ -9,14 +9,13 @@ from typing import cast
 from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
+    conversation_params,
     engine_options,
     open_llm,
     sampling_options,
-    say_sampling,
 )
 from winnow.cli.prompt import read_prompt
 from winnow.outputs import RequestOutput
-from winnow.sampling import SamplingParams
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
 EPILOG = """\
@@ -56,8 +55,7 @@ def execute(namespace: argparse.Namespace) -> int:
         print(DEMO_NOTE, file=sys.stderr)
         options.setdefault("threads", 1)  # one row of a model this small gains nothing from a second
     with open_llm(options) as llm:
-        params = SamplingParams.from_mapping(_DEFAULTS | dict(llm.sampling_defaults) | typed)
-        say_sampling(llm, _DEFAULTS | typed)
+        params = conversation_params(llm, _DEFAULTS, typed)
         if namespace.chat:
             outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)
         else:

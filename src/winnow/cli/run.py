@@ -24,11 +24,12 @@ from winnow.cli.flags.engine import (
     engine_options,
     model_files,
     open_llm,
+    sampling_note,
     sampling_options,
-    say_sampling,
 )
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt_file import open_prompts
+from winnow.cli.screen.banner import memory_line
 from winnow.cli.screen.meter import Meter
 from winnow.cli.screen.progress import add_progress_flag, open_progress
 from winnow.cli.screen.summary import Forecast, Summary
@@ -323,8 +324,17 @@ def _open_here(plan: _Plan, stack: ExitStack) -> _Engine:
         )
         driver.run(read_lines(plan.prompts.path), on_step)
 
-    say_sampling(llm, plan.defaults)
+    if plan.progress != "off":
+        print(memory_line(llm), file=sys.stderr)
+    if (note := sampling_note(llm, plan.defaults)) is not None and _leaves_sampling_out(plan.prompts.path):
+        print(note, file=sys.stderr)
     return _Engine(run, llm.stats, lambda: forecast.say(llm))
+
+
+def _leaves_sampling_out(path: Path) -> bool:
+    """Return whether some line says no temperature."""
+    with path.open("rb") as lines:
+        return any(b'"temperature"' not in line for line in lines if line.strip())
 
 
 def _open_cluster(plan: _Plan, cluster: _Cluster, stack: ExitStack) -> _Engine:

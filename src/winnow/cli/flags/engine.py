@@ -41,6 +41,8 @@ COMMON = (
     *("max_tokens", "temperature", "top_p", "structured_outputs"),
 )
 """Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
+_SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
+_CONVERSATION: Mapping[str, Any] = MappingProxyType({"temperature": 0.7, "top_p": 0.95, "min_p": 0.05})
 UNFLAGGED = ("seed", "reasoning", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
@@ -216,6 +218,31 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
         return LLM(**options)
 
 
+def conversation_defaults(recommended: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return how a person's questions are sampled: as a model's makers recommend, where they do; None: not known."""
+    if recommended is None or any(name in recommended for name in _SAMPLED_BY):
+        return dict(recommended or {})
+    return {**_CONVERSATION, **recommended}
+
+
+def conversation_params(llm: "LLM", defaults: Mapping[str, Any], typed: Mapping[str, Any]) -> SamplingParams:
+    """Return the parameters of a person's questions; where nobody said how to sample, print how on standard error.
+
+    Args:
+        defaults: the command's own, below the model's and what is typed.
+    """
+    taken = conversation_defaults(llm.sampling_defaults)
+    params = SamplingParams.from_mapping({**defaults, **taken, **typed})
+    if taken.keys() != llm.sampling_defaults.keys() and "temperature" not in typed:
+        most = "the end of the context" if params.max_tokens is None else f"{params.max_tokens} tokens"
+        print(
+            f"winnow: the model recommends no sampling: temperature {params.temperature:g}, top_p {params.top_p:g}, "
+            f"min_p {params.min_p:g}, up to {most} (--temperature 0 takes the most probable token)",
+            file=sys.stderr,
+        )
+    return params
+
+
 def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -> str | None:
     """Return a line that says how tokens are sampled, where neither the model's makers nor the user do; None: they do.
 
@@ -230,13 +257,6 @@ def sampling_note(llm: "LLM", typed: Mapping[str, Any] = MappingProxyType({})) -
         f"winnow: the model recommends no temperature: sampling at temperature {params.temperature:g}, "
         f"top_p {params.top_p:g}, up to {limit} (--temperature 0 takes the most probable token)"
     )
-
-
-def say_sampling(llm: "LLM", typed: Mapping[str, Any]) -> None:
-    """Print `sampling_note` on standard error."""
-    note = sampling_note(llm, typed)
-    if note is not None:
-        print(note, file=sys.stderr, flush=True)
 
 
 def silence_transformers() -> None:

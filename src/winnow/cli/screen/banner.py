@@ -22,7 +22,16 @@ def engine_lines(llm: "LLM", name: str) -> list[str]:
         "winnow: " + ", ".join(f"{what} {which}" for what, which in _implementation(llm).items()),
         f"winnow: KV memory {format_bytes(config.cache.kv_memory)} ({tokens} tokens uncompressed), at most "
         f"{scheduler.max_num_seqs} answers in a batch, {scheduler.max_num_batched_tokens} tokens in a step",
+        memory_line(llm),
     ]
+
+
+def memory_line(llm: "LLM") -> str:
+    """Return what the process will take: weights, KVs at most, and all else."""
+    weights, kvs, rest = (
+        format_bytes(each) for each in (llm.weight_bytes, llm.config.cache.kv_memory, llm.program_bytes)
+    )
+    return f"winnow: memory: weights {weights} + KVs up to {kvs} + about {rest} for all else"
 
 
 def _implementation(llm: "LLM") -> dict[str, str]:
