@@ -10,7 +10,17 @@ SOURCE = Path(__file__).parent.parent / "src" / "winnow"
 # From the ground up. A part imports itself and what stands on lines before its own; parts on one line do not import
 # each other. A part that is listed need not be there yet.
 LAYERS = [
-    ["errors", "_native", "lazy", "progress_bar", "resources", "extras", "digest", "progress"],
+    [
+        "errors",
+        "_native",
+        "lazy",
+        "progress_bar",
+        "resources",
+        "extras",
+        "digest",
+        "progress",
+        "known_accuracy",
+    ],
     ["native", "units", "checks", "json_values", "process_fork"],
     ["tenants", "kv_dtype", "value_tier", "foreign_names", "eviction_request", "session_request"],
     ["vllm_names"],

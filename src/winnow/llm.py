@@ -14,18 +14,20 @@ from torch.nn import Module
 from winnow import vllm_names
 from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
-from winnow.config import EngineConfig
+from winnow.config import AUTO, EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.driver import EngineDriver, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
 from winnow.errors import InvalidRequestError
-from winnow.eviction import resolve_policy
+from winnow.eviction import PRESETS, resolve_policy
 from winnow.eviction.predictor import require_predictor
+from winnow.eviction.resolve import AUTO_COMPRESSION
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
 from winnow.foreign_names import accept_arguments
 from winnow.inspect import Inspection, KeptTokens
+from winnow.known_accuracy import best_known
 from winnow.models import PlainModel, load_plain_model
 from winnow.models.hub import locate_model
 from winnow.options import EngineOptions
@@ -64,7 +66,7 @@ class LLM(EngineClient):
     """
 
     def __init__(self, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> None:
-        self.config = EngineConfig.from_options({"model": model, **options})
+        self.config = _with_known_policy(EngineConfig.from_options({"model": model, **options}))
         require_usable_torch(self.config.model.device)
         set_threads(self.config.model.threads, self.config.model.tensor_parallel_size)
         self._team_wait = TeamWait()
@@ -333,6 +335,19 @@ class LLM(EngineClient):
         request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
         self._driver.submit([request], box)
         return OutputStream(self._driver, box)
+
+
+def _with_known_policy(config: EngineConfig) -> EngineConfig:
+    """Return the options with the policy that keeps most answers on this model, where one is left to us and known."""
+    if config.eviction.compression != AUTO or config.eviction.eviction is not None:
+        return config
+    needs = {name: preset.policy.score for name, preset in PRESETS.items()}
+    cheap = [name for name, score in needs.items() if score.replay is None and score.needs.predictor is None]
+    usual = resolve_policy(config.eviction).name
+    known = best_known(config.model.model, AUTO_COMPRESSION, usual, cheap)
+    if known in (None, usual):
+        return config
+    return replace(config, eviction=replace(config.eviction, eviction=known))
 
 
 def _weight_bytes(model: Module) -> int:

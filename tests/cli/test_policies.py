@@ -62,7 +62,7 @@ def test_those_to_choose_from_are_a_line_each(
     assert list(rows) == list(NOTES) and rows.keys() < PRESETS.keys()
     for name, note in NOTES.items():
         assert all(part in rows[name] for part in note)
-        assert 6 <= len(" ".join(note).split()) <= 18, "about ten words"
+        assert 5 <= len(" ".join(note).split()) <= 16, "about ten words"
     assert "demo model" in rows["leverage"]
     for name, preset in PRESETS.items():
         if name in NOTES:

@@ -12,16 +12,17 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.screen.policy_notes import NOTES
+from winnow.cli.screen.policy_notes import KNOWN_MODEL, NOTES, known_shares
 from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
 from winnow.json_values import json_value
+from winnow.known_accuracy import PAGE
 
 DESCRIPTION = """\
 List the eviction policies that have names, or show one of them in full: those to choose from, what
 each is for, costs and needs, and what share of the full cache's answers it keeps on a real model
-(SmolLM2-135M; docs/results/real.md). --all lists those of papers and baselines too, by their parts.
+(SmolLM2-135M; docs/results/known.md). --all lists those of papers and baselines too, by their parts.
 
 A policy is four choices: the score says how much a KV is worth, the budget who keeps how much,
 keep what may never go, and when says when KVs are taken. Only what differs from the defaults of
@@ -35,8 +36,8 @@ examples:
   winnow policies --json
   winnow run prompts.jsonl -o answers.jsonl --eviction snapkv --compression 8
 """
-CHOICE_FOOTNOTE = """\
-Known: share of the full cache's answers, SmolLM2-135M. docs/which-policy.md says more.
+CHOICE_FOOTNOTE = f"""\
+Known: share of the full cache's answers, {KNOWN_MODEL}, from the worst task to the best ({PAGE}).
 winnow policies --all lists papers' policies too; winnow policies NAME shows one with every field."""
 FOOTNOTE = """\
 A number of KVs is the policy's own budget per row, held to where the user names none.
@@ -85,7 +86,7 @@ def _choices() -> Table:
     for column in ("for", "costs", "needs", "known"):
         table.add_column(column)
     for name, note in NOTES.items():
-        table.add_row(name, *map(Text, note))
+        table.add_row(name, *map(Text, (*note, known_shares(name))))
     return table
 
 
@@ -107,7 +108,8 @@ def _table() -> Table:
 def _pages(name: str, preset: Preset) -> Iterator[Any]:
     yield Text.assemble((name, "bold"), f": {preset.paper}")
     if name in NOTES:
-        yield Text("for {}; costs: {}; needs: {}; on a real model: {}".format(*NOTES[name]))
+        known = known_shares(name)
+        yield Text("for {}; costs: {}; needs: {}; on a real model: {}".format(*NOTES[name], known))
     if preset.kv_budget is not None:
         yield Text(f"{preset.kv_budget} KVs per row where the user names no budget")
     for part in PARTS:

@@ -7,8 +7,8 @@ from typing import Any
 
 from winnow.errors import CapacityError
 from winnow.eviction import resolve_policy
+from winnow.known_accuracy import KnownAccuracy, known_accuracy
 from winnow.plan.deployment import Deployment, Performance
-from winnow.plan.known_accuracy import KnownAccuracy, known_accuracy
 from winnow.plan.occupancy import Request
 from winnow.report.tables import TextTable
 from winnow.units import format_bytes
@@ -62,7 +62,9 @@ class Plan:
         eviction = self.deployment.bound(self.request)
         if self.keeps_all or eviction is None:
             return []
-        return known_accuracy(self.policy, eviction.context_len / max(eviction.budget, 1))
+        policy = resolve_policy(self.deployment.eviction).name  # winnow stands for another
+        compression = eviction.context_len / max(eviction.budget, 1)
+        return known_accuracy(policy, compression, self.deployment.model.name)
 
     @property
     def kv_blocks(self) -> int:
@@ -210,12 +212,12 @@ def _accuracy(plans: Sequence[Plan]) -> TextTable:
         known = plan.accuracy
         for each in known:
             share = f"{each.share:.2f} ± {each.error:.2f}"
-            entry = (share, each.question, f"{each.tasks} tokens", each.model)
+            entry = (share, each.question, each.task, each.model)
             rows[f"{each.policy} {each.compression:g}x", entry] = None
             sources[each.source] = None
         if not known and not plan.keeps_all:
             rows[plan.policy, ("not measured", "", "", "")] = None
-    columns = ("of full", "question", "tasks", "model")
+    columns = ("of full", "question", "task, tokens", "model")
     notes = (
         "Share of the full cache's mean score. Of another model, compression or length it is a hint: `winnow eval` and "
         "`winnow tune` measure.",

@@ -17,9 +17,10 @@ from winnow.batch.journal import OF_REQUESTS
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import require_distinct
 from winnow.cli.loading import LoadingDisplay
-from winnow.config import COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
+from winnow.config import AUTO, COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
 from winnow.foreign_names import ForeignName
+from winnow.known_accuracy import PAGE, lost_tasks
 from winnow.lazy import importing
 from winnow.models.hub import is_repository, locate_model
 from winnow.sampling import SamplingParams
@@ -215,7 +216,32 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
             from winnow.llm import LLM
 
         silence_transformers()
-        return LLM(**options)
+        llm = LLM(**options)
+    for line in [] if quiet else _known_lines(llm):
+        print(line, file=sys.stderr)
+    return llm
+
+
+def _known_lines(llm: "LLM") -> list[str]:
+    """Return what is known of the engine's policy on its model, where that was not asked for or loses a task."""
+    from winnow.eviction import resolve_policy
+
+    eviction, model = llm.config.eviction, llm.config.model.model
+    chosen = resolve_policy(eviction)
+    if chosen.policy.when.never or chosen.compression is None:
+        return []
+    lines = []
+    if eviction.compression == AUTO:
+        lines.append(
+            f"winnow: --compression auto: {chosen.name} at {chosen.compression:g}x where memory is short"
+        )
+    if lost := lost_tasks(model, chosen.name, chosen.compression):
+        tasks = ", ".join(f"{each.share:.2f} of {each.task} at {each.compression:g}x" for each in lost[:3])
+        lines.append(
+            f"winnow: warning: of the full cache's answers {chosen.name} keeps {tasks} on this model ({PAGE}); "
+            "`winnow eval` measures yours"
+        )
+    return lines
 
 
 def conversation_defaults(recommended: Mapping[str, Any] | None) -> dict[str, Any]:

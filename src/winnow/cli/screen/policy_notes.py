@@ -3,6 +3,10 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from winnow.known_accuracy import record, share_range
+
+KNOWN_MODEL = "SmolLM2-135M-Instruct"
+
 
 class PolicyNote(NamedTuple):
     """Some words about a policy.
@@ -11,36 +15,34 @@ class PolicyNote(NamedTuple):
         purpose: the job that it is for.
         costs: what it costs beside the cache.
         needs: what must be there.
-        known: what is measured of it on a real model.
     """
 
     purpose: str
     costs: str
     needs: str
-    known: str
 
 
 NOTES: Mapping[str, PolicyNote] = {
-    "full": PolicyNote("exact answers", "memory alone", "-", "1.00"),
-    "winnow": PolicyNote("one of the next that suits", "as that", "-", "as that"),
-    "winnow-seen": PolicyNote(
-        "questions at the prompt's end", "next to nothing", "the question seen", "0.93 at 8x"
-    ),
-    "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice", "1.03 at 4x"),
-    "kvzip-part": PolicyNote(
-        "the same, in less time", "less than kvzip", "room for 512 more", "not measured"
-    ),
-    "fitted": PolicyNote(
-        "the same, without the replay", "a fit, once a model", "winnow fit MODEL", "not measured"
-    ),
-    "fitted-pd": PolicyNote(
-        "prompts beyond memory too", "a fit, once a model", "winnow fit MODEL", "not measured"
-    ),
-    "snapkv": PolicyNote(
-        "questions at the prompt's end", "next to nothing", "the question seen", "0.43 at 4x"
-    ),
-    "keydiff": PolicyNote("prompts beyond memory, no fit", "next to nothing", "-", "0.26 at 4x"),
-    "streaming": PolicyNote("endless text, only its end", "nothing", "-", "not measured"),
-    "leverage": PolicyNote("the demo model alone", "next to nothing", "-", "0.00 at 8x"),
+    "full": PolicyNote("exact answers", "memory alone", "-"),
+    "winnow": PolicyNote("one of the next that suits", "as that", "-"),
+    "winnow-seen": PolicyNote("questions at the prompt's end", "next to nothing", "the question seen"),
+    "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice"),
+    "kvzip-part": PolicyNote("the same, in less time", "less than kvzip", "room for 512 more"),
+    "fitted": PolicyNote("the same, without the replay", "a fit, once", "winnow fit MODEL"),
+    "fitted-pd": PolicyNote("prompts beyond memory too", "a fit, once", "winnow fit MODEL"),
+    "snapkv": PolicyNote("questions at the prompt's end", "next to nothing", "the question seen"),
+    "keydiff": PolicyNote("prompts beyond memory, no fit", "next to nothing", "-"),
+    "streaming": PolicyNote("endless text, only its end", "nothing", "-"),
+    "leverage": PolicyNote("the demo model alone", "next to nothing", "-"),
 }
-"""Known: shares of the full cache's answers (docs/results/payoff.md, real.md, docs/eviction.md)."""
+
+
+def known_shares(policy: str) -> str:
+    """Return what share of the full cache's answers a policy keeps on `KNOWN_MODEL`, at 8x at most, as text."""
+    if policy in ("full", "winnow"):
+        return "1.00" if policy == "full" else "as that"
+    rows = [each for each in record() if each.policy == policy and each.is_of(KNOWN_MODEL)]
+    rate = max((each.compression for each in rows if each.compression <= 8.0), default=None)
+    if rate is None:
+        return "not measured"
+    return f"{share_range([each for each in rows if each.compression == rate])} at {rate:g}x"
