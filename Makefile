@@ -60,8 +60,8 @@ format: $(READY) ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo: $(READY) ## answer the example prompts with the embedded model
-	$(BIN)/winnow run examples/demo/prompts.jsonl -o runs/demo.jsonl --overwrite --kv-memory 64MiB
+demo: $(READY) ## answer long prompts twice in the same KV memory, whole and compressed, with the embedded model
+	$(BIN)/python examples/demo/compare.py
 
 REAL_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 

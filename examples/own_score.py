@@ -29,15 +29,18 @@ class ValueNorm(Scorer):
         return rows.values().norm(dim=-1)  # [sequences, heads, KVs]
 
 
+# On the command line: winnow run prompts.jsonl -o out.jsonl --eviction examples/own_score.py:MINE --compression 4
+MINE = EvictionPolicy(ValueNorm(), AdaptiveRows(), Keep(sinks=4, recent=16), When(after_prefill=True))
+
+
 def main() -> None:
-    mine = EvictionPolicy(ValueNorm(), AdaptiveRows(), Keep(sinks=4, recent=16), When(after_prefill=True))
     composed = replace(
-        mine, score=ByValueNorm(Window(size=16)), budget=AdaptiveRows(row_floor=0.2, wide_layers=1)
+        MINE, score=ByValueNorm(Window(size=16)), budget=AdaptiveRows(row_floor=0.2, wide_layers=1)
     )
-    facts = [f"The lamp in room {n} is {colour}." for n, colour in enumerate(["red", "green", "blue"] * 60)]
-    prompt = " ".join(facts) + "\nThe lamp in room 100 is"
+    prose = "It rained all morning, and the road to the harbour was empty. The lamps were lit early. " * 30
+    prompt = f"{prose}The color of Maria is green. {prose}\nQuestion: What is the color of Maria?\nAnswer:"
     llm = LLM(kv_memory="64MiB", kv_floor=32)
-    for policy in ("full", "kv-compress", mine, composed):
+    for policy in ("full", "kv-compress", MINE, composed):
         compression = None if policy == "full" else 8
         params = SamplingParams(temperature=0.0, max_tokens=4, eviction=policy, compression=compression)
         [output] = llm.generate(prompt, params)

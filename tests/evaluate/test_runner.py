@@ -297,7 +297,9 @@ def test_a_length_that_the_model_cannot_take_is_named(make_plan: MakePlan) -> No
 
 
 @pytest.mark.parametrize("questions", [1, 2])
-def test_without_a_context_there_is_nothing_to_judge_before_the_question(llm: LLM, questions: int) -> None:
+def test_without_a_context_there_is_nothing_to_judge_before_the_question(
+    llm: LLM, questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = EvaluationPlan(
         "sums",
         OneSample("", questions),
@@ -307,6 +309,11 @@ def test_without_a_context_there_is_nothing_to_judge_before_the_question(llm: LL
     with pytest.raises(EvaluationError, match=r"sample 'one' has no context .*--query aware"):
         evaluate(llm, plan)
     aware = replace(plan, cells=plan_cells(["recent"], amounts_of([2]), ["aware"]))
+    begun: set[str] = set()
+    with pytest.raises(EvaluationError, match=r"scores at most 0\.00 .* nothing can be learnt"):
+        evaluate(llm, aware, on_step=lambda now: begun.add(now.cell))
+    assert begun <= {"full cache", ""}, "no other cell was begun"
+    monkeypatch.setattr("winnow.evaluate.runner.MIN_FULL_SCORE", 0.0)
     assert [len(result.outcomes) for result in evaluate(llm, aware).results] == [questions] * 2
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from winnow import __version__
 from winnow.cli.flags.llama_cpp_flags import llama_cpp_hint
 from winnow.cli.flags.options import merge_model, rare_flags
+from winnow.cli.flags.own_policy import register_own_policies
 from winnow.cli.screen.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import UsageError, WinnowError, known_names
 
@@ -212,5 +213,6 @@ def run_command(parser: Parser, commands: Mapping[str, str], modules: str, argv:
         chosen.error(f"unknown argument {unknown[0]!r}{hint}")
     if sys.stdout is None and namespace.command != "run":
         raise UsageError("cannot write to standard output: it is closed")
+    register_own_policies(namespace)
     code: int = namespace.execute(namespace)
     return code

@@ -34,7 +34,8 @@ class EvictionConfig:
 
     eviction: Any = option(
         None,
-        "what decides which KVs stay: a preset's name (`winnow policies` lists them), or in Python an EvictionPolicy; "
+        "what decides which KVs stay: a preset's name (`winnow policies` lists them), on the command line also "
+        "path.py:name, in Python an EvictionPolicy; "
         "left out: winnow where compression or kv_budget is given, else full",
         parse=str,
         metavar="NAME",

@@ -28,7 +28,7 @@ class Cell:
         preset: a key of `winnow.eviction.PRESETS`, or the name of `own`.
         query: "aware": the policy judges the whole prompt, the question in it; "agnostic": it judges the context before
             the question is seen; None for the full cache, which knows no difference.
-        own: a study's policy, which is no preset.
+        own: policy behind a name that is no preset's.
     """
 
     preset: str
@@ -81,7 +81,7 @@ class EngineNeeds(TypedDict):
 
 
 def plan_cells(
-    presets: Sequence[str],
+    presets: Sequence[str | EvictionPolicy],
     amounts: Iterable[Amount],
     queries: Sequence[str],
     controls: Sequence[str] = (),
@@ -90,7 +90,8 @@ def plan_cells(
     """Return the full cache, then in every query mode every preset at every amount but compression 1, and the
     controls beside them.
 
-    A preset that decides itself how much it keeps gets one cell per query mode, and no controls.
+    A preset that decides itself how much it keeps gets one cell per query mode, and no controls. A policy that is no
+    preset is called as its score's class is, with a number where there are several.
 
     Args:
         own: policies of a study, which `presets` may name too.
@@ -98,11 +99,19 @@ def plan_cells(
     Raises:
         EvaluationError: no such preset or query mode.
     """
-    check_presets([*presets, *controls], [*PRESETS, *own])
+    own = named = dict(own)
+    names = []
+    for each in presets:
+        name = each if isinstance(each, str) else type(each.score).__name__
+        if isinstance(each, EvictionPolicy):
+            name += f" {len(own) + 1}" * (name in own)
+            named[name] = each
+        names.append(name)
+    check_presets([*names, *controls], [*PRESETS, *own])
     for query in queries:
         check_choice("query", query, QUERIES, EvaluationError)
     wanted = list(amounts)
-    chosen = [(preset, amount) for preset in presets for amount in _amounts(preset, wanted, own)]
+    chosen = [(preset, amount) for preset in names for amount in _amounts(preset, wanted, own)]
     used = [amount for _, amount in chosen if amount != OWN_AMOUNT]
     chosen += [(preset, amount) for preset in controls for amount in _amounts(preset, used, own)]
     cells = (Cell(preset, amount, query, own.get(preset)) for query in queries for preset, amount in chosen)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
@@ -16,6 +17,7 @@ from winnow.evaluate.requests import EvalRequest, make_requests, shared_cells
 from winnow.evaluate.result import CellResult, Evaluation, Refusal
 from winnow.evaluate.sample import Sample
 from winnow.evaluate.scoring import outcome_of
+from winnow.evaluate.uninformative import MIN_FULL_SCORE
 from winnow.outputs import EngineStats, RequestOutput
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def evaluate(
 
     Raises:
         EvaluationError: the settings do not suit task or model, the journal is of another evaluation, or no cell can be
-            run.
+            run, or the full cache answers nothing.
         DatasetError: a file of the task is missing or malformed.
     """
     samples = plan.make_samples()
@@ -110,8 +112,28 @@ class _Run:
         self._done = sum(outcome.cell in names for outcome in self.outcomes.values())
 
     def answer_all(self) -> None:
-        """Submit what is missing and step the engine until nothing is left."""
-        requests = self._requests(self._cells)
+        """Submit what is missing and step the engine until nothing is left, the full cache first.
+
+        Raises:
+            EvaluationError: the full cache answers nothing, so that nothing can be learnt of policies.
+        """
+        full = [cell for cell in self._cells if cell.is_full]
+        self._answer(full)
+        others = [cell for cell in self._cells if not cell.is_full]
+        if full and others:
+            scores: dict[str, list[float]] = {}
+            for outcome in self.result(full[0]).outcomes:
+                scores.setdefault(outcome.category, []).append(outcome.score)
+            best = max(map(fmean, scores.values()))
+            if best < MIN_FULL_SCORE:
+                raise EvaluationError(
+                    f"the full cache scores at most {best:.2f} in any category, so that nothing can be learnt of "
+                    f"policies on this model: another task (`winnow eval --help`), or --chat on"
+                )
+        self._answer(others)
+
+    def _answer(self, cells: Sequence[Cell]) -> None:
+        requests = self._requests(cells)
         self._fill(requests)
         self._report_progress()
         while self._in_flight:

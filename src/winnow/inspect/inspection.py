@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from typing import Any, Self
 
 from winnow.engine.requests.new_request import KeptKVs
@@ -158,6 +159,10 @@ class Inspection:
             "at_end": _held_json(self.at_end),
             "report": None if self.report is None else self.report.to_json(),
         }
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame, as notebooks show it."""
+        return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
     def to_html(self) -> str:
         """Return a page to look at: one file that needs nothing but a browser, no network."""
