@@ -42,7 +42,7 @@ def test_the_notebook_runs_and_shows_tables_and_a_page() -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     for cell in cells:
         if cell["cell_type"] == "code":
-            exec("".join(cell["source"]), names)  # noqa: S102: it is ours
+            exec("".join(cell["source"]), names)  # noqa: S102
     tables, page = names["found"]._repr_markdown_(), names["inspection"]._repr_html_()
     assert "| ValueNorm |" in tables and "| kv-compress |" in tables and "| full cache |" in tables
     assert page.startswith("<iframe srcdoc=") and page.count("<") == 2, "the page within is escaped"

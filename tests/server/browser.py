@@ -50,10 +50,12 @@ class Page:
     def open(self, address: str, scheme: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=1200, height=1400, deviceScaleFactor=1, mobile=False
-        )
+        self.set_width(1200)
         self.call("Page.navigate", url=address)
+
+    def set_width(self, width: int) -> None:
+        size = {"width": width, "height": 1400, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
 
     def evaluate(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")

@@ -93,6 +93,9 @@ def test_numbers_move(server: Running) -> None:
     latencies = found[-1]["latencies"]
     assert all(0 < low <= middle <= high for low, middle, high in latencies.values())
     assert any(tenant["bytes"] > 0 for each in found for tenant in each["tenants"])
+    for each in found:
+        assert each["running"] + each["waiting"] == sum(tenant["answers"] for tenant in each["tenants"])
+    assert found[0]["resident_bytes"] > 2**26
 
 
 @pytest.mark.slow
@@ -118,7 +121,12 @@ def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
             eventually(lambda: page.evaluate(cells) > 4, "no layers and heads are shown", 60)
             eventually(lambda: "everybody" in page.text("tenants"), "no tenant is shown", 60)
             assert number(page.text("evicted")) > 0 and page.text("used").endswith("iB")
-            picture = page.screenshot(tmp_path / "page.png")
+            for width in (1280, 768, 390):
+                page.set_width(width)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                wide = "[...document.querySelectorAll('section')].filter(s => s.scrollWidth > s.clientWidth).length"
+                assert page.evaluate(wide) == 0, f"a card's content is wider than the card at {width} px"
+                picture = page.screenshot(tmp_path / f"page-{width}.png")
             assert page.faults == []
     finally:
         stop.set()

@@ -18,6 +18,7 @@ class Tally:
     generated_tokens: int = 0
     cut_off: int = 0
     """Answers that ended at their `max_tokens`, or at the end of the context."""
+    first_error: str | None = None
     scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, record: dict[str, Any]) -> None:
@@ -25,6 +26,9 @@ class Tally:
         self.requests += 1
         if record.get("error") is not None:
             self.failed += 1
+            self.first_error = (
+                self.first_error or f"line {record['error']['line']}: {record['error']['message']}"
+            )
             if isinstance(record.get("reference"), str):
                 self._score(record, 0.0)  # no answer is a wrong one
             return

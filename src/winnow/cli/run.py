@@ -402,7 +402,7 @@ def _identity(prompts: InputFile, options: dict[str, Any], defaults: dict[str, A
 def _exit_code(tally: Tally, output: Path | None) -> int:
     if not tally.failed:
         return 0
-    where = f"see the error records in {'the output' if output is None else output}"
+    where = f"the first, {tally.first_error}; see the error records in {'the output' if output is None else output}"
     if tally.failed == tally.requests:
         print(f"winnow: error: every line failed; {where}", file=sys.stderr)
         return 2

@@ -5,21 +5,28 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from winnow import __version__
+from winnow.engine.residency.occupancy import Occupancy
 from winnow.openai.events import event
+from winnow.outputs import EngineStats, SessionStats
+from winnow.resources import resident_bytes
 from winnow.server.http import EventStream
 from winnow.server.service import Service
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
 
 INTERVAL = 1.0
 """Seconds between two events."""
 MAX_SHOWN = 50
 """Sessions, those used last."""
+_Moment = tuple[EngineStats, list[SessionStats], Occupancy]
 
 
 def add_dashboard_stream(app: FastAPI, service: Service) -> None:
@@ -35,11 +42,14 @@ def add_dashboard_stream(app: FastAPI, service: Service) -> None:
 
 
 async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
-    before, since = await service.stats(), time.monotonic()
+    moment: _Moment = await service.stats(), await service.sessions(tenant), await service.occupancy()
+    before, since = moment[0], time.monotonic() - INTERVAL
     while service.engine.failure is None and not service.ending.is_set():
-        snapshot = await _snapshot(service, tenant)
-        now, stats = time.monotonic(), await service.stats()
-        seconds = max(now - since, 1e-3)
+        with suppress(TimeoutError):  # a step takes long: what was true before it
+            moment = await asyncio.wait_for(service.engine.call(lambda: _read(service.llm, tenant)), INTERVAL)
+        now, stats = time.monotonic(), moment[0]
+        snapshot = _snapshot(service, *moment)
+        seconds = max(now - since, INTERVAL / 2)
         snapshot["generated_per_second"] = (stats.generated_tokens - before.generated_tokens) / seconds
         snapshot["session_per_second"] = (stats.session_tokens - before.session_tokens) / seconds
         snapshot["prompt_per_second"] = (stats.prompt_tokens - before.prompt_tokens) / seconds
@@ -50,19 +60,25 @@ async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
     yield event({"failure": "the engine has failed" if service.engine.failure else "the server has ended"})
 
 
-async def _snapshot(service: Service, tenant: str | None) -> dict[str, Any]:
-    stats = await service.stats()
-    sessions = await service.sessions(tenant)
-    occupancy = await service.occupancy()
+def _read(llm: "LLM", tenant: str | None) -> _Moment:
+    """Return numbers of one moment between two steps."""
+    return llm.stats(), llm.sessions(tenant), llm.occupancy()
+
+
+def _snapshot(
+    service: Service, stats: EngineStats, sessions: list[SessionStats], occupancy: Occupancy
+) -> dict[str, Any]:
     answers = service.engine.by_tenant()
+    running, waiting = (sum(each[place] for each in answers.values()) for place in (0, 1))
     names = sorted({tenant or "" for tenant in answers} | set(occupancy.tenants))
     return {
         "model": service.names[0],
         "version": __version__,
         "draining": service.engine.draining,
-        "running": stats.num_running,
-        "waiting": stats.num_waiting,
+        "running": running,
+        "waiting": waiting,
         "batch_answers": service.engine.background,
+        "resident_bytes": resident_bytes() or 0,
         "kv_bytes_used": stats.kv_bytes_used,
         "kv_bytes_cached": stats.cached_bytes,
         "kv_bytes_peak": stats.kv_bytes_peak,
