@@ -26,7 +26,10 @@ def answers(
 ) -> list[dict[str, object]]:
     prompts, out = tmp_path / f"{name}.prompts.jsonl", tmp_path / f"{name}.jsonl"
     own = {} if context is None else {"context_tokens": context}
-    lines = [json.dumps({"prompt": text + question, "temperature": 0} | own) for question in QUESTIONS]
+    lines = [
+        json.dumps({"prompt": text + question, "temperature": 0, "return_kept": True} | own)
+        for question in QUESTIONS
+    ]
     prompts.write_text("\n".join(lines))
     assert main(["run", str(prompts), "-o", str(out), *WORDS, *words]) == 0
     return [json.loads(line) for line in out.read_text().splitlines()]

@@ -54,7 +54,8 @@ def output(*texts: str, logprobs: bool = False) -> RequestOutput:
 def test_what_eviction_did_is_told() -> None:
     evicted = output("yes")
     evicted.outputs[0].eviction = EvictionReport("snapkv", 8, 20, ((8, 10), (9, 9)), 64, 128, 1, 0.5)
-    assert record({"prompt": "Hi"}, evicted)["eviction"] == {
+    assert "kept" not in record({"prompt": "Hi"}, evicted)["eviction"]
+    assert record({"prompt": "Hi", "return_kept": True}, evicted)["eviction"] == {
         "policy": "snapkv",
         "kv_budget": 8,
         "num_tokens": 20,

@@ -1,6 +1,7 @@
 """`winnow run` from file to file, over an engine without a model."""
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,10 @@ def test_one_bad_line_is_one_error_record(
     codes = [record["error"]["code"] for record in shown[1:4]]
     assert codes == ["invalid_json", "context_length_exceeded", "kv_memory_exceeded"]
     assert shown[2]["id"] == 9
-    assert "winnow: 3 of 5 lines failed; see the error records" in capsys.readouterr().err
+    assert re.search(
+        r"winnow: 3 of 5 lines failed; the first, line 3: .*JSON.*; see the error records",
+        capsys.readouterr().err,
+    )
 
 
 def test_if_every_line_failed_the_run_failed(
@@ -278,3 +282,15 @@ def test_how_tokens_are_sampled_is_said_where_a_line_leaves_it_out(
         write_prompts(lines)
         assert run("--overwrite", *flags) == 0
         assert capsys.readouterr().err.count("sampling at temperature 1") == said
+
+
+def test_a_metric_that_there_is_not_is_refused_before_the_model_is_loaded(
+    run: Run, write_prompts: Write, capsys: pytest.CaptureFixture[str], llms: list[FakeLLM]
+) -> None:
+    write_prompts([{"prompt": "a"}, '{"metric"', {"prompt": "b", "reference": "c", "metric": "bleu"}])
+    assert run() == 2
+    assert (
+        "line 3: metric must be one of exact, rouge-l, qa-f1, match-all, got 'bleu'"
+        in capsys.readouterr().err
+    )
+    assert llms == []

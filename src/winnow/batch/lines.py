@@ -84,7 +84,7 @@ DEFAULT_METRIC = "exact"
 # Those that compare with one reference, and need neither class names nor a package of their own.
 METRICS = (DEFAULT_METRIC, "rouge-l", "qa-f1", "match-all")
 
-_FLAT_CARRIED = ("custom_id", "id", "reference", "category", "metric", "metadata")
+_FLAT_CARRIED = ("custom_id", "id", "reference", "category", "metric", "metadata", "return_kept")
 _BATCH_CARRIED = ("custom_id", "reference", "category", "metric", "metadata")
 
 
@@ -186,6 +186,8 @@ def _carried_keys(endpoint: Endpoint | None) -> tuple[str, ...]:
 
 
 def _check_carried(carried: Mapping[str, Any], endpoint: Endpoint | None) -> None:
+    if not isinstance(carried.get("return_kept", False), bool):
+        raise ApiError("invalid_request", "return_kept must be true or false")
     kinds = (str, int) if endpoint is None else (str,)
     for key in ("custom_id", "id"):
         if not isinstance(carried.get(key, ""), kinds):

@@ -59,7 +59,7 @@ def request_id(line: Job | BadLine) -> str:
 
 def _flat(job: Job, output: RequestOutput) -> Record:
     record: Record = {"index": job.index, **job.carried}
-    answers = [_flat_answer(answer) for answer in output.outputs]
+    answers = [_flat_answer(answer, job.carried.get("return_kept") is True) for answer in output.outputs]
     if len(answers) == 1:
         record |= answers[0]
     else:
@@ -69,7 +69,7 @@ def _flat(job: Job, output: RequestOutput) -> Record:
     return record | {"usage": usage([output])} | _scored(job, output)
 
 
-def _flat_answer(answer: CompletionOutput) -> Record:
+def _flat_answer(answer: CompletionOutput, kept: bool) -> Record:
     record: Record = {
         "text": answer.text,
         "token_ids": list(answer.token_ids),
@@ -78,7 +78,7 @@ def _flat_answer(answer: CompletionOutput) -> Record:
     if answer.stop_reason is not None:
         record["stop_reason"] = answer.stop_reason
     if answer.eviction is not None:
-        record["eviction"] = answer.eviction.to_json()
+        record["eviction"] = answer.eviction.to_json(kept=kept)
     if answer.logprobs is not None:
         record["cumulative_logprob"] = cumulative_logprob(answer)
         record["logprobs"] = _logprobs(answer.token_ids, answer.logprobs)

@@ -19,7 +19,8 @@ class LoadingDisplay:
     A thread writes: imports report nothing, and what reads a file seldom.
 
     Args:
-        name: of the model.
+        name: of the model, or of what else takes long.
+        doing, done: what is said of it meanwhile, and at the end.
         announce: begin with a line at once.
         quiet: say nothing.
         patience, every: seconds before the first line, and between two; None: as a terminal or a file needs it.
@@ -30,12 +31,15 @@ class LoadingDisplay:
         name: str,
         stream: TextIO,
         *,
+        doing: str = "loading",
+        done: str = "loaded",
         announce: bool = False,
         quiet: bool = False,
         patience: float | None = None,
         every: float | None = None,
     ) -> None:
         self._name, self._stream, self._stage = name, stream, ""
+        self._doing, self._done = doing, done
         self._live = stream.isatty()
         self._every = every or (_REDRAW_SECONDS if self._live else PLAIN_SECONDS)
         patience = PATIENCE_SECONDS if patience is None else patience
@@ -46,7 +50,7 @@ class LoadingDisplay:
         self._ended = Event()
         self._writer = None if quiet else Thread(target=self._write, name="winnow-loading", daemon=True)
         if announce:
-            self._print(f"loading {name}")
+            self._print(f"{doing} {name}")
 
     def __enter__(self) -> Self:
         self._listening.__enter__()
@@ -66,7 +70,7 @@ class LoadingDisplay:
         if self._live:
             print("\r\x1b[K", end="", file=self._stream, flush=True)
         if error is None:
-            self._print(f"loaded {self._name} in {time.monotonic() - self._start:.1f} s")
+            self._print(f"{self._done} {self._name} in {time.monotonic() - self._start:.1f} s")
 
     def _hear(self, stage: str, done: int, total: int) -> None:
         self._stage = f": {stage}" + (f" {100 * done // total} %" if total > 1 else "")
@@ -75,7 +79,7 @@ class LoadingDisplay:
         wait = self._patience
         while not self._ended.wait(wait):
             self._shown, wait = True, self._every
-            line = f"loading {self._name}{self._stage}, {time.monotonic() - self._start:.0f} s"
+            line = f"{self._doing} {self._name}{self._stage}, {time.monotonic() - self._start:.0f} s"
             if self._live:
                 print(f"\r\x1b[Kwinnow: {line}", end="", file=self._stream, flush=True)
             else:

@@ -9,6 +9,7 @@ import difflib
 import errno
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -125,11 +126,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code(lambda: _dispatch(argv))
     # Nothing here computes with numpy's threads, which spin for 0.1 s once they are started; for 2^16 cycles at most.
     os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "16")
+    warnings.showwarning = _show_warning
     # What is registered first is called last, when everything else has ended.
     codes: list[int] = []
     atexit.register(_leave, codes)
     codes.append(exit_code(lambda: _dispatch(sys.argv[1:])))
     return codes[0]
+
+
+def _show_warning(message: Warning | str, *_: object) -> None:
+    """Print a warning in one line, without the place in the code that it came from."""
+    print("winnow: warning:", " ".join(str(message).split()), file=sys.stderr)
 
 
 def _leave(codes: Sequence[int]) -> None:

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from winnow.cli.flags.engine import add_engine_flags, check_written, engine_options, open_llm
+from winnow.cli.loading import LoadingDisplay
 from winnow.cli.prompt import read_prompt
 from winnow.config import PREFIX_DISK
 from winnow.errors import UsageError
@@ -70,7 +71,9 @@ def execute(namespace: argparse.Namespace) -> int:
         token_ids = document_tokens(llm.tokenizer, text, chat=namespace.chat)
         if not token_ids:
             raise UsageError("DOC must hold at least 1 token")
-        path = llm.save_prefix(token_ids, out, tenant=namespace.tenant)
+        name = f"{len(token_ids)} tokens"
+        with LoadingDisplay(name, sys.stderr, doing="compressing", done="compressed", every=2.0):
+            path = llm.save_prefix(token_ids, out, tenant=namespace.tenant)
         whole, saved = llm.kv_bytes(len(token_ids)), path.stat().st_size
     print(f"{path}: {len(token_ids)} tokens in {format_bytes(saved)}; uncompressed {format_bytes(whole)}")
     print("prompts that begin with them start from it under the same policy and amount", file=sys.stderr)

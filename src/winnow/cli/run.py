@@ -1,9 +1,10 @@
 """`winnow run`: a file of prompts in, a file of answers out."""
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from winnow.batch.driver import MAX_EARLY, Driver, served_name
 from winnow.batch.journal import SHARD, Checkpoint, journal_path, read_checkpoint
+from winnow.batch.lines import DEFAULT_METRIC, METRICS
 from winnow.batch.reader import WHOLE, InputFile, Shard, read_lines
 from winnow.batch.stream import OrderedWriter, StreamWriter
 from winnow.batch.tally import Tally
@@ -57,7 +59,8 @@ A line of the input is a JSON object in one of these forms; blank lines are skip
 Sampling parameters may stand in each line; the flags below serve lines that do not say.
 So may "tenant", a name of --tenants or another, on whose account the line runs, and "priority", an
 integer: the greater is served first (in an OpenAI body the smaller, as in vLLM).
-With "reference" (and "category", "metric": exact, rouge-l, qa-f1 or match-all) in the lines, answers are scored.
+With "reference" (and "category", "metric": exact, rouge-l, qa-f1 or match-all) in the lines, answers are scored;
+with "return_kept": true the KVs kept are told by layer and head.
 
 Results reach the disk as they finish. A run that was interrupted, even killed, is resumed by
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output
@@ -227,6 +230,7 @@ def _check(
     if len(prompts.repeated) > MAX_REPEATED:
         more = len(prompts.repeated) - MAX_REPEATED
         print(f"winnow: warning: so have {more} more lines and earlier ones", file=sys.stderr)
+    _check_metrics(prompts.path)
     identity = _identity(prompts, options, defaults)
     shard = Shard.parse(namespace.shard)
     if shard != WHOLE:
@@ -329,6 +333,23 @@ def _open_here(plan: _Plan, stack: ExitStack) -> _Engine:
     if (note := sampling_note(llm, plan.defaults)) is not None and _leaves_sampling_out(plan.prompts.path):
         print(note, file=sys.stderr)
     return _Engine(run, llm.stats, lambda: forecast.say(llm))
+
+
+def _check_metrics(path: Path) -> None:
+    """Refuse metrics that there are not, before the model takes its time.
+
+    Raises:
+        UsageError: names the line.
+    """
+    for raw in read_lines(path):
+        metric = DEFAULT_METRIC
+        if raw.data is not None and b'"metric"' in raw.data:
+            with suppress(ValueError, AttributeError):  # lines that are no objects become error records
+                metric = json.loads(raw.data).get("metric", metric)
+        if metric not in METRICS:
+            raise UsageError(
+                f"line {raw.number}: metric must be one of {', '.join(METRICS)}, got {metric!r:.80}"
+            )
 
 
 def _leaves_sampling_out(path: Path) -> bool:
