@@ -200,12 +200,25 @@ def chart(report: Report) -> "Figure | None":
                 label,
                 [row["median"] for row in rows],
                 [100 * statistics.fmean(row["scores"]) for row in rows],
+                [100 * _standard_error(row["scores"]) for row in rows],
             )
             for label, rows in lines.items()
         ]
         x = Axis("output tokens per second, KV memory for two sequences", "log")
-        panels.append(Panel(work["model"], x, Axis("right answers, %", low=0, high=100), found))
+        panels.append(
+            Panel(_finding(work), x, Axis("right answers, % (bars: standard error)", low=0, high=100), found)
+        )
     return line_chart(panels) if panels else None
+
+
+def _finding(work: Report) -> str:
+    """What the picture shows: the policy at 8x beside the full cache."""
+    full, ours = _full(work), _row(work, "winnow", "winnow-seen 8x")
+    if full is None or ours is None:
+        return str(work["model"])
+    right, before = (100 * statistics.fmean(row["scores"]) for row in (ours, full))
+    gain = f"{ours['median'] / full['median']:.1f} times the\ntokens per second"
+    return f"{work['model']}: 8x fewer KVs, {gain}, {right:.0f} % right for {before:.0f} %"
 
 
 def _work(report: Report, model: str, name: str) -> Report | None:

@@ -76,6 +76,19 @@ def test_the_full_cache_stands_beside_a_policy_with_what_is_known_of_its_accurac
     assert "not measured" in capsys.readouterr().out
 
 
+def test_prompts_bind_where_they_take_longest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plan.json"
+    line = ("plan", "llama-3-8b", "--gpu", "H100", "--context", "4096", "--batch", "32", "--json", str(file))
+    for new_tokens, binds in (("16", "prompts: compute"), ("2048", "max_num_seqs")):
+        assert run(*line, "--new-tokens", new_tokens, "--eviction", "kvzip", "--compression", "4") == 0
+        full, kvzip = json.loads(file.read_text())["plans"]
+        assert full["binds"] == binds
+        ratio = kvzip["performance"]["output_rate"] / full["performance"]["output_rate"]
+        shown = capsys.readouterr().out
+        assert "to the full cache's" in shown and f"{ratio:.2f}x" in shown
+        assert (ratio < 0.6) is (new_tokens == "16"), "the replay halves what short answers get"
+
+
 def test_a_batch_is_what_the_scheduler_lets_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.json"
     line = ("plan", "llama-3-8b", "--gpu", "H100", "--context", "512", "--json", str(file))

@@ -157,18 +157,29 @@ def plan_of(
 
 
 def binds(plan: Plan) -> str:
-    """Return what limits throughput: memory or `max_num_seqs`, if a larger batch would pay, else a step's bound."""
+    """Return what limits throughput: memory or `max_num_seqs`, if a larger batch would pay, else what takes longest."""
     if not plan.largest_batch:
         return "memory"
     assert plan.performance is not None, "a batch fits"
     most = plan.deployment.scheduler.max_num_seqs
+    prompts, steps = _phases(plan)
+    step = plan.performance.binds if steps >= prompts else f"prompts: {plan.performance.prefill_binds}"
     if plan.batch < min(plan.largest_batch, most):
-        return plan.performance.binds
+        return step
     larger = plan.deployment.performance(plan.request, 2 * plan.batch)
     gains = larger.output_rate > 1.1 * plan.performance.output_rate
     if not gains:
-        return plan.performance.binds
+        return step
     return "memory" if plan.batch >= plan.largest_batch else "max_num_seqs"
+
+
+def _phases(plan: Plan) -> tuple[float, float]:
+    """Return seconds in which the batch computes its prompts, and those in which it decodes its answers."""
+    assert plan.performance is not None, "a batch fits"
+    return (
+        plan.batch * plan.performance.prefill_seconds,
+        plan.request.new_tokens * plan.performance.step_seconds,
+    )
 
 
 def kv_pressure(plan: Plan) -> str:
@@ -176,9 +187,7 @@ def kv_pressure(plan: Plan) -> str:
     share = plan.batch / plan.largest_batch if plan.largest_batch else float("inf")
     if share >= 1.0:
         return "critical"
-    assert plan.performance is not None, "the batch fits"
-    decode = plan.request.new_tokens * plan.performance.step_seconds
-    prompts = plan.batch * plan.performance.prefill_seconds
+    prompts, decode = _phases(plan)
     if share < _LITTLE or decode < _LITTLE * prompts:
         return "low"
     return "medium" if share < _MUCH else "high"
@@ -282,6 +291,18 @@ def _limits(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     )
 
 
+def _beside_full(plans: Sequence[Plan]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return tokens per second as parts of the full cache's on the same device, which a replay may halve."""
+    full = {p.deployment.hardware.name: p.performance for p in plans if p.keeps_all}
+    ratios = [
+        ""
+        if p.performance is None or f is None or not f.output_rate
+        else f"{p.performance.output_rate / f.output_rate:.2f}x"
+        for p, f in ((p, full.get(p.deployment.hardware.name)) for p in plans)
+    ]
+    return [] if all(p.keeps_all for p in plans) else [("  to the full cache's", tuple(ratios))]
+
+
 def _speed(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
         return name, tuple("" if p.performance is None else read(p.performance) for p in plans)
@@ -292,7 +313,12 @@ def _speed(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
             "prompt, its replay included, s" if replays else "prompt, s", lambda p: f"{p.prefill_seconds:.3f}"
         ),
         row("step, ms", lambda p: f"{p.step_seconds * 1e3:.2f}"),
+        (
+            "the batch's prompts and its steps, s",
+            tuple("" if p.performance is None else "{:.1f} + {:.1f}".format(*_phases(p)) for p in plans),
+        ),
         row("new tokens/s", lambda p: f"{p.output_rate:.1f}"),
+        *_beside_full(plans),
         row("a step waits for", lambda p: p.binds),
         row("a prompt waits for", lambda p: p.prefill_binds),
         ("throughput is bound by", tuple(binds(plan) for plan in plans)),

@@ -26,11 +26,12 @@ _MANY_POINTS = 40
 
 @dataclass(frozen=True)
 class Line:
-    """Points that belong together. `reference` lines are grey and dashed: limits, and what is compared with."""
+    """Points that belong together; `errors` are standard errors of y. `reference` lines, such as limits, are grey."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    errors: Sequence[float] = ()
     reference: bool = False
 
 
@@ -79,7 +80,8 @@ def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "F
             look = {"color": "grey", "linestyle": ":"} if line.reference else dict(looks[line.label])
             if len(line.x) > _MANY_POINTS:
                 look.pop("marker", None)
-            axes.plot(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **look)
+            bars = {"yerr": line.errors, "elinewidth": 0.7, "capsize": 2} if line.errors else {}
+            axes.errorbar(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **bars, **look)
         axes.set_title(panel.title, fontsize="medium")
         _set_axis(axes, "x", panel.x)
         _set_axis(axes, "y", panel.y)
@@ -149,12 +151,16 @@ def _set_axis(axes: Any, side: Literal["x", "y"], axis: Axis) -> None:
     axes.set(**{f"{side}label": axis.label})
     if axis.ticks:
         getattr(axes, f"set_{side}ticks")(range(len(axis.ticks)), axis.ticks, rotation=20)
-    if axis.scale == "log2":
-        from matplotlib.ticker import FuncFormatter
-
-        getattr(axes, f"set_{side}scale")("log", base=2)
-        getattr(axes, f"{side}axis").set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    else:
+    if axis.scale == "linear":
         axes.set(**{f"{side}scale": axis.scale})
+    else:
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+        base, ticks = (2, (1.0,)) if axis.scale == "log2" else (10, (1.0, 2.0, 5.0))
+        getattr(axes, f"set_{side}scale")("log", base=base)
+        shown = getattr(axes, f"{side}axis")
+        shown.set_major_locator(LogLocator(base=base, subs=ticks))
+        shown.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        shown.set_minor_formatter(NullFormatter())
     if axis.low is not None or axis.high is not None:
         axes.set(**{f"{side}lim": (axis.low, axis.high)})
