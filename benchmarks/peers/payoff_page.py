@@ -200,7 +200,7 @@ def chart(report: Report) -> "Figure | None":
                 label,
                 [row["median"] for row in rows],
                 [100 * statistics.fmean(row["scores"]) for row in rows],
-                [100 * _standard_error(row["scores"]) for row in rows],
+                errors=[100 * _standard_error(row["scores"]) for row in rows],
             )
             for label, rows in lines.items()
         ]

@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return codes[0]
 
 
-def _show_warning(message: Warning | str, *_: object) -> None:
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning in one line, without the place in the code that it came from."""
     print("winnow: warning:", " ".join(str(message).split()), file=sys.stderr)
 

@@ -31,8 +31,8 @@ class Line:
     label: str
     x: Sequence[float]
     y: Sequence[float]
-    errors: Sequence[float] = ()
     reference: bool = False
+    errors: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "F
             look = {"color": "grey", "linestyle": ":"} if line.reference else dict(looks[line.label])
             if len(line.x) > _MANY_POINTS:
                 look.pop("marker", None)
-            bars = {"yerr": line.errors, "elinewidth": 0.7, "capsize": 2} if line.errors else {}
+            bars: dict[str, Any] = (
+                {"yerr": line.errors, "elinewidth": 0.7, "capsize": 2} if line.errors else {}
+            )
             axes.errorbar(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **bars, **look)
         axes.set_title(panel.title, fontsize="medium")
         _set_axis(axes, "x", panel.x)
