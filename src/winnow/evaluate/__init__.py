@@ -1,4 +1,4 @@
-"""How good: tasks with right answers, run under policies beside the full cache."""
+"""Evaluation: tasks with right answers, run under policies beside the full cache."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,10 +34,11 @@ def evaluate(
     from winnow.evaluate import runner
     from winnow.evaluate.cell import amounts_of, plan_cells
     from winnow.evaluate.plan import EvaluationPlan
+    from winnow.evaluate.result_tables import ShownEvaluation
     from winnow.evaluate.settings import settings_for
     from winnow.evaluate.tasks import load_task
 
     rates = compression if isinstance(compression, Sequence) else [compression]
     cells = plan_cells(policies, amounts_of(rates), [query], controls)
     plan = EvaluationPlan(task, load_task(task), settings_for(llm, **settings), cells, tuple(controls))
-    return runner.evaluate(llm, plan)
+    return ShownEvaluation(**vars(runner.evaluate(llm, plan)))

@@ -124,12 +124,6 @@ class Evaluation:
         scores = (result.score(name) for name in self.categories)
         return _mean(score for score in scores if score is not None)
 
-    def _repr_markdown_(self) -> str:
-        """Return the tables, as notebooks show them."""
-        from winnow.evaluate.result_tables import all_tables
-
-        return "\n".join(line for table in all_tables(self) for line in table.markdown())
-
     def to_json(self) -> dict[str, Any]:
         """Return every number, and what follows from them."""
         return {

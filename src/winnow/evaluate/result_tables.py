@@ -97,6 +97,13 @@ def length_table(evaluation: Evaluation, query: str) -> TextTable:
     )
 
 
+class ShownEvaluation(Evaluation):
+    """Evaluation that a notebook shows as its tables."""
+
+    def _repr_markdown_(self) -> str:
+        return "\n".join(line for table in all_tables(self) for line in table.markdown())
+
+
 def all_tables(evaluation: Evaluation) -> list[TextTable]:
     """Return every table: for each query mode the means, then lengths, then categories."""
     tables = []
