@@ -48,6 +48,7 @@ def save_gguf(
     values: dict[str, int | float | str] | None = None,
     extra: dict[str, np.ndarray[Any, Any]] | None = None,
     tokenizer: str | None = "gpt-2",
+    last: tuple[tuple[str, int], ...] = (),
 ) -> Path:
     """Write `model` to `path`.
 
@@ -56,6 +57,7 @@ def save_gguf(
         values: more metadata.
         extra: more tensors.
         tokenizer: by what rule of llama.cpp's it cuts text; None: there is none.
+        last: texts and types in place of those of the last tokens.
     """
     writer = GGUFWriter(path, architecture)
     writer.add_name("tiny")
@@ -65,7 +67,7 @@ def save_gguf(
         kinds = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32}
         kinds[type(value)](name, value)
     if tokenizer is not None:
-        _add_tokenizer(writer, tokenizer)
+        _add_tokenizer(writer, tokenizer, last)
     for name, weight in model.state_dict().items():
         _add_tensor(writer, tensor_name(name), in_llama_cpp_order(name, weight.numpy(), SHAPE), kind)
     for name, array in (extra or {}).items():
@@ -77,16 +79,22 @@ def save_gguf(
     return path
 
 
-def _add_tokenizer(writer: GGUFWriter, rule: str) -> None:
+def _add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], ...]) -> None:
     tokenizer = byte_level()
     described = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     special = set(tokenizer.all_special_ids)
     vocab = sorted(described["vocab"], key=described["vocab"].__getitem__)
+    types = [_CONTROL if index in special else _NORMAL for index in range(len(vocab))]
+    if last:
+        vocab[-len(last) :], types[-len(last) :] = (list(each) for each in zip(*last, strict=True))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(rule)
     writer.add_token_list(vocab)
-    writer.add_token_types([_CONTROL if index in special else _NORMAL for index in range(len(vocab))])
-    writer.add_token_merges([" ".join(merge) for merge in described["merges"]])
+    writer.add_token_types(types)
+    known = set(vocab)
+    writer.add_token_merges(
+        [" ".join(merge) for merge in described["merges"] if {*merge, "".join(merge)} <= known]
+    )
     # transformers 5.17 reads no tokenizer without a first token, also where none is put in front.
     writer.add_bos_token_id(tokenizer.convert_tokens_to_ids(UNKNOWN))
     writer.add_eos_token_id(tokenizer.convert_tokens_to_ids(EOS))

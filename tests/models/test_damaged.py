@@ -156,6 +156,60 @@ def test_one_error_names_the_directory(damage: str, model: Path) -> None:
         assert f"model: cannot load {model}: " in str(caught.value)
 
 
+def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        [file] = path.glob("*.safetensors")
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file, {"format": "pt"})
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (
+            weights(lambda held: held.update({"model.layers.0.self_attn.q_proj.bias": torch.ones(32)})),
+            "q_proj.bias",
+        ),
+        (
+            weights(lambda held: held.update({"model.layers.0.mlp.up_proj.weight_scale": torch.ones(1)})),
+            "weight_scale",
+        ),
+        (
+            weights(lambda held: held.update({"model.layers.0.mlp.up_proj.lora_A.weight": torch.ones(1)})),
+            "lora_A",
+        ),
+        (config(num_hidden_layers=1), r"layers\.1\."),
+        (
+            weights(lambda held: held.update({"model.norm.weight": torch.ones(7)})),
+            r"model.norm.weight is of shape \[7\]",
+        ),
+        (config(hidden_act="nonesuch"), "no hidden_act 'nonesuch'"),
+    ],
+)
+def test_what_a_model_leaves_out_is_named(damage: Callable[[Path], None], named: str, model: Path) -> None:
+    damage(model)
+    for load in (load_model, load_plain_model):
+        with pytest.raises(UnsupportedModelError, match=named):
+            load(ModelConfig(model))
+
+
+def test_tensors_that_change_nothing_may_stay(model: Path) -> None:
+    weights(
+        lambda held: held.update(
+            {
+                "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4),
+                "model.layers.0.self_attn.q_proj.bias": torch.zeros(32),
+                "model.layers.0.self_attn.k_proj.k_scale": torch.ones(1),
+                "mtp.layers.0.weight": torch.ones(2),
+            }
+        )
+    )(model)
+    load_plain_model(ModelConfig(model))
+
+
 @pytest.mark.parametrize("damage", ["git-lfs pointer", "broken config", "broken tokenizer", "missing shard"])
 def test_every_command_says_it_in_one_line(
     damage: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from tiny_llama import save_tiny_llama
 from tokenizer_kinds import BYTE_LEVEL
+from transformers import PretrainedConfig
 
 from winnow import LLM, SamplingParams
+from winnow.models.published import ModelDirectory
 
 TOLD, OWN = 1, 2  # the configuration's end token, and the tokenizer's
 OPTIONS: dict[str, Any] = {"kv_memory": "1MiB", "max_model_len": 128}
@@ -79,6 +81,21 @@ def test_a_special_tokens_text_is_a_stop_string(fine_tune: Path, engine: str) ->
     assert [answer.stop_reason for answer in answers] == [own, own, own, own, own + own]
     assert [len(answer.token_ids) for answer in answers] == [1, 1, 1, 4, 2]
     assert {answer.finish_reason for answer in answers} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"), [(0, {0}), ([0], {0}), ([0, 5], {0, 5}), (5, {5}), (None, {TOLD}), ([], {TOLD})]
+)
+def test_token_0_is_a_token(said: Any, ends: set[int], fine_tune: Path) -> None:
+    """generation_config.json comes before config.json wherever it says something, 0 as well."""
+    file = fine_tune / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": said}))
+    try:
+        config = PretrainedConfig(eos_token_id=TOLD)
+        assert set(ModelDirectory(fine_tune).end_tokens(config)) == ends
+    finally:
+        file.unlink()
+    assert ModelDirectory(fine_tune).end_tokens(PretrainedConfig(eos_token_id=0)) == [0]
 
 
 def test_an_end_token_that_the_model_cannot_say(tmp_path: Path) -> None:

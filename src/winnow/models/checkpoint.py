@@ -1,6 +1,7 @@
 """A model as it was published, by transformers: safetensors or GGUF, no code from its files, no network."""
 
 import inspect
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -191,8 +192,26 @@ def _load_weights(
     dtype = _dtype(config.dtype, model_config, device)
     if path.is_file() and config.weight_dtype == "q8_0":
         dtype = torch.float32  # blocks of a GGUF file stay as they are; see `round_beside_blocks`
-    model = _make_model(path, published, model_config, config, dtype, device, attention).to(device)
+    try:
+        model = _make_model(path, published, model_config, config, dtype, device, attention).to(device)
+    except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation
+        field = _field_of(error.args[0], model_config.get_text_config().to_dict())
+        if field is None:
+            raise
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: transformers knows no {field} {error.args[0]!r}, named in its configuration"
+        ) from error
     return model.eval().requires_grad_(False)
+
+
+def _field_of(value: object, fields: Mapping[str, Any]) -> str | None:
+    """Return which field of a configuration has a value."""
+    for name, found in fields.items():
+        if found == value:
+            return name
+        if isinstance(found, Mapping) and (inner := _field_of(value, found)) is not None:
+            return f"{name}.{inner}"
+    return None
 
 
 def _make_model(
@@ -220,6 +239,11 @@ def _make_model(
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # transformers would refuse them without a name
+        )
+    for name, held, wanted in sorted(found["mismatched_keys"]):
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: {name} is of shape {list(held)}, and by its configuration of {list(wanted)}"
         )
     if found["missing_keys"]:
         missing = sorted(found["missing_keys"])
@@ -227,7 +251,7 @@ def _make_model(
             f"model: cannot load {path}: it lacks {len(missing)} of {type(model).__name__}'s weights, "
             f"such as {missing[0]}"
         )
-    published.check_weights(model)
+    published.check_weights(model, found["unexpected_keys"])
     return model
 
 

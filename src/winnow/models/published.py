@@ -1,13 +1,17 @@
 """A model as it was published: what its files say, behind one face for a directory and for a GGUF file."""
 
+import re
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from safetensors import safe_open
+
 from winnow.errors import UnsupportedModelError
 from winnow.models.generation import GENERATION
 from winnow.models.json_files import read_object
-from winnow.models.tokens import load_tokenizer
+from winnow.models.tokens import load_tokenizer, token_list
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -28,8 +32,8 @@ class Published(Protocol):
     def reading(self) -> AbstractContextManager[object]:
         """Catch errors around `from_pretrained`."""
 
-    def check_weights(self, model: "PreTrainedModel") -> None:
-        """Refuse a model that left some of the weights out which the files hold."""
+    def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
+        """Refuse a model that left some of the weights out which the files hold: `left_out`, as transformers says."""
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """Return the tokenizer, with its chat template; None where there is none."""
@@ -49,6 +53,14 @@ def open_published(path: Path) -> Published:
     from winnow.models.gguf.file import GgufFile
 
     return GgufFile.open(path)
+
+
+# Tensors that a class may have no use for: tables that follow from the configuration, scales of a KV cache and of
+# activations in 8 bits, which Winnow stores by scales of its own, further heads, and what reads pictures and sound.
+_CHANGES_NOTHING = re.compile(
+    r"inv_freq$|(cos|sin)_cached$|position_ids$|att(entio)?n\.(masked_)?bias$|[._](k|v|kv|q|prob|input|output)_scale$"
+    r"|^(model\.)?(mtp|v_head|vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_(vision|audio))\."
+)
 
 
 class ModelDirectory:
@@ -79,15 +91,25 @@ class ModelDirectory:
     def reading(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def check_weights(self, model: "PreTrainedModel") -> None:
-        pass
+    def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
+        unused = sorted(name for name in left_out if not _CHANGES_NOTHING.search(name))
+        zeros = set[str]()
+        for file in self.path.glob("*.safetensors") if unused else ():
+            with safe_open(file, framework="pt") as tensors:
+                held = [name for name in unused if name.endswith(".bias") and name in tensors.keys()]  # noqa: SIM118
+                zeros |= {name for name in held if not tensors.get_tensor(name).any()}
+        if unused := [name for name in unused if name not in zeros]:
+            raise UnsupportedModelError(
+                f"model: cannot load {self.path}: {type(model).__name__} makes no use of {len(unused)} of its tensors, "
+                f"such as {unused[0]}, and would answer wrong: its config.json leaves out what they are for"
+            )
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
         return load_tokenizer(self.path)
 
     def end_tokens(self, config: "PretrainedConfig") -> list[int]:
         """Return the end tokens by generation_config.json, else by config.json."""
-        eos = getattr(config.get_text_config(), "eos_token_id", None)
-        if (self.path / GENERATION).exists():
-            eos = read_object(self.path / GENERATION).get("eos_token_id", eos) or eos
-        return [eos] if isinstance(eos, int) else eos or []
+        values = read_object(self.path / GENERATION) if (self.path / GENERATION).exists() else {}
+        return token_list(values.get("eos_token_id")) or token_list(
+            getattr(config.get_text_config(), "eos_token_id", None)
+        )

@@ -52,6 +52,11 @@ def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
     return name if _is_tokenizer(found) and type(tokenizer) is found else None
 
 
+def token_list(value: int | list[int] | None) -> list[int]:
+    """Return what a configuration says of a token: one id, 0 as well, or several; None is none."""
+    return [] if value is None else [value] if isinstance(value, int) else value
+
+
 def end_tokens(
     declared: Iterable[int], tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int
 ) -> frozenset[int]:

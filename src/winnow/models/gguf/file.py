@@ -2,6 +2,7 @@
 
 import struct
 from collections import Counter
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from math import prod
@@ -129,7 +130,7 @@ class GgufFile:
 
         return reading(self._header)
 
-    def check_weights(self, model: "PreTrainedModel") -> None:
+    def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
         """Refuse tensors that transformers' reader would skip.
 
         It passes over tensors that it has no name for, such as factors of rotary positions.
@@ -137,7 +138,9 @@ class GgufFile:
         held = sum(prod(tensor.shape) for tensor in self._header.tensors)
         taken = sum(parameter.numel() for parameter in model.parameters())
         if held > taken:
-            strange = [each.name for each in self._header.tensors if each.name.startswith("rope_")]
+            strange = [each.name for each in self._header.tensors if each.name.startswith("rope_")] or sorted(
+                left_out
+            )
             raise _refused(
                 self.path,
                 f"transformers' reader takes {taken} of the {held} numbers in its tensors"
@@ -156,12 +159,11 @@ class GgufFile:
             raise _refused(self.path, f"its tokenizer is not usable: {first_line(error)}") from error
 
     def end_tokens(self, config: PretrainedConfig) -> list[int]:
-        ends_named = getattr(config.get_text_config(), "eos_token_id", None) or []
+        from winnow.models.gguf.tokenizer import turn_ends
+
+        # Not the configuration's: the class's default stands there, which may be any token of this file.
         ends = (self._values.get(f"tokenizer.ggml.{name}") for name in _ENDS)
-        return [
-            *([ends_named] if isinstance(ends_named, int) else ends_named),
-            *(end for end in ends if end is not None),
-        ]
+        return [*(end for end in ends if end is not None), *turn_ends(self._values)]
 
     @property
     def _file(self) -> str:

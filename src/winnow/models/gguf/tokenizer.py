@@ -1,5 +1,6 @@
 """The tokenizer in a GGUF file: transformers' reading of it, and what that leaves out."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,36 @@ _WHOLE_WORDS = (
     "tekken",
 )
 _SPACE = "▁"
+_TEMPLATE = "tokenizer.chat_template."
+"""Beginning of the keys of named chat templates."""
+_MARKS = (3, 4)
+"""Types of control tokens and of user-defined ones."""
+# Texts that llama.cpp takes for ends where they are such tokens, whether or not the file names them.
+_ENDS = (
+    *(
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+    ),
+    *(
+        "<turn|>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+    ),
+    *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+)
+_HARMONY = {"<|return|>", "<|call|>", "<|end|>"}
 
 
 def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "PreTrainedTokenizerBase":
@@ -68,13 +99,16 @@ def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "Pr
         values: the file's metadata.
 
     Raises:
-        ValueError: it cuts text in a way that is not known here; names the key.
+        ValueError: it cuts text in a way that is not known here, or two tokens have one text; names the key, or both.
     """
     tokenizer = AutoTokenizer.from_pretrained(
         directory, gguf_file=file, trust_remote_code=False, local_files_only=True
     )
     model, rule = values["tokenizer.ggml.model"], values.get("tokenizer.ggml.pre")
-    backend: Tokenizer = tokenizer.backend_tokenizer
+    tokenizer._tokenizer = backend = _only_known(tokenizer.backend_tokenizer, values["tokenizer.ggml.tokens"])
+    named = {key.removeprefix(_TEMPLATE): value for key, value in values.items() if key.startswith(_TEMPLATE)}
+    if named:
+        tokenizer.chat_template = {"default": tokenizer.chat_template} | named
     if model == "gpt2":
         _set_cuts(backend, rule)
         if rule in _WHOLE_WORDS:
@@ -84,6 +118,41 @@ def read_tokenizer(directory: Path, file: str, values: Mapping[str, Any]) -> "Pr
     elif model == "llama":
         _set_space_in_front(backend, bool(values.get("tokenizer.ggml.add_space_prefix", True)))
     return tokenizer
+
+
+def turn_ends(values: Mapping[str, Any]) -> list[int]:
+    """Return the control and user-defined tokens whose texts end an answer or a turn, as llama.cpp knows them.
+
+    Most files name one end token, and chats end with another.
+    """
+    texts, kinds = (values.get(f"tokenizer.ggml.{name}", ()) for name in ("tokens", "token_type"))
+    found = {
+        text: token
+        for token, (text, kind) in enumerate(zip(texts, kinds, strict=False))
+        if kind in _MARKS and text in _ENDS
+    }
+    if found.keys() >= _HARMONY:
+        del found["<|end|>"]  # which ends one message of several there
+    return list(found.values())
+
+
+def _only_known(backend: Tokenizer, texts: list[str]) -> Tokenizer:
+    """Return a tokenizer without the special texts that transformers' class adds to those of the file.
+
+    Raises:
+        ValueError: two tokens have one text, so that one of them would have none; names them.
+    """
+    vocab = backend.get_vocab()
+    lost = sorted(set(range(len(texts))) - set(vocab.values()))
+    if lost:
+        raise ValueError(
+            f"tokenizer.ggml.tokens names {texts[lost[0]]!r} twice, so that token {lost[0]} would be lost"
+        )
+    if len(vocab) == len(texts):
+        return backend
+    described = json.loads(backend.to_str())
+    described["added_tokens"] = [each for each in described["added_tokens"] if each["id"] < len(texts)]
+    return Tokenizer.from_str(json.dumps(described))
 
 
 def _set_cuts(backend: Tokenizer, rule: str | None) -> None:
