@@ -8,6 +8,17 @@ _SAMPLES = 16
 _SAMPLE_BYTES = 64 * 2**10
 
 
+BESIDE_WEIGHTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.txt", "tokenizer*")
+"""Files of a model's directory that make its answers what they are, the weights aside."""
+
+
+def model_files(directory: Path) -> set[Path]:
+    """Return the files of a published model: those beside its weights, and *.safetensors."""
+    return {
+        path for kind in (*BESIDE_WEIGHTS, "*.safetensors") for path in directory.glob(kind) if path.is_file()
+    }
+
+
 def sampled_digest(files: Iterable[Path]) -> str:
     """Return SHA-256 over the names, sizes and contents of files, in the order of their paths.
 

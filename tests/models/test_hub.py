@@ -93,6 +93,11 @@ def test_only_what_a_model_needs_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp
         "tokenizer.model",
         "chat_template.jinja",
         "merges.txt",
+        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/older/tool_use.jinja",
+        "additional_chat_templates_2/tool_use.jinja",
+        "add/config.json",
+        "a/config.json",
         "pytorch_model.bin",
         "modeling_own.py",
         "original/consolidated.safetensors",
@@ -107,7 +112,7 @@ def test_only_what_a_model_needs_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert hub.locate_model(ModelConfig("some/model")) == tmp_path
-    assert kept == list(files[:7])
+    assert kept == list(files[:8])
 
 
 def test_a_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,11 +320,16 @@ def test_what_goes_with_a_model_comes_along(tmp_path: Path) -> None:
     save(ARCHITECTURES["llama-gqa"], path)
     for name in ("LICENSE", "chat_template.jinja", "model.safetensors.index.json"):
         (path / name).write_text("{}")
+    named = Path("additional_chat_templates", "tool_use.jinja")
+    (path / named).parent.mkdir()
+    (path / named).write_text("named")
     pack_model(ModelConfig(path), tmp_path / "packed")
+    assert (tmp_path / "packed" / named).read_text() == "named"
     found = {file.name for file in (tmp_path / "packed").iterdir()}
     assert found == {
-        "LICENSE", "chat_template.jinja", "config.json", "generation_config.json", DESCRIPTION, OTHERS, PACKED
-    }  # fmt: skip
+        *("LICENSE", "additional_chat_templates", "chat_template.jinja", "config.json"),
+        *("generation_config.json", DESCRIPTION, OTHERS, PACKED),
+    }
 
 
 @pytest.mark.parametrize(

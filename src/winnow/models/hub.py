@@ -4,13 +4,20 @@ import re
 from pathlib import Path
 
 from winnow.config import ModelConfig
+from winnow.digest import BESIDE_WEIGHTS
 from winnow.errors import ConfigError, UnsupportedModelError
 
 DEMO_MODEL = Path(__file__).parent / "demo"
 
 # Weights, tokenizer and configurations alone: other weight formats can carry code, and are large.
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.model", "tokenizer*", "*.txt", "LICENSE*", "NOTICE*")
-_NOT_WANTED = ("*/*", "*.bin", "*.py", "training_args*", "onnx*")
+PATTERNS = ("*.safetensors", *BESIDE_WEIGHTS, "LICENSE*", "NOTICE*")
+_FOLDER = "additional_chat_templates"
+# A star matches slashes too, so all folders go whose names differ from this one's in some letter.
+_NOT_WANTED = (
+    *(f"{_FOLDER[:n]}{rest}" for n, letter in enumerate(_FOLDER) for rest in ("/*", f"[!{letter}]*/*")),
+    *(f"{_FOLDER}{rest}" for rest in ("[!/]*/*", "/*/*")),
+    *("*.bin", "*.py", "training_args*", "onnx*"),
+)
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -39,6 +46,18 @@ def locate_model(config: ModelConfig) -> Path:
     if not path.is_dir() and not path.is_file():
         raise UnsupportedModelError(f"model: cannot load {path}: no such directory or file: {path}")
     return path
+
+
+def fetched_repositories() -> list[tuple[str, int]]:
+    """Return the repositories of models in the Hub's local cache, and the bytes of each."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        found = scan_cache_dir().repos
+    except (CacheNotFound, OSError):
+        return []
+    return sorted((each.repo_id, each.size_on_disk) for each in found if each.repo_type == "model")
 
 
 def _fetch(repository: str, revision: str | None) -> Path:

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from winnow.config import EFFECTS, PREDICTOR, Effect, EngineConfig
-from winnow.digest import sampled_digest
+from winnow.digest import model_files, sampled_digest
 from winnow.errors import UnsupportedModelError
 from winnow.sampling.params import GREEDY_TEMPERATURE
-
-_MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
 
 Fingerprint = dict[str, Any]
 """JSON values by name: `input`, `model`, and the settings."""
@@ -41,7 +39,7 @@ def model_digest(model: Path) -> str:
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
         )
     try:
-        files = [model] if model.is_file() else [path for kind in _MODEL_FILES for path in model.glob(kind)]
+        files = [model] if model.is_file() else model_files(model)
         return sampled_digest(each for each in files if each.name != PREDICTOR)
     except OSError as error:
         raise UnsupportedModelError(

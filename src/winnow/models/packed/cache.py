@@ -21,24 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from winnow.config import ModelConfig
-from winnow.digest import sampled_digest
+from winnow.digest import model_files, sampled_digest
 from winnow.errors import WinnowError
 from winnow.models.context import ContextLimit
 from winnow.models.loaded import LoadedModel
 from winnow.models.packed.description import DESCRIPTION, FORMAT
 from winnow.native import ISA_VARIABLE, Kernels, extension_identity, instruction_sets, int8_instruction_sets
 from winnow.progress import report
-from winnow.units import format_bytes
+from winnow.units import format_bytes, parse_bytes
 
 log = logging.getLogger("winnow.models")
 
 SWITCH = "WINNOW_MODEL_CACHE"
-"""An environment variable: 0 switches the cache off."""
-MAX_BYTES = 16 * 2**30
-"""Bytes of all entries; those that were used longest ago go first."""
+"""An environment variable: 0 switches the cache off, a size such as 2GiB limits it."""
+MAX_BYTES = 8 * 2**30
+"""Bytes of all entries where nothing else is said; those that were used longest ago go first."""
 _FREE_TIMES = 2
 """Multiple of an entry's size that must be free on the disk before it is written."""
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _SEAL = "seal.json"
 """Sizes and times of an entry's files, written last: files that another hand has touched are not those."""
 _PARTIAL = ".partial-"
@@ -49,6 +48,47 @@ _PACKAGES = ("winnow-llm", "torch", "transformers", "tokenizers")
 def cache_directory() -> Path:
     """Return where entries lie; it need not be there."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "winnow" / "models"
+
+
+def cache_limit() -> int:
+    """Return the bytes that all entries may take; 0: nothing is kept.
+
+    Raises:
+        ConfigError: the environment names no size.
+    """
+    said = os.environ.get(SWITCH, "")
+    return MAX_BYTES if said in ("", "1") else parse_bytes(said, SWITCH) if said != "0" else 0
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """Description of an entry: of which model it is, in which form, its bytes, and when it was used last."""
+
+    packed_from: str
+    form: str
+    nbytes: int
+    used_at: float
+
+
+def list_cache() -> list[KeptModel]:
+    """Return what is kept, that used last first; of what writers that died have left, the size alone."""
+    found = []
+    for path in cache_directory().glob("*"):
+        try:
+            values = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+            weights = "" if values["int8"] is None else ", 8 bits"
+            named = str(values["packed_from"]), f"{values['dtype']}{weights}"
+        except (OSError, ValueError, KeyError, TypeError):
+            named = path.name, "unfinished"
+        size = sum(file.lstat().st_size for file in _files(path))
+        found.append(KeptModel(*named, size, path.lstat().st_mtime))
+    return sorted(found, key=lambda each: -each.used_at)
+
+
+def clear_cache() -> None:
+    """Remove all entries."""
+    for path in cache_directory().glob("*"):
+        _remove(path)
 
 
 @dataclass(frozen=True)
@@ -62,12 +102,13 @@ class CacheEntry:
         """Return the place of a model as `config` loads it. None: the cache is off, or nothing of this kind is kept."""
         on_cpu = config.device == "cpu" or (config.device == "auto" and not _has_gpu())
         plain = config.load_format == "auto" and config.optimize and on_cpu
-        if not config.model_cache or os.environ.get(SWITCH) == "0" or not plain:
+        limit = cache_limit()
+        if not config.model_cache or not limit or not plain:
             return None
-        files = [model] if model.is_file() else [file for kind in _FILES for file in model.glob(kind)]
+        files = [model] if model.is_file() else model_files(model)
         try:
             stats = [(str(file.resolve()), file.stat()) for file in sorted(files)]
-            if sum(stat.st_size for _, stat in stats) > MAX_BYTES:
+            if sum(stat.st_size for _, stat in stats) > limit:
                 return None
             key = [
                 [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats],
@@ -116,7 +157,7 @@ class CacheEntry:
             return
         tensors = (*packed_tensors(loaded.decoder), *other_tensors(loaded.decoder))
         size = sum(tensor.nbytes for _, tensor in tensors)
-        if size > MAX_BYTES:
+        if size > cache_limit():
             return
         partial: Path | None = None
         try:
@@ -129,7 +170,7 @@ class CacheEntry:
                     format_bytes(free),
                 )
                 return
-            report("keeping it for the next start")
+            report(f"keeping it for the next start, {format_bytes(size)} in {self.path.parent}")
             partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.path.parent))
             write_packed(replace(loaded, trained_len=limit.tokens), source, partial, decoder=loaded.decoder)
             _seal(partial)
@@ -145,7 +186,7 @@ class CacheEntry:
 
 def _seal(directory: Path) -> None:
     """Let an entry's files be on the disk, and write down what they are."""
-    for file in directory.iterdir():
+    for file in _files(directory):
         with file.open("rb") as written:
             os.fsync(written.fileno())
     (directory / _SEAL).write_text(json.dumps(_state(directory)), encoding="utf-8")
@@ -163,11 +204,20 @@ def _require_seal(directory: Path) -> None:
 
 def _state(directory: Path) -> dict[str, Any]:
     found = {}
-    for file in directory.iterdir():
+    for file in _files(directory):
         stat = file.lstat()
         if file.name != _SEAL:
-            found[file.name] = [stat.st_size, stat.st_mtime_ns, stat.st_mode, stat.st_uid]
+            found[str(file.relative_to(directory))] = [
+                stat.st_size,
+                stat.st_mtime_ns,
+                stat.st_mode,
+                stat.st_uid,
+            ]
     return found
+
+
+def _files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()]
 
 
 def _make_room(kept: Path) -> None:
@@ -179,11 +229,11 @@ def _make_room(kept: Path) -> None:
             if time.time() - used > _ABANDONED_SECONDS:
                 _remove(path)
         elif path.is_dir() and not path.is_symlink():
-            entries.append((path != kept, -used, path, sum(file.lstat().st_size for file in path.iterdir())))
-    total = 0
+            entries.append((path != kept, -used, path, sum(file.lstat().st_size for file in _files(path))))
+    total, limit = 0, cache_limit()
     for _, _, path, size in sorted(entries):
         total += size
-        if total > MAX_BYTES and path != kept:
+        if total > limit and path != kept:
             _remove(path)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from winnow.digest import BESIDE_WEIGHTS
 from winnow.models.backend_tokenizer import TokenizerNumbers
 from winnow.models.fused.forms import NormWeight
 from winnow.models.fused.layer import FusedLayer
@@ -32,7 +33,7 @@ from winnow.models.tokens import tokenizer_class
 
 # A cache line: weights begin at a multiple of it.
 _ALIGNMENT = 64
-_COPIED = ("*.json", "*.jinja", "*.model", "*.txt", "LICENSE*", "NOTICE*")
+_COPIED = (*BESIDE_WEIGHTS, "LICENSE*", "NOTICE*")
 
 
 def write_packed(
@@ -52,8 +53,10 @@ def write_packed(
     if source.is_file():
         _write_apart(loaded, out)
     for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
-        if not path.name.endswith(".index.json"):
-            shutil.copyfile(path, out / path.name)
+        if path.is_file() and not path.name.endswith(".index.json"):
+            copy = out / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
     _save_aligned(packed_tensors(decoder), out / PACKED)
     save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
     numbers = TokenizerNumbers.write(loaded.tokenizer, out)
