@@ -66,10 +66,10 @@ demo: $(READY) ## answer long prompts twice in the same KV memory, whole and com
 REAL_MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
 
 real-model: $(READY) ## fetch SmolLM2-135M-Instruct, a GGUF file of 98 MB, into models/
-	$(BIN)/python examples/real/fetch_model.py models
+	$(BIN)/winnow pull smollm2
 
 real-models: $(READY) ## fetch Gemma-3-270M too, a GGUF file of 253 MB with sliding windows
-	$(BIN)/python examples/real/fetch_model.py models --model smollm2 --model gemma3
+	$(BIN)/winnow pull smollm2 gemma3
 
 # The whole cache first, then a quarter of it: the table at the end of each says how many answers are right.
 real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache and with a quarter of it

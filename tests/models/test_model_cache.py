@@ -14,6 +14,7 @@ from test_parity import PROMPTS
 
 pytest.importorskip("winnow._native")
 from winnow import LLM, SamplingParams
+from winnow.cli.main import main
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError
 from winnow.models import load_model
@@ -219,3 +220,34 @@ def test_the_demo_model_has_a_backend_that_does(folder: Path) -> None:
     load_model(ModelConfig(DEMO_MODEL))
     [entry] = folder.iterdir()
     assert (entry / BACKEND).is_file()
+
+
+def test_named_templates_count_as_the_others(model: Path, folder: Path) -> None:
+    """A changed one makes another entry, whose folder holds it."""
+    named = model / "additional_chat_templates" / "tool_use.jinja"
+    named.parent.mkdir()
+    for text in ("first", "second"):
+        named.write_text(text)
+        load_model(ModelConfig(model))
+        assert is_cached(model)
+        assert text in {file.read_text() for file in folder.glob("*/additional_chat_templates/*.jinja")}
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_the_commands_list_and_clear(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load_model(ModelConfig(model))
+    assert main(["cache", "list"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert (
+        "model (float32)" in listed[0] and listed[1].startswith(f"{folder}: ") and "of 8.0 GiB" in listed[1]
+    )
+    assert main(["list", str(model.parent)]) == 0
+    assert str(model) in capsys.readouterr().out
+    assert main(["cache", "clear"]) == 0 and not list(folder.iterdir())
+    monkeypatch.setenv(cache.SWITCH, "1KiB")
+    load_model(ModelConfig(model))
+    assert not list(folder.iterdir()), "it is larger than the limit"
+    assert main(["pull", "smolm2"]) == 2
+    assert "smollm2, gemma3 or org/name" in capsys.readouterr().err

