@@ -102,6 +102,7 @@ __all__ = [
     "instruction_sets",
     "int8_instruction_sets",
     "is_installed",
+    "multiplies_bfloat16",
     "native_dtype",
     "native_kernels",
     "release_team",
@@ -136,12 +137,23 @@ def native_kernels() -> "Kernels | None":
             stacklevel=2,
         )
         return None
-    fastest = f"{instruction_sets()[-1]},{int8_instruction_sets()[-1]}"
-    name, _, int8_name = (os.environ.get(ISA_VARIABLE) or fastest).partition(",")
+    name, int8_name = _isa()
     try:
         return Kernels(name, int8_name)
     except ValueError as error:
         raise ConfigError(f"{ISA_VARIABLE}: {error}") from None
+
+
+def _isa() -> tuple[str, str]:
+    """Return the names of the instruction sets in use."""
+    fastest = f"{instruction_sets()[-1]},{int8_instruction_sets()[-1]}"
+    name, _, int8_name = (os.environ.get(ISA_VARIABLE) or fastest).partition(",")
+    return name, int8_name
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has products of bfloat16, and the kernels make use of them."""
+    return is_installed() and _isa()[0] in ("avx512_bf16", "amx")
 
 
 def native_dtype(dtype: torch.dtype) -> "DType":

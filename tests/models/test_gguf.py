@@ -1,5 +1,6 @@
 """A GGUF file answers as the model that it was made from, and one that cannot is refused in a line."""
 
+import json
 import random
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from transformers import AutoModelForCausalLM, GgufConfig
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
-from winnow.models import load_model, load_plain_model, pack_model
+from winnow.models import automatic, load_model, load_plain_model, pack_model
+from winnow.models.automatic import settle_formats
 from winnow.models.int8_linear import Int8Linear
 from winnow.report.fingerprint import model_digest
 
@@ -120,6 +122,78 @@ def test_ends_where_the_file_says(tmp_path: Path) -> None:
     eos = byte_level().eos_token_id
     assert {eos, 77} <= load_model(ModelConfig(path)).eos_token_ids
     assert {eos, 77} <= load_plain_model(ModelConfig(path)).eos_token_ids
+
+
+def test_turns_end_at_control_tokens_that_llama_cpp_knows_by_their_text(tmp_path: Path) -> None:
+    control, user, normal = 3, 4, 1
+    last = [("<|end|>", control), ("<end_of_turn>", user), ("<|eot_id|>", normal), ("<|plain|>", control)]
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), last=tuple(last))
+    vocab = len(byte_level())
+    assert load_model(ModelConfig(path)).eos_token_ids == {byte_level().eos_token_id, vocab - 4, vocab - 3}
+    harmony = [("<|return|>", control), ("<|call|>", control), ("<|end|>", control)]
+    path = save_gguf(tmp_path / "harmony.gguf", tiny_llama(), last=tuple(harmony))
+    assert load_model(ModelConfig(path)).eos_token_ids == {byte_level().eos_token_id, vocab - 3, vocab - 2}
+
+
+def test_two_tokens_of_one_text_are_refused(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), last=(("zq", 1), ("zq", 1), ("xyz", 1)))
+    lost = len(byte_level()) - 3
+    with pytest.raises(UnsupportedModelError, match=f"names 'zq' twice, so that token {lost} would be lost"):
+        load_model(ModelConfig(path))
+
+
+def test_no_text_makes_a_token_that_the_file_does_not_have(plain: Path, tmp_path: Path) -> None:
+    """transformers' class brings special texts of its own."""
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), last=(("zq", 1),))
+    tokenizer = load_model(ModelConfig(path)).tokenizer
+    assert tokenizer is not None
+    ids = tokenizer.encode("a<|endoftext|>b</s><s><pad>")
+    assert max(ids) < len(byte_level()) == len(tokenizer)
+
+
+def test_named_templates_are_read_and_packed(tmp_path: Path) -> None:
+    path = save_gguf(
+        tmp_path / "tiny.gguf",
+        tiny_llama(),
+        values={"tokenizer.chat_template.tool_use": "with {{ tools | length }}"},
+    )
+    tools = [{"type": "function", "function": {"name": "clock", "parameters": {}}}]
+    with LLM(path, kv_memory="4MiB") as llm:
+        [output] = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, tools=tools)
+    assert output.prompt == "with 1"
+    pytest.importorskip("winnow._native")
+    pack_model(ModelConfig(path), tmp_path / "packed")
+    with LLM(tmp_path / "packed", kv_memory="4MiB") as llm:
+        [packed] = llm.chat([{"role": "user", "content": "Hi"}], GREEDY, tools=tools)
+    assert packed.prompt == "with 1"
+
+
+def test_what_auto_means_on_a_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide, blocks = tmp_path / "wide.gguf", tmp_path / "blocks.gguf"
+    save_gguf(wide, tiny_llama())
+    save_gguf(blocks, tiny_llama(), "Q8_0")
+    directory = tmp_path / "directory"
+    tiny_llama().save_pretrained(directory)
+
+    def settled(path: Path, **options: Any) -> tuple[str, str, str]:
+        config = settle_formats(ModelConfig(path, device="cpu", **options), path)
+        return config.dtype, config.weight_dtype, config.weight_wide
+
+    monkeypatch.setattr(automatic, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(automatic, "is_installed", lambda: True)
+    assert settled(wide) == settled(blocks) == ("float32", "auto", "none"), "small models"
+    monkeypatch.setattr(automatic, "SMALL", 0)
+    assert settled(wide) == ("bfloat16", "auto", "none")
+    assert settled(blocks) == ("bfloat16", "q8_0", "head-and-ends")
+    assert settled(blocks, weight_dtype="int8") == ("bfloat16", "int8", "none")
+    assert settled(blocks, dtype="float32") == ("float32", "auto", "none")
+    assert settled(directory) == ("float32", "auto", "none"), "its own weights are of float32"
+    values = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(values | {"dtype": "bfloat16"}))
+    assert settled(directory) == ("bfloat16", "auto", "none")
+    monkeypatch.setattr(automatic, "multiplies_bfloat16", lambda: False)
+    assert settled(directory) == ("float32", "auto", "none")
+    assert settled(blocks) == ("float32", "q8_0", "head-and-ends")
 
 
 def test_auto_is_float32_on_the_processor(plain: Path) -> None:

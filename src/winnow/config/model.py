@@ -42,12 +42,14 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "number format of weights and KVs; auto: float32 on CPU, the checkpoint's own elsewhere",
+        "number format of weights and KVs; auto: the checkpoint's own, on a CPU bfloat16 where the processor "
+        "multiplies it and the model has 64 MiB or more, else float32",
         choices=(*DTYPES, *_DTYPE_ALIASES),
     )
     weight_dtype: str = option(
         "auto",
-        "how linear layers keep their weights; auto: in dtype; on CPU, beside activations of 8 bits, int8: 8 bits and "
+        "how linear layers keep their weights; auto: in dtype, those of a quantized GGUF file on a CPU as q8_0 where "
+        "dtype is auto too; on CPU, beside activations of 8 bits, int8: 8 bits and "
         "a scale for each output feature, or q8_0: 8 bits and a scale for each 32 inputs of a feature, as in GGUF's "
         "Q8_0 blocks, which stay as they are; slower on prompts, and nearer to the model; on a GPU, by torchao, int8: "
         "half the memory, widened for each product; fp8: multiplied as such from compute capability 8.9 on; or int4: "
@@ -112,7 +114,7 @@ class ModelConfig:
     model_cache: bool = option(
         True,
         "keep a model that was loaded for the CPU as the processor reads it, in ~/.cache/winnow/models (or below "
-        "XDG_CACHE_HOME), up to 16 GiB of them: its next start takes a second or two",
+        "XDG_CACHE_HOME), up to 8 GiB of them (`winnow cache`): its next start takes a second or two",
         effect=Effect.NEVER,
     )
     seed: int = option(0, "seed of requests that bring none, and of dummy weights")

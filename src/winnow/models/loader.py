@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.lazy import importing
+from winnow.models.automatic import settle_formats
 from winnow.models.damage import loading
 from winnow.models.hub import DEMO_MODEL, locate_model
 from winnow.models.loaded import LoadedModel, PlainModel
@@ -57,6 +58,7 @@ def load_model(
 
         with loading(path):
             return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
+    config = settle_formats(config, path) if ranks.size == 1 else config
     entry = None if native or ranks.size > 1 else _cache_entry(path, config)
     if entry is not None:
         kernels = native_kernels()
@@ -106,7 +108,7 @@ def load_plain_model(config: ModelConfig) -> PlainModel:
     from winnow.models.checkpoint import load_plain_checkpoint
 
     with loading(path):
-        return load_plain_checkpoint(path, config)
+        return load_plain_checkpoint(path, settle_formats(config, path))
 
 
 def pack_model(config: ModelConfig, out: Path) -> None:

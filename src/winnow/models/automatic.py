@@ -1,0 +1,65 @@
+"""Number formats that `auto` stands for on a CPU."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from winnow.config import ModelConfig
+from winnow.errors import WinnowError
+from winnow.models.json_files import read_object
+from winnow.models.packed.description import is_packed
+from winnow.native import is_installed, multiplies_bfloat16
+from winnow.progress import report
+
+log = logging.getLogger("winnow.models")
+
+SMALL = 64 * 2**20
+"""Bytes of weights below which a model stays as exact as it can be: it is no faster otherwise."""
+_WIDE_KINDS = ("F32", "F16", "BF16", "F64")
+
+
+def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
+    """Return a configuration whose `dtype` and `weight_dtype` are what `auto` means for a model on a CPU.
+
+    `dtype` is bfloat16 where the processor multiplies it and the weights are not of float32 themselves. Where it was
+    not given, quantized weights of a GGUF file keep 8 bits (q8_0), those of the first and the last layer and of the
+    head aside: small models answer wrong without these. Models of few bytes stay in float32, and so does what is not
+    read from files.
+    """
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+    if config.dtype != "auto" or not on_cpu or config.load_format != "auto" or is_packed(path):
+        return config
+    try:
+        files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+        small = sum(file.stat().st_size for file in files) < SMALL
+        dtype = "float32" if small or not multiplies_bfloat16() or _is_float32(path) else "bfloat16"
+        eight_bits = not small and config.weight_dtype == "auto" and _takes_8_bits(config, path)
+    except (OSError, WinnowError):
+        return config  # which loading will name
+    config = replace(config, dtype=dtype)
+    if eight_bits:
+        config = replace(config, weight_dtype="q8_0", weight_wide="head-and-ends")
+    log.info("%s: dtype %s, weight_dtype %s", path.name, dtype, config.weight_dtype)
+    report(f"reading weights as {dtype}" + (", most linear layers in 8 bits (q8_0)" if eight_bits else ""))
+    return config
+
+
+def _is_float32(path: Path) -> bool:
+    """Return whether a directory's configuration says that weights are of float32."""
+    if path.is_file():
+        return False
+    values = read_object(path / "config.json")
+    text = values.get("text_config")
+    places = [values, text] if isinstance(text, dict) else [values]
+    return "float32" in [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
+
+
+def _takes_8_bits(config: ModelConfig, path: Path) -> bool:
+    """Return whether a file's weights are quantized, and the kernels are there that multiply them so."""
+    if not path.is_file() or not config.optimize or config.engine != "paged" or not is_installed():
+        return False
+    from winnow.models.gguf.file import GgufFile
+
+    return next(iter(GgufFile.open(path).weight_kinds), "F32") not in _WIDE_KINDS
