@@ -273,7 +273,7 @@ class DiskTierStats:
     num_foreign: int = 0
     """Files of other models, caches or keys."""
     is_writing: bool = True
-    """False: the disk refused a file, and no more are written."""
+    """False: the disk refused a file, and none is written for a while."""
 
 
 @dataclass(frozen=True)

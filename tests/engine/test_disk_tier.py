@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.engine.residency import prefix_folder
+from winnow.engine.residency import disk_tier, prefix_folder
 from winnow.engine.residency.disk_tier import DiskPart, DiskTier, run_key
 from winnow.engine.residency.prefix_folder import open_folder, read_file
 from winnow.engine.residency.prefix_format import PrefixFormat
@@ -216,7 +217,9 @@ def test_a_full_disk_ends_writing_and_nothing_else(
 
     monkeypatch.setattr(prefix_folder, "write_whole", refuse)
     with (
-        pytest.warns(UserWarning, match="refuses a file, so no more are written: No space left") as caught,
+        pytest.warns(
+            UserWarning, match="refuses a file, so none is written for 30 seconds: No space left"
+        ) as caught,
         open_llm(directory, tmp_path) as llm,
     ):
         outputs = [ask(llm, prompt(150, seed)) for seed in range(3)]
@@ -280,7 +283,7 @@ def bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if request.param.startswith("redis"):
         redis, fakes = pytest.importorskip("redis"), pytest.importorskip("fakeredis")
         server = fakes.FakeServer()
-        monkeypatch.setattr(redis.Redis, "from_url", lambda url: fakes.FakeRedis(server=server))
+        monkeypatch.setattr(redis.Redis, "from_url", lambda url, **_: fakes.FakeRedis(server=server))
         yield request.param
         return
     memory = pytest.importorskip("fsspec", reason="an extra: object-store").filesystem("memory")
@@ -334,6 +337,59 @@ def test_objects_used_least_recently_go_first(directory: Path, bucket: str) -> N
     with open_llm(directory, bucket) as llm:
         llm.reset_prefix_cache()
     assert not objects(bucket)
+
+
+class Stalling:
+    """A store that fsspec would open, which can stop answering."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.answers = Event()
+        self.answers.set()
+
+    def invalidate_cache(self, root: str) -> None: ...
+
+    def ls(self, root: str, detail: bool) -> list[dict[str, Any]]:
+        self.answers.wait()
+        return [{"name": name, "size": len(content)} for name, content in self.files.items()]
+
+    def cat_file(self, name: str, start: int | None, end: int | None) -> bytes:
+        self.answers.wait()
+        return self.files[name][start:end]
+
+    def pipe_file(self, name: str, content: bytes) -> None:
+        self.answers.wait()
+        self.files[name] = content
+
+
+def test_a_store_that_stalls_keeps_nobody(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = pytest.importorskip("fsspec.core", reason="an extra: object-store")
+    store = Stalling()
+    monkeypatch.setattr(core, "url_to_fs", lambda url: (store, "bucket"))
+    monkeypatch.setattr(prefix_folder, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(disk_tier, "_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(disk_tier, "_CLOSE_SECONDS", 0.3)
+    with open_llm(directory, "stalling://bucket") as llm:
+        expected = ask(llm, prompt(150)).outputs[0].token_ids
+    assert len(store.files) == 1
+    llm = open_llm(directory, "stalling://bucket")
+    store.answers.clear()
+    with pytest.warns(UserWarning, match="stalling://bucket does not answer, and is left alone"):
+        found = ask(llm, prompt(150))
+    assert found.outputs[0].token_ids == expected and found.num_cached_tokens == 0
+    assert not tier_stats(llm).is_writing
+    ask(llm, prompt(40, 3))
+    store.answers.set()
+    time.sleep(0.6)
+    ask(llm, prompt(150, 5))
+    llm._engine.scheduler.disk.tier.wait()
+    assert len(store.files) == 2, "it is written again"
+    store.answers.clear()
+    ask(llm, prompt(150, 6))
+    began = time.monotonic()
+    llm.close()
+    assert time.monotonic() - began < 5
+    store.answers.set()
 
 
 def test_a_store_that_cannot_be_reached_is_refused(directory: Path) -> None:

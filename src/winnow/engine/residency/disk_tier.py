@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -18,6 +18,10 @@ from winnow.engine.residency.prefix_format import FAULTS, PrefixFormat, SavedPre
 from winnow.errors import ConfigError
 from winnow.outputs import DiskTierStats
 
+_RETRY_SECONDS = 30.0
+"""Seconds for which a folder that failed is left alone."""
+_CLOSE_SECONDS = 3.0
+"""Seconds for which closing waits for what is still to be written to another machine."""
 _HEADERS_AT_ONCE = 16
 """Headers of a slow folder's files that are read at a time."""
 
@@ -68,14 +72,14 @@ class DiskTier:
 
     Any number of processes may share the folder. A file appears whole or not at all, so a process that ends while it
     writes leaves nothing that counts; what is known of the folder is found by listing it. The files used least recently
-    go first when `limit` is reached, other models' as well. When the disk refuses a file, no more are written.
+    go first when `limit` is reached, other models' as well. A folder is a cache: one that refuses a file gets none for
+    `_RETRY_SECONDS`, and in one of another machine that does not answer nothing is looked for as long.
 
     Args:
         limit: bytes that files may take.
 
     Attributes:
         form: of the files.
-        is_writing: no file was refused yet.
 
     Raises:
         ConfigError: the folder cannot be listed.
@@ -89,7 +93,7 @@ class DiskTier:
         self._tails: dict[PrefixKey, dict[PrefixKey, int]] = {}
         self._stats = DiskTierStats(bytes_budget=limit)
         self._pending_bytes = 0
-        self.is_writing = True
+        self._writes_from = self._reads_from = 0.0
         self._reader = ThreadPoolExecutor(1, "prefix-reader")
         self._writer = ThreadPoolExecutor(1, "prefix-writer")
         self._listing: Future[None] | None = None
@@ -101,9 +105,18 @@ class DiskTier:
 
     # -- what is there -------------------------------------------------------------------------------------------
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether files are written: the folder has not refused one just now."""
+        return time.monotonic() >= self._writes_from
+
+    @property
+    def _is_away(self) -> bool:
+        return time.monotonic() < self._reads_from
+
     def refresh(self) -> None:
         """List the folder again if it has changed, as other processes may have done; a slow one in the background."""
-        if self._listing is not None and not self._listing.done():
+        if self._is_away or (self._listing is not None and not self._listing.done()):
             return
         if self._folder.has_changed():
             if self._folder.is_slow:
@@ -114,9 +127,23 @@ class DiskTier:
     def _list(self) -> None:
         try:
             found = self._folder.listing()
-        except OSError:  # it went away: nothing can be found there
+        except OSError as error:  # it went away: nothing can be found there
+            self._leave_alone(error)
+            if self._folder.is_slow:
+                return
             found = {}
         self._learn(found)
+
+    def _leave_alone(self, error: OSError) -> None:
+        """Look for nothing in another machine's folder for a while after it failed, and write nothing."""
+        if self._folder.is_slow and not isinstance(error, FileNotFoundError):
+            if not self._is_away:
+                warnings.warn(
+                    f"prefix_cache_dir: {self._folder} does not answer, and is left alone for {_RETRY_SECONDS:.0f} "
+                    f"seconds: {error.strerror}",
+                    stacklevel=2,
+                )
+            self._reads_from = self._writes_from = time.monotonic() + _RETRY_SECONDS
 
     def _learn(self, found: Mapping[str, FileState]) -> None:
         """Take note of the files that are there."""
@@ -138,13 +165,13 @@ class DiskTier:
 
     def snapshot(self, key: PrefixKey) -> DiskFile | None:
         """Return the file of a snapshot."""
-        file = self._files.get(self.form.file_name(key))
+        file = None if self._is_away else self._files.get(self.form.file_name(key))
         return file if file is not None and file.is_own else None
 
     def place(self, key: PrefixKey) -> tuple[DiskFile, int] | None:
         """Return in which file a block of tokens is, and as which of its blocks."""
         with self._lock:
-            name, number = self._places.get(key, ("", 0))
+            name, number = ("", 0) if self._is_away else self._places.get(key, ("", 0))
             return (self._files[name], number) if name else None
 
     def tails(self, before: PrefixKey) -> list[tuple[PrefixKey, int]]:
@@ -194,7 +221,7 @@ class DiskTier:
         """Mark files as used; the first are kept longest."""
         names = list(files)
         if names:
-            self._writer.submit(self._folder.touch, names)
+            self._writer.submit(self._touch, names)
 
     def wait(self) -> None:
         """Wait until all is written."""
@@ -203,13 +230,18 @@ class DiskTier:
     def clear(self) -> None:
         """Delete the files of this engine's model and cache."""
         self.wait()
-        with self._folder.locked(), self._lock:
-            for file in [each for each in self._files.values() if each.is_own]:
-                self._remove(file.name)
+        with self._folder.locked():
+            with self._lock:
+                own = [each.name for each in self._files.values() if each.is_own]
+            for name in own:
+                self._remove(name)
 
     def close(self) -> None:
-        """Write what waits, and end the threads."""
-        self._writer.shutdown()
+        """Write what waits, to another machine as far as it takes it within `_CLOSE_SECONDS`, and end the threads."""
+        if self._folder.is_slow:
+            wait([self._writer.submit(lambda: None)], _CLOSE_SECONDS)
+            self._folder.close()  # which ends waiting
+        self._writer.shutdown(cancel_futures=self._folder.is_slow)
         self._reader.shutdown(cancel_futures=True)
         self._folder.close()
 
@@ -219,20 +251,28 @@ class DiskTier:
         found, start = [], time.perf_counter()
         for part in parts:
             name = part.file.name
+            if self._is_away:
+                break
             try:
                 found.append(self.form.read(name, partial(self._folder.read, name), *part[1:]))
             except FAULTS as error:
+                if isinstance(error, OSError):
+                    self._leave_alone(error)
                 with self._lock:
                     self._drop(name)
                     if not isinstance(error, OSError):  # a later listing may find it again
                         self._enter(DiskFile(name, part.file.nbytes))  # it takes up room, and no more
                         self._stats.num_damaged += 1
                 break
-        self._folder.touch([part.file.name for part in parts[: len(found)]])
+        self._touch([part.file.name for part in parts[: len(found)]])
         with self._lock:
             self._stats.bytes_read += sum(part.file.nbytes for part in parts[: len(found)])
             self._stats.read_seconds += time.perf_counter() - start
         return found
+
+    def _touch(self, names: list[str]) -> None:
+        if not self._is_away:
+            self._folder.touch(names)
 
     def _write(self, file: DiskFile, encode: Callable[[], bytes]) -> None:
         try:
@@ -249,9 +289,10 @@ class DiskTier:
                 self._enter(file._replace(nbytes=len(content)))
                 self._stats.bytes_written += len(content)
         except OSError as error:
-            self.is_writing = False
+            self._writes_from = time.monotonic() + _RETRY_SECONDS
             warnings.warn(
-                f"prefix_cache_dir: {self._folder} refuses a file, so no more are written: {error.strerror}",
+                f"prefix_cache_dir: {self._folder} refuses a file, so none is written for {_RETRY_SECONDS:.0f} "
+                f"seconds: {error.strerror}",
                 stacklevel=2,
             )
         finally:
@@ -266,14 +307,15 @@ class DiskTier:
         while used and total + nbytes > self._limit:
             name = used.pop()
             total -= found[name].nbytes
-            with self._lock:
-                self._remove(name)
-                self._stats.num_dropped += 1
+            self._remove(name)
+            self._stats.num_dropped += 1
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _describe(self, name: str, nbytes: int) -> DiskFile | None:
         """Return what a file's header says; None: it cannot be read now."""
+        if self._is_away:
+            return None
         try:
             header = self.form.read_header(name, partial(self._folder.read, name))
             if header["made_for"] != self.form.made_for:
@@ -284,7 +326,8 @@ class DiskTier:
                 DiskLink(bytes.fromhex(key), int(n), bool(state)) for key, n, state in notes.get("links", ())
             ]
             return DiskFile(name, nbytes, True, tuple(links), bytes.fromhex(notes.get("before", "")))
-        except OSError:
+        except OSError as error:
+            self._leave_alone(error)
             return None
         except WrongKeyError:
             self._stats.num_foreign += 1
@@ -320,6 +363,7 @@ class DiskTier:
             before = link.key
 
     def _remove(self, name: str) -> None:
-        """Delete a file; the lock is held."""
-        self._drop(name)
+        """Delete a file."""
+        with self._lock:
+            self._drop(name)
         self._folder.delete(name)

@@ -5,11 +5,13 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from threading import Thread
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +27,15 @@ _UNFINISHED = re.compile(r"\." + _NAME.pattern + r"\.\d+")
 _CLOCK_TICK_NS = 50_000_000
 _RELIST_SECONDS = 5.0
 """Seconds after which an object store, which does not announce changes, is listed again."""
+_ANSWER_SECONDS = 4.0
+_BYTES_PER_SECOND = 32 * 2**20
+"""A store must answer within these seconds, and the time that bytes take at this rate."""
 _REDIS_KEY = "winnow:prefixes"
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 """Names under which file systems of fsspec give the time of a file's last change."""
+
+
+_Found = TypeVar("_Found")
 
 
 class FileState(NamedTuple):
@@ -152,13 +160,19 @@ class Directory:
 
 
 class _Remote:
-    """Folder behind a URL, which announces no changes and has no locks: files appear whole."""
+    """Folder behind a URL, which announces no changes and has no locks: files appear whole.
+
+    A store may stall, and not every client has a limit of its own: calls run on threads that nobody waits for longer
+    than `_ANSWER_SECONDS`, and then they are an OSError.
+    """
 
     is_slow = True
 
     def __init__(self, url: str) -> None:
         self._url = re.sub("//[^/]*@", "//", url)  # without a password
         self._next_listing = 0.0
+        self._sizes: dict[str, int] = {}
+        self._closed: Future[None] = Future()
 
     def __str__(self) -> str:
         return self._url
@@ -170,10 +184,63 @@ class _Remote:
         self._next_listing = now + _RELIST_SECONDS
         return True
 
+    def listing(self) -> dict[str, FileState]:
+        found = self._ask(self._list)
+        self._sizes = {name: state.nbytes for name, state in found.items()}
+        return found
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
+        end = self._sizes.get(name, 0) if stop is None else stop
+        return np.frombuffer(self._ask(lambda: self._read(name, start, stop), end - start), dtype=np.uint8)
+
+    def write(self, name: str, content: bytes) -> None:
+        self._ask(lambda: self._write(name, content), len(content))
+
+    def delete(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._ask(lambda: self._delete(name))
+
     def locked(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the waiting for every answer that is still to come."""
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _ask(self, call: Callable[[], _Found], nbytes: int = 0) -> _Found:
+        """Return what a call of the store's client gives; what it raises is an OSError with a text."""
+        answer: Future[_Found] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        seconds = _ANSWER_SECONDS + max(nbytes, 0) / _BYTES_PER_SECOND
+        Thread(target=run, name="prefix-store", daemon=True).start()
+        either: list[Future[Any]] = [answer, self._closed]
+        if answer not in wait(either, seconds, FIRST_COMPLETED).done:
+            raise OSError(errno.ETIMEDOUT, f"no answer within {seconds:.0f} seconds")
+        try:
+            return answer.result()
+        except FileNotFoundError:
+            raise
+        except Exception as error:
+            raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+    def _list(self) -> dict[str, FileState]:
+        raise NotImplementedError
+
+    def _read(self, name: str, start: int, stop: int | None) -> bytes:
+        raise NotImplementedError
+
+    def _write(self, name: str, content: bytes) -> None:
+        raise NotImplementedError
+
+    def _delete(self, name: str) -> None:
+        raise NotImplementedError
 
 
 class ObjectFolder(_Remote):
@@ -194,42 +261,38 @@ class ObjectFolder(_Remote):
                 f"prefix_cache_dir: {self} needs the package fsspec: {install_hint('object-store')}"
             ) from None
         try:
-            self._store, self._root = url_to_fs(url)
-        except Exception as error:  # packages of schemes raise their own
-            raise ConfigError(f"prefix_cache_dir: cannot use {self}: {error}") from error
+            self._store, self._root = self._ask(lambda: url_to_fs(url))
+        except OSError as error:  # packages of schemes raise their own
+            raise ConfigError(f"prefix_cache_dir: cannot use {self}: {error.strerror}") from error
         self._used: dict[str, int] = {}
-
-    def listing(self) -> dict[str, FileState]:
-        found = {}
-        with _as_os_error():
-            self._store.invalidate_cache(self._root)
-            try:
-                entries = self._store.ls(self._root, detail=True)
-            except FileNotFoundError:  # there is no object yet
-                entries = []
-            for entry in entries:
-                name = entry["name"].rpartition("/")[2]
-                if _NAME.fullmatch(name):
-                    used_at = max(_changed_at(entry), self._used.get(name, 0))
-                    found[name] = FileState(int(entry["size"]), used_at)
-        return found
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
-        with _as_os_error():
-            content = self._store.cat_file(self._path(name), start=start or None, end=stop)
-        return np.frombuffer(content, dtype=np.uint8)
-
-    def write(self, name: str, content: bytes) -> None:
-        with _as_os_error():
-            self._store.pipe_file(self._path(name), content)
-
-    def delete(self, name: str) -> None:
-        with _as_os_error(), suppress(FileNotFoundError):
-            self._store.rm_file(self._path(name))
 
     def touch(self, names: Sequence[str]) -> None:
         now = time.time_ns()
         self._used |= {name: now - age for age, name in enumerate(names)}
+
+    def _list(self) -> dict[str, FileState]:
+        found = {}
+        self._store.invalidate_cache(self._root)
+        try:
+            entries = self._store.ls(self._root, detail=True)
+        except FileNotFoundError:  # there is no object yet
+            entries = []
+        for entry in entries:
+            name = entry["name"].rpartition("/")[2]
+            if _NAME.fullmatch(name):
+                used_at = max(_changed_at(entry), self._used.get(name, 0))
+                found[name] = FileState(int(entry["size"]), used_at)
+        return found
+
+    def _read(self, name: str, start: int, stop: int | None) -> bytes:
+        content: bytes = self._store.cat_file(self._path(name), start=start or None, end=stop)
+        return content
+
+    def _write(self, name: str, content: bytes) -> None:
+        self._store.pipe_file(self._path(name), content)
+
+    def _delete(self, name: str) -> None:
+        self._store.rm_file(self._path(name))
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}"
@@ -251,52 +314,40 @@ class RedisFolder(_Remote):
                 f"prefix_cache_dir: {self} needs the package redis: pip install redis"
             ) from None
         try:
-            self._client = redis.Redis.from_url(url)
+            # So that the threads of calls that are given up end too.
+            self._client = redis.Redis.from_url(
+                url, socket_timeout=30, socket_connect_timeout=_ANSWER_SECONDS
+            )
         except ValueError as error:
             raise ConfigError(f"prefix_cache_dir: cannot use {self}: {error}") from error
 
-    def listing(self) -> dict[str, FileState]:
-        with _as_os_error():
-            used = self._client.zrange(_REDIS_KEY, 0, -1, withscores=True)
-            pipe = self._client.pipeline(transaction=False)
-            for key, _ in used:
-                pipe.strlen(_REDIS_KEY + ":" + key.decode())
-            sizes = pipe.execute()
-        states = zip(used, sizes, strict=True)
-        return {key.decode(): FileState(size, int(when * 10**9)) for (key, when), size in states if size}
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
-        with _as_os_error():
-            end = -1 if stop is None else stop - 1
-            content = self._client.getrange(f"{_REDIS_KEY}:{name}", start, end)
-        return np.frombuffer(content, dtype=np.uint8)
-
-    def write(self, name: str, content: bytes) -> None:
-        with _as_os_error():
-            pipe = self._client.pipeline()
-            pipe.set(f"{_REDIS_KEY}:{name}", content).zadd(_REDIS_KEY, {name: time.time()}).execute()
-
-    def delete(self, name: str) -> None:
-        with _as_os_error():
-            self._client.pipeline().delete(f"{_REDIS_KEY}:{name}").zrem(_REDIS_KEY, name).execute()
-
     def touch(self, names: Sequence[str]) -> None:
         now = time.time()
-        with suppress(OSError), _as_os_error():
-            if names:
-                used = {name: now - age * 1e-6 for age, name in enumerate(names)}
-                self._client.zadd(_REDIS_KEY, used, xx=True)
+        used = {name: now - age * 1e-6 for age, name in enumerate(names)}
+        if used:
+            with suppress(OSError):
+                self._ask(lambda: self._client.zadd(_REDIS_KEY, used, xx=True))
 
+    def _list(self) -> dict[str, FileState]:
+        used = self._client.zrange(_REDIS_KEY, 0, -1, withscores=True)
+        pipe = self._client.pipeline(transaction=False)
+        for key, _ in used:
+            pipe.strlen(_REDIS_KEY + ":" + key.decode())
+        states = zip(used, pipe.execute(), strict=True)
+        return {key.decode(): FileState(size, int(when * 10**9)) for (key, when), size in states if size}
 
-@contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Raise what a store's client raises as OSError with a text."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+    def _read(self, name: str, start: int, stop: int | None) -> bytes:
+        content: bytes = self._client.getrange(
+            f"{_REDIS_KEY}:{name}", start, -1 if stop is None else stop - 1
+        )
+        return content
+
+    def _write(self, name: str, content: bytes) -> None:
+        pipe = self._client.pipeline()
+        pipe.set(f"{_REDIS_KEY}:{name}", content).zadd(_REDIS_KEY, {name: time.time()}).execute()
+
+    def _delete(self, name: str) -> None:
+        self._client.pipeline().delete(f"{_REDIS_KEY}:{name}").zrem(_REDIS_KEY, name).execute()
 
 
 def _changed_at(entry: Mapping[str, Any]) -> int:
