@@ -81,6 +81,15 @@ def known_names(name: str, known: Iterable[str], also: Iterable[str] = ()) -> st
         also: further names that may have been meant, but are not listed.
     """
     names = list(known)
-    nearest = difflib.get_close_matches(name, [*names, *also], n=1)
-    hint = f"did you mean {nearest[0]}? " if nearest else ""
+    nearest = nearest_name(name, [*names, *also])
+    hint = f"did you mean {nearest}? " if nearest else ""
     return f"{hint}Known: {', '.join(names)}"
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like one, or ends as it does (--backend: --attention-backend), if any."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    word = name.strip("-")
+    near += [each for each in names if len(word) > 3 and each.endswith(f"-{word}")]
+    return near[0] if near else None

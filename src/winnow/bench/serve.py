@@ -43,8 +43,12 @@ class ServeLoad:
     max_concurrency: int | None = option(
         None, "most requests in progress; the others wait at the client", parse=optional_int
     )
-    random_input_len: int = option(256, "tokens of a prompt, where no trace or dataset is given")
-    random_output_len: int = option(64, "tokens of an answer, where no trace or dataset is given")
+    random_input_len: int = option(
+        256, "tokens of a prompt, where no trace or dataset is given", aliases=("input_len",)
+    )
+    random_output_len: int = option(
+        64, "tokens of an answer, where no trace or dataset is given", aliases=("output_len",)
+    )
     random_range_ratio: float = option(
         0.0, "lengths vary evenly between 1 - this and 1 + this times the lengths above"
     )

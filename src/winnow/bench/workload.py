@@ -11,9 +11,15 @@ from winnow.config import option
 class Workload:
     """Requests that differ only in the tokens of their prompts, all there from the start."""
 
-    requests: int = option(32, "requests, all submitted at once")
-    prompt_tokens: int = option(512, "random tokens of each prompt")
-    new_tokens: int = option(64, "tokens of each answer, greedy; the end of text does not end it")
+    requests: int = option(32, "requests, all submitted at once", aliases=("num_prompts",))
+    prompt_tokens: int = option(
+        512, "random tokens of each prompt", aliases=("input_len", "random_input_len")
+    )
+    new_tokens: int = option(
+        64,
+        "tokens of each answer, greedy, past the end of text",
+        aliases=("output_len", "random_output_len"),
+    )
     prompt_seed: int = option(0, "of the prompts")
 
     def __post_init__(self) -> None:

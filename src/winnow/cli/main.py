@@ -5,7 +5,6 @@ Exit codes: 0 all fine; 1 some requests of a run failed; 2 the command or every 
 
 import argparse
 import atexit
-import difflib
 import errno
 import os
 import sys
@@ -20,7 +19,7 @@ from winnow.cli.flags.llama_cpp_flags import llama_cpp_hint
 from winnow.cli.flags.options import merge_model, rare_flags
 from winnow.cli.flags.own_policy import register_own_policies
 from winnow.cli.screen.terminal import named_standard_output, occupy_standard_streams, silence
-from winnow.errors import UsageError, WinnowError, known_names
+from winnow.errors import UsageError, WinnowError, known_names, nearest_name
 
 DESCRIPTION = "Winnow runs large language models on little memory."
 
@@ -38,6 +37,9 @@ COMMANDS = {
     "chat": "talk to a model in the terminal",
     "serve": "serve the OpenAI API over HTTP",
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
+    "pull": "fetch a model by its name",
+    "list": "list the models that are here",
+    "cache": "list or clear the models that are kept for their next start",
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "check": "load a model and compare it with its own code",
     "prefix": "save a compressed document, so that prompts that begin with it start from there",
@@ -108,8 +110,7 @@ class Parser(argparse.ArgumentParser):
     def nearest_flag(self, text: str) -> str | None:
         """Return the known flag most like `text`."""
         shown = [flag for flag, each in self._option_string_actions.items() if each.help != argparse.SUPPRESS]
-        matches = difflib.get_close_matches(text.partition("=")[0], shown, n=1)
-        return matches[0] if matches else None
+        return nearest_name(text.partition("=")[0], shown)
 
 
 class _Help(argparse.Action):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from winnow.attention import Group, Smoothing
 from winnow.config import COMPRESSING
-from winnow.errors import ConfigError
+from winnow.errors import ConfigError, nearest_name
 from winnow.eviction.budgets import (
     AdaptiveHeads,
     AdaptiveRows,
@@ -275,5 +275,6 @@ def find_preset(name: str) -> Preset:
         ConfigError: there is no such preset; the message lists all names.
     """
     if name not in PRESETS:
-        raise ConfigError(f"eviction must be one of {', '.join(PRESETS)}, or a policy, got {name!r}")
+        hint = f" (did you mean {near}?)" if (near := nearest_name(str(name), PRESETS)) else ""
+        raise ConfigError(f"eviction must be one of {', '.join(PRESETS)}, or a policy, got {name!r}{hint}")
     return PRESETS[name]

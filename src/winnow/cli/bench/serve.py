@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from winnow import vllm_names
 from winnow.bench.serve import (
     ENDPOINTS,
     METRICS,
@@ -21,6 +22,7 @@ from winnow.bench.serve import (
     summarise,
 )
 from winnow.bench.traces import read_trace, scaled
+from winnow.cli.flags.engine import add_foreign_flags, check_foreign
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.cli.screen.terminal import show
@@ -51,6 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base-url", default="http://127.0.0.1:8000", metavar="URL", help="the server (default: %(default)s)"
     )
+    parser.add_argument("--host", metavar="NAME", help="of the server, in place of --base-url")
+    parser.add_argument("--port", metavar="N", type=int, help="likewise")
     parser.add_argument(
         "--endpoint", choices=ENDPOINTS, default=ENDPOINTS[0], help="path (default: %(default)s)"
     )
@@ -79,11 +83,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--save-detailed", action="store_true", help="with --json, also the times of every request"
     )
     add_flags(parser, ServeLoad, "the load")
+    add_foreign_flags(parser, vllm_names.BENCH)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Send, tell, and return the exit code: 1 where requests failed."""
+    check_foreign(namespace, vllm_names.BENCH)
     load = ServeLoad(**given(namespace, ServeLoad))
+    if (namespace.host, namespace.port) != (None, None):
+        namespace.base_url = f"http://{namespace.host or '127.0.0.1'}:{namespace.port or 8000}"
     goodput = read_goodput(namespace.goodput)
     percentiles = _percentiles(namespace.metric_percentiles)
     check_json_path(namespace.json)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from winnow import vllm_names
 from winnow.bench.presets import PRESETS, model_cache
 from winnow.bench.workload import Workload
 from winnow.checks import check_integer
 from winnow.cli.flags.engine import (
     add_engine_flags,
+    add_foreign_flags,
+    check_foreign,
     check_written,
     engine_options,
     open_llm,
@@ -69,6 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_flags(parser, Workload, "the work")
     add_engine_flags(parser)
+    add_foreign_flags(parser, vllm_names.BENCH)
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class _Plan:
             ConfigError: a value is out of range.
             UsageError: flags that contradict each other, a model that is no directory.
         """
+        check_foreign(namespace, vllm_names.BENCH)
         options, work = engine_options(namespace), given(namespace, Workload)
         for name in ("repeat", "kv_seqs"):
             value = getattr(namespace, name)

@@ -19,7 +19,7 @@ from winnow.cli.flags.paths import require_distinct
 from winnow.cli.loading import LoadingDisplay
 from winnow.config import AUTO, COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
-from winnow.foreign_names import ForeignName
+from winnow.foreign_names import ForeignName, translate
 from winnow.known_accuracy import PAGE, lost_tasks
 from winnow.lazy import importing
 from winnow.models.hub import is_repository, locate_model
@@ -44,7 +44,7 @@ COMMON = (
 """Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
 _SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
 _CONVERSATION: Mapping[str, Any] = MappingProxyType({"temperature": 0.7, "top_p": 0.95, "min_p": 0.05})
-UNFLAGGED = ("seed", "reasoning", *OF_REQUESTS)
+UNFLAGGED = ("seed", "reasoning", "output_kind", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
 
@@ -76,6 +76,11 @@ def add_foreign_flags(parser: argparse.ArgumentParser, names: Mapping[str, Forei
 def foreign_values(namespace: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     """Return the values typed behind another engine's flags, by its names."""
     return {name: getattr(namespace, _foreign(name)) for name in names if hasattr(namespace, _foreign(name))}
+
+
+def check_foreign(namespace: argparse.Namespace, names: Mapping[str, ForeignName]) -> None:
+    """Refuse flags of another engine that ask for what is not done; raises UsageError."""
+    translate(foreign_values(namespace, names), names, (), UsageError, "flag")
 
 
 def _foreign(name: str) -> str:

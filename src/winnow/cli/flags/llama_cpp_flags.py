@@ -15,7 +15,9 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("-ub", "--ubatch-size"), "--prefill-chunk"),
     **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"), "--kv-cache-dtype k=int8,v=int4"),
-    **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), "--device cuda, for all layers"),
+    **dict.fromkeys(
+        ("-ngl", "--n-gpu-layers", "--gpu-layers"), "--device cuda, for all layers; -ngl 0 is --device cpu"
+    ),
     **dict.fromkeys(("-s",), "--seed"),
     **dict.fromkeys(("--temp",), "--temperature"),
     **dict.fromkeys(("--repeat-penalty",), "--repetition-penalty"),
