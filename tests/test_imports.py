@@ -24,9 +24,11 @@ LAYERS = [
     ["native", "units", "checks", "json_values", "process_fork"],
     ["tenants", "kv_dtype", "value_tier", "foreign_names", "eviction_request", "session_request"],
     ["vllm_names"],
+    ["vllm_modules"],
     ["threads", "config", "chat", "ranks"],
     ["cache", "sampling"],
     ["attention", "outputs", "prompts"],
+    ["vllm_metrics"],
     ["eviction", "openai"],
     ["anthropic"],
     ["options", "report", "models"],
@@ -39,7 +41,7 @@ LAYERS = [
     ["server"],
     ["ray"],
     ["cli"],
-    ["dynamo"],
+    ["dynamo", "vllm_engines"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # They export and start what is above everything.

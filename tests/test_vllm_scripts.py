@@ -1,5 +1,6 @@
 """Scripts in the manner of vLLM's offline examples, with `from winnow import` in place of `from vllm import`."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -76,9 +77,11 @@ def test_structured_outputs(llm: LLM) -> None:
         StructuredOutputsParams(choice=["Positive", "Negative"]),
         StructuredOutputsParams(regex=r"[a-c]{2,4}@x\.com"),
         StructuredOutputsParams(json=schema),
+        StructuredOutputsParams(grammar='root ::= "SELECT " column\ncolumn ::= "col_1" | "col_2"\n'),
     ]
     params = [SamplingParams(temperature=0, max_tokens=100, structured_outputs=form) for form in forms]
-    choice, regex, answer = (output.outputs[0].text for output in llm.generate(["A:"] * 3, params))
+    choice, regex, answer, query = (output.outputs[0].text for output in llm.generate(["A:"] * 4, params))
+    assert query in ("SELECT col_1", "SELECT col_2")
     assert choice in ("Positive", "Negative")
     assert re.fullmatch(r"[a-c]{2,4}@x\.com", regex)
     assert set(json.loads(answer)) == {"name", "age"} and json.loads(answer)["age"] in (1, 22)
@@ -207,7 +210,6 @@ def test_step_by_step(llm: LLM) -> None:
             "method must be one of ngram, got 'eagle3'",
         ),
         ({"enable_lora": True, "max_loras": 1}, "adapters are not served: merge them into the weights"),
-        ({"trust_remote_code": True}, "Winnow runs no code from a model's directory"),
         ({"pipeline_parallel_size": 4}, "a model is cut over devices by tensor_parallel_size"),
         ({"hf_overrides": {"rope_parameters": {"factor": 4.0}}}, "edit a copy of it"),
         ({"enable_sleep_mode": True}, r"LLM\.close\(\) frees the memory"),
@@ -232,13 +234,101 @@ def test_images_are_refused_in_one_line(llm: LLM) -> None:
 
 
 def test_metrics_and_profiles(llm: LLM) -> None:
-    for name, has in {"get_metrics": r"LLM\.stats\(\)", "start_profile": "winnow bench"}.items():
-        with pytest.raises(AttributeError, match=f"^LLM has no '{name}': {has}"):
-            getattr(llm, name)()
-    before = llm.stats()
+    """metrics.py: counters and gauges under vLLM's names."""
+    from winnow.v1.metrics.reader import Counter, Gauge  # type: ignore[import-not-found]
+
+    with pytest.raises(AttributeError, match=r"^LLM has no 'start_profile': winnow bench"):
+        llm.start_profile()  # type: ignore[attr-defined]
+    before = {metric.name: metric for metric in llm.get_metrics()}
     outputs = llm.generate(PROMPTS, GREEDY)
     generated = sum(len(output.outputs[0].token_ids) for output in outputs)
-    assert llm.stats().generated_tokens - before.generated_tokens == generated
+    after: dict[str, Any] = {metric.name: metric for metric in llm.get_metrics()}
+    name = "vllm:generation_tokens"
+    assert isinstance(after[name], Counter) and after[name].value - before[name].value == generated
+    assert isinstance(after["vllm:num_requests_running"], Gauge)
+    assert after["vllm:num_requests_running"].value == 0 and after[name].labels["engine"] == "0"
+
+
+def test_bad_words(llm: LLM) -> None:
+    """A word's last token does not follow its first ones, and the rest of the answer may."""
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is not None
+    free = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [output] = llm.generate(PROMPTS[1], free)
+    said = output.outputs[0]
+    for length in (1, 2, 3):
+        word = tokenizer.decode(said.token_ids[4 : 4 + length])
+        [without] = llm.generate(
+            PROMPTS[1], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=[word])
+        )
+        ids = tokenizer.encode(word, add_special_tokens=False)
+        found = without.outputs[0].token_ids
+        assert all(found[at : at + len(ids)] != ids for at in range(len(found))), (word, found)
+        assert found != said.token_ids
+    [same] = llm.generate(
+        PROMPTS[1], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, bad_words=["zebra zebra"])
+    )
+    assert same.outputs[0].token_ids == said.token_ids
+    for words in ([""], [3], "  ", [["a"]]):
+        with pytest.raises(InvalidRequestError, match="bad_words must be texts"):
+            SamplingParams(bad_words=words)  # type: ignore[arg-type]
+
+
+def test_modules_of_vllms_names() -> None:
+    import winnow
+    from winnow.engine.arg_utils import AsyncEngineArgs, EngineArgs  # type: ignore[import-not-found]
+    from winnow.inputs import TextPrompt as Text  # type: ignore[import-not-found]
+    from winnow.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+    from winnow.sampling_params import SamplingParams as Params
+    from winnow.usage.usage_lib import UsageContext  # type: ignore[import-not-found]
+    from winnow.utils import FlexibleArgumentParser, random_uuid  # type: ignore[import-not-found]
+
+    assert Params is SamplingParams and Text is TextPrompt and random_uuid() != random_uuid()
+    assert RequestOutputKind.DELTA == 1 and UsageContext.LLM_CLASS
+    assert {"LLM", "LLMEngine", "AsyncLLMEngine", "SamplingParams"} <= set(dir(winnow))
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser.set_defaults(model="somewhere")
+    args = parser.parse_args(["--max_model_len=128", "--enforce-eager", "--swap_space", "2"])
+    assert isinstance(EngineArgs(**vars(EngineArgs.from_cli_args(args))), EngineArgs)
+    made = AsyncEngineArgs.from_cli_args(args)
+    assert (made.model, made.max_model_len, made.kv_offloading_size) == ("somewhere", 128, 2 * 2**30)
+    with pytest.raises(ImportError, match=r"LoRARequest.*adapters are not served"):
+        from winnow.lora.request import LoRARequest  # type: ignore[import-not-found]  # noqa: F401
+    with pytest.raises(ModuleNotFoundError):
+        import winnow.sampling_parms  # type: ignore[import-not-found]
+
+
+def test_engines() -> None:
+    """llm_engine_example.py and async_llm_streaming.py."""
+    from winnow import EngineArgs, LLMEngine
+    from winnow.sampling_params import RequestOutputKind
+    from winnow.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
+
+    args = EngineArgs(dtype="float", kv_memory="64MiB", threads=1, max_model_len=512, trust_remote_code=True)
+    engine = LLMEngine.from_engine_args(args)
+    waiting, finished = list(PROMPTS), {}
+    while waiting or engine.has_unfinished_requests():
+        if waiting:
+            engine.add_request(str(len(waiting)), waiting.pop(0), GREEDY)
+        finished |= {each.request_id: each for each in engine.step() if each.finished}
+    assert len(finished) == len(PROMPTS) and engine.get_num_unfinished_requests() == 0
+    expected = finished["4"].outputs[0]
+    streaming = AsyncLLM(engine.llm)
+
+    async def pieces(kind: int, name: str) -> list[Any]:
+        params = SamplingParams(temperature=0, max_tokens=8, output_kind=kind)
+        return [
+            output.outputs[0]
+            async for output in streaming.generate(request_id=name, prompt=PROMPTS[0], sampling_params=params)
+        ]
+
+    async def main() -> list[list[Any]]:
+        return await asyncio.gather(*(pieces(kind, f"request {kind}") for kind in RequestOutputKind))
+
+    cumulative, deltas, final = asyncio.run(main())
+    streaming.shutdown()
+    assert "".join(each.text for each in deltas) == cumulative[-1].text == final[0].text == expected.text
+    assert len(final) == 1 < len(deltas)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

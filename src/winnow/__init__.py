@@ -4,35 +4,34 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from winnow.lazy import lazy_exports
+from winnow.vllm_modules import VllmModules, absent
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
-    from winnow.options import EngineArgs
     from winnow.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
-    from winnow.prompts import TextPrompt, TokensPrompt
+    from winnow.prompts import PromptType, TextPrompt, TokensPrompt
     from winnow.sampling import BeamSearchParams, SamplingParams
     from winnow.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
+    from winnow.vllm_engines import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",
+    "LLMEngine",
+    "PromptType",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
 ]
-
-
-def _absent(name: str) -> str | None:
-    from winnow.vllm_names import CLASSES
-
-    return CLASSES[name].note if name in CLASSES else None
 
 
 __getattr__ = lazy_exports(
@@ -43,7 +42,11 @@ __getattr__ = lazy_exports(
         "BeamSearchParams": "winnow.sampling.beam_params",
         "BeamSearchSequence": "winnow.outputs",
         "CompletionOutput": "winnow.outputs",
-        "EngineArgs": "winnow.options",
+        "AsyncEngineArgs": "winnow.vllm_engines",
+        "AsyncLLMEngine": "winnow.vllm_engines",
+        "EngineArgs": "winnow.vllm_engines",
+        "LLMEngine": "winnow.vllm_engines",
+        "PromptType": "winnow.prompts",
         "GuidedDecodingParams": "winnow.sampling.structured",
         "RequestOutput": "winnow.outputs",
         "SamplingParams": "winnow.sampling.params",
@@ -51,8 +54,14 @@ __getattr__ = lazy_exports(
         "TextPrompt": "winnow.prompts",
         "TokensPrompt": "winnow.prompts",
     },
-    _absent,
+    absent,
 )
+VllmModules.install()
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
 
 try:
     __version__ = version("winnow-llm")

@@ -10,11 +10,13 @@ from winnow.engine.driver import EngineDriver, Mailbox
 from winnow.engine.loop import RequestLoop
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.residency.occupancy import Occupancy
+from winnow.errors import InvalidRequestError
 from winnow.models import PlainModel
 from winnow.models.backend_tokenizer import full_tokenizer
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
 from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
+from winnow.sampling.params import RequestOutputKind
 from winnow.session_request import SessionRequest
 from winnow.threads import release_team
 
@@ -139,9 +141,20 @@ class EngineClient:
         if prompt.template_tail and params.template_tail is None:
             params = replace(params, template_tail=prompt.template_tail)
         self.check_structured(params)
+        if params.bad_words:
+            params = self._with_bad_tokens(params)
+        if not options.get("final_only"):
+            options["final_only"] = params.output_kind == RequestOutputKind.FINAL_ONLY
+            options.setdefault("deltas", params.output_kind == RequestOutputKind.DELTA)
         if request_id is None:
             request_id = self._driver.new_id()
         return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
+
+    def _with_bad_tokens(self, params: SamplingParams) -> SamplingParams:
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            raise InvalidRequestError("bad_words need a tokenizer, and the model's directory has none")
+        return params.with_bad_tokens(lambda text: tokenizer.encode(text, add_special_tokens=False))
 
     def check_structured(self, params: SamplingParams) -> None:
         """Compile the form that parameters ask for, if they do; later requests find it compiled.

@@ -39,6 +39,7 @@ from winnow.resources import resident_bytes
 from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.session_request import SessionRequest
 from winnow.threads import TeamWait, release_team, set_threads
+from winnow.vllm_metrics import Metric, read_metrics
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()
@@ -280,6 +281,10 @@ class LLM(EngineClient):
         [output] = self._driver.finish([request])
         output.raise_for_error()
         return self._driver.call(lambda engine: engine.save_prefix(request, Path(directory)))
+
+    def get_metrics(self) -> list[Metric]:
+        """Return counters and gauges under vLLM's names; `stats` has all."""
+        return read_metrics(self.stats(), str(self.config.model.model or "demo"))
 
     def implementation(self) -> dict[str, str]:
         """Return what computes and how numbers are stored, by the part of a step: layers, dtype, attention, KVs."""

@@ -36,6 +36,8 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
+PromptType = Prompt
+"""vLLM's name of the same."""
 _KEYS = tuple(TokensPrompt.__annotations__)
 
 

@@ -73,7 +73,11 @@ ENGINE: Mapping[str, ForeignName] = {
     **_group(
         "tokenizer_pool_size tokenizer_pool_type tokenizer_pool_extra_config tokens_only", _ACCEPTED, *ANY
     ),
-    "trust_remote_code": ForeignName("Winnow runs no code from a model's directory", ("false",), switch=True),
+    "trust_remote_code": ForeignName(
+        "accepted: no code from a model's directory is run, and a model that needs such is refused",
+        ANY,
+        switch=True,
+    ),
     "quantization": ForeignName(
         "weights are read as they were stored, also quantized ones; weight_dtype quantizes others",
         ("none", "gguf", "compressed-tensors", "gptq", "awq"),
@@ -292,17 +296,12 @@ SAMPLING: Mapping[str, ForeignName] = {
     "best_of": ForeignName(
         "n answers are returned: sample more, and choose by cumulative_logprob", ("1",), "n"
     ),
-    "bad_words": ForeignName("logit_bias of -100 keeps a token out"),
     "allowed_token_ids": ForeignName("structured_outputs says what an answer may be"),
     "logits_processors": ENGINE["logits_processors"],
     "spaces_between_special_tokens": ForeignName(
         "special tokens are written as the tokenizer does", ("true",)
     ),
     "truncate_prompt_tokens": ForeignName("prompts are not cut: compression keeps long ones small"),
-    "output_kind": ForeignName(
-        "LLM.generate returns answers that are done, LLM.stream those so far",
-        ("requestoutputkind.cumulative", "requestoutputkind.final_only", "0", "2"),
-    ),
     "flat_logprobs": ForeignName("logprobs are dictionaries", ("false",)),
     "trace_decode_token_ids": ForeignName(
         "tokens that the answer begins with in place of sampled ones", means="forced_tokens"
@@ -322,6 +321,23 @@ SAMPLING: Mapping[str, ForeignName] = {
     ),
 }
 """Fields of `SamplingParams`."""
+
+BENCH: Mapping[str, ForeignName] = {
+    "backend": ForeignName(
+        "servers of OpenAI's API are measured; --endpoint says which of its paths",
+        ("vllm", "openai", "openai-chat"),
+    ),
+    "dataset_name": ForeignName(
+        "prompts are random tokens, or --dataset and --trace name a file", ("random",)
+    ),
+    **_group("tokenizer tokenizer_mode num_warmups metadata label", "accepted: prompts are token ids", *ANY),
+    **_group("disable_tqdm trust_remote_code disable_detokenize", _ACCEPTED, *ANY, switch=True),
+    "save_result": ForeignName("--json FILE writes the results", ("false",), switch=True),
+    **_group("result_dir result_filename output_json", "--json FILE writes the results"),
+    "dataset_path": ForeignName("--dataset FILE.jsonl has one prompt a line, --trace FILE a recorded trace"),
+    **_group("percentile_metrics", "accepted: ttft, tpot, itl and e2el are told", *ANY),
+}
+"""Further flags of `vllm bench serve` and `vllm bench throughput`."""
 
 STRUCTURED: Mapping[str, ForeignName] = {
     "structural_tag": ForeignName("a grammar in Lark's syntax says the same: grammar"),
@@ -366,7 +382,6 @@ METHODS: Mapping[str, ForeignName] = {
     **_group("sleep wake_up", "LLM.close() frees the memory"),
     **_group("start_profile stop_profile", "winnow bench measures; stats().elapsed has seconds by phase"),
     **_group("collective_rpc apply_model llm_engine", "LLM runs the model in its own process"),
-    "get_metrics": ForeignName("LLM.stats() has the counters"),
     **_group("enqueue wait_for_completion", "LLM.submit queues a request, LLM.step computes"),
     "from_engine_args": ForeignName("LLM(**vars(engine_args))"),
 }
@@ -374,17 +389,58 @@ METHODS: Mapping[str, ForeignName] = {
 
 CLASSES: Mapping[str, ForeignName] = {
     **_group(
-        "LLMEngine AsyncLLMEngine",
-        "LLM(**vars(engine_args)) is one: LLM.submit queues a request, LLM.step computes, LLM.stream follows one",
-    ),
-    "AsyncEngineArgs": ForeignName("EngineArgs has every option; winnow serve is the server"),
-    **_group(
         "PoolingParams PoolingOutput PoolingRequestOutput EmbeddingOutput EmbeddingRequestOutput ClassificationOutput "
         "ClassificationRequestOutput ScoringOutput ScoringRequestOutput",
         _GENERATES,
     ),
     "ModelRegistry": ForeignName("models are transformers' classes: nothing is registered"),
-    "PromptType": ForeignName("a prompt is a text, a list of token ids, TextPrompt or TokensPrompt"),
+    "LoRARequest": ForeignName(_NO_ADAPTERS),
     "initialize_ray_cluster": ForeignName(_ONE_DEVICE),
 }
 """Further names of the package `vllm`."""
+
+_SAMPLING = "winnow.sampling.params"
+_STRUCTURED = "winnow.sampling.structured"
+_HERE = "winnow.vllm_engines"
+_METRICS = {name: "winnow.vllm_metrics" for name in ("Metric", "Counter", "Gauge", "Histogram", "Vector")}
+_PARSER = {"FlexibleArgumentParser": _HERE}
+_ENGINE_ARGS = {"EngineArgs": _HERE, "AsyncEngineArgs": _HERE}
+_ENGINES = {"LLMEngine": _HERE, "AsyncLLMEngine": _HERE, "AsyncLLM": _HERE}
+_PROMPTS = {"TextPrompt": "winnow.prompts", "TokensPrompt": "winnow.prompts", "PromptType": "winnow.prompts"}
+_CLEANUP = {"cleanup_dist_env_and_memory": _HERE}
+
+MODULES: Mapping[str, Mapping[str, str]] = {
+    "sampling_params": {
+        **{
+            "SamplingParams": _SAMPLING,
+            "RequestOutputKind": _SAMPLING,
+            "BeamSearchParams": "winnow.sampling.beam_params",
+        },
+        **{"GuidedDecodingParams": _STRUCTURED, "StructuredOutputsParams": _STRUCTURED},
+    },
+    "inputs": _PROMPTS,
+    "inputs.data": _PROMPTS,
+    "beam_search": {"BeamSearchSequence": "winnow.outputs", "BeamSearchOutput": "winnow.outputs"},
+    "engine.arg_utils": _ENGINE_ARGS,
+    "engine.llm_engine": _ENGINES,
+    "engine.async_llm_engine": _ENGINES,
+    "entrypoints": {},
+    "entrypoints.llm": {"LLM": "winnow.llm"},
+    "lora": {},
+    "lora.request": {},
+    "v1": {},
+    "v1.engine": {},
+    "v1.engine.async_llm": _ENGINES,
+    "v1.engine.llm_engine": _ENGINES,
+    "v1.metrics": {},
+    "v1.metrics.reader": _METRICS,
+    "utils": {**_PARSER, "random_uuid": _HERE},
+    "utils.argparse_utils": _PARSER,
+    "distributed": _CLEANUP,
+    "distributed.parallel_state": _CLEANUP,
+    "usage": {},
+    "usage.usage_lib": {"UsageContext": _HERE},
+    "logger": {"init_logger": _HERE},
+    "version": {"__version__": "winnow"},
+}
+"""Modules of the package `vllm` -> the names in each that scripts import, and where they are here."""

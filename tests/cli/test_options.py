@@ -99,6 +99,7 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
         for option in fields(config):
             if option.name not in (
                 "detokenize",
+                "output_kind",
                 "context_tokens",
                 "template_tail",
                 "answer_prefix",

@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(namespace: argparse.Namespace) -> int:
-    """Fetch, and return the exit code."""
+    """Get the models, and return the exit code."""
     for name in namespace.names:
         if name not in NAMED_MODELS and not is_repository(name):
             raise UsageError(

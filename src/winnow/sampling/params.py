@@ -1,7 +1,8 @@
 """Sampling parameters of a request, checked when they are created."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Self, get_args
@@ -29,6 +30,15 @@ MAX_LENGTH_PENALTY = 100.0  # of either sign
 MAX_SEED = 2**63 - 1
 GREEDY_TEMPERATURE = 1e-5  # anything colder is greedy: dividing by it would leave float32
 
+
+class RequestOutputKind(IntEnum):
+    """Kind of the outputs of an unfinished request, as in vLLM: the answer so far, what is new of it, or none."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
+
+
 # What beam search does not know, with the value that means nothing.
 _NOT_FOR_BEAMS: Mapping[str, Any] = {
     "repetition_penalty": 1.0,
@@ -36,6 +46,7 @@ _NOT_FOR_BEAMS: Mapping[str, Any] = {
     "frequency_penalty": 0.0,
     "logit_bias": None,
     "stop": (),
+    "bad_words": (),
     "min_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,
@@ -67,6 +78,8 @@ class SamplingParams(EvictionRequest):
             seed.
         stop: text that ends the answer, one string or several; stored as a tuple.
         stop_token_ids: tokens that end the answer; stored as a tuple. None is read as none.
+        bad_words: texts that the answer does not hold, in the tokens that the tokenizer makes of them with and without
+            a space in front; stored as a tuple. The engine takes lists of token ids too.
         include_stop_str_in_output: keep the stop string at the end of the text.
         ignore_eos: continue after the model's end-of-sequence token.
         min_tokens: tokens before which nothing ends the answer.
@@ -88,6 +101,7 @@ class SamplingParams(EvictionRequest):
             answers.
         early_stopping: when a beam search ends: True: once there are `n` answers; False: once it is unlikely that
             better ones follow; "never": once there cannot be better ones.
+        output_kind: what a request that is stepped or streamed returns before its end, a `RequestOutputKind`.
 
     Raises:
         InvalidRequestError: a field is of the wrong type, not finite or out of range; names field, value and
@@ -106,6 +120,7 @@ class SamplingParams(EvictionRequest):
     seed: int | None = parameter(None, Limits(-MAX_SEED, MAX_SEED))
     stop: str | Sequence[str] | None = ()
     stop_token_ids: Sequence[int] = parameter((), Limits(0), MAX_STOP_TOKEN_IDS)
+    bad_words: str | Sequence[str] | None = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = parameter(0, Limits(0))
@@ -120,6 +135,7 @@ class SamplingParams(EvictionRequest):
     use_beam_search: bool = False
     length_penalty: float = parameter(1.0, Limits(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY))
     early_stopping: bool | str = False
+    output_kind: int = parameter(RequestOutputKind.CUMULATIVE, Limits(0, 2))
 
     def __post_init__(self) -> None:
         for name, kinds, limits in _scalars():
@@ -133,6 +149,7 @@ class SamplingParams(EvictionRequest):
         self._store("stop", _stop_strings(self.stop))
         self._store("stop_token_ids", _stop_token_ids(self.stop_token_ids))
         self._store("logit_bias", _logit_bias(self.logit_bias))
+        self._store("bad_words", _bad_words(self.bad_words))
         self._store("protect", _spans(self.protect))
         self._store("earlier_rounds", _rounds(self.earlier_rounds))
         self._store("forced_tokens", _forced_tokens(self.forced_tokens, self.n))
@@ -243,7 +260,7 @@ class SamplingParams(EvictionRequest):
     def depends_on_answer(self) -> bool:
         """Return whether a token depends on those before it by more than the logits: penalties, a form."""
         penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
-        return bool(penalties) or self.structured_outputs is not None
+        return bool(penalties) or self.structured_outputs is not None or bool(self.bad_words)
 
     @property
     def form(self) -> StructuredOutputs | None:
@@ -253,6 +270,21 @@ class SamplingParams(EvictionRequest):
             "mappings are read when parameters are made"
         )
         return form
+
+    def with_bad_tokens(self, encode: Callable[[str], Sequence[int]]) -> Self:
+        """Return the same parameters with the tokens of `bad_words`, each as it is cut alone and behind a space."""
+        words = [word for word in self.bad_words or () if isinstance(word, str)]
+        if not words:
+            return self
+        texts = [text for word in words for text in (word, " " + word.lstrip())]
+        tokens: Any = tuple(dict.fromkeys(ids for text in texts if (ids := tuple(encode(text)))))
+        return replace(self, bad_words=tokens)
+
+    @property
+    def bad_tokens(self) -> list[tuple[int, ...]]:
+        """The tokens of `bad_words`, once they were cut."""
+        words: Any = self.bad_words
+        return [word for word in words if isinstance(word, tuple)]
 
     def forced_for(self, sample_index: int) -> tuple[int, ...]:
         """Return the tokens that this sample's answer begins with."""
@@ -272,6 +304,7 @@ class SamplingParams(EvictionRequest):
         """
         named: list[tuple[str, Iterable[int]]] = [
             ("logit_bias", self.logit_bias or ()),
+            ("bad_words", [token for word in self.bad_tokens for token in word]),
             ("stop_token_ids", self.stop_token_ids),
             *(("forced_tokens", self.forced_for(sample)) for sample in range(self.n)),
         ]
@@ -386,6 +419,23 @@ def _pairs(name: str, pairs: Any, form: str) -> Iterator[Sequence[Any]]:
         if isinstance(pair, str | bytes) or not isinstance(pair, Sequence) or len(pair) != 2:
             raise InvalidRequestError(f"{name} must hold pairs {form}, got {show(pair)}")
         yield pair
+
+
+def _bad_words(words: Any) -> tuple[Any, ...]:
+    """Return words as they are given, or tokens that `with_bad_tokens` made of them."""
+    found = (
+        (words,)
+        if isinstance(words, str)
+        else tuple(words or ())
+        if isinstance(words, list | tuple)
+        else (words,)
+    )
+    for word in found:
+        is_text = isinstance(word, str) and bool(word.strip())
+        if not (is_text or (isinstance(word, tuple) and word and all(type(token) is int for token in word))):
+            raise InvalidRequestError(f"bad_words must be texts that are not empty, got {show(words)}")
+    _check_length("bad_words", found, MAX_STOP_TOKEN_IDS)
+    return found
 
 
 def _logit_bias(bias: Any) -> dict[int, float] | None:

@@ -153,7 +153,7 @@ class Sampler:
         try:
             if params.structured_outputs is not None:
                 self._matchers[slot] = self._new_matcher(params, output_token_ids)
-            self._slots.add(slot, params, key, len(output_token_ids), counts_row, forced)
+            self._slots.add(slot, params, key, len(output_token_ids), counts_row, forced, output_token_ids)
         except BaseException:
             self._matchers.pop(slot, None)
             if counts_row is not None:
@@ -251,10 +251,13 @@ class Sampler:
 
         def read() -> SamplerOutput:
             output = _read_tables(numbers.read().numpy(), batch)
-            if self._matchers:
-                for row, slot in enumerate(slots):
-                    if slot in self._matchers and row not in output.faults:
-                        self._matchers[slot].take(output.token_ids[row])
+            for row, slot in enumerate(slots):
+                if row in output.faults:
+                    continue
+                if slot in self._matchers:
+                    self._matchers[slot].take(output.token_ids[row])
+                if self._slots.has_bad_words(slot):
+                    self._slots.take(slot, output.token_ids[row])
             return output
 
         return PendingSample(read, rows[batch.order].tolist(), tables)

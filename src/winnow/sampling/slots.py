@@ -1,5 +1,7 @@
 """Slots of the sampler, what each needs in a step, and the batch of a step: the host side."""
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag, auto
 from typing import NamedTuple
@@ -107,6 +109,8 @@ class SlotTable:
         self._min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self._top = np.zeros(max_num_seqs, dtype=np.int64)
         self._bias: dict[int, dict[int, float]] = {}
+        self._bad: dict[int, list[tuple[int, ...]]] = {}
+        self._last: dict[int, deque[int]] = {}
         self._ends: dict[int, frozenset[int]] = {}
         self._num_forced = np.zeros(max_num_seqs, dtype=np.int64)
         self._forced: dict[int, tuple[int, ...]] = {}
@@ -142,6 +146,7 @@ class SlotTable:
         position: int,
         counts_row: int | None,
         forced: tuple[int, ...] = (),
+        answer: Sequence[int] = (),
     ) -> None:
         """Let a sequence in.
 
@@ -152,7 +157,10 @@ class SlotTable:
             position: how many tokens its answer holds.
             counts_row: its row of the penalty tables, where it has a penalty.
             forced: the tokens that its answer begins with.
+            answer: its answer so far.
         """
+        self._bad[slot] = params.bad_tokens
+        self._last[slot] = deque(answer, max((len(word) for word in self._bad[slot]), default=1) - 1)
         self._bias[slot] = dict(params.logit_bias or {})
         # An ignored end of sequence ends nothing, so `min_tokens` has no reason to forbid it.
         ends = frozenset() if params.ignore_eos else self.eos_token_ids
@@ -176,7 +184,7 @@ class SlotTable:
         self._top[slot] = min(params.logprobs or 0, self.vocab_size)
         random = not params.is_greedy  # filters keep the most probable token, so a greedy row needs none
         needs = {
-            Feature.BIAS: bool(self._bias[slot]),
+            Feature.BIAS: bool(self._bias[slot] or self._bad[slot]),
             Feature.MIN_TOKENS: params.min_tokens > 0 and bool(self._ends[slot]),
             Feature.PENALTIES: counts_row is not None,
             Feature.RANDOM: random,
@@ -191,8 +199,16 @@ class SlotTable:
 
     def remove(self, slot: int) -> None:
         """Let a sequence go."""
-        del self._bias[slot], self._ends[slot], self._forced[slot]
+        del self._bias[slot], self._ends[slot], self._forced[slot], self._bad[slot], self._last[slot]
         self._occupied[slot] = False
+
+    def has_bad_words(self, slot: int) -> bool:
+        """Return whether an answer must not hold some words."""
+        return bool(self._bad.get(slot))
+
+    def take(self, slot: int, token: int) -> None:
+        """Remember a token that an answer got, for the words that it must not hold."""
+        self._last[slot].append(token)
 
     def advance(self, slots: NDArray[np.int64], counts: NDArray[np.int64] | int = 1) -> None:
         """Count more tokens in each of these answers."""
@@ -255,5 +271,9 @@ class SlotTable:
         """Append what must be added to which logit: a bias, or -inf for what may not yet end the answer."""
         for row, slot in enumerate(slots):
             edits.extend((row, token, bias) for token, bias in self._bias[slot].items())
+            last = list(self._last[slot])
+            for *before, token in self._bad[slot]:
+                if not before or last[-len(before) :] == before:
+                    edits.append((row, token, -np.inf))
             if Feature.MIN_TOKENS in kind:
                 edits.extend((row, token, -np.inf) for token in self._ends[slot])

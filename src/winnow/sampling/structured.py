@@ -29,7 +29,7 @@ class StructuredOutputs:
         json: a JSON schema, as an object or as JSON text; stored as JSON text.
         regex: a regular expression that the whole answer matches, in the syntax of Rust's regex crate.
         choice: the answer is one of these texts.
-        grammar: a context-free grammar in Lark's syntax, as llguidance reads it.
+        grammar: a context-free grammar in Lark's syntax, as llguidance reads it, or in llama.cpp's (`root ::= ...`).
         json_object: any JSON object.
         before: rules of what stands before the form, in Lark's syntax, where the form is `@form`; readers of answers
             set it for reasoning.

@@ -225,10 +225,14 @@ class AsyncEngine:
 
     async def stop(self) -> None:
         """End the thread, after the step in progress."""
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """Do as `stop` does, for a caller that may wait."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, 30)
+            self._thread.join(30)
 
     def _open_streams(self) -> set[RequestStream]:
         return {stream for stream in self._streams.values() if not stream.background}

@@ -107,7 +107,7 @@ class DiskTier:
 
     @property
     def is_writing(self) -> bool:
-        """Whether files are written: the folder has not refused one just now."""
+        """True unless the folder has refused a file just now."""
         return time.monotonic() >= self._writes_from
 
     @property

@@ -76,5 +76,6 @@ def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:
         and request.beams is None
         and request.observer is None
         and request.params.structured_outputs is None  # the form leads the next token by this one
+        and not request.params.bad_words  # and so may a word's beginning
         and sequence.num_output_tokens + 1 < request.max_tokens
     )
