@@ -20,9 +20,8 @@ from winnow.engine.driver import EngineDriver, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
 from winnow.errors import InvalidRequestError
-from winnow.eviction import PRESETS, resolve_policy
+from winnow.eviction import PRESETS, UNKNOWN_MODEL, resolve_policy
 from winnow.eviction.predictor import require_predictor
-from winnow.eviction.resolve import AUTO_COMPRESSION
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
 from winnow.foreign_names import accept_arguments
@@ -349,7 +348,7 @@ def _with_known_policy(config: EngineConfig) -> EngineConfig:
     needs = {name: preset.policy.score for name, preset in PRESETS.items()}
     cheap = [name for name, score in needs.items() if score.replay is None and score.needs.predictor is None]
     usual = resolve_policy(config.eviction).name
-    known = best_known(config.model.model, AUTO_COMPRESSION, usual, cheap)
+    known = best_known(config.model.model, UNKNOWN_MODEL.auto_compression, usual, cheap)
     if known in (None, usual):
         return config
     return replace(config, eviction=replace(config.eviction, eviction=known))

@@ -88,7 +88,7 @@ def test_an_engine_that_evicts_nothing_keeps_a_pool_for_its_requests() -> None:
 @pytest.mark.parametrize(
     ("knows_rotation", "asked_later", "has_predictor", "name"),
     [
-        (True, False, True, "winnow-keys"),
+        (True, False, True, "winnow-seen"),
         (True, True, True, "winnow-keys"),
         (False, False, True, "winnow-seen"),
         (False, True, True, "fitted"),

@@ -195,7 +195,7 @@ def test_from_mapping_reads_json() -> None:
     [
         (
             {"temprature": 1},
-            "unknown sampling parameter 'temprature'; did you mean temperature? Known: answer_prefix, bad_words, compression",
+            "unknown sampling parameter 'temprature'; did you mean temperature? Known: answer_prefix, bad_words",
         ),
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_completion_tokens and max_tokens mean the same"),
         ({"logit_bias": {"x": 1}}, "a token id in logit_bias must be an integer, got 'x'"),

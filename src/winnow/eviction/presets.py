@@ -93,8 +93,7 @@ SEEN = "winnow-seen"
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
     COMPRESSING: Preset(
-        _KEYS,
-        "winnow-keys; for models whose rotation is not known winnow-seen, or fitted or kvzip if asked later",
+        _SEEN, "winnow-seen; winnow-keys where questions come later or memory gets short (compression=auto)"
     ),
     SEEN: Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
     KEYS: Preset(

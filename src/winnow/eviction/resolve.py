@@ -150,7 +150,8 @@ def resolve_policy(
     if isinstance(chosen, EvictionPolicy):
         name, policy, default_budget = OWN, chosen, None
     elif isinstance(chosen, str):
-        name = concrete_preset(chosen, traits, asked_later and config.compression != AUTO)
+        late = config.compression == AUTO
+        name = concrete_preset(chosen, traits, asked_later=asked_later or (late and traits.knows_rotation))
         preset = find_preset(name)
         policy, default_budget = preset.policy, preset.kv_budget
     else:
@@ -165,18 +166,18 @@ def resolve_policy(
     return ResolvedPolicy(name, policy, default_budget, amount, config.kv_floor)
 
 
-def concrete_preset(name: str, traits: ModelTraits = UNKNOWN_MODEL, asked_later: bool = False) -> str:
+def concrete_preset(name: str, traits: ModelTraits = UNKNOWN_MODEL, *, asked_later: bool) -> str:
     """Return the preset that a name stands for: itself, but for `winnow`.
 
-    That is `winnow-keys`; for models whose rotation of keys is not known a window where the question is seen, else a
-    replay or what `winnow fit` predicts of it.
+    That is a window where the question is seen, and keys where it comes later; for models whose rotation of keys is not
+    known a replay, or what `winnow fit` predicts of it.
     """
     if name != COMPRESSING:
         return name
-    if traits.knows_rotation:
-        return KEYS
     if not asked_later:
         return SEEN
+    if traits.knows_rotation:
+        return KEYS
     return "fitted" if traits.has_predictor else "kvzip"
 
 

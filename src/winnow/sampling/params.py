@@ -1,6 +1,6 @@
 """Sampling parameters of a request, checked when they are created."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cache, partial

@@ -233,14 +233,15 @@ def _known_lines(llm: "LLM") -> list[str]:
 
     eviction, model = llm.config.eviction, llm.config.model.model
     chosen = resolve_policy(eviction)
-    if chosen.policy.when.never or chosen.compression is None:
+    compression = chosen.amount.compression
+    if chosen.policy.when.never or compression is None:
         return []
     lines = []
     if eviction.compression == AUTO:
         lines.append(
-            f"winnow: --compression auto: {chosen.name} at {chosen.compression:g}x where memory is short"
+            f"winnow: --compression auto: {chosen.name}, up to {compression:g}x, where memory is short"
         )
-    if lost := lost_tasks(model, chosen.name, chosen.compression):
+    if lost := lost_tasks(model, chosen.name, compression):
         tasks = ", ".join(f"{each.share:.2f} of {each.task} at {each.compression:g}x" for each in lost[:3])
         lines.append(
             f"winnow: warning: of the full cache's answers {chosen.name} keeps {tasks} on this model ({PAGE}); "
