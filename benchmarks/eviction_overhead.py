@@ -54,11 +54,11 @@ class RoundMemory:
         self.peaks: list[tuple[int, float]] = []
 
     def around(self, run: Callable[..., None]) -> Callable[..., None]:
-        def profiled(scheduler: Any, leaders: list[Any], same: Any) -> None:
+        def profiled(scheduler: Any, leaders: list[Any], same: Any, step: float | None) -> None:
             scores = 4 * int(scheduler._ledger.lengths[[each.kv.slot for each in leaders]].sum())
             activities = [torch.profiler.ProfilerActivity.CPU]
             with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-                run(scheduler, leaders, same)
+                run(scheduler, leaders, same, step)
             events = profiler.profiler.kineto_results.events()
             held = accumulate(event.nbytes() for event in events if event.name() == "[memory]")
             most = max(held, default=0)

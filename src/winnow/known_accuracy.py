@@ -94,10 +94,12 @@ def best_known(
     for each in record():
         if each.question == "seen" and each.is_of(model) and abs(each.compression / compression - 1) <= _SAME:
             shares.setdefault(each.policy, {})[each.task] = each.share
-    tasks = shares.get(usual, {}).keys()
+    if usual not in shares:
+        return None
+    tasks = shares[usual].keys()
     measured = {name: min(found[t] for t in tasks) for name, found in shares.items() if tasks <= found.keys()}
     ranked = {name: least for name, least in measured.items() if name == usual or name in policies}
-    return max(ranked, key=ranked.__getitem__) if tasks else None
+    return max(ranked, key=ranked.__getitem__)
 
 
 def share_range(rows: Collection[KnownAccuracy]) -> str:

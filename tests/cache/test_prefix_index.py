@@ -13,6 +13,7 @@ from winnow.cache import (
     BlockCopies,
     CacheLayout,
     CacheSize,
+    CopyDiscarded,
     Ledger,
     OutOfBlocksError,
     RowsRestored,
@@ -57,7 +58,7 @@ class PrefixMachine(RuleBasedStateMachine):
                 self.host[each.host_id] = [self.content[block] for block in each.blocks.tolist()]
             elif isinstance(each, RowsRestored):
                 self.content |= dict(zip(each.blocks.tolist(), self.host[each.host_id], strict=True))
-            else:
+            elif isinstance(each, CopyDiscarded):
                 del self.host[each.host_id]
 
     @precondition(lambda self: self.ledger.num_free_slots)

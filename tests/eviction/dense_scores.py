@@ -14,6 +14,7 @@ from winnow.attention import Group, Smoothing
 from winnow.eviction import (
     Average,
     BelowAverage,
+    ByKeyDeviation,
     ByOutputNorm,
     ByValueNorm,
     ChunkAttention,
@@ -57,7 +58,7 @@ class DenseScores(DenseState):
         }
 
     def _scores(self, row: Row, scorer: Scorer) -> dict[int, Score]:
-        if isinstance(scorer, ByValueNorm | ByOutputNorm):
+        if isinstance(scorer, ByKeyDeviation | ByValueNorm | ByOutputNorm):
             return self._times_factor(row, scorer)
         if isinstance(scorer, ExpectedAttention):
             return self._expected(row, scorer)
@@ -102,9 +103,21 @@ class DenseScores(DenseState):
             return {j: self._fitted(row, j) for j in row.tokens}
         raise TypeError(f"there is no rule here for {scorer}")
 
-    def _times_factor(self, row: Row, scorer: ByValueNorm | ByOutputNorm) -> dict[int, Score]:
+    def _times_factor(
+        self, row: Row, scorer: ByKeyDeviation | ByValueNorm | ByOutputNorm
+    ) -> dict[int, Score]:
         scores = {}
+        deviations = self._scores(row, KeyDeviation()) if isinstance(scorer, ByKeyDeviation) else {}
         for j, score in self._scores(row, scorer.inner).items():
+            if isinstance(scorer, ByKeyDeviation):
+                least = max(score.value - score.error, 0.0) ** scorer.power
+                most, root = (score.value + score.error) ** scorer.power, score.value**scorer.power
+                value, factor = root * deviations[j].value, deviations[j]
+                error = (
+                    max(most - root, root - least) * factor.value + root * factor.error + 2 * RELATIVE * value
+                )
+                scores[j] = Score(value, error, ties=False)
+                continue
             if isinstance(scorer, ByValueNorm):
                 factor = float(np.linalg.norm(row.value[j]))
             else:

@@ -100,4 +100,4 @@ def test_an_amount_alone_stands_for_what_suits_the_question(
 ) -> None:
     traits = ModelTraits(has_predictor=has_predictor, knows_rotation=knows_rotation)
     resolved = resolve_policy(EvictionConfig(compression=4.0), traits, asked_later=asked_later)
-    assert (resolved.name, resolved.compression) == (name, 4.0)
+    assert (resolved.name, resolved.amount.compression) == (name, 4.0)

@@ -151,6 +151,7 @@ STREAMING: Row = {
 def expected() -> Row:
     return {
         "score.class": ("ByValueNorm", "kvpress expected_attention_press.py: use_vnorm"),
+        "score.power": (1.0, "kvpress: a plain product"),
         "score.inner.class": ("ExpectedAttention", "Expected Attention"),
         "score.inner.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
         "score.inner.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
@@ -343,6 +344,16 @@ PINNED: dict[str, Row] = {
         "when.decode_every": (128, "KeyDiff: block_size 128"),
     },
     "winnow-keys": KEYS,
+    "kvzip-keys": {
+        **{
+            key.replace("score.", "score.inner.", 1): value
+            for key, value in KVZIP.items()
+            if key.startswith("score.")
+        },
+        **{key: value for key, value in KVZIP.items() if not key.startswith("score.")},
+        "score.class": ("ByKeyDeviation", "own: kvzip's score times winnow-keys'"),
+        "score.power": (0.5, "own: the better of .5 and .25 on documents of another seed"),
+    },
     "winnow-keys-pd": {
         **KEYS,
         "keep.recent": (32, "own: what chunks to come look at"),

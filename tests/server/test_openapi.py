@@ -23,7 +23,8 @@ SAMPLE: dict[str, Any] = {
     "structured_outputs": {"regex": "a"}, "priority": 1, "return_token_ids": True, "return_kept": True,
     "eviction": "snapkv", "compression": 2.0, "kv_budget": 5, "context_tokens": 5, "template_tail": 1,
     "answer_prefix": 1, "protect": [[0, 1]], "earlier_rounds": [[5, 3]],
-    "forced_tokens": [5], "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+    "forced_tokens": [5], "bad_words": ["x"],
+    "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
     "safety_identifier": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "session_id": "s",
     "session_memory": "1MiB", "retention": 5, "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
@@ -66,7 +67,10 @@ def _refuse() -> None:
 @pytest.mark.parametrize("endpoint", Endpoint)
 def test_every_parameter_is_described_with_its_limits(endpoint: Endpoint) -> None:
     schema = FORMS[endpoint.value].model_json_schema()["properties"]
-    names = {each.name for each in fields(SamplingParams)} - {"reasoning"}  # which requests cannot set
+    names = {each.name for each in fields(SamplingParams)} - {
+        "reasoning",
+        "output_kind",
+    }  # which requests cannot set
     assert names <= schema.keys()
     assert all(schema[name].get("description") for name in names.difference(OWN))
 

@@ -33,6 +33,7 @@ from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores import (
     Average,
     BelowAverage,
+    ByKeyDeviation,
     ByOutputNorm,
     ByValueNorm,
     ChunkAttention,
@@ -71,6 +72,7 @@ __all__ = [
     "Average",
     "BelowAverage",
     "Budget",
+    "ByKeyDeviation",
     "ByOutputNorm",
     "ByValueNorm",
     "ChunkAttention",

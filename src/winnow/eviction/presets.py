@@ -22,6 +22,7 @@ from winnow.eviction.replay import Replay
 from winnow.eviction.scores import (
     Average,
     BelowAverage,
+    ByKeyDeviation,
     ByValueNorm,
     Compactor,
     Cumulative,
@@ -207,6 +208,10 @@ PRESETS: dict[str, Preset] = {
     "kvzip-plus": Preset(
         replace(_KVZIP, score=Reconstruction(normalized=True)),
         "KVzip+ (KVzap, arXiv 2601.07891), by blocks; asked later",
+    ),
+    "kvzip-keys": Preset(
+        replace(_KVZIP, score=ByKeyDeviation(Reconstruction())),
+        "Winnow's own: kvzip times winnow-keys; asked later",
     ),
     "winnow-fit": Preset(
         replace(_KVZIP, compact=Fit()),

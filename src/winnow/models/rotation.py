@@ -145,7 +145,7 @@ def _keys_at(model: "CausalModel", position: int) -> dict[int, Tensor]:
 def _explains(rotation: LayerRotation, positions: tuple[int, ...], keys: list[Tensor]) -> bool:
     """Return whether turning the key of the first position gives those of the others."""
     first = keys[0]
-    if rotation.first < 0 or 2 * len(rotation.frequencies) > first.shape[-1]:
+    if rotation.first < 0 or rotation.first + 2 * len(rotation.frequencies) > first.shape[-1]:
         return False
     # float16 and bfloat16 round keys; a wrong pairing or frequency is off by as much as the key is long.
     tolerance = 0.02 * float(first.norm(dim=-1).max())

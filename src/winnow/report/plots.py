@@ -80,10 +80,12 @@ def line_chart(panels: Sequence[Panel], title: str = "", columns: int = 2) -> "F
             look = {"color": "grey", "linestyle": ":"} if line.reference else dict(looks[line.label])
             if len(line.x) > _MANY_POINTS:
                 look.pop("marker", None)
-            bars: dict[str, Any] = (
-                {"yerr": line.errors, "elinewidth": 0.7, "capsize": 2} if line.errors else {}
-            )
-            axes.errorbar(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **bars, **look)
+            [drawn] = axes.plot(line.x, line.y, label=line.label, linewidth=1.5, markersize=4.5, **look)
+            if line.errors:
+                color = drawn.get_color()
+                axes.errorbar(
+                    line.x, line.y, line.errors, fmt="none", ecolor=color, elinewidth=0.7, capsize=2
+                )
         axes.set_title(panel.title, fontsize="medium")
         _set_axis(axes, "x", panel.x)
         _set_axis(axes, "y", panel.y)

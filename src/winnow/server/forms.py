@@ -247,7 +247,9 @@ def _with_parameters(form: type[BaseModel], *names: str) -> type[BaseModel]:
     """Return a form that has the fields of `SamplingParams` too, or those named; what it says itself counts."""
     texts, found = documented(SamplingParams), {}
     for each in fields(SamplingParams):
-        if each.name not in form.model_fields and each.name in (names or texts):
+        if each.name not in (*form.model_fields, "reasoning", "output_kind") and each.name in (
+            names or texts
+        ):
             kind = _bounded(each.type, each.metadata.get("limits"))
             most = each.metadata.get("most")
             found[each.name] = kind | None, Field(None, max_length=most, description=texts[each.name])

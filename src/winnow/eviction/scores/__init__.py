@@ -12,7 +12,7 @@ from winnow.eviction.scores.attention import (
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.compactor import Compactor
 from winnow.eviction.scores.expected import ChunkAttention, ExpectedAttention
-from winnow.eviction.scores.factors import ByOutputNorm, ByValueNorm
+from winnow.eviction.scores.factors import ByKeyDeviation, ByOutputNorm, ByValueNorm
 from winnow.eviction.scores.fitted import Fitted
 from winnow.eviction.scores.keys import KeyDeviation, KeyDifference, KeyNorm
 from winnow.eviction.scores.leverage import Leverage
@@ -22,6 +22,7 @@ from winnow.eviction.scores.tokens import Random, Recency
 __all__ = [
     "Average",
     "BelowAverage",
+    "ByKeyDeviation",
     "ByOutputNorm",
     "ByValueNorm",
     "ChunkAttention",

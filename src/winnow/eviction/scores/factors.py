@@ -11,17 +11,20 @@ from winnow.errors import ConfigError
 from winnow.eviction.replay import Replay
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
+from winnow.eviction.scores.keys import KeyDeviation
 from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
 class Factor(Scorer):
-    """(inner score + epsilon) times a factor of each KV. All else is delegated to `inner`."""
+    """(inner score + epsilon)^power times a factor of each KV. All else is delegated to `inner`."""
 
     inner: Scorer
     epsilon: float = 0.0
     """Added to the score, so that KVs with equal scores are ordered by the factor. Attention is about 1 / tokens
     each."""
+    power: float = 1.0
+    """Exponent of the score; below 1 the factor counts for more."""
 
     def __post_init__(self) -> None:
         if not self.inner.factors:
@@ -30,6 +33,8 @@ class Factor(Scorer):
             )
         if not self.epsilon >= 0.0:
             raise ConfigError(f"epsilon must be at least 0, got {self.epsilon}")
+        if not self.power > 0.0:
+            raise ConfigError(f"power must be above 0, got {self.power}")
 
     @property
     def num_accumulators(self) -> int:  # type: ignore[override]
@@ -63,7 +68,8 @@ class Factor(Scorer):
         return self.inner.resets_accumulators
 
     def score(self, rows: LayerRows) -> Tensor:
-        return (self.inner.score(rows) + self.epsilon) * self.factor(rows)
+        score = self.inner.score(rows) + self.epsilon
+        return (score if self.power == 1.0 else score**self.power) * self.factor(rows)
 
     @abstractmethod
     def factor(self, rows: LayerRows) -> Tensor:
@@ -76,6 +82,20 @@ class ByValueNorm(Factor):
 
     def factor(self, rows: LayerRows) -> Tensor:
         return rows.values().norm(dim=-1)
+
+
+@dataclass(frozen=True)
+class ByKeyDeviation(Factor):
+    """A score times `KeyDeviation`: what attention asks for, of keys that are unlike the others."""
+
+    power: float = 0.5
+
+    @property
+    def needs(self) -> Needs:
+        return replace(self.inner.needs, rotation=True, directions=True)
+
+    def factor(self, rows: LayerRows) -> Tensor:
+        return KeyDeviation().score(rows).clamp_min_(0.0)
 
 
 @dataclass(frozen=True)
