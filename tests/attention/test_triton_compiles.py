@@ -54,7 +54,7 @@ def test_kernels_compile_and_fit(
     """Of activations and of KVs."""
     dtype, kv_format = formats
     found = compile_kernels(tmp_path, capability, dtype, head_dim, kv_format)
-    assert len({line["kernel"] for line in found}) == 11, "every kernel"
+    assert len({line["kernel"] for line in found}) == 12, "every kernel"
     for line in found:
         assert line["shared"] <= MOST_SHARED[capability], line
 
@@ -70,6 +70,7 @@ MOST_REGISTERS = {
     ("observe_decode", "bfloat16"): 80,
     ("write_kvs", "bfloat16"): 48,
     ("rotate_and_write_heads", "bfloat16"): 48,
+    ("compare_keys", "bfloat16"): 104,
 }
 COUNTED = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9)
 # Instructions of the longest loop, which is decoding's over tiles of 128 KVs, or a chunk's over its own; 3.6 takes up
@@ -83,7 +84,7 @@ MOST_INSTRUCTIONS = {"bfloat16": 800, "int8": 1650, "fp8_e4m3": 1750, "int4": 16
 @pytest.mark.parametrize(
     ("kv_format", "wanted"),
     [
-        ("bfloat16", ["attend_split", "attend_chunk", "rotate_and_write_heads"]),
+        ("bfloat16", ["attend_split", "attend_chunk", "rotate_and_write_heads", "compare_keys"]),
         *(
             pytest.param(kv_format, [name for name, of in MOST_REGISTERS if of == kv_format], marks=ON_GPUS)
             for kv_format in MOST_INSTRUCTIONS

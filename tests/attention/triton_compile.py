@@ -20,7 +20,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from winnow.attention.triton.kernels import chunk, decode, move, observer, rotate
+from winnow.attention.triton.kernels import chunk, decode, key_difference, move, observer, rotate
+from winnow.attention.triton.key_difference import Turn
 from winnow.attention.triton.launch import product_dtype
 from winnow.attention.triton.side_format import Window, side_formats
 from winnow.attention.triton.tuning import tuning_for
@@ -41,7 +42,17 @@ WORDS = {torch.int64: "*i64", torch.int32: "*i32", torch.int16: "*i16", torch.ui
 # What kernels call their arguments says what they are; what is in none of these sets is int32.
 OF_MODEL = {"q", "k", "v", "out", "sinks", "heads", "cos", "sin", "query_norm", "key_norm"}
 INT64 = {"slots", "position", "token_slots", "tokens_after", "source", "chosen", "top_k"}
-INT32 = {"pages", "page_table", "lengths", "index", "position_pool", "extents", "tiles"}
+INT32 = {
+    "pages",
+    "page_table",
+    "lengths",
+    "index",
+    "position_pool",
+    "extents",
+    "tiles",
+    "positions",
+    "counted",
+}
 FLOAT32 = {
     "partial",
     "statistics",
@@ -53,6 +64,10 @@ FLOAT32 = {
     "target",
     "values",
     "logits",
+    "sums",
+    "cosines",
+    "sines",
+    "score",
 }
 
 
@@ -133,6 +148,17 @@ def variants(
         ),
     }
     yield move.move_kvs, {**of_pool, "NUM_ACCUMULATORS": 2, "BLOCK_N": 16}, 4, 3
+    half = head_dim // 2
+    comparing = {
+        "TURN": Turn(half, 0, False, half, triton.next_power_of_2(half), 1),
+        "KEY": plain["KEY"],
+        "KV_HEADS": 8,
+        "BLOCK_SIZE": 16,
+        "TILE": 256,
+        "BLOCK_N": 4096 // sizes["BLOCK_D"],
+    }
+    yield key_difference.compare_keys, {**comparing, "sums": None}, 4, 3
+    yield key_difference.compare_keys, {**comparing, "counted": None}, 4, 3
     yield triton_kernels.argmax_rows, {"FAULT": -1, "BLOCK": 4096}, 8, 3
     yield triton_kernels.keep_top_rows, {"BLOCK": 4096}, 16, 3
 

@@ -1,10 +1,13 @@
-"""CPU kernels for scorers. They read keys in place, without a copy."""
+"""Kernels for scorers. They read keys in place, without a copy."""
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from winnow import native
 from winnow.attention import Smoothing
+from winnow.attention.backends import BACKENDS
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.signals import KeyDirections, RotationTable
 from winnow.native import native_kernels
@@ -52,12 +55,8 @@ class RowKernels:
         """
         score = torch.empty(self._slot.shape, dtype=torch.float32, device="cpu")
         batch, heads, _ = self._slot.shape
-        if directions is None:
-            sums = torch.zeros(batch, heads, self._head_dim, device="cpu")
-            directions = KeyDirections(sums, torch.zeros(batch, dtype=torch.int32, device="cpu"))
-        if rotation is None:
-            none = torch.zeros(1, 0, device="cpu")
-            rotation = RotationTable(none, none, 0)
+        directions = directions or _no_directions(score, self._head_dim)
+        rotation = rotation or _no_rotation(score)
         counted = directions.counted[:, None].expand(batch, heads).contiguous()
         assert directions.sums.is_contiguous(), "the kernel writes there"
         self._kernels.key_difference(
@@ -95,3 +94,47 @@ class RowKernels:
             self._threads,
         )
         return pooled
+
+
+def key_difference_kernel(
+    rows: LayerRows,
+) -> Callable[[KeyDirections | None, RotationTable | None], Tensor] | None:
+    """Return `RowKernels.key_difference`, or what computes the same on a GPU; None: no kernel reads the rows."""
+    kernels = RowKernels.of(rows)
+    if kernels is not None:
+        return kernels.key_difference
+    if BACKENDS["triton"].refusal(rows.slot.device, None) is not None:
+        return None
+    from winnow.attention.triton.key_difference import key_difference, key_format  # needs triton
+
+    def by_triton(directions: KeyDirections | None, rotation: RotationTable | None) -> Tensor:
+        sums, counted = directions or _no_directions(rows.slot, rows.pool.kind.key_size)
+        cos, sin, pairs, first, interleaved = rotation or _no_rotation(rows.slot)
+        return key_difference(
+            rows.pool,
+            rows.slot,
+            rows.position,
+            rows.length,
+            sums,
+            counted,
+            cos,
+            sin,
+            pairs,
+            first,
+            interleaved,
+        )
+
+    return None if key_format(rows.pool.kind) is None else by_triton
+
+
+def _no_directions(x: Tensor, head_dim: int) -> KeyDirections:
+    """Return the sums before the first key of rows like x, [B, H, N]."""
+    batch, heads, _ = x.shape
+    sums = x.new_zeros((batch, heads, head_dim), dtype=torch.float32)
+    return KeyDirections(sums, x.new_zeros(batch, dtype=torch.int32))
+
+
+def _no_rotation(x: Tensor) -> RotationTable:
+    """Return the rotation of no dimension, on the device of x."""
+    none = x.new_zeros((1, 0), dtype=torch.float32)
+    return RotationTable(none, none, 0)

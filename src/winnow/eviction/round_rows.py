@@ -37,6 +37,11 @@ class RoundInputs:
     tokens: Tensor
     similarity: Tensor
 
+    @cached_property
+    def num_positions(self) -> int:
+        """All positions are below it. Waits for the device, once a round."""
+        return int(self.now.max()) + 1
+
 
 class RoundRows:
     """The rows of L of the layers: blocks, lengths, positions and protection of their KVs.
@@ -219,7 +224,7 @@ class LayerRows:
 
     def rotation_table(self) -> RotationTable:
         """Return the rotation of keys at the positions of all KVs. Requires `Needs(rotation=True)`."""
-        return self._signals.rotation_table(self.layer, int(self.round.now.max()) + 1)
+        return self._signals.rotation_table(self.layer, self.round.num_positions)
 
     def query_moments(self) -> QueryMoments:
         """Return moments of the context's queries. Requires `Needs(moments_from=...)`."""

@@ -101,6 +101,14 @@ def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
     }
 
 
+def key_format(kind: BlockKind) -> SideFormat | None:
+    """Return how keys are stored, wherever values lie; None: not as they are, or as kernels do not read."""
+    codec = kind.codec
+    if not isinstance(codec, PairCodec) or not reads(codec) or codec.rotate_keys:
+        return None
+    return _side_format(kind.form if kind.tier is None else kind.key_form, "k", codec.key, kind.key_size)
+
+
 def _side_format(block: BlockFormat, side: str, form: VectorFormat, head_dim: int) -> SideFormat:
     placed = {field.name: (field, offset) for field, offset in block.fields}
     field, code = placed[side]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from winnow.eviction.kernels import RowKernels
+from winnow.eviction.kernels import key_difference_kernel
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import KeyDirections, Needs
@@ -29,8 +29,8 @@ class KeyDifference(Scorer):
     factors: ClassVar[bool] = False
 
     def score(self, rows: LayerRows) -> Tensor:
-        kernels = RowKernels.of(rows)
-        return key_difference(rows) if kernels is None else kernels.key_difference()
+        kernel = key_difference_kernel(rows)
+        return key_difference(rows) if kernel is None else kernel(None, None)
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class KeyDeviation(Scorer):
 
     def score(self, rows: LayerRows) -> Tensor:
         directions = rows.key_directions()
-        kernels = RowKernels.of(rows)
-        if kernels is None:
+        kernel = key_difference_kernel(rows)
+        if kernel is None:
             score = key_deviation(rows, directions)
         else:
-            score = kernels.key_difference(directions, rows.rotation_table()).add_(1.0)
+            score = kernel(directions, rows.rotation_table()).add_(1.0)
         rows.keep_key_directions(directions.sums)
         return score
 
