@@ -32,7 +32,8 @@ class DirectionStates(SlotState):
     ) -> KeyDirections:
         """Return copies; zeros, of `shape` (H, d), where nothing is counted."""
         none = KeyDirections(
-            torch.zeros(shape, device=self._device), torch.zeros((), dtype=torch.int32, device=self._device)
+            torch.zeros(shape, dtype=torch.float32, device=self._device),
+            torch.zeros((), dtype=torch.int32, device=self._device),
         )
         sequences = [self._sequences.get(slot, {}) for slot in slots]
         sums = torch.stack([each.get(layer, none).sums for layer in layers for each in sequences])

@@ -105,7 +105,9 @@ def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None
     """
     positions = (0, 3, 50)
     keys = [_keys_at(model, position) for position in positions]
-    candidates = [LayerRotation(torch.empty(0, device="cpu"), False)]  # no position at all
+    candidates = [
+        LayerRotation(torch.empty(0, dtype=torch.float32, device="cpu"), False)
+    ]  # no position at all
     sizes = {key.shape[-1] for key in keys[0].values()}
     for name, buffer in model.named_buffers():
         if name.endswith("inv_freq") and "original" not in name:
