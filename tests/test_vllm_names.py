@@ -31,7 +31,7 @@ KINDS: Mapping[str, tuple[Mapping[str, ForeignName], set[str]]] = {
         vllm.CALL,
         {
             *("prompts", "messages", "params", "sampling_params", "use_tqdm", "priority", "tools"),
-            *("add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+            *("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
         },
     ),
     "prompt": (vllm.PROMPT, set(TokensPrompt.__annotations__)),

@@ -57,6 +57,21 @@ def test_chat(llm: LLM) -> None:
     assert [output.prompt for output in both] == [text, text]
     assert alone[0].prompt_token_ids == tokenizer.encode(str(text), add_special_tokens=False)
     assert both[0].outputs[0].token_ids == alone[0].outputs[0].token_ids
+    template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    [other] = llm.chat(conversation[1:], GREEDY, chat_template=template)
+    assert other.prompt == "[user] What is the capital of France?"
+
+
+def test_parameters_that_are_changed(llm: LLM) -> None:
+    """generate.py and chat.py; a request keeps what it was made with."""
+    params = llm.get_default_sampling_params()
+    params.temperature, params.max_tokens, params.ignore_eos = 0, 3, True  # type: ignore[misc]
+    name = llm.submit(PROMPTS[1], params, final_only=True)
+    params.max_tokens = 5  # type: ignore[misc]
+    [changed] = llm.generate(PROMPTS[1], params)
+    [kept] = llm.step()
+    assert kept.request_id == name
+    assert [len(each.outputs[0].token_ids) for each in (kept, changed)] == [3, 5]
 
 
 def test_a_list_of_sampling_params(llm: LLM) -> None:

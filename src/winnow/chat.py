@@ -36,12 +36,14 @@ class TemplateOptions:
         add_generation_prompt: end with the beginning of an answer.
         continue_final_message: the answer continues the last message, which stays open.
         variables: further variables of the template, such as enable_thinking.
+        template: Jinja text in place of the model's own template; None: the model's.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     variables: Mapping[str, Any] = field(default_factory=dict)
+    template: str | None = None
 
 
 PLAIN = TemplateOptions()
@@ -127,12 +129,12 @@ def apply_template(
         InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation;
             the template's own words say why.
     """
-    if tokenizer is None or not tokenizer.chat_template:
+    if tokenizer is None or not (options.template or tokenizer.chat_template):
         raise InvalidRequestError(
             "messages need a tokenizer with a chat template, which the model does not have"
         )
     conversation = [_with_arguments(message) for message in normalise_messages(messages)]
-    if not _DEVELOPER.search(str(tokenizer.chat_template)):
+    if not _DEVELOPER.search(str(options.template or tokenizer.chat_template)):
         conversation = [
             {**message, "role": "system"} if message["role"] == "developer" else message
             for message in conversation
@@ -248,6 +250,7 @@ def _render(
 ) -> str:
     text: Any = tokenizer.apply_chat_template(
         list(conversation),
+        chat_template=options.template,
         tools=[_shown_tool(tool) for tool in options.tools] or None,
         tokenize=False,
         add_generation_prompt=options.add_generation_prompt and not options.continue_final_message,

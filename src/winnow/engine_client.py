@@ -1,6 +1,7 @@
 """Requests to an engine, step by step: what an `LLM` is beside the model that it opens."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -148,7 +149,8 @@ class EngineClient:
             options.setdefault("deltas", params.output_kind == RequestOutputKind.DELTA)
         if request_id is None:
             request_id = self._driver.new_id()
-        return NewRequest(request_id, prompt.text, prompt.token_ids, params, **options)
+        # A copy: the caller may assign to theirs.
+        return NewRequest(request_id, prompt.text, prompt.token_ids, copy(params), **options)
 
     def _with_bad_tokens(self, params: SamplingParams) -> SamplingParams:
         tokenizer = self._tokenizer

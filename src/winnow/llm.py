@@ -147,17 +147,22 @@ class LLM(EngineClient):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or a list of them, with the model's chat template; otherwise as `generate`.
 
         Args:
             add_generation_prompt, continue_final_message, tools: see `TemplateOptions`.
-            chat_template_kwargs: its `variables`.
+            chat_template, chat_template_kwargs: its `template` and `variables`.
         """
         self._require_usable()
         template = TemplateOptions(
-            tools or (), add_generation_prompt, continue_final_message, chat_template_kwargs or {}
+            tools or (),
+            add_generation_prompt,
+            continue_final_message,
+            chat_template_kwargs or {},
+            chat_template,
         )
         tokenized = [self.tokenize_chat(each, template, tenant) for each in list_conversations(messages)]
         session = _session(session_id, len(tokenized))

@@ -361,7 +361,6 @@ CALL: Mapping[str, ForeignName] = {
     "prompt_adapter_request": ForeignName(_NO_ADAPTERS),
     "guided_options_request": ForeignName("SamplingParams has structured_outputs"),
     "prompt_token_ids": ForeignName('a prompt may be a list of token ids, or {"prompt_token_ids": ids}'),
-    "chat_template": SERVER["chat_template"],
     "chat_template_content_format": SERVER["chat_template_content_format"],
     "mm_processor_kwargs": ForeignName(_TEXT),
     "tokenization_kwargs": ForeignName("LLM.tokenize has add_special_tokens, and generate takes token ids"),

@@ -3,7 +3,6 @@
 import copy
 import pickle
 import re
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
@@ -160,13 +159,20 @@ def test_forced_tokens_are_one_list_for_all_samples_or_one_each() -> None:
     SamplingParams(forced_tokens=[1] * 17, max_tokens=None)
 
 
-def test_params_are_frozen_copied_and_hashable() -> None:
+def test_params_are_checked_when_assigned_copied_and_hashable() -> None:
     bias = {5: 1.0}
     params = SamplingParams(logit_bias=bias)
     bias[5] = 99.0
     assert params.logit_bias == {5: 1.0}
-    with pytest.raises(FrozenInstanceError):
-        params.n = 2  # type: ignore[misc]
+    unchanged = copy.copy(params)
+    for name, value in {"n": 0, "min_tokens": 17, "max_token": 5, "compression": [2, 4]}.items():
+        with pytest.raises(InvalidRequestError, match=name):
+            setattr(params, name, value)
+    assert params == unchanged
+    params.stop, params.seed = "a", -1  # type: ignore[misc]
+    assert params == SamplingParams(stop=["a"], logit_bias={5: 1.0}) != unchanged
+    assert hash(params) == hash(SamplingParams(stop="a"))
+    params.stop = ()  # type: ignore[misc]
     assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params  # noqa: S301
     assert hash(params) == hash(SamplingParams(logit_bias={5: 1.0}))
 

@@ -61,7 +61,8 @@ _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 class SamplingParams(EvictionRequest):
     """Choice of the tokens of one request, of its end, and of what is reported about them. Names as in vLLM.
 
-    What it asks of eviction are the fields of `EvictionRequest`.
+    What it asks of eviction are the fields of `EvictionRequest`. A field may be assigned to, which checks all of them
+    again; a request that was made before keeps what it had.
 
     Attributes:
         n: answers per prompt, sampled independently (`sample_index` 0 to n - 1).
@@ -315,6 +316,13 @@ class SamplingParams(EvictionRequest):
                     f"{name} must hold token ids below {vocab_size}, the vocabulary's size, got {largest}"
                 )
 
+
+def _assign(params: SamplingParams, name: str, value: Any) -> None:
+    vars(params).update(vars(replace(params, **{name: value})))
+
+
+# Frozen, so that they are hashable and static checks find what the engine would change; users may, as in vLLM.
+SamplingParams.__setattr__ = _assign  # type: ignore[method-assign, assignment]
 
 _integer = partial(check_integer, error=InvalidRequestError)
 _number = partial(check_number, error=InvalidRequestError)
