@@ -140,6 +140,7 @@ USAGE_ERRORS = [
         "run P -o O --ctx-size 2048",
         "unknown argument '--ctx-size'; llama.cpp's flag is in Winnow: --max-model-len",
     ),
+    ("run P -o O -ngl 20", "must be 0, which is --device cpu, got '20'; --device cuda takes all layers"),
     ("run P -o O --eviction fitted", "there is no file"),
     ("plan", "the following arguments are required: MODEL"),
     ("plan llama-3-8b --model llama-3-70b", "the model is given twice: llama-3-8b and --model llama-3-70b"),

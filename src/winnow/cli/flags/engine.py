@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow import vllm_names
 from winnow.batch.journal import OF_REQUESTS
+from winnow.cli.flags.llama_cpp_flags import add_gpu_layers
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import require_distinct
 from winnow.cli.loading import LoadingDisplay
@@ -60,6 +61,8 @@ def add_engine_flags(
     for title, config in PARTS.items():
         add_flags(parser, config, title, skip, defaults, COMMON)
     add_foreign_flags(parser, vllm_names.ENGINE)
+    if "device" not in skip:
+        add_gpu_layers(parser)
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, names: Mapping[str, ForeignName]) -> None:

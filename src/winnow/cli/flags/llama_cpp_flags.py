@@ -1,5 +1,6 @@
 """Winnow's names of llama.cpp's flags, for the message about an unknown flag."""
 
+import argparse
 from collections.abc import Mapping
 
 _SIZE = "--kv-memory SIZE holds the KVs of all requests, such as --kv-memory 2GiB"
@@ -15,9 +16,6 @@ FLAGS: Mapping[str, str] = {
     **dict.fromkeys(("-ub", "--ubatch-size"), "--prefill-chunk"),
     **dict.fromkeys(("-np", "--parallel"), "--max-num-seqs"),
     **dict.fromkeys(("-ctk", "-ctv", "--cache-type-k", "--cache-type-v"), "--kv-cache-dtype k=int8,v=int4"),
-    **dict.fromkeys(
-        ("-ngl", "--n-gpu-layers", "--gpu-layers"), "--device cuda, for all layers; -ngl 0 is --device cpu"
-    ),
     **dict.fromkeys(("-s",), "--seed"),
     **dict.fromkeys(("--temp",), "--temperature"),
     **dict.fromkeys(("--repeat-penalty",), "--repetition-penalty"),
@@ -30,6 +28,20 @@ FLAGS: Mapping[str, str] = {
         "not needed, leave it out",
     ),
 }
+
+
+def add_gpu_layers(parser: argparse.ArgumentParser) -> None:
+    """Declare `-ngl 0`, which is --device cpu; help does not show it."""
+    names, hidden = ("-ngl", "--n-gpu-layers", "--gpu-layers"), argparse.SUPPRESS
+    parser.add_argument(*names, dest="device", type=_device, default=hidden, help=hidden)
+
+
+def _device(layers: str) -> str:
+    if layers == "0":
+        return "cpu"
+    raise argparse.ArgumentTypeError(
+        f"must be 0, which is --device cpu, got {layers!r}; --device cuda takes all layers"
+    )
 
 
 def llama_cpp_hint(flag: str) -> str:
