@@ -1,5 +1,6 @@
 """A GGUF file answers as the model that it was made from, and one that cannot is refused in a line."""
 
+import argparse
 import json
 import random
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from winnow import LLM, SamplingParams
+from winnow.cli.plan import PlanOptions, deployments
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import automatic, load_model, load_plain_model, pack_model
@@ -179,12 +181,21 @@ def test_what_auto_means_on_a_processor(tmp_path: Path, monkeypatch: pytest.Monk
         config = settle_formats(ModelConfig(path, device="cpu", **options), path)
         return config.dtype, config.weight_dtype, config.weight_wide
 
+    def planned(path: Path) -> tuple[str, str, bool]:
+        """As `winnow plan` has it."""
+        arguments = argparse.Namespace(model=str(path), calibrate=None)
+        [found] = deployments(arguments, PlanOptions(gpu="desktop-ddr5"))
+        return found.weight_dtype, found.linear_dtype, found.wide_ends
+
     monkeypatch.setattr(automatic, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(automatic, "is_installed", lambda: True)
     assert settled(wide) == settled(blocks) == ("float32", "auto", "none"), "small models"
+    assert planned(blocks) == ("float32", "auto", False)
     monkeypatch.setattr(automatic, "SMALL", 0)
     assert settled(wide) == ("bfloat16", "auto", "none")
     assert settled(blocks) == ("bfloat16", "q8_0", "head-and-ends")
+    assert planned(blocks) == ("bfloat16", "q8_0", True)
+    assert planned(wide) == ("bfloat16", "auto", False)
     assert settled(blocks, weight_dtype="int8") == ("bfloat16", "int8", "none")
     assert settled(blocks, dtype="float32") == ("float32", "auto", "none")
     assert settled(directory) == ("float32", "auto", "none"), "its own weights are of float32"

@@ -1,6 +1,7 @@
 """What a deployment needs: bytes as the engine counts them, and inverses that invert."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, UnsupportedModelError
-from winnow.models import packed_linear
+from winnow.models import automatic, packed_linear
 from winnow.models.int8_linear import Int8Weights
 from winnow.plan import hardware
 from winnow.plan.deployment import Deployment
@@ -145,8 +146,24 @@ def test_what_binds() -> None:
     assert times.binds(StepWork(link_bytes=1e9)) == "link to the host"
 
 
-def test_a_cpu_takes_float32_and_a_gpu_what_the_model_says() -> None:
-    assert deployment(gpu="epyc-9654").weight_bytes == 2 * deployment().weight_bytes
+def test_a_cpu_takes_what_the_engine_does_and_a_gpu_what_the_model_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert deployment(gpu="epyc-9654").weight_bytes == deployment().weight_bytes
+    here = replace(HARDWARE["epyc-9654"], measured=True)
+    for multiplies, wider in ((True, 1), (False, 2)):
+        monkeypatch.setattr(automatic, "multiplies_bfloat16", lambda answer=multiplies: answer)
+        assert Deployment(MODELS["llama-3-8b"], here).weight_bytes == wider * deployment().weight_bytes
+    wide = replace(MODELS["llama-3-8b"], dtype="float32")
+    assert Deployment(wide, HARDWARE["epyc-9654"]).weight_dtype == "float32"
+
+
+def test_head_and_ends_that_stay_wide() -> None:
+    model = MODELS["llama-3-8b"]
+    head, layer = 128256 * 4096, 4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336 + 2 * 4096
+    narrow = model.num_params - 2 * head - 2 * layer
+    found = deployment(linear_dtype="q8_0", wide_ends=True).weight_bytes
+    assert found == pytest.approx(2 * (2 * head + 2 * layer) + narrow * 34 / 32, abs=4096)
 
 
 def test_int8_weights_leave_the_embedding_wide() -> None:

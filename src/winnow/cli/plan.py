@@ -10,7 +10,15 @@ from winnow.checks import check_integer, check_number
 from winnow.cli.flags.engine import COMMON
 from winnow.cli.flags.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
-from winnow.config import PREFIX_DISK, WEIGHT_DTYPES, CacheConfig, EvictionConfig, SchedulerConfig, option
+from winnow.config import (
+    PREFIX_DISK,
+    WEIGHT_DTYPES,
+    CacheConfig,
+    EvictionConfig,
+    ModelConfig,
+    SchedulerConfig,
+    option,
+)
 from winnow.errors import UsageError
 from winnow.report.console import console, print_tables
 from winnow.report.provenance import typed_command
@@ -52,7 +60,7 @@ class PlanOptions:
     new_tokens: int | None = option(
         None, "tokens of each answer, of the context; left out: 256, half of it at most"
     )
-    dtype: str = option("auto", "of weights; auto: float32 on a CPU, else the model's own")
+    dtype: str = option("auto", "of weights; auto: on a CPU what the engine takes, else the model's own")
     weight_bits: float | None = option(None, "bits of one weight, for quantized weights")
     weight_dtype: str = option("auto", "of linear layers; auto: as dtype", choices=WEIGHT_DTYPES)
     utilization: float = option(0.9, "part of the devices' memory that may be used")
@@ -136,6 +144,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[Deployment]":
     """Return one per device and policy that was named."""
+    from winnow.models.automatic import SMALL, cpu_dtype, keeps_8_bits
     from winnow.plan.calibrate import calibrate
     from winnow.plan.deployment import Deployment
     from winnow.plan.hardware import find_hardware
@@ -152,8 +161,13 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
         scheduler = replace(scheduler, max_num_seqs=options.batch, max_num_batched_tokens=tokens)
     cache = CacheConfig(**given(namespace, CacheConfig))
     found = []
+    on_cpu = cpu_dtype(model.stored_bytes, model.dtype)
+    own = options.dtype == "auto" and options.weight_bits is None and model.stored_bytes >= SMALL
+    asked = ModelConfig(weight_dtype=options.weight_dtype)
+    linear = "q8_0" if own and keeps_8_bits(asked, Path(namespace.model)) else options.weight_dtype
     for device in options.gpu.split(","):
-        hardware = find_hardware(device.strip(), options.dtype, options.weight_dtype, model.dtype)
+        hardware = find_hardware(device.strip(), options.dtype, linear, model.dtype, on_cpu)
+        narrow = linear != options.weight_dtype and hardware.kind == "cpu"
         factors = None
         if namespace.calibrate:
             calibration = calibrate(namespace.calibrate, hardware)
@@ -175,7 +189,8 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
                 options.utilization,
                 options.price,
                 factors,
-                options.weight_dtype,
+                linear if narrow else options.weight_dtype,
+                wide_ends=narrow,
             )
             for config in configs
         ]

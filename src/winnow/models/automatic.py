@@ -33,9 +33,9 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
         return config
     try:
         files = [path] if path.is_file() else list(path.glob("*.safetensors"))
-        small = sum(file.stat().st_size for file in files) < SMALL
-        dtype = "float32" if small or not multiplies_bfloat16() or _is_float32(path) else "bfloat16"
-        eight_bits = not small and config.weight_dtype == "auto" and _takes_8_bits(config, path)
+        num_bytes = sum(file.stat().st_size for file in files)
+        dtype = cpu_dtype(num_bytes, "float32" if _is_float32(path) else "")
+        eight_bits = num_bytes >= SMALL and keeps_8_bits(config, path)
     except (OSError, WinnowError):
         return config  # which loading will name
     config = replace(config, dtype=dtype)
@@ -44,6 +44,16 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
     log.info("%s: dtype %s, weight_dtype %s", path.name, dtype, config.weight_dtype)
     report(f"reading weights as {dtype}" + (", most linear layers in 8 bits (q8_0)" if eight_bits else ""))
     return config
+
+
+def cpu_dtype(num_bytes: int, own: str, multiplies: bool | None = None) -> str:
+    """Return what `dtype` auto is on a CPU, for weights of so many bytes and of the dtype `own`.
+
+    Args:
+        multiplies: the processor multiplies bfloat16; None: whether this one does.
+    """
+    narrow = multiplies_bfloat16() if multiplies is None else multiplies
+    return "bfloat16" if narrow and num_bytes >= SMALL and own != "float32" else "float32"
 
 
 def _is_float32(path: Path) -> bool:
@@ -56,9 +66,11 @@ def _is_float32(path: Path) -> bool:
     return "float32" in [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
 
 
-def _takes_8_bits(config: ModelConfig, path: Path) -> bool:
-    """Return whether a file's weights are quantized, and the kernels are there that multiply them so."""
-    if not path.is_file() or not config.optimize or config.engine != "paged" or not is_installed():
+def keeps_8_bits(config: ModelConfig, path: Path) -> bool:
+    """Return whether `weight_dtype` auto is 8 bits: a file's are quantized, and kernels multiply them so."""
+    if config.weight_dtype != "auto" or not path.is_file() or path.suffix == ".json":
+        return False
+    if not config.optimize or config.engine != "paged" or not is_installed():
         return False
     from winnow.models.gguf.file import GgufFile
 

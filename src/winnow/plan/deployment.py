@@ -37,11 +37,13 @@ class Deployment:
     """A model on some devices, with its weights and KVs spread evenly over them.
 
     Attributes:
-        dtype: of weights and, unless `cache` says otherwise, of KVs; auto: float32 on a CPU, else the model's own.
+        dtype: of weights and, unless `cache` says otherwise, of KVs; auto: on a CPU as the engine
+            takes it, else the model's own. Processors of data sheets multiply bfloat16.
         weight_bits: bits of one weight, for quantized ones; None: those of `dtype`.
         cache: how KVs are stored and in what blocks; its amounts of memory are not looked at.
         linear_dtype: `weight_dtype` of the engine, in which linear layers keep theirs, and an embedding that only looks
             rows up does not.
+        wide_ends: head, first and last layer keep `dtype`, as with the engine's weight_wide head-and-ends.
         utilization: part of the devices' memory that may be used.
         price: of one device for an hour, in any currency; None: unknown.
         factors: calibrated ones of step times; None: those usual on such hardware.
@@ -59,6 +61,7 @@ class Deployment:
     price: float | None = None
     factors: Factors | None = None
     linear_dtype: str = "auto"
+    wide_ends: bool = False
 
     def __post_init__(self) -> None:
         check_integer("gpus", self.gpus, 1, _MOST_GPUS)
@@ -83,7 +86,11 @@ class Deployment:
         """`dtype`, with auto resolved as the engine does."""
         if self.dtype != "auto":
             return self.dtype
-        return "float32" if self.hardware.kind == "cpu" else self.model.dtype
+        if self.hardware.kind != "cpu":
+            return self.model.dtype
+        from winnow.models.automatic import cpu_dtype
+
+        return cpu_dtype(self.model.stored_bytes, self.model.dtype, None if self.hardware.measured else True)
 
     @property
     def keeps_all(self) -> bool:
@@ -116,8 +123,11 @@ class Deployment:
         """All weights, in all devices together."""
         model, wide = self.model, DTYPE_BYTES[self.weight_dtype]
         if self.linear_dtype != "auto":
-            narrow = _LINEAR_BYTES[self.linear_dtype] * (model.num_params - model.lookup_params)
-            return round(narrow) + wide * model.lookup_params
+            kept, rest = model.lookup_params, model.num_params - model.lookup_params
+            if self.wide_ends:
+                head = model.vocab_size * model.hidden_size
+                kept += head + 2 * (rest - head) // (model.depth or model.num_layers)
+            return round(_LINEAR_BYTES[self.linear_dtype] * (model.num_params - kept)) + wide * kept
         return round(model.num_params * (self.weight_bits or 8 * wide) / 8)
 
     @property

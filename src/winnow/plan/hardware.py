@@ -77,26 +77,35 @@ THIS = "this"
 
 
 def find_hardware(
-    name: str, dtype: str = "auto", weight_dtype: str = "auto", model_dtype: str = "bfloat16"
+    name: str,
+    dtype: str = "auto",
+    weight_dtype: str = "auto",
+    model_dtype: str = "bfloat16",
+    cpu_dtype: str = "float32",
 ) -> Hardware:
     """Return a row by name, upper or lower case; `this` measures the machine, which takes a second or two.
 
     Args:
         dtype, weight_dtype: of the run, as options of the engine; what products of `this` are measured in.
-        model_dtype: what `dtype` auto is on a GPU.
+        model_dtype, cpu_dtype: what `dtype` auto is on a GPU, and on a CPU.
 
     Raises:
         ConfigError: there is no such row.
     """
     if name == THIS:
-        return this_machine(dtype, weight_dtype, model_dtype)
+        return this_machine(dtype, weight_dtype, model_dtype, cpu_dtype)
     found = {key.lower(): row for key, row in HARDWARE.items()}.get(name.lower().replace(" ", "-"))
     if found is None:
         raise ConfigError(f"gpu must be a known name or this, got {name!r}; {known_names(name, HARDWARE)}")
     return found
 
 
-def this_machine(dtype: str = "auto", weight_dtype: str = "auto", model_dtype: str = "bfloat16") -> Hardware:
+def this_machine(
+    dtype: str = "auto",
+    weight_dtype: str = "auto",
+    model_dtype: str = "bfloat16",
+    cpu_dtype: str = "float32",
+) -> Hardware:
     """Measure this machine: its GPU where there is one, else its processor, by the engine's own linear layers.
 
     Arguments as those of `find_hardware`.
@@ -119,7 +128,7 @@ def this_machine(dtype: str = "auto", weight_dtype: str = "auto", model_dtype: s
         )
     set_threads(None)  # as the engine does, like the way in which threads wait
     with TeamWait():
-        product = _linear_rate(torch.float32 if dtype == "auto" else getattr(torch, dtype), weight_dtype)
+        product = _linear_rate(getattr(torch, cpu_dtype if dtype == "auto" else dtype), weight_dtype)
         read, copy = _memory_rates(max(_MEMORY, 8 * machine.last_level_cache))
     limit = host_memory()
     memory = limit.limit if limit is not None else 0

@@ -60,6 +60,11 @@ class ModelShape:
         """Rows of a sequence: one per layer and KV head."""
         return sum(heads for heads, _ in self.shapes) or self.num_layers * self.num_kv_heads
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the weights as they lie on disk, or would."""
+        return self.file_bytes or self.num_params * DTYPE_BYTES[self.dtype]
+
     def state_bytes(self, dtype: str) -> int:
         """Return bytes of a sequence's states, where activations have that dtype."""
         own = ("bfloat16", dtype)
