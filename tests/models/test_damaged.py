@@ -166,6 +166,11 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
     return damage
 
 
+def rounded(held: dict[str, torch.Tensor], kind: torch.dtype) -> dict[str, torch.Tensor]:
+    name = "model.layers.0.mlp.up_proj.weight"
+    return {name: (held[name] * 100).to(kind)}
+
+
 @pytest.mark.parametrize(
     ("damage", "named"),
     [
@@ -182,11 +187,25 @@ def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Pa
             "lora_A",
         ),
         (config(num_hidden_layers=1), r"layers\.1\."),
+        *(
+            (
+                weights(lambda held, kind=kind: held.update(rounded(held, kind))),
+                rf"up_proj.weight holds integers \({shown}\)",
+            )
+            for kind, shown in ((torch.int8, "I8"), (torch.uint8, "U8"), (torch.int32, "I32"))
+        ),
         (
             weights(lambda held: held.update({"model.norm.weight": torch.ones(7)})),
             r"model.norm.weight is of shape \[7\]",
         ),
         (config(hidden_act="nonesuch"), "no hidden_act 'nonesuch'"),
+        (config(pad_token_id=10**6), r"pad_token_id must be below vocab_size \(\d+\), got 1000000"),
+        (config(rms_norm_eps=-1e-6), "rms_norm_eps must be a number of at least 0, got -1e-06"),
+        (config(rope_parameters=None, rope_theta="x"), "rope_theta must be a number above 0, got 'x'"),
+        (
+            config(rope_parameters={"rope_type": "linear", "factor": -2.0, "rope_theta": 1e4}),
+            "factor must be a number above 0, got -2.0",
+        ),
     ],
 )
 def test_what_a_model_leaves_out_is_named(damage: Callable[[Path], None], named: str, model: Path) -> None:

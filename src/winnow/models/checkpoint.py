@@ -15,7 +15,7 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models.binding import ATTENTION_NAME, attention_of, set_attention
 from winnow.models.context import ContextLimit, context_limit
-from winnow.models.damage import check_sizes, check_vocabulary, first_line
+from winnow.models.damage import check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.dummy import RepeatedRandom
 from winnow.models.generation import sampling_defaults
 from winnow.models.geometry_probe import probe_geometry
@@ -142,6 +142,7 @@ def _read_config(path: Path, published: Published) -> PretrainedConfig:
     try:
         config = kind.from_dict(values)
         check_sizes(config)
+        check_numbers(config)
     except Exception as error:  # each configuration checks itself in its own way
         raise UnsupportedModelError(
             f"model: cannot load {path}: config.json is not a usable configuration: {first_line(error)}"

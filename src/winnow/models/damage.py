@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,15 @@ _COUNTS = (
     "head_dim",
 )
 """Counts of a configuration; those that it names must be whole numbers above 0."""
+_EPSILONS = (
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "layernorm_epsilon",
+    "norm_epsilon",
+    "norm_eps",
+)
+_ROPE = ("rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings")
 
 
 @contextmanager
@@ -84,6 +94,25 @@ def check_sizes(config: "PretrainedConfig") -> None:
         raise ValueError(
             f"num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
         )
+
+
+def check_numbers(config: "PretrainedConfig") -> None:
+    """Raise ValueError if a number of a configuration makes no model; transformers would name no field, or compute."""
+    values = vars(config.get_text_config())
+    padding, size = values.get("pad_token_id"), values.get("vocab_size")
+    if isinstance(padding, int) and isinstance(size, int) and not -size <= padding < size:
+        raise ValueError(f"pad_token_id must be below vocab_size ({size}), got {padding}")
+    rope = values.get("rope_parameters") or {}
+    found = [(name, values[name], True) for name in _EPSILONS if name in values]
+    for part in (
+        rope,
+        *(each for each in rope.values() if isinstance(each, dict)),
+    ):  # some have one by kind of layer
+        found += [(name, part[name], False) for name in _ROPE if name in part]
+    for name, value, zero in found:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        if value is not None and not (number and (value > 0 or (zero and value == 0))):
+            raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")
 
 
 def check_vocabulary(path: Path, tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> None:

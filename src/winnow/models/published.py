@@ -94,8 +94,15 @@ class ModelDirectory:
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
         unused = sorted(name for name in left_out if not _CHANGES_NOTHING.search(name))
         zeros = set[str]()
-        for file in self.path.glob("*.safetensors") if unused else ():
+        scaled = hasattr(model.config, "quantization_config")
+        for file in self.path.glob("*.safetensors") if unused or not scaled else ():
             with safe_open(file, framework="pt") as tensors:
+                for name in () if scaled else tensors.keys():
+                    if name.endswith(".weight") and (kind := tensors.get_slice(name).get_dtype())[0] in "IU":
+                        raise UnsupportedModelError(
+                            f"model: cannot load {self.path}: {name} holds integers ({kind}), and config.json names no "
+                            "quantization_config that says their scales"
+                        )
                 held = [name for name in unused if name.endswith(".bias") and name in tensors.keys()]  # noqa: SIM118
                 zeros |= {name for name in held if not tensors.get_tensor(name).any()}
         if unused := [name for name in unused if name not in zeros]:
