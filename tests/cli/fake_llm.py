@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+import torch
+
 from winnow.chat import TokenizedPrompt
 from winnow.config import EngineConfig
 from winnow.errors import CapacityError, ContextLengthError, QueueFullError
@@ -22,6 +24,7 @@ class FakeLLM:
     sampling_defaults: Mapping[str, Any] = MappingProxyType({"temperature": 1.0})
     tokenizer = None
     weight_bytes, program_bytes = 3 * 2**20, 2**30
+    dtype, weight_dtype = torch.bfloat16, "auto"
     interrupted_after: int | None = None
     """Ctrl-C comes in the step after so many."""
 

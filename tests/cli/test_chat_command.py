@@ -46,7 +46,7 @@ def test_what_is_said_beside_answers(
         "winnow: the demo model (--model names another), context 200 tokens",
         "winnow: layers Fake, attention NoBackend, KVs int8",
         "winnow: KV memory 1.0 MiB (1024 tokens uncompressed), at most 64 answers in a batch, 2048 tokens in a step",
-        "winnow: memory: weights 3.0 MiB + KVs up to 1.0 MiB + about 1.0 GiB for all else",
+        "winnow: memory: weights 3.0 MiB (bfloat16) + KVs up to 1.0 MiB + about 1.0 GiB for all else",
         "winnow: /help lists commands, /exit or Ctrl-D ends",
         "/file PATH  put a text before the next question",
         "/stats      tokens and memory of the conversation",

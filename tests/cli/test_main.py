@@ -222,7 +222,9 @@ def test_how_tokens_are_sampled_is_said_where_it_was_not_chosen(
     assert main(["generate", "abc", *typed]) == 0
     shown = capsys.readouterr()
     assert shown.out == "cba\n"
-    lines = [line for line in shown.err.splitlines() if "the demo model" not in line]
+    lines = [
+        line for line in shown.err.splitlines() if "the demo model" not in line and "KVs up to" not in line
+    ]
     assert (len(lines) == 1 and said in lines[0]) if said else not lines
 
 
@@ -325,13 +327,19 @@ def test_values_are_checked_before_what_is_there(
 
 
 def test_generate_says_that_it_is_the_demo_model(
-    model_dir: Path, llms: list[FakeLLM], capsys: pytest.CaptureFixture[str]
+    model_dir: Path,
+    llms: list[FakeLLM],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(FakeLLM, "weight_dtype", "q8_0")
     assert main(["generate", "ab", "--temperature", "0"]) == 0
     shown = capsys.readouterr()
-    assert shown.out == "ba\n" and shown.err.count("\n") == 1 and "the demo model" in shown.err
+    demo, memory = shown.err.splitlines()
+    assert shown.out == "ba\n" and "the demo model" in demo
+    assert "weights 3.0 MiB (bfloat16, linear layers q8_0) + KVs" in memory
     assert main(["generate", "ab", "--temperature", "0", "--model", str(model_dir)]) == 0
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == memory + "\n"
 
 
 def test_a_message_of_several_lines_stays_one_line(

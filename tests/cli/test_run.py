@@ -261,7 +261,10 @@ def test_plain_progress_goes_to_standard_error(
     write_prompts([{"prompt": "ab"}, {"prompt": "cd"}])
     assert run("--progress", "plain") == 0
     memory, *lines = capsys.readouterr().err.splitlines()
-    assert memory == "winnow: memory: weights 3.0 MiB + KVs up to 512.0 MiB + about 1.0 GiB for all else"
+    assert (
+        memory
+        == "winnow: memory: weights 3.0 MiB (bfloat16) + KVs up to 512.0 MiB + about 1.0 GiB for all else"
+    )
     assert [line.split(" | ")[0] for line in lines] == [
         f"winnow: {done}/2 done, 0 failed" for done in range(3)
     ]

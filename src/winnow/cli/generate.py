@@ -15,6 +15,7 @@ from winnow.cli.flags.engine import (
     sampling_options,
 )
 from winnow.cli.prompt import read_prompt
+from winnow.cli.screen.banner import memory_line
 from winnow.outputs import RequestOutput
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."
@@ -55,6 +56,7 @@ def execute(namespace: argparse.Namespace) -> int:
         print(DEMO_NOTE, file=sys.stderr)
         options.setdefault("threads", 1)  # one row of a model this small gains nothing from a second
     with open_llm(options) as llm:
+        print(memory_line(llm), file=sys.stderr)
         params = conversation_params(llm, _DEFAULTS, typed)
         if namespace.chat:
             outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)

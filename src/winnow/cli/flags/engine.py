@@ -58,11 +58,11 @@ def add_engine_flags(
 
     vLLM's flags are declared too; help does not show them.
     """
+    if "device" not in skip:
+        add_gpu_layers(parser)
     for title, config in PARTS.items():
         add_flags(parser, config, title, skip, defaults, COMMON)
     add_foreign_flags(parser, vllm_names.ENGINE)
-    if "device" not in skip:
-        add_gpu_layers(parser)
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, names: Mapping[str, ForeignName]) -> None:

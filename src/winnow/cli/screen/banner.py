@@ -27,11 +27,13 @@ def engine_lines(llm: "LLM", name: str) -> list[str]:
 
 
 def memory_line(llm: "LLM") -> str:
-    """Return what the process will take: weights, KVs at most, and all else."""
+    """Return what the process will take: weights and their formats, KVs at most, and all else."""
+    dtype = str(llm.dtype).removeprefix("torch.")
+    formats = dtype if llm.weight_dtype == "auto" else f"{dtype}, linear layers {llm.weight_dtype}"
     weights, kvs, rest = (
         format_bytes(each) for each in (llm.weight_bytes, llm.config.cache.kv_memory, llm.program_bytes)
     )
-    return f"winnow: memory: weights {weights} + KVs up to {kvs} + about {rest} for all else"
+    return f"winnow: memory: weights {weights} ({formats}) + KVs up to {kvs} + about {rest} for all else"
 
 
 def _implementation(llm: "LLM") -> dict[str, str]:
