@@ -141,9 +141,13 @@ class SequenceEviction:
             return mean_kvs >= self.limit
         return computed - max(last_round, self.prompt_len) >= when.decode_every
 
-    def may_shrink(self, computed: int, last_round: int, mean_kvs: float) -> bool:
-        """Return whether a round under pressure or at engine intervals would evict anything."""
-        return computed >= self.prompt_len and computed != last_round and mean_kvs > self.target
+    def may_shrink(self, computed: int, last_round: int, mean_kvs: float, *, urgent: bool = False) -> bool:
+        """Return whether a round under pressure or at engine intervals would evict anything.
+
+        Under a late policy: as many KVs per row as make a round worth its time, unless it is `urgent`.
+        """
+        least = _PRESSURE_STEP if self.policy.when.late and not urgent else 0
+        return computed >= self.prompt_len and computed != last_round and mean_kvs > self.target + least
 
     def chunk(self, computed: int, last_round: int, mean_kvs: float, wanted: int, most: int) -> int:
         """Return tokens to compute now out of `wanted`, at most `most`; 0: wait for a step with more room.
@@ -271,7 +275,8 @@ class SequenceEviction:
 
     def _blocks_above_target(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
         """Return blocks of a sequence of `num_tokens` tokens, `added` of them per row since the last round."""
-        if not (self.policy.when.after_prefill or self._step):
+        when = self.policy.when
+        if not (when.after_prefill or when.late or self._step):
             return layout.blocks_for(num_tokens)
         # Below the target there is no round and rows are equal: each may waste almost a block.
         before = layout.blocks_for(min(num_tokens, self.target + added))

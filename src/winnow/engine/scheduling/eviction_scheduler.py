@@ -71,10 +71,10 @@ class EvictionScheduler:
         """Evict from sequences whose policy acts under pressure. Returns False if none can shrink."""
         able = [s for s in running if s.eviction is not None and s.eviction.policy.when.pressure]
         late = any(_eviction(s).policy.when.late for s in able)
-        for step in (*LATE_STEPS, None) if late else (None,):
-            if done := self._evict(self._shrinkable(able, step), running, step):
-                return bool(done)
-        return False
+        for step in (*LATE_STEPS, None) if late else ():
+            if self._evict(self._shrinkable(able, step), running, step):
+                return True
+        return bool(self._evict(self._shrinkable(able, urgent=True), running))
 
     def making_room(self, running: SequenceType[Sequence]) -> list[Sequence]:
         """Return sequences that would shrink to admit a waiting request, as their policies allow."""
@@ -147,9 +147,13 @@ class EvictionScheduler:
         for sequence, mean in zip(sequences, means, strict=True):
             yield sequence, (sequence.kv.num_computed, sequence.kv.last_round, mean)
 
-    def _shrinkable(self, sequences: SequenceType[Sequence], step: float | None = None) -> list[Sequence]:
+    def _shrinkable(
+        self, sequences: SequenceType[Sequence], step: float | None = None, *, urgent: bool = False
+    ) -> list[Sequence]:
         """Return those for which a round that the engine asks for would bring anything."""
-        return [s for s, state in self._states(sequences) if at_step(s, step).may_shrink(*state)]
+        return [
+            s for s, state in self._states(sequences) if at_step(s, step).may_shrink(*state, urgent=urgent)
+        ]
 
     def mean_kvs(self, sequence: Sequence) -> float:
         """Return KVs per row on average."""
