@@ -229,6 +229,14 @@ class Sequence:
         evictions = self.request.evictions
         return evictions[self.index if len(evictions) > 1 else 0]
 
+    def decide(self, *, late: bool) -> None:
+        """Decide, before it starts, whether a late policy holds."""
+        asked = self.asked_eviction
+        if asked is not None and asked.policy.when.late:
+            eviction = asked if late else None
+            if eviction is not self.eviction:
+                self.eviction, self.prefix = eviction, None
+
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
@@ -322,7 +330,7 @@ class Sequence:
         """
         num_tokens, state = self.num_tokens + ahead, state or self.kv
         reserved, eviction = self.request.reserved_tokens, self.eviction
-        if eviction is None:
+        if eviction is None or eviction.policy.when.late:  # which counts on no round
             most = layout.blocks_seen(num_tokens) if reserved is None else 0
         elif state.last_round >= eviction.context_len:  # the whole context, and a replay behind it, is over
             most = eviction.decode_blocks(layout, num_tokens)

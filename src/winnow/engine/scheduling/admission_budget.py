@@ -117,7 +117,10 @@ class AdmissionBudget:
         """Return blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
         held = self._ledger.blocks_held(sequence.kv.running_slot)
         left = min(eviction.blocks_after(self._ledger.layout, sequence.num_tokens), held)
-        return held - left + self._growth_from(sequence, held) - self._growth_from(sequence, left)
+        shared = (
+            held - self.freed(sequence) if eviction.policy.when.late else 0
+        )  # frees nothing, and is copied
+        return held - shared - left + self._growth_from(sequence, held) - self._growth_from(sequence, left)
 
     def _growth_from(self, sequence: Sequence, held: int) -> int:
         """Return `growth` of a sequence if it holds `held` blocks."""
@@ -126,9 +129,10 @@ class AdmissionBudget:
             return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
         # The peak of its prompt is behind it.
         num_tokens, eviction = sequence.num_tokens + layout.block_size, sequence.eviction
-        most = (
-            layout.blocks_seen(num_tokens) if eviction is None else eviction.decode_blocks(layout, num_tokens)
-        )
+        if eviction is None or eviction.policy.when.late:
+            most = layout.blocks_seen(num_tokens)
+        else:
+            most = eviction.decode_blocks(layout, num_tokens)
         return min(max(most - held, 0), layout.rows_per_seq)
 
 

@@ -151,9 +151,15 @@ class EvictionScheduler:
         self, sequences: SequenceType[Sequence], step: float | None = None, *, urgent: bool = False
     ) -> list[Sequence]:
         """Return those for which a round that the engine asks for would bring anything."""
-        return [
+        able = [
             s for s, state in self._states(sequences) if at_step(s, step).may_shrink(*state, urgent=urgent)
         ]
+        return [s for s in able if not _eviction(s).policy.when.late or self._frees(s, step)]
+
+    def _frees(self, sequence: Sequence, step: float | None) -> bool:
+        """Return whether a round leaves more free blocks than before: of what others hold too, it makes copies."""
+        left = at_step(sequence, step).blocks_after(self._ledger.layout, sequence.num_tokens)
+        return self._ledger.num_freed_by(sequence.kv.running_slot) > left
 
     def mean_kvs(self, sequence: Sequence) -> float:
         """Return KVs per row on average."""
@@ -201,7 +207,7 @@ class EvictionScheduler:
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
             # A round writes into the blocks that it leaves, which are copied when it is planned where others hold them.
-            copies = self._most_copies(sequence) if sequence.may_share_outside else 0
+            copies = self._most_copies(sequence, step) if sequence.may_share_outside else 0
             if copies > self._ledger.allocator.num_free - promised:
                 if leaders:
                     break
@@ -220,7 +226,7 @@ class EvictionScheduler:
             self._run(leaders, same, step)
         return {sequence for leader in leaders for sequence in (leader, *same[leader])}
 
-    def _most_copies(self, sequence: Sequence) -> int:
+    def _most_copies(self, sequence: Sequence, step: float | None) -> int:
         """Return the most blocks that copies of what a round leaves of a sequence take, where other sequences hold some
         of it.
 
@@ -228,7 +234,7 @@ class EvictionScheduler:
         """
         if not self._ledger.is_shared_with_sequences(sequence.kv.running_slot):
             return 0
-        return _eviction(sequence).blocks_after(self._ledger.layout, sequence.kv.num_computed)
+        return at_step(sequence, step).blocks_after(self._ledger.layout, sequence.kv.num_computed)
 
     def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]], step: float | None) -> None:
         start = self._clock()

@@ -14,6 +14,8 @@ from winnow.outputs import CompressionOutlook
 _MEMORY = 0.99
 # Sequences that start while memory is short, from one look at what compressing brings to the next.
 _OUTLOOK_EVERY = 8
+# Part of the prompts' tokens found in the prefix cache above which they are said to begin alike.
+_SHARED = 0.2
 # Tokens of an answer for which no limit was asked, before any has ended.
 _USUAL_ANSWER = 256
 
@@ -77,18 +79,31 @@ class CompressionDecisions:
         self._is_short = False
 
     def note_start(self, sequence: Sequence, waiting: WaitingQueue, running: Running) -> None:
-        """Look at memory as a sequence may start."""
+        """Look at memory as a sequence may start; a late policy holds for it if others lack memory."""
         asked = sequence.asked_eviction
         if asked is None:
             return
         self._is_short = self._budget.is_short(waiting, running)
         if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
             self.outlook = self._look(sequence, asked, len(waiting) + len(running), running.mean_answer)
+        for each in sequence.request.sequences:
+            if each.kv.slot is None:
+                each.decide(late=self._is_short and self._pays)
 
     def allows(self, sequence: Sequence) -> bool:
-        """Return whether a running sequence may shrink to admit others: under policies for short memory if it pays."""
+        """Return whether a running sequence may shrink to admit others: under late policies if it pays."""
         late = sequence.eviction is not None and sequence.eviction.policy.when.late
-        return not late or self.outlook is None or self.outlook.pays
+        return not late or self._pays
+
+    @property
+    def _pays(self) -> bool:
+        """Whether compressing pays, as far as is known.
+
+        Where prompts begin alike it does not: what they share takes no room twice, and compressed copies share nothing.
+        """
+        index = self._ledger.prefixes
+        shares = index.num_hit_tokens > _SHARED * index.num_asked_tokens
+        return not shares and (self.outlook is None or self.outlook.pays)
 
     def started(self, sequence: Sequence) -> None:
         """Count a sequence that was decided for and got its slot."""
