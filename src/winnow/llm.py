@@ -20,7 +20,7 @@ from winnow.engine.driver import EngineDriver, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
 from winnow.errors import InvalidRequestError
-from winnow.eviction import PRESETS, UNKNOWN_MODEL, resolve_policy
+from winnow.eviction import PRESETS, SEEN, UNKNOWN_MODEL
 from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
@@ -354,7 +354,7 @@ def _with_known_policy(config: EngineConfig) -> EngineConfig:
         return config
     needs = {name: preset.policy.score for name, preset in PRESETS.items()}
     cheap = [name for name, score in needs.items() if score.replay is None and score.needs.predictor is None]
-    usual = resolve_policy(config.eviction).name
+    usual = SEEN
     known = best_known(config.model.model, UNKNOWN_MODEL.auto_compression, usual, cheap)
     if known in (None, usual):
         return config
