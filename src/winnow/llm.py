@@ -20,7 +20,7 @@ from winnow.engine.driver import EngineDriver, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
 from winnow.errors import InvalidRequestError
-from winnow.eviction import PRESETS, SEEN, UNKNOWN_MODEL
+from winnow.eviction import PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
 from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
