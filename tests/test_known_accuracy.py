@@ -64,7 +64,7 @@ def test_auto_takes_what_is_known_of_the_model(capsys: pytest.CaptureFixture[str
     with LLM(kv_memory="4MiB", compression="auto", eviction="winnow") as llm:
         assert llm.config.eviction.eviction == "winnow"
     for options, said in (
-        ({"compression": "auto"}, "--compression auto: leverage at 8x where memory is short"),
+        ({"compression": "auto"}, "--compression auto: leverage, up to 8x, where memory is short"),
         (
             {"eviction": "kvzip", "compression": 4.0},
             "keeps 0.75 of demo 2048 at 4x on this model (docs/results/known.md)",
