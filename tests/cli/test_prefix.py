@@ -50,8 +50,7 @@ def test_a_saved_document_answers_as_a_computed_one(
     assert [each["text"] for each in found] == [each["text"] for each in computed]
     kept = [[each["eviction"]["kept"] for each in those] for those in (found, computed)]  # type: ignore[index]
     assert kept[0] == kept[1]
-    assert [each["eviction"]["replay_tokens"] for each in found] == [0, 0]  # type: ignore[index]
-    assert computed[0]["eviction"]["replay_tokens"]  # type: ignore[index]
+    assert [each["eviction"]["policy"] for each in (*found, *computed)] == ["winnow-keys"] * 4  # type: ignore[index]
 
 
 def test_a_run_that_uses_nothing_of_a_store_says_why(

@@ -72,7 +72,6 @@ def test_flags_of_vllm_that_are_taken(arguments: tuple[str, ...]) -> None:
     [
         (("--pipeline-parallel-size", "2"), "tensor_parallel_size"),
         (("--quantization", "bitsandbytes"), "weight_dtype"),
-        (("--trust-remote-code",), "no code"),
         (("--chat-template", "x.jinja"), "model's directory"),
         (("--tool-call-parser", "pythonic"), "--response-template"),
     ],

@@ -99,7 +99,7 @@ def test_a_round_in_which_a_beam_gives_way(model: Path) -> None:
                 return False
             return bool(own(sequence))
 
-        rounds._ownership.own, rounds._most_copies = give_way, lambda _: 10**9
+        rounds._ownership.own, rounds._most_copies = give_way, lambda *_: 10**9
         params = beams(24, eviction="kv-compress-pd", kv_budget=24)
         llm.submit(prompt(40, 1), params, request_id="beams")
 

@@ -9,6 +9,7 @@ from simulated import BLOCK, RecordingExecutor
 
 from winnow.cache import BlockCopies, CacheUpdate
 from winnow.cache.layout import IntArray
+from winnow.cache.update import StateDiscarded, StateRestored, StateSaved
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.engine.requests.request import Request, Sequence
@@ -58,6 +59,8 @@ class ShapedExecutor(RecordingExecutor):
     def apply(self, update: CacheUpdate) -> None:
         super().apply(update)
         for copies in update.copies:
+            if isinstance(copies, StateSaved | StateRestored | StateDiscarded):
+                continue
             assert isinstance(copies, BlockCopies), "there is no host tier"
             for source, target in zip(copies.source.tolist(), copies.target.tolist(), strict=True):
                 self.written[target] = dict(self.written[source])

@@ -3,7 +3,6 @@
 import argparse
 import time
 
-from winnow.models.packed.cache import cache_directory, cache_limit, clear_cache, list_cache
 from winnow.units import format_bytes
 
 DESCRIPTION = """\
@@ -24,6 +23,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """List or clear, and return the exit code."""
+    from winnow.models.packed.cache import cache_directory, cache_limit, clear_cache, list_cache
+
     entries = list_cache()
     for entry in entries:
         days = (time.time() - entry.used_at) / 86400

@@ -93,9 +93,7 @@ SEEN = "winnow-seen"
 
 PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
-    COMPRESSING: Preset(
-        _SEEN, "winnow-seen; winnow-keys where questions come later or memory gets short (compression=auto)"
-    ),
+    COMPRESSING: Preset(_SEEN, "winnow-seen; winnow-keys where questions come later, or with auto"),
     SEEN: Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
     KEYS: Preset(
         _KEYS, "Winnow's own: keys before rotation unlike the mean of all seen; whatever is asked later"

@@ -11,7 +11,6 @@ from winnow.errors import WinnowError
 from winnow.models.json_files import read_object
 from winnow.models.packed.description import is_packed
 from winnow.native import is_installed, multiplies_bfloat16
-from winnow.progress import report
 
 log = logging.getLogger("winnow.models")
 
@@ -42,7 +41,6 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
     if eight_bits:
         config = replace(config, weight_dtype="q8_0", weight_wide="head-and-ends")
     log.info("%s: dtype %s, weight_dtype %s", path.name, dtype, config.weight_dtype)
-    report(f"reading weights as {dtype}" + (", most linear layers in 8 bits (q8_0)" if eight_bits else ""))
     return config
 
 

@@ -98,6 +98,8 @@ def check_sizes(config: "PretrainedConfig") -> None:
 
 def check_numbers(config: "PretrainedConfig") -> None:
     """Raise ValueError if a number of a configuration makes no model; transformers would name no field, or compute."""
+    if config.is_encoder_decoder:  # refused for that
+        return
     values = vars(config.get_text_config())
     padding, size = values.get("pad_token_id"), values.get("vocab_size")
     if isinstance(padding, int) and isinstance(size, int) and not -size <= padding < size:
