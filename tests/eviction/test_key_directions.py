@@ -1,8 +1,16 @@
 """Sums of keys' directions: what rounds keep of a sequence goes wherever its KVs go."""
 
-import torch
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from winnow.eviction import KeyDirections
+import pytest
+import torch
+from tiny_llama import VOCAB, save_tiny_llama
+
+from winnow import LLM, SamplingParams
+from winnow.eviction import PRESETS, KeyDirections, When
 from winnow.executor.key_directions import DirectionStates
 
 
@@ -24,3 +32,30 @@ def test_sums_follow_forks_copies_and_files() -> None:
         assert torch.equal(found.sums, sums) and found.counted.tolist() == [48]
     found.sums.add_(1.0)
     assert torch.equal(states.of(layers, (0,), (3, 5)).sums, sums), "a round works on copies"
+
+
+def test_each_sample_keeps_what_it_would_keep_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples share the round of their prompt; later ones of each count the keys that it took. Without kernels too."""
+    rng = random.Random(0)
+    prompt, *answers = (rng.choices(range(3, VOCAB), k=length) for length in (120, 60, 60))
+    policy = replace(PRESETS["winnow-keys"].policy, when=When(after_prefill=True, decode_every=16))
+    with LLM(save_tiny_llama(tmp_path / "model", 3), kv_memory="8MiB", block_size=4, kv_floor=1) as llm:
+
+        def kept(*forced: list[int]) -> list[Any]:
+            llm.reset_prefix_cache()
+            params = SamplingParams(
+                n=len(forced),
+                max_tokens=60,
+                forced_tokens=list(forced),
+                ignore_eos=True,
+                eviction=policy,
+                kv_budget=24,
+            )
+            [output] = llm.generate([prompt], params)
+            return [each.eviction.kept for each in output.outputs if each.eviction is not None]
+
+        together = kept(*answers)
+        assert together == [*kept(answers[0]), *kept(answers[1])] and together[0] != together[1]
+        monkeypatch.setattr("winnow.eviction.kernels.native_kernels", lambda: None)
+        monkeypatch.setattr("winnow.eviction.scores.keys.key_difference_kernel", lambda rows: None)
+        assert kept(*answers) == together

@@ -107,12 +107,14 @@ class PlannedEviction:
         computed: tokens in the cache, less what rounds took.
         position_offset: token indices minus positions.
         budget: KVs per row in place of the policy's; None: as that says.
+        siblings: slots of samples that share what the round leaves.
     """
 
     slot: int
     computed: int
     position_offset: int = 0
     budget: int | None = None
+    siblings: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

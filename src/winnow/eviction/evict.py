@@ -11,6 +11,7 @@ from torch import Tensor
 from winnow.attention import AttentionBackend, PagedCache
 from winnow.cache.layout import IntArray
 from winnow.eviction.compact import FittedRow, fit_round, store_fitted
+from winnow.eviction.kernels import RowKernels
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.positions import Rotation, reassign
 from winnow.eviction.ranking import Ranking
@@ -163,7 +164,9 @@ def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
     """Score layer by layer, so that temporaries as large as the keys exist for one layer at a time."""
     scores, protected, stats = [], [], []
     whole: Tensor | None = None
-    if policy.score.by_row and (together := rows.together(rotated=policy.score.needs.rotation)) is not None:
+    # Without a kernel all keys would be copied at once.
+    by_row = policy.score.by_row and RowKernels.of(rows.layer(0)) is not None
+    if by_row and (together := rows.together(rotated=policy.score.needs.rotation)) is not None:
         whole = policy.score.score(together).unflatten(0, rows.length.shape[:2])
     for index, layer in enumerate(map(rows.layer, range(len(rows.slot)))):
         score = policy.score.score(layer).float() if whole is None else whole[index]

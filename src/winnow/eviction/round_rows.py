@@ -104,16 +104,15 @@ class RoundRows:
         return LayerRows(self, index)
 
     def together(self, *, rotated: bool) -> "LayerRows | None":
-        """Return the rows of all layers as if they were one layer's, [L * B, H, N], for scores of single rows.
+        """Return the rows of all layers as if they were one layer's, [L * B, H, N], for kernels that score single rows.
 
         Args:
             rotated: the rotation of keys matters.
 
         Returns:
-            None: their KVs lie apart, layers rotate keys differently, or copies of all keys would be made.
+            None: layers store or rotate keys differently.
         """
-        pools = {id(self.cache.pool.of_layer(layer)) for layer in self.layers}
-        if self.block.device.type != "cpu" or len(pools) > 1:
+        if len({id(self.cache.pool.of_layer(layer)) for layer in self.layers}) > 1:
             return None
         if rotated:
             assert self.signals is not None, "rows of an engine have them"

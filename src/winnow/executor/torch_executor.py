@@ -88,7 +88,7 @@ class TorchExecutor:
         self.layout, self.size = layout, size
         self.cache = PagedCache.allocate(layout, size, model.device, host_bytes)
         self._planned_rounds: list[PlannedRound] = []
-        self._round_slots: list[int] = []
+        self._planned: tuple[PlannedEviction, ...] = ()
         self._model = model
         self._backend = backend
         self.attention = type(backend).__name__
@@ -241,7 +241,7 @@ class TorchExecutor:
             plan_round(self.cache, policy, [targets[i] for i in indices], self._signals)
             for policy, indices in _by_policy(targets).items()
         ]
-        self._round_slots = [each.slot for each in planned]
+        self._planned = tuple(planned)
 
     def _round_lengths(self) -> IntArray:
         """Return KVs that the rows of the sequences in the rounds to come will keep, in the order of their plan."""
@@ -250,7 +250,7 @@ class TorchExecutor:
             for each in self._planned_rounds
             for slot, kept in zip(each.slots, each.lengths, strict=True)
         }
-        return np.stack([lengths[slot] for slot in self._round_slots])
+        return np.stack([lengths[each.slot] for each in self._planned])
 
     def compact(self) -> None:
         planned, self._planned_rounds = self._planned_rounds, []
@@ -259,6 +259,10 @@ class TorchExecutor:
             compact_round(self.cache, self._backend, each, self._signals, rotation)
             for slot in each.slots:
                 self._signals.references.close(slot)
+        for evicted in self._planned:
+            for sibling in evicted.siblings:
+                self._signals.directions.fork(evicted.slot, sibling)
+        self._planned = ()
 
     @torch.inference_mode()
     def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:

@@ -246,7 +246,13 @@ class EvictionScheduler:
         self._executor.apply(self._ledger.take_update())
         slots = [s.kv.running_slot for s in leaders]
         planned = tuple(
-            PlannedEviction(slot, s.kv.num_computed, s.kv.position_offset, _asked(s, step))
+            PlannedEviction(
+                slot,
+                s.kv.num_computed,
+                s.kv.position_offset,
+                _asked(s, step),
+                tuple(each.kv.running_slot for each in same[s]),
+            )
             for slot, s in zip(slots, leaders, strict=True)
         )
         foreseen, self._foreseen = self._foreseen, None
