@@ -212,7 +212,7 @@ def chart(report: Report) -> "Figure | None":
 
 
 def _finding(work: Report) -> str:
-    """What the picture shows: the policy at 8x beside the full cache."""
+    """Return the figure's title: speed and answers of the policy at 8x beside the full cache."""
     full, ours = _full(work), _row(work, "winnow", "winnow-seen 8x")
     if full is None or ours is None:
         return str(work["model"])

@@ -335,7 +335,7 @@ BENCH: Mapping[str, ForeignName] = {
     "save_result": ForeignName("--json FILE writes the results", ("false",), switch=True),
     **_group("result_dir result_filename output_json", "--json FILE writes the results"),
     "dataset_path": ForeignName("--dataset FILE.jsonl has one prompt a line, --trace FILE a recorded trace"),
-    **_group("percentile_metrics", "accepted: ttft, tpot, itl and e2el are told", *ANY),
+    **_group("percentile_metrics", "accepted: ttft, tpot, itl and e2el are reported", *ANY),
 }
 """Further flags of `vllm bench serve` and `vllm bench throughput`."""
 

@@ -113,7 +113,7 @@ def test_a_file_goes_before_the_next_question(
 def test_a_base_model_is_refused_before_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("winnow.llm.LLM", None)  # whoever opens it fails
+    monkeypatch.setattr("winnow.llm.LLM", None)  # opening it fails
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
     file = tmp_path / "base.gguf"

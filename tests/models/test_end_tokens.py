@@ -13,7 +13,7 @@ from transformers import PretrainedConfig
 from winnow import LLM, SamplingParams
 from winnow.models.published import ModelDirectory
 
-TOLD, OWN = 1, 2  # the configuration's end token, and the tokenizer's
+CONFIGURED, OWN = 1, 2  # the configuration's end token, and the tokenizer's
 OPTIONS: dict[str, Any] = {"kv_memory": "1MiB", "max_model_len": 128}
 ENGINES = pytest.mark.parametrize("engine", ["paged", "padded"])
 
@@ -41,7 +41,7 @@ def test_the_tokenizers_end_token_ends_an_answer(fine_tune: Path, engine: str) -
         assert llm.tokenizer is not None and llm.tokenizer.eos_token_id == OWN
         cases = [
             params(OWN),
-            params(TOLD),
+            params(CONFIGURED),
             params(OWN, ignore_eos=True),
             params(5),
             params(OWN, min_tokens=3, n=1),
@@ -84,14 +84,15 @@ def test_a_special_tokens_text_is_a_stop_string(fine_tune: Path, engine: str) ->
 
 
 @pytest.mark.parametrize(
-    ("said", "ends"), [(0, {0}), ([0], {0}), ([0, 5], {0, 5}), (5, {5}), (None, {TOLD}), ([], {TOLD})]
+    ("said", "ends"),
+    [(0, {0}), ([0], {0}), ([0, 5], {0, 5}), (5, {5}), (None, {CONFIGURED}), ([], {CONFIGURED})],
 )
 def test_token_0_is_a_token(said: Any, ends: set[int], fine_tune: Path) -> None:
     """generation_config.json comes before config.json wherever it says something, 0 as well."""
     file = fine_tune / "generation_config.json"
     file.write_text(json.dumps({"eos_token_id": said}))
     try:
-        config = PretrainedConfig(eos_token_id=TOLD)
+        config = PretrainedConfig(eos_token_id=CONFIGURED)
         assert set(ModelDirectory(fine_tune).end_tokens(config)) == ends
     finally:
         file.unlink()
@@ -105,5 +106,5 @@ def test_an_end_token_that_the_model_cannot_say(tmp_path: Path) -> None:
     tokenizer.add_special_tokens({"eos_token": "<|added|>"})
     tokenizer.save_pretrained(path)
     with LLM(path, **OPTIONS) as llm:
-        [output] = llm.generate([7, 8], params(TOLD))
+        [output] = llm.generate([7, 8], params(CONFIGURED))
     assert output.outputs[0].finish_reason == "stop"

@@ -168,7 +168,7 @@ def test_a_system_message_within_a_conversation(
         "{% endif %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
     )
     monkeypatch.setattr(llm.tokenizer, "chat_template", first_alone)
-    user, told = {"role": "user", "content": "Who rows?"}, {"role": "system", "content": "Ann rows."}
+    user, system_text = {"role": "user", "content": "Who rows?"}, {"role": "system", "content": "Ann rows."}
 
     def chat(*messages: dict[str, Any]) -> int:
         return int(reading.post("/tokenize", {"messages": list(messages)}).json()["count"])
@@ -176,10 +176,10 @@ def test_a_system_message_within_a_conversation(
     for system in ({}, {"system": "Be brief."}):
         prompt = [{"role": "system", "content": "Be brief."}] if system else []
         marked = "<system-reminder>\nAnn rows.\n</system-reminder>"
-        found = prompt_of(reading, model="m", messages=[user, told], **system)
+        found = prompt_of(reading, model="m", messages=[user, system_text], **system)
         assert found == chat(*prompt, {"role": "user", "content": f"Who rows?\n{marked}"})
         joined = [*(each["content"] for each in prompt), "Ann rows."]
-        found = prompt_of(reading, model="m", messages=[told, user], **system)
+        found = prompt_of(reading, model="m", messages=[system_text, user], **system)
         assert found == chat({"role": "system", "content": "\n".join(joined)}, user)
 
 

@@ -57,7 +57,7 @@ def read_edits(given: Any) -> list[Record]:
 
 
 def is_due(edit: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], tokens: int) -> bool:
-    """Return whether an edit acts on a conversation of so many tokens.
+    """Return whether an edit acts on a conversation of `tokens` tokens.
 
     Raises:
         ApiError: it does, and is not served.

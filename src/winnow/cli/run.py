@@ -60,7 +60,7 @@ Sampling parameters may stand in each line; the flags below serve lines that do 
 So may "tenant", a name of --tenants or another, on whose account the line runs, and "priority", an
 integer: the greater is served first (in an OpenAI body the smaller, as in vLLM).
 With "reference" (and "category", "metric": exact, rouge-l, qa-f1 or match-all) in the lines, answers are scored;
-with "return_kept": true the KVs kept are told by layer and head.
+with "return_kept": true it holds the KVs kept by layer and head.
 
 Results reach the disk as they finish. A run that was interrupted, even killed, is resumed by
 the same command: no finished line is computed again. OUT.jsonl.journal remembers whose output

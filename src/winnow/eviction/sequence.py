@@ -52,7 +52,7 @@ class SequenceEviction:
         return self.budget - self._step if self.policy.when.within else self.budget
 
     def at(self, compression: float) -> "SequenceEviction":
-        """Return the same with room for one KV of so many tokens of the context, and never less than its own."""
+        """Return the same with a budget of one KV for `compression` tokens of the context, at least its own budget."""
         return replace(self, budget=max(self.budget, ceil(self.context_len / compression)))
 
     @property

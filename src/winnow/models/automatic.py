@@ -45,9 +45,11 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
 
 
 def cpu_dtype(num_bytes: int, own: str, multiplies: bool | None = None) -> str:
-    """Return what `dtype` auto is on a CPU, for weights of so many bytes and of the dtype `own`.
+    """Return what `dtype` auto is on a CPU.
 
     Args:
+        num_bytes: of all weights.
+        own: their dtype by the model's configuration; empty: not said.
         multiplies: the processor multiplies bfloat16; None: whether this one does.
     """
     narrow = multiplies_bfloat16() if multiplies is None else multiplies

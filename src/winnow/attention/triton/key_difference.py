@@ -11,7 +11,7 @@ from winnow.attention.triton.launch import padded
 from winnow.attention.triton.side_format import key_format
 from winnow.cache.kind_pool import KindPool
 
-# KVs of a program: few enough for short contexts to fill a GPU, and so many that sums are small beside their keys.
+# KVs of a program: few, so that short contexts fill a GPU; enough for partial sums to be small beside the keys.
 _TILE = 256
 # Numbers that a program loads at once.
 _LOADED = 4096

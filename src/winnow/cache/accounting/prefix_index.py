@@ -388,7 +388,7 @@ class PrefixIndex:
             self._forget(key)
 
     def check_integrity(self) -> None:
-        """Assert that the allocator and the index agree on the blocks that the index holds."""
+        """Assert that the allocator marks the index's blocks, and no others, as indexed."""
         blocks = [entry.blocks for entry in self._entries.values()]
         held = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int32)
         assert len(np.unique(held)) == len(held), "two prefixes hold a block"

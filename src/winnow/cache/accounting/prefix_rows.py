@@ -58,7 +58,7 @@ class PrefixRows:
         self._rows.changes.copies.append(StateRestored(slot, tuple(keys)))
 
     def _begin(self, slot: int, lengths: IntArray, blocks: IntArray, keys: Sequence[PrefixKey]) -> None:
-        """Let a sequence have blocks that it holds, row by row, of the index's `keys`."""
+        """Fill the rows of a sequence with shared blocks of the prefix `keys`, copying partly filled ones."""
         rows, allocator = self._rows, self._rows.allocator
         tails = rows.layout.partly_filled(lengths)
         source = blocks[tails]

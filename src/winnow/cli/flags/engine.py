@@ -231,7 +231,7 @@ def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = F
 
 
 def _known_lines(llm: "LLM") -> list[str]:
-    """Return what is known of the engine's policy on its model, where that was not asked for or loses a task."""
+    """Return lines on the policy that `auto` takes, and on tasks that the engine's policy was measured to lose."""
     from winnow.eviction import resolve_policy
 
     eviction, model = llm.config.eviction, llm.config.model.model
@@ -261,7 +261,7 @@ def conversation_defaults(recommended: Mapping[str, Any] | None) -> dict[str, An
 
 
 def conversation_params(llm: "LLM", defaults: Mapping[str, Any], typed: Mapping[str, Any]) -> SamplingParams:
-    """Return the parameters of a person's questions; where nobody said how to sample, print how on standard error.
+    """Return the parameters of a person's questions; print them on standard error if neither model nor user set any.
 
     Args:
         defaults: the command's own, below the model's and what is typed.

@@ -27,7 +27,7 @@ def engine_lines(llm: "LLM", name: str) -> list[str]:
 
 
 def memory_line(llm: "LLM") -> str:
-    """Return what the process will take: weights and their formats, KVs at most, and all else."""
+    """Return the line on memory: weights and their formats, the limit of KVs, and the rest of the process."""
     dtype = str(llm.dtype).removeprefix("torch.")
     formats = dtype if llm.weight_dtype == "auto" else f"{dtype}, linear layers {llm.weight_dtype}"
     weights, kvs, rest = (

@@ -38,7 +38,7 @@ NOTES: Mapping[str, PolicyNote] = {
 
 
 def known_shares(policy: str) -> str:
-    """Return what share of the full cache's answers a policy keeps on `KNOWN_MODEL`, at 8x at most, as text."""
+    """Return the measured shares of the full cache's answers on `KNOWN_MODEL`, up to 8x, as text."""
     if policy in ("full", "winnow"):
         return "1.00" if policy == "full" else "as that"
     rows = [each for each in record() if each.policy == policy and each.is_of(KNOWN_MODEL)]

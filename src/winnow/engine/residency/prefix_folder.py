@@ -5,6 +5,7 @@ import fcntl
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -159,11 +160,11 @@ class Directory:
         os.close(self._guard)
 
 
-class _Remote:
+class _Remote(ABC):
     """Folder behind a URL, which announces no changes and has no locks: files appear whole.
 
-    A store may stall, and not every client has a limit of its own: calls run on threads that nobody waits for longer
-    than `_ANSWER_SECONDS`, and then they are an OSError.
+    Stores may stall, and not every client has a timeout: each call runs on a thread of its own. One without an answer
+    after `_ANSWER_SECONDS`, and the time that its bytes take, raises OSError.
     """
 
     is_slow = True
@@ -230,17 +231,17 @@ class _Remote:
         except Exception as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 
-    def _list(self) -> dict[str, FileState]:
-        raise NotImplementedError
+    @abstractmethod
+    def _list(self) -> dict[str, FileState]: ...
 
-    def _read(self, name: str, start: int, stop: int | None) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _read(self, name: str, start: int, stop: int | None) -> bytes: ...
 
-    def _write(self, name: str, content: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _write(self, name: str, content: bytes) -> None: ...
 
-    def _delete(self, name: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _delete(self, name: str) -> None: ...
 
 
 class ObjectFolder(_Remote):
