@@ -103,6 +103,8 @@ def test_numbers_move(server: Running) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
     """Texts, numbers that move, no fault in the console, and a screenshot in the scheme's colours."""
+    named = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "session_id": f"{scheme}-" + "s" * 60}
+    server.post("/v1/chat/completions", named).raise_for_status()
     stop = threading.Event()
     thread = busy(server, stop)
     try:
@@ -132,6 +134,7 @@ def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
     finally:
         stop.set()
         thread.join()
+        server.client.delete(f"/v1/sessions/{named['session_id']}").raise_for_status()
     assert brightness(picture) > 180 if scheme == "light" else brightness(picture) < 80
 
 
