@@ -103,7 +103,11 @@ def test_numbers_move(server: Running) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
     """Texts, numbers that move, no fault in the console, and a screenshot in the scheme's colours."""
-    named = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, "session_id": f"{scheme}-" + "s" * 60}
+    named = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 4,
+        "session_id": f"{scheme}-" + "s" * 60,
+    }
     server.post("/v1/chat/completions", named).raise_for_status()
     stop = threading.Event()
     thread = busy(server, stop)
