@@ -18,10 +18,10 @@ help: ## list the targets
 
 setup: $(READY) ## create .venv, build the CPU kernels and install Winnow with its tools
 
-$(READY): pyproject.toml $(wildcard native/* native/kernels/*)
+$(READY): pyproject.toml lab/pyproject.toml $(wildcard native/* native/kernels/*)
 	$(PYTHON) -m venv .venv
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e './lab[dev]'
 	@touch $@
 
 # One process per core with one thread each: tiny models gain nothing from more threads. Who is done takes over half of
@@ -34,11 +34,11 @@ GPU_PYTHON := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 
 # One process: those of several share a card's memory. What means a CPU says so by the marker `cpu`.
 test-gpu: ## the test suite on the GPU of this machine
-	PYTHONPATH=src WINNOW_TEST_GPU=1 $(GPU_PYTHON) -m pytest -q $(ARGS)
+	PYTHONPATH=src:lab WINNOW_TEST_GPU=1 $(GPU_PYTHON) -m pytest -q $(ARGS)
 
 # Other arguments: make bench-gpu ARGS='--parts limits,attention --vllm-python ~/vllm/bin/python'
 bench-gpu: ## a page about the GPU of this machine in six minutes
-	PYTHONPATH=src $(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
+	PYTHONPATH=src:lab $(GPU_PYTHON) -m winnow_lab.gpu $(ARGS)
 
 test-ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray installed
 	$(BIN)/pip install -q -e '.[ray,ray-serve]'
@@ -79,11 +79,11 @@ real-demo: real-model ## answer chat prompts with SmolLM2, with the whole cache 
 
 # More arguments: make real-eval ARGS='--samples 8 --tokens 2048'
 real-eval: real-model ## accuracy of policies on the real model; resumes where it was stopped
-	$(BIN)/python -m benchmarks.real_eval $(ARGS)
+	$(BIN)/python -m winnow_lab.real $(ARGS)
 
 # Hours, and a few GB of other engines below runs/peers. More arguments: make payoff ARGS='--rounds 1 --works p1'
 payoff: real-model ## whether compression pays on real models, beside other engines; resumes where it was stopped
-	$(BIN)/python benchmarks/peers/payoff.py $(ARGS)
+	$(BIN)/python lab/winnow_lab/peers/payoff.py $(ARGS)
 
 clean: ## remove the environment, caches and results
 	rm -rf .venv runs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,10 +1,9 @@
-"""Import every module of the installed package; only libraries of extras may be missing."""
+"""Import every module of an installed package; only libraries of extras may be missing."""
 
 import importlib
 import pkgutil
 import sys
 
-import winnow
 from winnow.errors import WinnowError
 from winnow.native import instruction_sets
 
@@ -15,12 +14,13 @@ EXTRAS = {
 
 
 def main() -> None:
-    if not winnow.__file__.startswith(sys.prefix):
-        raise SystemExit(f"{winnow.__file__} is not the installed package")
+    package = importlib.import_module(sys.argv[1])
+    if not str(package.__file__).startswith(sys.prefix):
+        raise SystemExit(f"{package.__file__} is not the installed package")
     if not instruction_sets():
         raise SystemExit("the wheel has no kernels")
     count, without = 0, set()
-    for found in pkgutil.walk_packages(winnow.__path__, "winnow.", onerror=_fail):
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.", onerror=_fail):
         if found.name.endswith("__main__"):
             continue
         try:

@@ -68,9 +68,9 @@ def check(found: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     monkeypatch.chdir(ROOT)
     if rest[0] == "-m":
         module = rest[1]
-        if not module.startswith("benchmarks"):
+        if not module.startswith("winnow_lab"):
             return None
-        place = ROOT.joinpath(*module.split("."))
+        place = ROOT.joinpath("lab", *module.split("."))
         script = place / "__main__.py" if place.is_dir() else place.with_suffix(".py")
         if not script.is_file():
             return f"no module {module}"
@@ -119,7 +119,7 @@ def _parse(run: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> str | Non
 
 
 def _is_script(file: str | None) -> bool:
-    return file is not None and Path(file).is_relative_to(ROOT / "benchmarks")
+    return file is not None and Path(file).is_relative_to(ROOT / "lab")
 
 
 def _parses(script: Path) -> bool:

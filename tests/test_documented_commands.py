@@ -88,12 +88,8 @@ def candidates(command: list[str]) -> Iterator[list[str]]:
     if not first.endswith(".py"):
         yield [Path(first).name, *rest]
         return
-    for script in (ROOT / "benchmarks").rglob(Path(first).name):
-        place = script.relative_to(ROOT)
-        if re.search(r"^from benchmarks", script.read_text(encoding="utf-8"), re.MULTILINE):
-            yield ["python", "-m", ".".join(place.with_suffix("").parts), *rest]
-        else:
-            yield ["python", str(place), *rest]
+    for script in (ROOT / "lab/winnow_lab").rglob(Path(first).name):
+        yield ["python", str(script.relative_to(ROOT)), *rest]
 
 
 @pytest.mark.parametrize(
@@ -101,10 +97,10 @@ def candidates(command: list[str]) -> Iterator[list[str]]:
     [
         "winnow run a.jsonl -o b.jsonl --evictions snapkv",
         "winnow bench h2h --samples 3",
-        "python -m benchmarks.papers winnow",
-        "python -m benchmarks.nothing",
-        "python benchmarks/nothing.py",
-        "python benchmarks/long_text.py --nothing",
+        "python -m winnow_lab.papers winnow",
+        "python -m winnow_lab.nothing",
+        "python lab/winnow_lab/nothing.py",
+        "python -m winnow_lab.answers.long_text --nothing",
         "make nothing",
         "pytest tests/nothing",
     ],

@@ -21,7 +21,7 @@ LAYERS = [
         "progress",
         "known_accuracy",
     ],
-    ["native", "units", "checks", "json_values", "process_fork"],
+    ["native", "units", "checks", "json_values", "process_fork", "metrics"],
     ["tenants", "kv_dtype", "value_tier", "foreign_names", "eviction_request", "session_request"],
     ["vllm_names"],
     ["vllm_modules"],
@@ -34,10 +34,9 @@ LAYERS = [
     ["options", "report", "models"],
     ["engine"],
     ["executor", "inspect"],
-    ["padded", "engine_client"],
+    ["engine_client"],
     ["llm"],
-    ["bench", "evaluate"],
-    ["batch", "fitting", "plan"],
+    ["batch"],
     ["server"],
     ["ray"],
     ["cli"],
@@ -115,6 +114,16 @@ def owner(imported: str) -> str:
     while imported not in MODULES:
         imported = imported.rpartition(".")[0]
     return imported
+
+
+def test_the_engine_knows_no_lab() -> None:
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        named = {each.module for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)}
+        named |= {
+            alias.name for each in ast.walk(tree) if isinstance(each, ast.Import) for alias in each.names
+        }
+        assert not any(str(each).split(".")[0] == "winnow_lab" for each in named), name
 
 
 def test_the_extension_has_one_face() -> None:

@@ -2,17 +2,17 @@
 
 import pytest
 
-from benchmarks.real_eval.known import ROOT, page, rows, text
 from winnow import LLM
 from winnow.cli.flags.engine import open_llm
 from winnow.known_accuracy import FILE, PAGE, best_known, known_accuracy, lost_tasks, record, share_range
+from winnow_lab.real.known import ROOT, page, rows, text
 
 SMOL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def test_record_and_page_are_what_the_results_say() -> None:
     found = rows()
-    assert FILE.read_text(encoding="utf-8") == text(found), "run python -m benchmarks.real_eval.known"
+    assert FILE.read_text(encoding="utf-8") == text(found), "run python -m winnow_lab.real.known"
     assert (ROOT / PAGE).read_text(encoding="utf-8") == page(found)
     keys = [(row["model"], row["policy"], row["compression"], row["question"], row["task"]) for row in found]
     assert len(set(keys)) == len(keys), "one row for each model, policy, compression and task"

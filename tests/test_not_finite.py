@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, PhiConfig
 from winnow import LLM, SamplingParams
 from winnow.cli.main import main
 from winnow.errors import RequestFailedError, UnsupportedModelError
-from winnow.evaluate.likelihood import Pair, score_pairs
 from winnow.outputs import RequestOutput
+from winnow_lab.evaluate.likelihood import Pair, score_pairs
 
 NAN_TOKEN, INFINITE_TOKEN, HUGE_TOKEN = 50, 51, 52
 HEALTHY = [[7, 8, 9], [10, 11, 12, 13, 14, 15, 16], [20], [21, 22] * 10]

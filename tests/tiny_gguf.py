@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, quants
 from tokenizer_kinds import EOS, UNKNOWN, byte_level
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.peers.to_gguf import in_llama_cpp_order, tensor_name, write_shape
+from winnow_lab.peers.to_gguf import in_llama_cpp_order, tensor_name, write_shape
 
 SHAPE: dict[str, Any] = {
     "hidden_size": 64,

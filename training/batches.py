@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from tokenizers import Tokenizer
 
-from winnow.evaluate.demo_tasks import CATEGORIES, Haystack, make_document, question_suffix
+from winnow_lab.evaluate.demo_tasks import CATEGORIES, Haystack, make_document, question_suffix
 
 # Shares of the rows; the categories that are learned last get most. Plain text keeps the prose familiar.
 MIX = {

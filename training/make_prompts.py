@@ -12,7 +12,7 @@ from pathlib import Path
 import corpus
 from tokenizers import Tokenizer
 
-from winnow.evaluate.demo_tasks import CATEGORIES, CountTokens, Haystack, make_sample
+from winnow_lab.evaluate.demo_tasks import CATEGORIES, CountTokens, Haystack, make_sample
 
 LENGTHS = (1000, 1500, 2000, 3000, 4000)
 # Room for the longest right answer of its kind, so that a wrong one is not cut short either.

@@ -6,7 +6,7 @@ import torch
 from batches import RowMaker
 from model import TrainingLlama
 
-from winnow.evaluate.demo_tasks import CATEGORIES
+from winnow_lab.evaluate.demo_tasks import CATEGORIES
 
 
 class Probe:

@@ -12,7 +12,7 @@ import corpus
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from winnow.evaluate.demo_tasks import words
+from winnow_lab.evaluate.demo_tasks import words
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
 PIECES = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from workers import Workers
 
-from winnow.evaluate.demo_tasks import Haystack
+from winnow_lab.evaluate.demo_tasks import Haystack
 
 # Up to this part of the time, rows have these lengths with these odds.
 CURRICULUM: tuple[tuple[float, dict[int, float]], ...] = (

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from winnow import LLM, SamplingParams
-from winnow.evaluate.metrics import score
 from winnow.known_accuracy import best_known
+from winnow.metrics import score
 
 COMPRESSION = 8.0
 PROMPTS = Path(__file__).with_name("prompts.jsonl")

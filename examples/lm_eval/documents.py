@@ -6,9 +6,9 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from winnow.evaluate.demo_tasks import Haystack, make_document
-from winnow.evaluate.tasks.files import shipped_sentences
 from winnow.models import DEMO_MODEL
+from winnow_lab.evaluate.demo_tasks import Haystack, make_document
+from winnow_lab.evaluate.tasks.files import shipped_sentences
 
 
 def lookup(documents: int, tokens: int, seed: int = 0, **metadata: Any) -> dict[str, Dataset]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from winnow.evaluate.tasks.ruler import RulerTask
-from winnow.evaluate.tasks.task import TaskSettings
+from winnow_lab.evaluate.tasks.ruler import RulerTask
+from winnow_lab.evaluate.tasks.task import TaskSettings
 
 # One number, one of several, and a number by a word: what a model of 135M parameters can be expected to find.
 CATEGORIES = ("niah_single_1", "niah_single_2", "niah_multikey_1")

@@ -1,6 +1,8 @@
-"""Commands that install a missing optional package."""
+"""Commands that install a missing optional package; they work without an index that knows Winnow."""
+
+GET_THE_LAB = "in a checkout of Winnow, pip install ./lab"
 
 
-def install_hint(extra: str) -> str:
-    """Return the command that installs an extra of Winnow's; it works without an index that knows Winnow."""
-    return f"in a checkout of Winnow, pip install '.[{extra}]'"
+def install_hint(extra: str, distribution: str = ".") -> str:
+    """Return the command that installs an extra of the distribution in that folder of a checkout."""
+    return f"in a checkout of Winnow, pip install '{distribution}[{extra}]'"

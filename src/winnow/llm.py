@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -19,11 +20,12 @@ from winnow.engine.admission import requested_eviction
 from winnow.engine.driver import EngineDriver, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
-from winnow.errors import InvalidRequestError
+from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
 from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
+from winnow.extras import GET_THE_LAB
 from winnow.foreign_names import accept_arguments
 from winnow.inspect import Inspection, KeptTokens
 from winnow.known_accuracy import best_known
@@ -381,13 +383,14 @@ def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:
 def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineConfig]:
     # No model is kept in a local; see `LLM.__init__`.
     if config.model.engine == "padded":
-        # Imports transformers' caches, which the paged engine does not need.
-        from winnow.padded import build_padded_engine
-
+        found = entry_points(group="winnow.engines", name=config.model.engine)
+        if not found:
+            raise ConfigError(
+                f"engine={config.model.engine} is part of winnow-lab, which is not installed: {GET_THE_LAB}"
+            )
+        build = found[config.model.engine].load()
         return _with_engine(
-            load_plain_model(config.model),
-            lambda plain, config: build_padded_engine(plain, config, time.monotonic),
-            config,
+            load_plain_model(config.model), lambda plain, config: build(plain, config, time.monotonic), config
         )
     policy = resolve_policy(config.eviction).policy
     if policy.score.needs.predictor is not None:  # before the model takes its time

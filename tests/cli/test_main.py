@@ -16,11 +16,11 @@ import pytest
 from fake_llm import FakeLLM
 from refusals import check_refused
 
-from winnow.cli.bench import BENCHES
 from winnow.cli.main import COMMANDS, Parser, main
 from winnow.errors import UsageError
 from winnow.models.loader import DEMO_MODEL
 from winnow.sampling.structured import StructuredOutputs
+from winnow_lab.cli.bench import BENCHES
 
 Write = Callable[[Iterable[Any]], Path]
 

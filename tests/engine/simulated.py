@@ -34,9 +34,9 @@ from winnow.eviction import (
     resolve_policy,
 )
 from winnow.outputs import RequestMetrics
-from winnow.plan.simulated_executor import SimulatedExecutor, VirtualClock
-from winnow.plan.step_time import StepWork
 from winnow.sampling import SamplingParams
+from winnow_lab.plan.simulated_executor import SimulatedExecutor, VirtualClock
+from winnow_lab.plan.step_time import StepWork
 
 ROWS = 4  # 2 layers x 2 heads
 BLOCK = 4

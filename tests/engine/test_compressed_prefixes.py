@@ -11,12 +11,12 @@ from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.bench.kv_memory import kv_memory_for
 from winnow.config import EngineConfig
 from winnow.eviction import PRESETS, Fitted
 from winnow.eviction.predictor import predictor_path
 from winnow.eviction.scores import BelowAverage
 from winnow.inspect import KeptTokens
+from winnow_lab.bench.kv_memory import kv_memory_for
 
 BLOCK = 4
 

@@ -17,8 +17,8 @@ from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.eviction import PRESETS, Instruction, replay_passes, resolve_policy
 from winnow.eviction_request import EvictionRequest
 from winnow.outputs import RequestMetrics
-from winnow.plan.simulated_executor import VirtualClock
 from winnow.sampling import SamplingParams
+from winnow_lab.plan.simulated_executor import VirtualClock
 
 Shape = tuple[str, tuple[int, ...], int]
 """Tokens up to the last that shaped a KV, and the first of those that did, with the tenant whose they are."""

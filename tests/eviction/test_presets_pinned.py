@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.papers.h2h.variants import VARIANTS
 from winnow.config import EvictionConfig
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import full_preset
+from winnow_lab.papers.h2h.variants import VARIANTS
 
 Source = str
 Number = tuple[object, Source]

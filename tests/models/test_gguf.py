@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from winnow import LLM, SamplingParams
-from winnow.cli.plan import PlanOptions, deployments
+from winnow_lab.cli.plan import PlanOptions, deployments
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import automatic, load_model, load_plain_model, pack_model

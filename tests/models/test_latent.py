@@ -16,7 +16,7 @@ from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model
 from winnow.models.kv_layout import configured_layout
 from winnow.models.latent import LatentHeads
-from winnow.plan.models import find_model
+from winnow_lab.plan.models import find_model
 
 DEEPSEEK = HYBRIDS["deepseek-v3"]
 OWN = {

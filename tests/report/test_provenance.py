@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import benchmarks.papers.__main__ as papers
-from benchmarks.papers.page import results_json
+import winnow_lab.papers.__main__ as papers
 from winnow.report.provenance import Machine, cpu_cache_bytes, report_head, typed_command
+from winnow_lab.papers.page import results_json
 
 
 def write_cpu(folder: Path, cpu: int, shared_by: str) -> None:
@@ -45,7 +45,7 @@ def test_the_command_is_told_as_a_user_types_it(program: str, monkeypatch: pytes
 
 def test_a_package_is_told_as_python_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [papers.__file__, "h2h"])
-    assert typed_command() == ["python", "-m", "benchmarks.papers", "h2h"]
+    assert typed_command() == ["python", "-m", "winnow_lab.papers", "h2h"]
 
 
 def test_a_report_can_be_placed() -> None:

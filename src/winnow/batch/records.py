@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job
-from winnow.evaluate.metrics import score
 from winnow.json_values import dump_json
+from winnow.metrics import score
 from winnow.openai.answers import AnswerReader
 from winnow.openai.batch import batch_response
 from winnow.openai.errors import ApiError

@@ -9,9 +9,10 @@ import errno
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 from winnow import __version__
@@ -20,6 +21,7 @@ from winnow.cli.flags.options import merge_model, rare_flags
 from winnow.cli.flags.own_policy import register_own_policies
 from winnow.cli.screen.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import UsageError, WinnowError, known_names, nearest_name
+from winnow.extras import GET_THE_LAB
 
 DESCRIPTION = "Winnow runs large language models on little memory."
 
@@ -43,14 +45,10 @@ COMMANDS = {
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "check": "load a model and compare it with its own code",
     "prefix": "save a compressed document, so that prompts that begin with it start from there",
-    "fit": "learn to predict which KVs matter to a model, for the policies fitted and fitted-pd",
     "policies": "list the eviction policies, or show one in full",
-    "eval": "measure what eviction costs in accuracy, on tasks with right answers",
-    "bench": "measure how fast it is here, beside the machine's limits",
-    "plan": "tell what fits on which hardware, how fast it is there, and what binds",
-    "tune": "find the policy that keeps your prompts' answers at the highest throughput",
-    "simulate": "serve a trace of requests on hardware that is not there",
 }
+OF_THE_LAB = frozenset(("fit", "eval", "bench", "plan", "tune", "simulate"))
+"""Commands of winnow-lab, which join these by the entry points `winnow.commands`."""
 
 
 # What a disk, a mount or a limit refuses, wherever it comes up; any other OSError is a fault of ours to be seen whole.
@@ -184,17 +182,25 @@ def _refuse(message: str) -> int:
 def _dispatch(argv: Sequence[str]) -> int:
     parser = Parser(prog="winnow", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"winnow {__version__}")
-    return run_command(parser, COMMANDS, "winnow.cli.{}", argv)
+    groups = [(COMMANDS, "winnow.cli.{}")]
+    # Looking for entry points reads a file of each installed distribution.
+    if not argv or argv[0] not in COMMANDS:
+        joined = [point.load() for point in entry_points(group="winnow.commands")]
+        if not joined and argv and argv[0] in OF_THE_LAB:
+            raise UsageError(
+                f"`winnow {argv[0]}` is part of winnow-lab, which is not installed: {GET_THE_LAB}"
+            )
+        groups += [(each.COMMANDS, each.MODULES) for each in joined]
+    return run_command(parser, groups, argv)
 
 
-def run_command(parser: Parser, commands: Mapping[str, str], modules: str, argv: Sequence[str]) -> int:
-    """Run one of `commands`, and return its exit code.
+def run_command(parser: Parser, groups: Iterable[tuple[Mapping[str, str], str]], argv: Sequence[str]) -> int:
+    """Run one command, and return its exit code.
 
     Args:
         parser: of the whole program.
-        commands: what each command does, by name.
-        modules: name of a command's module, with {} for the command's name. Only the module of the command that runs is
-            imported: each brings libraries that take their time.
+        groups: what each command does, by name; and the name of a command's module, with {} for the command's name.
+            Only the module of the command that runs is imported: each brings libraries that take their time.
         argv: without the program's name.
 
     Raises:
@@ -202,13 +208,14 @@ def run_command(parser: Parser, commands: Mapping[str, str], modules: str, argv:
     """
     choices = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     chosen = parser
-    for name, summary in commands.items():
-        subparser = choices.add_parser(name, help=summary)
-        if name in argv[:1]:
-            chosen = subparser
-            command = import_module(modules.format(name.replace("-", "_")))
-            command.configure(chosen)
-            chosen.set_defaults(execute=command.execute)
+    for commands, modules in groups:
+        for name, summary in commands.items():
+            subparser = choices.add_parser(name, help=summary)
+            if name in argv[:1]:
+                chosen = subparser
+                command = import_module(modules.format(name.replace("-", "_")))
+                command.configure(chosen)
+                chosen.set_defaults(execute=command.execute)
     alone = not argv or (len(argv) == 1 and chosen is not parser)
     if alone and any(each.required for each in chosen._actions):
         print(chosen.format_brief_help())  # a command typed alone lists what there is

@@ -9,7 +9,7 @@ from winnow.units import parse_bytes
 
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 BENCH_PADDED_MODES = ("shaping-gaps",)
-"""For `python -m benchmarks.papers baton` alone: as the paper does it, and of no other use."""
+"""For `python -m winnow_lab.papers baton` alone: as the paper does it, and of no other use."""
 
 
 @dataclass(frozen=True)

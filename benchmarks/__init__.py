@@ -1,1 +1,0 @@
-"""Measurements that need a checkout; none of this is in the wheel."""

@@ -1,0 +1,328 @@
+"""The BATON bench: its queries, its arithmetic, and what it measures."""
+
+import itertools
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_llama import save_tiny_llama
+
+from winnow.errors import ConfigError
+from winnow_lab.papers.__main__ import main
+from winnow_lab.papers.baton.protocol import (
+    MIXED,
+    MODES,
+    PAGED,
+    SHORT,
+    Cell,
+    Cells,
+    Experiment,
+    Lengths,
+    Measured,
+    Run,
+    Trace,
+    draw_lengths,
+    published_gain,
+    with_text,
+)
+from winnow_lab.papers.baton.results import (
+    BARS,
+    Row,
+    all_tables,
+    bars,
+    differing_lines,
+    draw_all,
+    find,
+    read_rows,
+    spread_lines,
+)
+
+TALLY = {"passes": 100, "positions": 400, "idle": 100, "columns_held": 60, "columns_needed": 40}
+TALLY |= {"prefill_seconds": 1.0, "decode_seconds": 3.0}
+RUN = Run(
+    seconds=8.0,
+    answer_tokens=202,
+    prompt_tokens=50,
+    steps=102,
+    kv_bytes_peak=2**20,
+    tally=TALLY,
+    digests=("a", "b"),
+    trace=Trace((1.0, 8.0), (0, 2), (50, 202), (2**20, 2**19)),
+)
+HEAD = {"commit": "abc", "date": "2026-11-21", "command": ["winnow"], "machine": {}}
+
+
+def measured(mode: str, seconds: float, query_set: str = MIXED, batch: int = 8, **other: Any) -> Measured:
+    return Measured(Cell(query_set, mode, batch), replace(RUN, seconds=seconds, **other), HEAD)
+
+
+# -- queries ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_mixed_set_is_the_papers() -> None:
+    lengths = draw_lengths(MIXED, 8, 1.0, seed=3)
+    assert len(lengths) == 120
+    long_in = [each for each in lengths if each.prompt > 400]
+    long_out = [each for each in lengths if each.answer > 400]
+    short = [each for each in lengths if each.total <= 800]
+    assert (len(long_in), len(long_out), len(short)) == (30, 30, 60)
+    assert all(3600 <= each.prompt <= 4400 and 24 <= each.answer <= 400 for each in long_in)
+    assert all(3600 <= each.answer <= 4400 and 24 <= each.prompt <= 400 for each in long_out)
+    assert lengths != sorted(lengths, key=lambda each: each.total)
+    doubled = draw_lengths(MIXED, 4, 1.0, seed=3)
+    assert doubled == [Lengths(2 * each.prompt, 2 * each.answer) for each in lengths]
+
+
+def test_the_short_set_is_the_papers() -> None:
+    lengths = draw_lengths(SHORT, 4, 1.0, seed=0)
+    assert len(lengths) == 30 and lengths == draw_lengths(SHORT, 8, 1.0, seed=0)
+    assert all(24 <= tokens <= 200 for each in lengths for tokens in (each.prompt, each.answer))
+    assert 80 < fmean(each.answer for each in lengths) < 144
+    assert lengths != draw_lengths(SHORT, 4, 1.0, seed=1)
+    assert {each.total for each in draw_lengths(SHORT, 4, 1e-9, seed=0)} == {4}
+
+
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=5), st.integers(0, 9), st.booleans())
+def test_prompts_are_passages_of_the_text(prompts: list[int], seed: int, begins: bool) -> None:
+    text, first = list(range(100, 115)), 7 if begins else None
+    queries = with_text([Lengths(each, 3) for each in prompts], text, first, seed)
+    for tokens, query in zip(prompts, queries, strict=True):
+        assert len(query.token_ids) == tokens and query.answer_tokens == 3
+        passage = query.token_ids[begins:]
+        assert not begins or query.token_ids[0] == 7
+        assert all(after == 100 + (before - 99) % 15 for before, after in itertools.pairwise(passage))
+
+
+# -- cells and arithmetic --------------------------------------------------------------------------------------------
+
+
+def test_cells_that_are_compared_stand_together_and_are_measured_once() -> None:
+    cells = Cells(modes=("static", "embedding"), repeats=2)
+    assert list(cells)[:3] == [
+        Cell(MIXED, "static", 4),
+        Cell(MIXED, "embedding", 4),
+        Cell(MIXED, "static", 8),
+    ]
+    assert [cell.batch for cell in cells if cell.query_set == SHORT] == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
+    assert {cell.batch for cell in Cells(batches=(3,))} == {3}
+    assert Cells(sets=("short", "short")).sets == ("short",)
+    experiment = Experiment(cells, {}, lambda options: pytest.fail("no engine is needed"), HEAD)
+    found = [measured("static", 1.0, batch=4), measured("static", 1.0, batch=4), measured("static", 1.0)]
+    missing = experiment.missing(found)
+    assert len(missing) == 2 * 14 - 3
+    assert missing[:2] == [Cell(MIXED, "embedding", 4), Cell(MIXED, "embedding", 8)]
+    assert missing.index(Cell(MIXED, "static", 8)) > 10  # in the second turn alone
+
+
+def test_options_of_padded_engines_are_not_given_to_the_paged_one() -> None:
+    options = {"dtype": "float32", "prefill_group": 4}
+    experiment = Experiment(Cells(), options, lambda options: pytest.fail("no engine is needed"), HEAD)
+    assert experiment.options_of(Cell(SHORT, "pd", 2)) == options | {
+        "engine": "padded",
+        "padded_mode": "pd",
+        "max_num_seqs": 2,
+    }
+    assert experiment.options_of(Cell(SHORT, PAGED, 2)) == {
+        "dtype": "float32",
+        "engine": "paged",
+        "max_num_seqs": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sets": ("long",)},
+        {"modes": ("static", "orca")},
+        {"batches": (0,)},
+        {"repeats": 0},
+        {"query_seed": -1},
+        {"scale": 0.0},
+        {"short_scale": float("inf")},
+    ],
+)
+def test_cells_that_cannot_be_measured_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Cells(**wrong)
+
+
+def test_rows_compare_medians_passes_and_answers_with_static() -> None:
+    fewer = TALLY | {"passes": 40}
+    rows = read_rows(
+        [
+            measured("static", 8.0),
+            measured("embedding", 2.0, tally=fewer, digests=("a", "x")),
+            measured("embedding", 4.0, tally=fewer, digests=("a", "x")),
+            measured("embedding", 8.0, tally=fewer, digests=("a", "x")),
+            measured(PAGED, 1.0, tally={}),
+            measured("shaping", 5.0, SHORT, 2),
+        ]
+    )
+    static, embedding, paged, lonely = rows
+    assert find(rows, MIXED, "embedding", 8) is embedding and find(rows, SHORT, "static", 2) is None
+    assert (embedding.seconds, embedding.gain, embedding.spread) == (4.0, 2.0, 1.5)
+    assert embedding.pass_gain == 2.5
+    assert embedding.most_pass_gain == 100 * 8 / 200  # 202 tokens, two of them with the prompts
+    assert (static.differing, embedding.differing, lonely.differing) == (0, 1, None)
+    assert (embedding.first.idle_share, embedding.first.column_share) == (0.25, 1.5)
+    assert (paged.pass_gain, paged.first.idle_share, paged.first.column_share) == (None, None, None)
+    assert (lonely.gain, lonely.pass_gain, lonely.most_pass_gain) == (None, None, None)
+    assert differing_lines(rows) == ["mixed, batch 8, embedding: 1 of 2 answers differ from static's."]
+    assert "same tokens" in differing_lines([static])[0]
+    assert "run 1 to 3 times" in spread_lines(rows)[0] and "150%" in spread_lines(rows)[0]
+    assert spread_lines([static]) == ["Each cell was run once."]
+
+
+def test_the_papers_gains() -> None:
+    assert published_gain(MIXED, "embedding", 8) == pytest.approx(2.494, abs=1e-3)
+    assert published_gain(MIXED, "embedding", 4, over="shaping-gaps") == pytest.approx(1.746, abs=1e-3)
+    assert published_gain(MIXED, "embedding", 8, over="shaping-gaps") == pytest.approx(1.29, abs=1e-2)
+    assert published_gain(SHORT, "pd", 8) is None and published_gain(MIXED, "static", 2) is None
+    assert published_gain(MIXED, "shaping", 4) is None, "the paper has no shaping without gaps"
+
+
+def test_bars_are_what_the_paper_measured() -> None:
+    """Written down from Tables 1 and 2 and the abstract, apart from `paper.py`."""
+    printed = {(bar.query_set, bar.batch, bar.over): bar.least for bar in BARS}
+    assert printed == {
+        ("mixed", 4, "static"): 1.86,  # 21901 / 11771
+        ("mixed", 8, "static"): 2.49,  # 6619 / 2654
+        ("mixed", 4, "shaping-gaps"): 1.75,  # 20549 / 11771
+        ("mixed", 8, "shaping-gaps"): 1.29,  # 3424 / 2654
+        ("mixed", 4, "shaping"): 1.75,
+        ("mixed", 8, "shaping"): 1.29,
+        ("short", 2, "static"): 1.94,
+        ("short", 4, "static"): 1.89,
+        ("short", 6, "static"): 1.66,
+        ("short", 8, "static"): 1.61,
+        ("short", 10, "static"): 1.31,
+    }
+    assert {bar.mode for bar in BARS} == {"embedding"}
+    # As printed, which is the seconds' ratio but for a slip of 0.02.
+    for bar in BARS:
+        if bar.over != "shaping":
+            gain = published_gain(bar.query_set, "embedding", bar.batch, over=bar.over)
+            assert bar.least == pytest.approx(gain, abs=0.025)
+
+
+def test_a_missed_bar_tells_by_how_much_and_why() -> None:
+    rows = read_rows([measured("static", 8.0), measured("embedding", 5.0), measured("shaping", 6.0)])
+    table = bars(rows)
+    assert [(name, entries[:3]) for name, entries in table.rows] == [
+        ("mixed, batch 8: embedding over static", ("2.49x", "1.60x", "missed by 36%")),
+        ("mixed, batch 8: embedding over shaping", ("1.29x", "1.20x", "missed by 7%")),
+    ]
+    [note] = table.notes
+    assert note.startswith(
+        "mixed, batch 8: embedding over shaping, 1.20x: shaping here keeps none of the padding"
+    )
+    for each in all_tables(rows):
+        assert all(len(entries) == len(each.columns) for _, entries in each.rows)
+
+
+def test_figures_have_a_panel_for_each_batch(tmp_path: Path) -> None:
+    rows = read_rows([measured("static", 8.0, batch=2), measured("embedding", 5.0)])
+    paths = draw_all(rows, tmp_path)
+    assert [path.name for path in paths[:1]] == ["baton_figure5.svg"]
+    assert len(paths) == 3 and all(path.stat().st_size > 1000 for path in paths)
+    drawn = (tmp_path / "baton_figure7.svg").read_text()
+    assert "mixed set, batch 2" in drawn and "mixed set, batch 8" in drawn
+
+
+def test_runs_survive_json() -> None:
+    entry = measured("static", 8.0)
+    assert Measured.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+    assert Row(entry.cell, (entry.run,), ()).to_json()["idle_share"] == 0.25
+    assert asdict(entry.run)["trace"]["tokens"] == (50, 202)
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("baton") / "model", seed=0)
+
+
+def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    typed = [
+        "baton",
+        "--model",
+        str(model),
+        "--progress",
+        "off",
+        "--batches",
+        "5",
+        "--scale",
+        "0.01",
+    ]
+    typed += ["--short-scale", "0.05", "--journal", str(tmp_path / "journal"), "--json", str(report)]
+    assert main([*typed, "--sets", "mixed", "--group-padding", "0.1"]) == 0
+    printed = json.loads(report.read_text())
+    rows = {row["mode"]: row for row in printed["rows"]}
+    assert set(rows) == set(MODES)
+    assert {row["differing"] for row in rows.values()} == {0}
+    assert rows["embedding"]["idle_share"] < 0.1 < rows["shaping"]["idle_share"]
+    assert rows["static"]["idle_share"] > 0.3
+    assert rows["shaping-gaps"]["pass_gain"] == rows["shaping"]["pass_gain"]
+    assert rows["shaping-gaps"]["column_share"] > 1.2 > 1.05 > rows["shaping"]["column_share"]
+    assert rows["embedding"]["pass_gain"] > 1.75 and rows["embedding"]["sustained_gain"] > 1
+    assert rows["embedding"]["column_share"] < 1.05 < rows["static"]["column_share"]
+    for each in printed["runs"]:
+        run = each["run"]
+        lengths = list(Cells(scale=0.01).lengths(Cell(**each["cell"])))
+        assert run["answer_tokens"] == sum(length.answer for length in lengths) == run["trace"]["tokens"][-1]
+        assert run["prompt_tokens"] == sum(length.prompt for length in lengths)
+        assert run["trace"]["completed"][-1] == 120
+        assert run["trace"]["seconds"] == sorted(run["trace"]["seconds"])
+        assert 0 < max(run["trace"]["kv_bytes"]) <= run["kv_bytes_peak"]
+    capsys.readouterr()
+    # The journal has all of it, and the other set resumes there.
+    assert main([*typed, "--group-padding", "0.1", "-o", str(tmp_path), "--modes", "static,embedding"]) == 0
+    again = json.loads(report.read_text())
+    assert again["runs"][:6] == printed["runs"] and len(again["runs"]) == 8
+    shown = capsys.readouterr().out
+    assert "All modes gave the same tokens" in shown and "Table 2" in shown
+    page = (tmp_path / "baton.md").read_text()
+    assert "baton_figure5.svg" in page and "| 5, paged |" in page
+    assert main(typed) != 0  # other options: other runs
+    assert "group_padding was 0.1 and is 0.02" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--sets long", "sets must be of mixed, short, got 'long'"),
+        ("--batches 2,x", "argument --batches: must be whole numbers with commas between, got '2,x'"),
+        ("--scale 0", "scale must be a number above 0, got 0"),
+        ("--threads 0", "threads must be at least 1, got 0"),
+        ("--overwrite", "--overwrite starts the file of --journal afresh"),
+        ("--model nowhere", "model must be a directory"),
+        ("--eviction h2o", "--eviction"),
+        ("--batches 5000", "max_num_batched_tokens must be at least"),
+        ("--json /dev/null/x", "cannot write --json /dev/null/x"),
+        ("--output /dev/null/x", "cannot write -o /dev/null/x"),
+        ("--journal /dev/null/x", "cannot write --journal /dev/null/x"),
+    ],
+)
+def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["baton", *typed.split()]) == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 1 and message in printed[0]
+
+
+def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["baton", "--help", "all"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert "examples:\n  python -m winnow_lab.papers baton" in printed and "--prefill-group" in printed
+    assert "--padded-mode" not in printed

@@ -1,0 +1,59 @@
+"""The page about a GPU: without one a line and a code; on toy shapes its parts run, and end in time."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from winnow_lab.checkout import ROOT
+from winnow_lab.gpu.rows import page, read_rows
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "winnow_lab.gpu", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    done = run()
+    [line] = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith("winnow_lab.gpu: torch ") and "finds no GPU" in line
+
+
+def test_a_model_runs_on_toy_shapes(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    done = run("--device", "cpu", "--parts", "1b", "-o", str(out))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(out.read_text())["parts"]["1b"]
+    assert [row["unit"] for row in rows] == ["tokens/s", "ms", "ms"]
+    assert all(row["value"] > 0 for row in rows) and "decode step of 4" in done.stdout
+
+
+def test_what_takes_too_long_is_cut_off(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.json"
+    done = run("--device", "cpu", "--parts", "limits", "--minutes", "0.1", "-o", str(out))
+    assert done.returncode == 1 and "limits (cut off after 1 s)" in done.stdout, done.stderr
+
+
+def test_rows_stand_beside_the_limits() -> None:
+    limits = [
+        {"name": "read", "value": 2.0, "unit": "TB/s"},
+        {"name": "product, 16 bits", "value": 500.0, "unit": "TFLOP/s"},
+    ]
+    printed = [
+        "a library's word",
+        '{"else": 1}',
+        json.dumps({"name": "decode", "value": 4, "unit": "ms", "bytes": 2e9}),
+    ]
+    found = page(
+        {"device": "card"},
+        {"limits": limits, "attention": read_rows(printed), "vllm": []},
+        {"vllm": "absent"},
+    )
+    assert "decode     4.000 ms   limit 1.000, 25 %" in found
+    assert "vllm (absent)" in found and "library" not in found

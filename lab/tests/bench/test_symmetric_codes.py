@@ -1,0 +1,17 @@
+"""`winnow_lab.answers.symmetric_codes`: what symmetric codes lose at equal bytes."""
+
+import torch
+
+from winnow_lab.answers.symmetric_codes import asymmetric, error, symmetric
+
+
+def test_symmetric_codes_lose_more_at_equal_bytes() -> None:
+    """A scale for 32 channels takes what a scale and a min for 64 do."""
+    x = torch.randn(3, 50, 64, generator=torch.Generator().manual_seed(0))
+    for bits in (4, 3, 2):
+        assert (
+            error(x, asymmetric(x, bits, 32))
+            < error(x, asymmetric(x, bits, 64))
+            < error(x, symmetric(x, bits, 32))
+        )
+    assert error(x, symmetric(x, 8, 64)) < 0.01

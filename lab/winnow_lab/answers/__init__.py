@@ -1,0 +1,1 @@
+"""Whether answers stay the same: across kernels, model classes, policies and formats."""

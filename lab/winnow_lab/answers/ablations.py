@@ -1,0 +1,281 @@
+"""Which parts of a policy matter on a model: one base per way of asking, and one part of it changed at a time.
+
+    python -m winnow_lab.answers.ablations MODEL [--samples 8] [--tokens 2048] [--compression 2,4]
+        [--query aware,agnostic]
+        [--parts floors,sinks,...] [--task ruler] [--categories a,b] [--journal FILE] [--out FILE]
+
+Every row is a base with one change; "base" itself stands first. A part's rows are compared with the base on the same
+prompts, whose seed is kept for choosing: reported tables use others. The journal keeps answers as they come; the same
+command resumes where it was killed, also with more parts or compressions.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import sqrt
+from pathlib import Path
+from statistics import stdev
+
+from rich.console import Console
+from rich.table import Table
+
+from winnow import LLM
+from winnow.attention import Group, Smoothing
+from winnow.eviction import (
+    AdaptiveHeads,
+    AdaptiveRows,
+    Average,
+    ByOutputNorm,
+    ByValueNorm,
+    Compactor,
+    Cumulative,
+    EqualHeads,
+    EvictionPolicy,
+    ExpectedAttention,
+    Keep,
+    KeyDifference,
+    Leverage,
+    Scorer,
+    ValueAware,
+    When,
+    Window,
+)
+from winnow.eviction_request import Amount
+from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, amounts_of, engine_needs
+from winnow_lab.evaluate.plan import EvaluationPlan
+from winnow_lab.evaluate.result import CellResult, Evaluation
+from winnow_lab.evaluate.runner import evaluate
+from winnow_lab.evaluate.settings import settings_for
+from winnow_lab.evaluate.tasks import TASKS, load_task
+
+SEED = 7000
+"""Of the prompts that choices are made on."""
+CATEGORIES = "niah_single_1,niah_single_2,niah_multikey_1"
+
+
+@dataclass(frozen=True)
+class Variant(Cell):
+    """A cell of a policy that has no preset; `preset` is the row's name."""
+
+    chosen: EvictionPolicy = field(default_factory=EvictionPolicy)
+
+    @property
+    def name(self) -> str:
+        """Tells the journal's entries apart by all that the policy is, since a row may be defined anew."""
+        return f"{super().name} {sha256(repr(self.chosen).encode()).hexdigest()[:8]}"
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        return replace(self.chosen, when=self.chosen.when.alone)
+
+
+_ONCE = When(after_prefill=True)
+_WINDOW = Window(32, 1, Smoothing(7, "max", skip_window=True), Group.MEAN)
+_KEEP = Keep(sinks=4, recent=32)
+BASES = {
+    AWARE: EvictionPolicy(_WINDOW, AdaptiveRows(row_floor=0.2), _KEEP, _ONCE),
+    AGNOSTIC: EvictionPolicy(
+        Leverage(pool=Smoothing(3, "average")), AdaptiveRows(row_floor=0.2), Keep(sinks=4, recent=16), _ONCE
+    ),
+}
+
+
+def budgets(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    """Who competes, and the floors under them."""
+    for name, budget in {
+        "no floor": AdaptiveRows(),
+        "row floor 0.1": AdaptiveRows(row_floor=0.1),
+        "row floor 0.4": AdaptiveRows(row_floor=0.4),
+        "row floor 0.6": AdaptiveRows(row_floor=0.6),
+        "layer floor 0.5": AdaptiveRows(row_floor=0.2, layer_floor=0.5),
+        "layer floor 0.8": AdaptiveRows(row_floor=0.2, layer_floor=0.8),
+        "2 layers wide": AdaptiveRows(row_floor=0.2, wide_layers=2),
+        "4 layers twice as wide": AdaptiveRows(row_floor=0.2, wide_layers=4, wide_factor=2.0),
+        "heads compete": AdaptiveHeads(),
+        "heads compete, 2 layers wide": AdaptiveHeads(wide_layers=2),
+        "equal heads": EqualHeads(),
+        "equal heads, 2 layers wide": EqualHeads(wide_layers=2),
+    }.items():
+        yield name, replace(base, budget=budget)
+
+
+def sinks(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    for count in (0, 1, 16, 32):
+        yield f"{count} sinks", replace(base, keep=replace(base.keep, sinks=count))
+
+
+def recents(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    for count in (0, 8, 16, 32, 64, 128):
+        if count != base.keep.recent:
+            yield f"{count} recent", replace(base, keep=replace(base.keep, recent=count))
+
+
+def pooling(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    score = base.score
+    if not isinstance(score, Window | Leverage):
+        return
+    skip = isinstance(score, Window)
+    sizes = [("max", 3), ("max", 7), ("max", 15), ("average", 3), ("average", 7)]
+    pools = {f"{kind} pool {size}": Smoothing(size, kind, skip_window=skip) for kind, size in sizes}
+    for name, pool in {"no pool": None, **pools}.items():
+        if pool != score.pool:
+            yield name, replace(base, score=replace(score, pool=pool))
+
+
+def windows(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    if isinstance(base.score, Window):
+        for size in (8, 16, 64):
+            keep = replace(base.keep, recent=max(size, 32))
+            yield f"window {size}", replace(base, score=replace(base.score, size=size), keep=keep)
+
+
+def groups(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    if isinstance(base.score, Window):
+        yield "group maximum", replace(base, score=replace(base.score, group=Group.MAX))
+        per_head = replace(_WINDOW.pool or Smoothing(7), per_query_head=True)
+        yield "pool per query head", replace(base, score=replace(base.score, pool=per_head))
+        yield (
+            "group maximum, pool per query head",
+            replace(base, score=replace(base.score, group=Group.MAX, pool=per_head)),
+        )
+
+
+def norms(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    """What a score is multiplied by, and the powers of attention."""
+    if base.score.factors:
+        yield "times value norm", replace(base, score=ByValueNorm(base.score))
+        yield "times output norm", replace(base, score=ByOutputNorm(base.score))
+    if isinstance(base.score, Window):
+        yield "squared attention", replace(base, score=replace(base.score, power=2))
+    if isinstance(base.score, Leverage):
+        yield "unrotated keys", replace(base, score=replace(base.score, unrotated=True))
+        yield "ridge 1", replace(base, score=replace(base.score, ridge=1.0))
+
+
+SCORES: dict[str, Scorer] = {
+    "value-aware": ValueAware(32, Smoothing(7, "max")),
+    "all queries": Cumulative(),
+    "all queries, per query seen": Average(),
+    "expected attention": ByValueNorm(ExpectedAttention()),
+    "expected attention, epsilon 0.01": ByValueNorm(ExpectedAttention(), 0.01),
+    "expected attention, output norm": ByOutputNorm(ExpectedAttention()),
+    "key difference": KeyDifference(),
+    "leverage, unrotated keys": Leverage(0.01, unrotated=True),
+    "compactor": Compactor(),
+    "compactor, leverage alone": Compactor(blending=100.0),
+    "compactor, attention alone": Compactor(blending=0.0),
+}
+
+
+def scores(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
+    """Other scores under the same budget and protection."""
+    for name, score in SCORES.items():
+        yield f"score: {name}", replace(base, score=score)
+        if name in ("expected attention, epsilon 0.01", "compactor"):
+            yield f"score: {name}, heads compete", replace(base, score=score, budget=AdaptiveHeads())
+
+
+PARTS = {
+    "floors": budgets,
+    "sinks": sinks,
+    "recents": recents,
+    "pooling": pooling,
+    "window": windows,
+    "group": groups,
+    "norms": norms,
+    "scores": scores,
+}
+
+
+def main() -> None:
+    options = _options()
+    queries = options.query.split(",")
+    amounts = amounts_of(map(float, options.compression.split(",")))
+    bases = BASES
+    if options.score is not None:
+        bases = {query: replace(base, score=SCORES[options.score]) for query, base in BASES.items()}
+    rows = {query: dict(_rows(bases[query], options.parts.split(","))) for query in queries}
+    cells: list[Cell] = [FULL_CELL]
+    for query in queries:
+        cells += [
+            Variant(name, amount, query, policy) for name, policy in rows[query].items() for amount in amounts
+        ]
+    llm = LLM(options.model, kv_memory=options.kv_memory, **engine_needs(cells), kv_floor=32)
+    settings = settings_for(
+        llm,
+        samples=options.samples,
+        tokens=(options.tokens,),
+        categories=tuple(options.categories.split(",")),
+        seed=options.seed,
+    )
+    plan = EvaluationPlan(options.task, load_task(options.task), settings, tuple(cells), chat=options.chat)
+    console = Console()
+    with console.status("") as status:
+        found = evaluate(
+            llm,
+            plan,
+            journal=options.journal,
+            on_step=lambda at: status.update(f"{at.done}/{at.total} {at.cell}"),
+        )
+    for query in queries:
+        for amount in amounts:
+            console.print(_table(found, query, amount))
+    if options.out is not None:
+        options.out.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+
+
+def _rows(base: EvictionPolicy, parts: list[str]) -> Iterator[tuple[str, EvictionPolicy]]:
+    yield "base", base
+    for part in parts:
+        yield from PARTS[part](base)
+
+
+def _table(found: Evaluation, query: str, amount: Amount) -> Table:
+    asked = "question seen" if query == AWARE else "question not seen"
+    table = Table(title=f"{asked}, {amount.label}, {found.prompts} prompts a row")
+    table.add_column("row")
+    for name in (*found.categories, "mean", "+-", "held"):
+        table.add_column(name, justify="right")
+    for result in filter(None, [found.full, *found.compared(query, amount)]):
+        name = "full cache" if result.cell.is_full else result.cell.preset
+        if result.refusal is not None:
+            table.add_row(name, f"refused: {result.refusal.reason}")
+            continue
+        table.add_row(name, *_numbers(found, result))
+    return table
+
+
+def _numbers(found: Evaluation, result: CellResult) -> Iterator[str]:
+    for category in found.categories:
+        yield f"{result.score(category):.2f}"
+    everything = [score for scores in result.scores.values() for score in scores]
+    yield f"{sum(everything) / len(everything):.2f}"
+    yield f"{stdev(everything) / sqrt(len(everything)):.2f}" if len(everything) > 1 else "-"
+    yield f"{(result.kv_bytes or 0) / 2**20:.1f} MiB"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--samples", type=int, default=8, help="prompts of each category")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--compression", default="2,4")
+    parser.add_argument("--query", default=f"{AWARE},{AGNOSTIC}")
+    parser.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
+    parser.add_argument("--score", choices=SCORES, help="another score of the bases")
+    parser.add_argument("--task", default="ruler", choices=sorted(TASKS))
+    parser.add_argument("--categories", default=CATEGORIES)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--chat", default="on", choices=("auto", "on", "off"))
+    parser.add_argument("--kv-memory", default="1GiB")
+    parser.add_argument("--journal", type=Path, default=Path("ablations.jsonl"))
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Fixed work through the engine, and what came of it."""
+
+import hashlib
+import json
+import resource
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from winnow.llm import LLM
+from winnow_lab.bench.answering import Answered, OnStep, answer_all, fixed_length
+from winnow_lab.bench.workload import Workload
+
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The work done once."""
+
+    workload: Workload
+    seconds: float
+    first_token_seconds: float
+    """Seconds from submission to the first token, the median of all requests."""
+    running: tuple[int, ...]
+    """Sequences that held KVs, by step."""
+    steps: int
+    computed_prompt_tokens: int
+    """More than the prompts hold where a preempted request was computed again."""
+    preemptions: int
+    eviction_rounds: int
+    kv_bytes_freed: int
+    parts: dict[str, float]
+    """Seconds by part of the step: schedule, evict, execute, output."""
+    kv_bytes_peak: int
+    """Peak of the engine since its start."""
+    tokens_sha256: str
+    """Digest of all answers' token ids: equal work, equal answers."""
+    decode_step_seconds: float | None = None
+    """Median of the steps that computed no token of a prompt; None: there were none."""
+
+    @property
+    def output_rate(self) -> float:
+        """New tokens per second."""
+        return self.workload.output_tokens / self.seconds
+
+    @property
+    def total_rate(self) -> float:
+        """Tokens of prompts and answers per second."""
+        return self.workload.total_tokens / self.seconds
+
+    @property
+    def mean_running(self) -> float:
+        """Sequences that held KVs, over all steps."""
+        return statistics.fmean(self.running)
+
+    @property
+    def most_running(self) -> int:
+        """Sequences that held KVs at the same time."""
+        return max(self.running)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name, and what follows from them."""
+        values = asdict(self)
+        for name in ("workload", "running"):
+            del values[name]
+        derived = ("output_rate", "total_rate", "mean_running", "most_running")
+        return values | {name: getattr(self, name) for name in derived}
+
+
+@dataclass(frozen=True)
+class ThroughputReport:
+    """The work done several times by one engine."""
+
+    workload: Workload
+    passes: tuple[Pass, ...]
+    kv_bytes_budget: int
+    peak_resident_bytes: int
+    """Peak of the whole process, weights and libraries included."""
+
+    def median(self, read: Callable[[Pass], float]) -> float:
+        """Return the median over the passes."""
+        return statistics.median(map(read, self.passes))
+
+    def spread(self, read: Callable[[Pass], float]) -> tuple[float, float]:
+        """Return the least and the most over the passes."""
+        values = [read(each) for each in self.passes]
+        return min(values), max(values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields by name."""
+        return {
+            "workload": asdict(self.workload),
+            "kv_bytes_budget": self.kv_bytes_budget,
+            "peak_resident_bytes": self.peak_resident_bytes,
+            "median": {
+                name: statistics.median(getattr(each, name) for each in self.passes)
+                for name in ("seconds", "output_rate", "total_rate", "first_token_seconds")
+            },
+            "passes": [each.to_json() for each in self.passes],
+        }
+
+
+def measure_throughput(
+    llm: LLM, workload: Workload, vocab_size: int, repeat: int, on_step: OnStep
+) -> ThroughputReport:
+    """Warm up with a tiny request, then do the work `repeat` times.
+
+    Raises:
+        InvalidRequestError: a request does not fit into the model's context or the KV memory.
+    """
+    prompts = workload.prompts(vocab_size)
+    llm.generate(prompts[0][:_WARM_UP_TOKENS], fixed_length(2))
+    passes = tuple(_once(llm, workload, prompts, on_step) for _ in range(repeat))
+    # Linux counts in KiB.
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+    return ThroughputReport(workload, passes, llm.stats().kv_bytes_budget, resident)
+
+
+def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnStep) -> Pass:
+    params = fixed_length(workload.new_tokens)
+    done = answer_all(llm, [(prompt, params) for prompt in prompts], on_step, final_only=True)
+    waits = [output.metrics.time_to_first_token for output in done.outputs]
+    return Pass(
+        workload=workload,
+        seconds=done.seconds,
+        first_token_seconds=statistics.median(wait for wait in waits if wait is not None),
+        # Those that ended with a step held KVs in it.
+        running=tuple(step.stats.num_running + step.outputs for step in done.steps),
+        steps=done.counted("num_steps"),
+        computed_prompt_tokens=done.counted("prompt_tokens"),
+        preemptions=done.counted("num_preemptions"),
+        eviction_rounds=done.counted("num_rounds"),
+        kv_bytes_freed=done.counted("kv_bytes_freed"),
+        parts=done.parts,
+        kv_bytes_peak=done.steps[-1].stats.kv_bytes_peak,
+        tokens_sha256=hashlib.sha256(json.dumps(done.answers).encode()).hexdigest(),
+        decode_step_seconds=_decode_step(done),
+    )
+
+
+def _decode_step(done: Answered) -> float | None:
+    steps = [
+        after.seconds - before.seconds
+        for before, after in pairwise(done.steps)
+        if after.stats.prompt_tokens == before.stats.prompt_tokens
+    ]
+    return statistics.median(steps) if steps else None

@@ -1,0 +1,45 @@
+"""`winnow eval`: how good the answers are under eviction."""
+
+import argparse
+from collections.abc import Mapping
+
+from winnow_lab.cli.eval import lm_eval, perplexity, task
+from winnow_lab.evaluate.tasks import TASKS, load_task
+
+DESCRIPTION = """\
+Run a task through the engine under the full cache and under eviction, and tell what it costs in
+accuracy, by category and compression.
+"""
+EPILOG = """\
+examples:
+  winnow eval demo --eviction kv-compress,snapkv --compression 2,8 --samples 5
+  winnow eval ruler --eviction kv-compress --kv-budget 128,256,512,1024 --tokens 2048
+  winnow eval needle --eviction keydiff --compression 4 --tokens 512,1024,2048 -o needle
+  winnow eval perplexity --eviction h2o --compression 4
+  winnow eval lm-eval --tasks arc_easy --eviction snapkv --compression 4
+  winnow eval demo --help
+docs/evaluation.md says what cells, categories and marks are.
+"""
+# Those whose work is not questions with right answers.
+OTHERS = {"perplexity": perplexity, "lm-eval": lm_eval}
+
+
+def configure(parser: argparse.ArgumentParser, names: Mapping[str, str] = TASKS) -> None:
+    """Declare the tasks, of those names, and their arguments."""
+    parser.usage = f"{parser.prog} TASK [options]"
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    tasks = parser.add_subparsers(title="tasks", metavar="TASK", dest="task", required=True, prog=parser.prog)
+    for name in names:
+        loaded = load_task(name, names)
+        subparser = tasks.add_parser(name, help=loaded.summary)
+        task.configure(subparser, loaded)
+        subparser.set_defaults(parser=subparser, loaded=loaded)
+    for name, command in OTHERS.items():
+        subparser = tasks.add_parser(name, help=command.SUMMARY)
+        command.configure(subparser)
+        subparser.set_defaults(parser=subparser)
+
+
+def execute(namespace: argparse.Namespace) -> int:
+    """Evaluate, and return the exit code."""
+    return OTHERS.get(namespace.task, task).execute(namespace)

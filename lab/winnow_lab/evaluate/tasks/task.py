@@ -1,0 +1,59 @@
+"""Interface of a task."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from winnow_lab.evaluate.sample import Sample
+
+CountTokens = Callable[[str], int]
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """Settings of a task: how much of it, and how long.
+
+    Attributes:
+        count_tokens: tokens of a text, without special tokens.
+        truncate: text, most tokens -> the text, its middle cut out where it has more tokens than that.
+        max_model_len: most tokens of a prompt and its answer together that the model takes.
+        data: directory with the task's files; None: the sample that ships with Winnow, where there is one.
+        samples: of each category; None: as many as the task's own protocol has.
+        tokens: lengths of prompt and answer together, for tasks whose length is free.
+        questions: asked of one context, for tasks that can.
+        shots: worked examples in front, for tasks that have them; None: as many as the task's protocol has.
+        categories: only these; empty: all.
+        seed: of everything drawn at random.
+    """
+
+    count_tokens: CountTokens
+    truncate: Callable[[str, int], str]
+    max_model_len: int
+    data: Path | None = None
+    samples: int | None = None
+    tokens: tuple[int, ...] = (1024,)
+    questions: int = 1
+    shots: int | None = None
+    categories: tuple[str, ...] = ()
+    seed: int = 0
+
+
+class Task(Protocol):
+    """A kind of work with right answers."""
+
+    @property
+    def summary(self) -> str:
+        """One line for `winnow eval --help`."""
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Rows of its table, in their order."""
+
+    def samples(self, settings: TaskSettings) -> list[Sample]:
+        """Return the samples, the same for the same settings.
+
+        Raises:
+            DatasetError: a file is missing (names it), or a row of it is malformed (names file and line).
+            EvaluationError: the settings do not suit the task.
+        """

@@ -1,0 +1,1 @@
+"""How much memory is taken, and what it holds."""

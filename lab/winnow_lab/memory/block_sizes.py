@@ -1,0 +1,274 @@
+"""Block sizes by waste, speed and accuracy: kv-cache-memory's "Block Size Tradeoff", measured, and under eviction.
+
+    python -m winnow_lab.memory.block_sizes [--model MODEL] [--sizes 1,2,4,8,16,32,64,128] [--requests 32]
+        [--tokens 800]
+        [--new-tokens 200] [--eviction kv-compress] [--compression 8] [--windows 1024:8] [--repeat 3] [--threads 1]
+        [--seed 0] [-o docs/results]
+
+For each size an engine answers the same prompts, stretches of WikiText-2 of --tokens on average between half and one
+and a half times as long, with the full cache and under a policy. A block holds KVs of one head and layer: a round of
+KV-Compress frees whole blocks, so their size decides also what it can choose.
+
+waste: part of the blocks held which is empty, over all steps of all requests.
+tokens/s: new tokens, from the first submission to the last; the median of --repeat, sizes in turn.
+perplexity: of the second halves of --windows windows of WikiText-2, the first halves cut before; the full cache's does
+not depend on blocks and is measured once.
+block_sizes.md has the table, with what the text prints beside it, and block_sizes.json every run.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from winnow import LLM, SamplingParams
+from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.outputs import EngineStats
+from winnow.report.provenance import Machine, report_head, typed_command
+from winnow_lab.bench.answering import answer_all, fixed_length
+from winnow_lab.evaluate.cell import AGNOSTIC, Cell, amounts_of, engine_needs, plan_cells
+from winnow_lab.evaluate.likelihood import Keeping
+from winnow_lab.evaluate.perplexity import Perplexity, measure_perplexity
+from winnow_lab.evaluate.wikitext import cut_windows, wikitext
+from winnow_lab.papers.page import page, results_json
+from winnow_lab.papers.plan.memory_text import BLOCK_OVERHEADS
+from winnow_lab.real.command import default_model
+from winnow_lab.report.tables import TextTable
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What one engine made of the prompts, one way of keeping KVs.
+
+    Attributes:
+        waste: part of 1.
+        rate: new tokens a second.
+        held: bytes of blocks, mean over steps.
+    """
+
+    waste: float
+    rate: float
+    held: float
+
+
+class Blocks:
+    """Adds up what sequences hold and fill, step by step."""
+
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.held: list[int] = []
+        self.filled = 0
+
+    def add(self, done: int, stats: EngineStats) -> None:
+        """Look behind a step."""
+        self.held.append(stats.kv_bytes_held)
+        self.filled += self._llm.occupancy().filled_bytes
+
+
+def prompts_of(llm: LLM, typed: argparse.Namespace) -> list[list[int]]:
+    """Stretches of the text, one behind the other, from its beginning again where it ends."""
+    chance = Random(typed.seed)  # no secret
+    text: list[int] = llm.tokenizer.encode(wikitext(None), add_special_tokens=False)
+    prompts, start = [], 0
+    for _ in range(typed.requests):
+        length = chance.randint(typed.tokens // 2, typed.tokens + typed.tokens // 2)
+        start = start if start + length <= len(text) else 0
+        prompts.append(text[start : start + length])
+        start += length
+    return prompts
+
+
+def answer(llm: LLM, prompts: Sequence[list[int]], typed: argparse.Namespace, cell: Cell) -> Answered:
+    """Answer all prompts."""
+    keeping = Keeping.of(cell)
+    chance = Random(typed.seed)
+    most = 2 * typed.new_tokens - 1
+
+    def params() -> SamplingParams:
+        return fixed_length(
+            chance.randint(1, most), eviction=keeping.policy, compression=keeping.amount.compression
+        )
+
+    asked = [(prompt, params()) for prompt in prompts]
+    blocks = Blocks(llm)
+    done = answer_all(llm, asked, blocks.add, final_only=True)
+    new_tokens = sum(map(len, done.answers))
+    held = sum(blocks.held)
+    return Answered(1 - blocks.filled / held, new_tokens / done.seconds, held / len(blocks.held))
+
+
+def measure(
+    typed: argparse.Namespace, size: int, cells: Sequence[Cell], scored: Sequence[Cell]
+) -> tuple[dict[str, Answered], dict[str, Perplexity]]:
+    """Answer under each cell with blocks of one size, and score windows under those of `scored`.
+
+    Raises:
+        ConfigError, UnsupportedModelError: the engine does not take blocks of this size.
+    """
+    with LLM(
+        typed.model,
+        dtype=typed.dtype,
+        kv_memory=typed.kv_memory,
+        threads=typed.threads,
+        block_size=size,
+        enable_prefix_caching=False,
+        kv_floor=1,
+        max_num_seqs=typed.requests,
+        **engine_needs(cells),
+    ) as llm:
+        prompts = prompts_of(llm, typed)
+        llm.generate([prompts[0][:64]], fixed_length(2))  # first steps cost more
+        answered = {cell.label: answer(llm, prompts, typed, cell) for cell in cells}
+        tokens, count = typed.windows
+        windows = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count) if scored else []
+        keepings = {cell.label: Keeping.of(cell) for cell in scored}
+        found = measure_perplexity(llm, windows, keepings) if windows else []
+        return answered, {each.name: each for each in found}
+
+
+def table(
+    runs: dict[int, list[dict[str, Answered]]],
+    scores: dict[int, dict[str, Perplexity]],
+    refused: dict[int, str],
+    cells: Sequence[Cell],
+) -> TextTable:
+    """A line per size: waste, tokens/s and perplexity, the text's numbers beside them."""
+    full, policy = (cell.label for cell in cells)
+    whole = next((each[full] for each in scores.values() if full in each), None)
+    lines = []
+    for size, each in runs.items():
+        said = BLOCK_OVERHEADS.get(size)
+        waste = {name: median(run[name].waste for run in each) for name in (full, policy)}
+        rate = {name: median(run[name].rate for run in each) for name in (full, policy)}
+        held = median(run[policy].held for run in each) / median(run[full].held for run in each)
+        score = scores[size].get(policy)
+        change = score.over(whole) if score and whole else None
+        error = f" ± {100 * change.error:.2f}" if change and change.error else ""
+        lines.append(
+            (
+                f"{size}",
+                (
+                    f"{waste[full]:.1%}",
+                    "" if said is None else f"{said.unused:g}%",
+                    f"{waste[policy]:.1%}",
+                    f"{1 / held:.2f}x",
+                    f"{rate[full]:,.0f}",
+                    f"{rate[policy]:,.0f}",
+                    "" if said is None else f"{said.whole:g}%",
+                    f"{100 * (change.ratio - 1):+.2f}{error} %" if change else "",
+                ),
+            )
+        )
+    columns = (
+        "waste",
+        "printed",
+        f"waste, {policy}",
+        "fewer bytes",
+        "tokens/s",
+        f"tokens/s, {policy}",
+        "printed overhead in all",
+        f"perplexity, {policy}",
+    )
+    notes = [f"{size}: refused: {why}" for size, why in refused.items()]
+    if whole is not None:
+        notes.append(f"Perplexity of the full cache: {whole.value:.3f}.")
+    return TextTable("Blocks by their size", "slots", columns, tuple(lines), tuple(notes))
+
+
+def write_results(
+    typed: argparse.Namespace,
+    runs: dict[int, list[dict[str, Answered]]],
+    scores: dict[int, dict[str, Perplexity]],
+    shown: TextTable,
+) -> None:
+    """The page, and JSON with every run."""
+    head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(typed.model).name}
+    sizes: list[dict[str, Any]] = [
+        {
+            "block_size": size,
+            "runs": [{name: asdict(found) for name, found in run.items()} for run in each],
+            "perplexity": [score.to_json() for score in scores[size].values()],
+        }
+        for size, each in runs.items()
+    ]
+    typed.output.mkdir(parents=True, exist_ok=True)
+    text = results_json(head | {"sizes": sizes}, ("sizes",))
+    (typed.output / "block_sizes.json").write_text(text, encoding="utf-8")
+    tokens, count = typed.windows
+    facts = [
+        f"{head['model']}, {typed.dtype}; {typed.requests} prompts of {typed.tokens} tokens on average, answers of "
+        f"{typed.new_tokens}; {count} windows of {tokens:,} tokens. Medians of {typed.repeat}."
+    ]
+    notes = (
+        "waste: part of the blocks held which is empty, over all steps. fewer bytes: of the blocks held under the "
+        "policy, mean over steps. Printed: `kv-cache-memory`, Llama 3 70B; its overhead in all adds page tables to "
+        "what is unused. perplexity: change over the full cache's, mean over windows.\n"
+    )
+    (typed.output / "block_sizes.md").write_text(
+        page("Block sizes", [head], facts, notes, [shown]), encoding="utf-8"
+    )
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m winnow_lab.memory.block_sizes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    integers = lambda between: lambda text: tuple(map(int, text.split(between)))  # noqa: E731
+    parser.add_argument("--model", default=default_model(), help="(default: models/SmolLM2*.gguf)")
+    parser.add_argument("--sizes", type=integers(","), default=(1, 2, 4, 8, 16, 32, 64, 128))
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=800, help="of a prompt, on average (default: 800)")
+    parser.add_argument("--new-tokens", type=int, default=200, help="on average (default: 200)")
+    parser.add_argument("--eviction", default="kv-compress")
+    parser.add_argument("--compression", type=float, default=8.0)
+    parser.add_argument("--windows", type=integers(":"), default=(1024, 8), help="tokens:number")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--kv-memory", default="2GiB")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
+    typed = parser.parse_args(words)
+    if typed.model is None:
+        parser.error("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
+    for name in ("requests", "new_tokens", "repeat"):
+        if getattr(typed, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(typed, name)}")
+    if typed.tokens < 2:
+        parser.error(f"--tokens must be at least 2, got {typed.tokens}")
+    if len(typed.windows) != 2:
+        parser.error("--windows must be tokens:number, such as 1024:8")
+    return typed
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, print and write, after each round anew."""
+    typed = parse(words)
+    cells = plan_cells([typed.eviction], amounts_of([typed.compression]), [AGNOSTIC])
+    runs: dict[int, list[dict[str, Answered]]] = {}
+    scores: dict[int, dict[str, Perplexity]] = {}
+    refused: dict[int, str] = {}
+    for _ in range(typed.repeat):
+        for size in (size for size in typed.sizes if size not in refused):
+            scored = () if size in scores else cells[1:] if scores else cells
+            try:
+                answered, found = measure(typed, size, cells, scored)
+            except (ConfigError, UnsupportedModelError) as error:
+                refused[size] = str(error)
+                continue
+            runs.setdefault(size, []).append(answered)
+            scores.setdefault(size, found)
+            print(size, answered, {name: each.value for name, each in found.items()}, flush=True)
+        shown = table(runs, scores, refused, cells)
+        write_results(typed, runs, scores, shown)
+    print("\n".join(shown.markdown()))
+
+
+if __name__ == "__main__":
+    main()

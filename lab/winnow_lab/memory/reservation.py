@@ -1,0 +1,247 @@
+"""What reserving blocks wastes: the paper's "Memory Waste in Contiguous Allocation", measured in the ledger.
+
+    python -m winnow_lab.memory.reservation [--requests 32] [--scale 8] [--seqs 4] [--trace FILE,... [--max-len 8192]]
+
+For each of the paper's workloads (kv-cache-memory: average and longest sequence) requests with random lengths of that
+average run through an engine under each `kv_reservation`. Their answers end by a stop token, as a rule before
+`max_tokens`. Lengths, blocks and chunks are divided by `--scale`, and the model is a tiny Llama of random weights: what
+is held does not depend on it. The pool holds `--seqs` sequences of the longest kind.
+
+With --trace the lengths are those of Azure's or Mooncake's requests, as many of them as --requests, evenly spaced; and
+a table says what the whole trace wastes at its requests' ends by allocator: whole buffers, buffers that double, blocks.
+
+at the end: part of the slots that requests hold which is empty at their last steps (the paper's figure).
+internal: the same over all steps of all requests together: they grow into what they hold.
+external: part of the pool that is free while a request waits: what it would reserve does not fit, and with on-demand
+what running ones will soon take is kept for them.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from winnow import LLM, SamplingParams
+from winnow.cache import CacheLayout, CacheSize
+from winnow.config import KV_RESERVATIONS
+from winnow_lab.bench.traces import read_trace
+
+VOCAB, STOP = 97, 3
+BLOCK = 16
+BLOCK_SIZES = (1, 4, 8, 16, 32, 64, 128)
+"""The text's."""
+LAYERS = HEADS = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A line of the paper's table."""
+
+    name: str
+    mean_len: int
+    max_len: int
+    waste: float | None = None
+    """What the paper prints."""
+    sizes: tuple[tuple[int, int], ...] = ()
+    """Tokens of prompt and answer of each request of a trace; empty: they are drawn."""
+
+
+WORKLOADS = (
+    Workload("ShareGPT (chat)", 830, 4096, 0.80),
+    Workload("Alpaca (instruction)", 380, 2048, 0.81),
+    Workload("Code generation", 1200, 4096, 0.71),
+    Workload("Summarization", 2800, 4096, 0.32),
+)
+
+
+@dataclass(frozen=True)
+class Waste:
+    """What one engine came to, as parts of 1; `running`: requests at a time, on average over steps."""
+
+    at_end: float
+    internal: float
+    external: float
+    running: float
+    steps: int
+
+
+def lengths(workload: Workload, requests: int, scale: int, seed: int) -> list[int]:
+    """Tokens of each sequence, prompt and answer: random between 8 and the longest, with the workload's mean."""
+    chance, longest = Random(seed), workload.max_len // scale  # no secret
+    share = workload.mean_len / workload.max_len
+    # A beta distribution with this mean, broad as traces are.
+    drawn = [chance.betavariate(2 * share, 2 * (1 - share)) for _ in range(requests)]
+    factor = share / (sum(drawn) / len(drawn))
+    return [min(max(round(each * factor * longest), 8), longest) for each in drawn]
+
+
+def of_trace(path: Path, max_len: int) -> Workload:
+    """The requests of a trace that are no longer than that."""
+    sizes = tuple((each.prompt_tokens, each.output_tokens) for each in read_trace(path))
+    sizes = tuple(size for size in sizes if sum(size) <= max_len)
+    return Workload(path.stem, round(fmean(map(sum, sizes))), max_len, sizes=sizes)
+
+
+def allocators(workload: Workload) -> Iterator[tuple[str, float]]:
+    """What is held and empty at the ends of all requests, as part of what is held, by allocator."""
+    used = [sum(size) for size in workload.sizes]
+    held = {"whole buffers": workload.max_len * len(used)}
+    held["buffers that double"] = sum(1 << (each - 1).bit_length() for each in used)
+    for slots in BLOCK_SIZES:
+        held[f"blocks of {slots}"] = sum(-(-each // slots) * slots for each in used)
+    for name, slots in held.items():
+        yield name, 1 - sum(used) / slots
+
+
+def split(workload: Workload, arguments: argparse.Namespace) -> list[tuple[int, int]]:
+    """Tokens of prompt and answer of each request, scaled: a trace's own, or an answer of a quarter."""
+    scale, count = arguments.scale, arguments.requests
+    if not workload.sizes:
+        drawn = lengths(workload, count, scale, arguments.seed)
+        return [(each - max(each // 4, 1), max(each // 4, 1)) for each in drawn]
+    step = max(len(workload.sizes) // count, 1)
+    return [tuple(max(part // scale, 1) for part in size) for size in workload.sizes[::step][:count]]
+
+
+def request(size: tuple[int, int], max_len: int, chance: Random) -> tuple[list[int], SamplingParams]:
+    """A prompt, and an answer that stops before `max_tokens`."""
+    prompt_tokens, answer = size
+    prompt = chance.choices(range(4, VOCAB), k=prompt_tokens)
+    return prompt, SamplingParams(
+        temperature=0,
+        max_tokens=min(max(max_len // 4, answer), max_len - len(prompt)),
+        stop_token_ids=[STOP],
+        logit_bias={STOP: 100.0},
+        forced_tokens=chance.choices(range(4, VOCAB), k=answer - 1),
+    )
+
+
+def measure(model: Path, workload: Workload, mode: str, arguments: argparse.Namespace) -> Waste:
+    """Serve a workload under a reservation, all requests waiting from the start."""
+    scale, max_len = arguments.scale, workload.max_len // arguments.scale
+    layout = CacheLayout.even(LAYERS, HEADS, 16, max(BLOCK // scale, 1), torch.float32, 1)
+    blocks = arguments.seqs * layout.blocks_for(max_len)
+    size = CacheSize.of_blocks(layout, blocks, arguments.requests, max_len)
+    chance = Random(arguments.seed)
+    sizes = split(workload, arguments)
+    end_held = end_filled = 0
+    held = filled = unused = waiting_steps = running = steps = 0
+    with LLM(
+        model,
+        kv_memory=size.nbytes(layout),
+        kv_reservation=mode,
+        enable_prefix_caching=False,
+        block_size=layout.block_size,
+        max_model_len=max_len,
+        max_num_seqs=arguments.requests,
+        prefill_chunk=max(512 // scale, 1),
+        num_accumulators=1,
+    ) as llm:
+        requests = [request(each, max_len, chance) for each in sizes]
+        for prompt, params in requests:  # each alone: what is held at its last step is its own
+            llm.submit(prompt, params)
+            last = 0, 0
+            while llm.has_unfinished:
+                now = llm.stats().kv_bytes_held, llm.occupancy().filled_bytes
+                last = now if now[0] else last
+                llm.step()
+            end_held, end_filled = end_held + last[0], end_filled + last[1]
+        pool = size.num_blocks * layout.block_bytes
+        for prompt, params in requests:
+            llm.submit(prompt, params)
+        while llm.has_unfinished:
+            llm.step()
+            stats = llm.stats()
+            steps += 1
+            held, filled = held + stats.kv_bytes_held, filled + llm.occupancy().filled_bytes
+            running += stats.num_running
+            if stats.num_waiting:
+                unused, waiting_steps = unused + pool - stats.kv_bytes_held, waiting_steps + 1
+    return Waste(
+        1 - end_filled / end_held,
+        1 - filled / max(held, 1),
+        unused / max(waiting_steps * pool, 1),
+        running / steps,
+        steps,
+    )
+
+
+def save_model(path: Path, max_len: int) -> None:
+    """Save a tiny model whose one layer has one KV head."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=1,
+        num_key_value_heads=HEADS,
+        max_position_embeddings=max_len,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+
+
+def main() -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--scale", type=int, default=8)
+    parser.add_argument("--seqs", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--trace", type=lambda text: [Path(name) for name in text.split(",")], default=[])
+    parser.add_argument("--max-len", type=int, default=8192, help="longer requests of a trace are left out")
+    arguments = parser.parse_args()
+    for name in ("requests", "scale", "seqs"):
+        if getattr(arguments, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    workloads = [of_trace(path, arguments.max_len) for path in arguments.trace] or WORKLOADS
+    console = Console(width=120)
+    if arguments.trace:
+        shown = [dict(allocators(workload)) for workload in workloads]
+        ends = Table("allocator", title="held and empty at the ends of all requests of a trace")
+        for workload in workloads:
+            ends.add_column(f"{workload.name}, {len(workload.sizes):,} requests", justify="right")
+        for name in shown[0]:
+            ends.add_row(name, *(f"{each[name]:.2%}" for each in shown))
+        console.print(ends)
+    table = Table(title=f"KV memory that is held and empty; lengths divided by {arguments.scale}")
+    columns = ("workload", "mean", "longest", "paper", "reservation", "at the end", "internal", "external")
+    for column in (*columns, "running", "steps"):
+        table.add_column(column, justify="left" if column in ("workload", "reservation") else "right")
+    with tempfile.TemporaryDirectory() as directory:
+        save_model(Path(directory), max(each.max_len for each in workloads) // arguments.scale)
+        for workload in workloads:
+            for mode in reversed(KV_RESERVATIONS):
+                waste = measure(Path(directory), workload, mode, arguments)
+                first = (
+                    workload.name,
+                    f"{workload.mean_len}",
+                    f"{workload.max_len}",
+                    "" if workload.waste is None else f"{workload.waste:.0%}",
+                )
+                table.add_row(
+                    *(first if mode == "max" else ("", "", "", "")),
+                    mode,
+                    *(f"{each:.1%}" for each in (waste.at_end, waste.internal, waste.external)),
+                    f"{waste.running:.1f}",
+                    f"{waste.steps}",
+                )
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""What each way to hold KVs adds: the stack of kv-cache-memory's "End-to-End Serving Throughput", measured.
+
+    python -m winnow_lab.memory.stack [--model MODEL] [--requests 128] [--scale 4] [--fits 4] [--eviction leverage]
+        [--compression 4] [--rows NAME ...] [--repeat 1] [--seed 0] [--name stack] [-o docs/results]
+
+The requests are those that `python -m winnow_lab.papers plan stack` simulates, with lengths divided by --scale:
+all there at once, 1024 + 512 tokens on average, exponentially drawn, of which 512 begin every prompt. The KV memory
+holds --fits sequences of the longest kind (8192 / scale tokens) in 16 bits, and is the same in every row. Each row
+changes one thing of the row before:
+
+padded: batches of --fits, padded to their longest, run until all are finished (the padded engine's "static").
+contiguous: a request reserves the longest sequence; a finished one makes room at once.
+paged: a request holds blocks for what it has computed.
+int8, prefix cache, int4: stored so; the common beginning is computed and held once.
+eviction: each prompt is compressed once it is read.
+
+Each row is an engine of its own; rows follow one another, and the whole is repeated --repeat times: medians by rate.
+NAME.md has tables of throughput, latency and memory in use with what the text prints beside them, and the simulated
+one; NAME.svg shows throughput.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from winnow import LLM
+from winnow.cache import CacheSize
+from winnow.report.provenance import Machine, report_head, typed_command
+from winnow.units import format_bytes
+from winnow_lab.bench.answering import answer_all, fixed_length
+from winnow_lab.bench.serve import percentile_of
+from winnow_lab.bench.traces import TraceRequest
+from winnow_lab.papers.page import page, results_json
+from winnow_lab.papers.plan.memory_text_serving import STACK, stack, workload
+from winnow_lab.report.plots import Axis, Line, Panel, can_draw, line_chart, save_figure
+from winnow_lab.report.tables import TextTable
+
+LONGEST = 8192
+"""Tokens that a contiguous cache reserves, before --scale."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A row: engine options that it adds to the rows above it, and the row of the text that it stands beside."""
+
+    name: str
+    adds: dict[str, Any]
+    printed: int | None = None
+
+
+LAYERS = (
+    Layer("padded", {"engine": "padded", "padded_mode": "static"}),
+    Layer(
+        "contiguous", {"engine": "paged", "kv_reservation": "max", "enable_prefix_caching": False}, printed=0
+    ),
+    Layer("paged", {"kv_reservation": "on-demand"}, printed=1),
+    Layer("int8", {"kv_cache_dtype": "int8"}, printed=2),
+    Layer("prefix cache", {"enable_prefix_caching": True}, printed=3),
+    Layer("int4", {"kv_cache_dtype": "int4"}, printed=4),
+    Layer("eviction", {}),
+)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one engine made of the requests.
+
+    Attributes:
+        seconds: from the first submission to the last token.
+        output_rate: new tokens a second.
+        fit: requests whose KVs the memory holds: its bytes over those that a running request held, mean over steps.
+        most_running: requests with KVs at a time; not more than there are.
+        computed: prompt tokens.
+        preemptions: of requests that made room.
+        token_ms, latency_s: p50 and p99 over requests: time for each token behind the first; from arrival to end.
+        used: part of the KV memory in use, reserved blocks included, mean over steps.
+    """
+
+    seconds: float
+    output_rate: float
+    fit: float
+    most_running: int
+    computed: int
+    preemptions: int
+    token_ms: tuple[float, float]
+    latency_s: tuple[float, float]
+    used: float
+
+
+def options_of(layer: Layer, model: str | None, kv_memory: int, typed: argparse.Namespace) -> dict[str, Any]:
+    """The engine's options of a row: its own and those of the rows above."""
+    options: dict[str, Any] = {"model": model, "dtype": "bfloat16", "kv_memory": kv_memory}
+    options |= {"max_model_len": LONGEST // typed.scale, "threads": typed.threads}
+    for each in LAYERS[: LAYERS.index(layer) + 1]:
+        options |= each.adds
+    if layer.name == "padded":
+        return options | {"max_num_seqs": typed.fits}
+    del options["padded_mode"]
+    if layer.name == "eviction":
+        options |= {"eviction": typed.eviction, "compression": typed.compression, "kv_floor": 1}
+    return options | {"max_num_seqs": typed.requests}
+
+
+def memory_for(model: str | None, fits: int, longest: int, requests: int) -> tuple[int, int]:
+    """Bytes of `fits` sequences of the longest kind in 16 bits, tables of all requests included; and the size of the
+    model's vocabulary."""
+    with LLM(model, kv_memory="2GiB", dtype="bfloat16", max_model_len=longest, max_num_seqs=requests) as llm:
+        executor: Any = llm._engine._executor  # type: ignore[attr-defined]
+        layout = executor.layout
+        size = CacheSize.of_blocks(layout, fits * layout.blocks_for(longest), requests, longest)
+        return size.nbytes(layout), executor._model.vocab_size
+
+
+def requests_of(count: int, scale: int, seed: int) -> list[TraceRequest]:
+    """The simulated workload with shorter lengths."""
+    return [
+        replace(
+            each,
+            prompt_tokens=max(each.prompt_tokens // scale, 1),
+            output_tokens=max(each.output_tokens // scale, 1),
+            block_tokens=each.block_tokens // scale,
+        )
+        for each in workload(count, seed)
+    ]
+
+
+def measure(options: dict[str, Any], requests: Sequence[TraceRequest], vocab_size: int) -> Measured:
+    """Answer all requests."""
+    asked = [
+        (each.prompt(vocab_size, seed), fixed_length(each.output_tokens))
+        for seed, each in enumerate(requests)
+    ]
+    with LLM(**options) as llm:
+        llm.generate(
+            [[vocab_size - 1 - place for place in range(64)]], fixed_length(2)
+        )  # first steps cost more
+        answered = answer_all(llm, asked, final_only=True)
+    counted = [step.stats for step in answered.steps]
+    held = sum(stats.kv_bytes_held for stats in counted)
+    running = sum(stats.num_running for stats in counted)
+    new_tokens = sum(each.output_tokens for each in requests)
+    times = [output.metrics for output in answered.outputs]
+    return Measured(
+        answered.seconds,
+        new_tokens / answered.seconds,
+        counted[0].kv_bytes_budget * running / held if held else options["max_num_seqs"],
+        max(stats.num_running for stats in counted),
+        answered.counted("prompt_tokens"),
+        answered.counted("num_preemptions"),
+        middle_and_worst(
+            1e3 * (each.finished_time - each.first_token_time) / (asked.output_tokens - 1)
+            for each, asked in zip(times, requests, strict=True)
+            if asked.output_tokens > 1
+        ),
+        middle_and_worst(each.latency for each in times),
+        fmean(stats.kv_bytes_used / stats.kv_bytes_budget for stats in counted),
+    )
+
+
+def middle_and_worst(values: Iterable[Any]) -> tuple[float, float]:
+    """50th and 99th percentile."""
+    ordered = sorted(values)
+    return percentile_of(ordered, 50), percentile_of(ordered, 99)
+
+
+def label(layer: Layer) -> str:
+    """A row's name in tables; + before what comes on top of the rows above."""
+    return layer.name if layer.name in ("padded", "contiguous", "paged") else f"+ {layer.name}"
+
+
+def table(rows: dict[str, Measured]) -> TextTable:
+    """A line per row: what it brought over the row before, beside what the text prints."""
+    lines, before = [], None
+    printed_before = None
+    for layer in LAYERS:
+        if layer.name not in rows:
+            continue
+        row = rows[layer.name]
+        text = None if layer.printed is None else STACK[layer.printed]
+        lines.append(
+            (
+                label(layer),
+                (
+                    f"{row.fit:.1f}",
+                    f"{row.most_running}",
+                    "" if text is None else f"{text.printed_batch}",
+                    f"{row.output_rate:,.0f}",
+                    "" if before is None else f"{row.output_rate / before.output_rate:.2f}x",
+                    ""
+                    if text is None or printed_before is None
+                    else f"{text.printed_rate / printed_before:.2f}x",
+                    f"{row.computed:,}",
+                    f"{row.preemptions}",
+                ),
+            )
+        )
+        before, printed_before = row, None if text is None else text.printed_rate
+    columns = (
+        "sequences that fit",
+        "most at once",
+        "printed",
+        "output tokens/s",
+        "gain",
+        "printed",
+        "prompt tokens computed",
+        "preemptions",
+    )
+    return TextTable("Measured", "configuration", columns, tuple(lines))
+
+
+def latencies(rows: dict[str, Measured]) -> TextTable:
+    """A line per row: how long tokens and requests took, and how much of the memory was in use."""
+    lines = []
+    for layer in LAYERS:
+        if layer.name not in rows:
+            continue
+        row = rows[layer.name]
+        printed = ("", "", "")
+        if layer.printed is not None:
+            text = STACK[layer.printed]
+            printed = (*(f"{each}" for each in text.printed_token_ms), f"{text.printed_use} %")
+        lines.append(
+            (
+                label(layer),
+                (
+                    f"{row.token_ms[0]:.1f}",
+                    printed[0],
+                    f"{row.token_ms[1]:.1f}",
+                    printed[1],
+                    f"{row.latency_s[0]:.1f}",
+                    f"{row.latency_s[1]:.1f}",
+                    f"{row.used:.0%}",
+                    printed[2],
+                ),
+            )
+        )
+    columns = (
+        "ms a token, p50",
+        "printed",
+        "p99",
+        "printed",
+        "request p50, s",
+        "p99",
+        "memory in use",
+        "printed",
+    )
+    return TextTable("Latency and memory", "configuration", columns, tuple(lines))
+
+
+def figure(rows: dict[str, Measured]) -> Any:
+    """Sequences at once and tokens a second, as multiples of the contiguous cache's; printed ones beside."""
+    names = [layer.name for layer in LAYERS if layer.name in rows]
+    base, places = rows["contiguous"], range(len(names))
+    text = [(place, layer.printed) for place, layer in enumerate(LAYERS) if layer.printed is not None]
+    across = Axis("", ticks=names)
+    batches = [
+        Line("measured", places, [rows[name].fit / base.fit for name in names]),
+        Line(
+            "printed (70B)",
+            [place for place, _ in text],
+            [STACK[row].printed_batch / STACK[0].printed_batch for _, row in text],
+            reference=True,
+        ),
+    ]
+    rates = [
+        Line("measured", places, [rows[name].output_rate / base.output_rate for name in names]),
+        Line(
+            "printed (70B)",
+            [place for place, _ in text],
+            [STACK[row].printed_rate / STACK[0].printed_rate for _, row in text],
+            reference=True,
+        ),
+    ]
+    return line_chart(
+        [
+            Panel("sequences that fit", across, Axis("times contiguous", low=0.0), batches),
+            Panel("output tokens/s", across, Axis("times contiguous", low=0.0), rates),
+        ]
+    )
+
+
+def write_results(
+    typed: argparse.Namespace,
+    kv_memory: int,
+    runs: dict[str, list[Measured]],
+    rows: dict[str, Measured],
+    simulated: TextTable,
+) -> None:
+    """stack.json with every run; the page and its picture."""
+    head = report_head(typed_command(), Machine.here())
+    typed.output.mkdir(parents=True, exist_ok=True)
+    numbers = {
+        "kv_memory": kv_memory,
+        "rows": [
+            {"row": row, "median": asdict(rows[row]), "runs": [asdict(each) for each in measured]}
+            for row, measured in runs.items()
+        ],
+    }
+    (typed.output / f"{typed.name}.json").write_text(
+        results_json(head | numbers, ("rows",)), encoding="utf-8"
+    )
+    figures = (
+        [save_figure(figure(rows), typed.output / typed.name)]
+        if can_draw() and len(rows) == len(LAYERS)
+        else []
+    )
+    model = "The demo model" if typed.model is None else Path(typed.model).name
+    facts = [
+        f"{model}, bfloat16; {typed.requests} requests at once, {1024 // typed.scale} + {512 // typed.scale} tokens on "
+        f"average, exponentially drawn, the first {512 // typed.scale} the same. {format_bytes(kv_memory)} of KV "
+        f"memory: {typed.fits} sequences of {LONGEST // typed.scale:,} tokens in bfloat16. Eviction: "
+        f"{typed.eviction} {typed.compression:g}x. Medians of {len(next(iter(runs.values())))}.",
+    ]
+    notes = (
+        "sequences that fit: KV memory over the bytes that a running request held, mean over steps; padded batches "
+        "have as many as whole sequences fit. gain: over the row above. "
+        "printed: `kv-cache-memory`, Llama 3 70B on 4 A100; its latencies are of tokens, its use the GPU's. "
+        "ms a token: of a request, behind its first. memory in use: mean over steps; what is reserved counts. "
+        "The last table is that of `python -m winnow_lab.papers plan stack`.\n"
+    )
+    text = page(
+        "The stack of KV memory", [head], facts, notes, [table(rows), latencies(rows), simulated], figures
+    )
+    (typed.output / f"{typed.name}.md").write_text(text, encoding="utf-8")
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m winnow_lab.memory.stack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", help="directory or GGUF file (default: the demo model)")
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--scale", type=int, default=4, help="lengths are divided by it (default: 4)")
+    parser.add_argument("--fits", type=int, default=4, help="longest sequences in the KV memory (default: 4)")
+    parser.add_argument("--eviction", default="leverage")
+    parser.add_argument("--compression", type=float, default=4.0)
+    names = [layer.name for layer in LAYERS]
+    parser.add_argument("--rows", nargs="+", choices=names, default=names)
+    parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--name", default="stack", help="of the files (default: stack)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
+    typed = parser.parse_args(words)
+    for name in ("requests", "scale", "fits", "repeat"):
+        if getattr(typed, name) < 1:
+            parser.error(f"--{name} must be at least 1, got {getattr(typed, name)}")
+    if 512 // typed.scale < 1:
+        parser.error(f"--scale must be at most 512, got {typed.scale}")
+    return typed
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, print and write."""
+    typed = parse(words)
+    kv_memory, vocab_size = memory_for(typed.model, typed.fits, LONGEST // typed.scale, typed.requests)
+    requests = requests_of(typed.requests, typed.scale, typed.seed)
+    layers, simulated = [layer for layer in LAYERS if layer.name in typed.rows], stack()
+    runs: dict[str, list[Measured]] = {layer.name: [] for layer in layers}
+    for _ in range(typed.repeat):
+        for layer in layers:
+            options = options_of(layer, typed.model, kv_memory, typed)
+            runs[layer.name].append(measure(options, requests, vocab_size))
+            print(layer.name, runs[layer.name][-1], flush=True)
+        rows = {name: sorted(each, key=lambda m: m.seconds)[len(each) // 2] for name, each in runs.items()}
+        write_results(typed, kv_memory, runs, rows, simulated)
+    print("\n".join(line for each in (table(rows), latencies(rows)) for line in each.markdown()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Prefill of a group of queries apart from the running batch: padded on the left, so that all end in one column."""
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceType
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from winnow.engine.requests.request import Sequence
+from winnow.outputs import LogprobDict
+from winnow.sampling import prompt_logprobs
+from winnow_lab.padded.cache import PaddedCache, Shape
+from winnow_lab.padded.model import PaddedModel, span_mask
+from winnow_lab.padded.shape import KVShape
+from winnow_lab.padded.stats import Counters
+
+
+@dataclass(frozen=True)
+class PaddedInputs:
+    """A model's inputs for a group that starts with an empty cache; all int64 [rows, width]."""
+
+    tokens: Tensor
+    positions: Tensor
+    mask: Tensor
+    padding: list[int]
+    """Columns before each query."""
+
+    @classmethod
+    def of(cls, queries: SequenceType[SequenceType[int]], device: torch.device) -> Self:
+        """Pad token ids."""
+        width = max(map(len, queries))
+        padding = [width - len(query) for query in queries]
+        # Masked values are still multiplied: pad a query with its own first token, so that it cannot be affected by
+        # faults of another token (NaN in its embedding).
+        tokens = [[query[0]] * pad + list(query) for pad, query in zip(padding, queries, strict=True)]
+        own = torch.arange(width, device=device) - torch.tensor(padding, device=device)[:, None]
+        mask = span_mask([(pad, width) for pad in padding], width, device)
+        return cls(torch.tensor(tokens, device=device), own.clamp_min(0), mask, padding)
+
+    @property
+    def width(self) -> int:
+        return self.tokens.shape[1]
+
+    def counts(self, first: int, last: int) -> list[int]:
+        """Return the number of tokens of each query within a range of columns."""
+        return [min(max(last - pad, 0), last - first) for pad in self.padding]
+
+    def forward(
+        self, model: PaddedModel, cache: PaddedCache, first: int, last: int, keep: list[int] | None
+    ) -> Tensor:
+        """Compute a range of columns into the cache, which holds those before. Returns as `PaddedModel.forward`."""
+        columns = slice(first, last)
+        logits = model.forward(
+            cache, self.tokens[:, columns], self.positions[:, columns], self.mask[:, :last], keep
+        )
+        cache.advance(self.counts(first, last))
+        return logits
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A group whose tokens are computed.
+
+    Attributes:
+        cache: row i holds the KVs of sequence i.
+        logits: of each sequence's last token, [n, V].
+        prompt_logprobs: of the sequences that ask for them: one entry per prompt token but the first.
+        counters: of its forward passes.
+    """
+
+    sequences: tuple[Sequence, ...]
+    cache: PaddedCache
+    logits: Tensor
+    prompt_logprobs: dict[Sequence, list[LogprobDict]]
+    counters: Counters
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors on the device."""
+        return [self.logits, *(tensor for layer in self.cache.layers for tensor in layer.tensors)]
+
+
+class PrefillStoppedError(Exception):
+    """A prefill was stopped."""
+
+
+def prefill(
+    model: PaddedModel,
+    sequences: SequenceType[Sequence],
+    kv_shape: KVShape,
+    shape: Shape,
+    chunk: int | None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Prefilled:
+    """Compute all tokens of `sequences` together, padded on the left to the longest.
+
+    Reads the sequences without changing them, so that it may run in parallel to a pass of the batch.
+
+    Args:
+        kv_shape: of one token.
+        shape: of the tensors to allocate; at least [n, longest sequence].
+        chunk: maximum columns of one forward pass; None: all at once.
+        stopped: called before each forward pass; True stops the prefill.
+
+    Raises:
+        PrefillStoppedError: `stopped` returned True.
+    """
+    counters = Counters(prefills=1)
+    inputs = PaddedInputs.of([sequence.token_ids for sequence in sequences], model.device)
+    cache = PaddedCache(kv_shape, model.device)
+    cache.resize(shape)
+    cache.add_rows(len(sequences))
+    asked = [row for row, sequence in enumerate(sequences) if sequence.request.wants_prompt_logprobs]
+    found: dict[Sequence, list[LogprobDict]] = {sequences[row]: [] for row in asked}
+    logits = torch.empty(0, device="cpu")
+    for first in range(0, inputs.width, chunk or inputs.width):
+        if stopped():
+            raise PrefillStoppedError
+        last = min(first + (chunk or inputs.width), inputs.width)
+        logits = inputs.forward(model, cache, first, last, None if asked else [last - first - 1])
+        counters.count(len(sequences), last - first, sum(inputs.counts(first, last)))
+        for row in asked:
+            found[sequences[row]] += _prompt_logprobs(
+                sequences[row], logits[row], first - inputs.padding[row]
+            )
+    return Prefilled(tuple(sequences), cache, logits[:, -1], found, counters)
+
+
+def _prompt_logprobs(sequence: Sequence, logits: Tensor, first: int) -> list[LogprobDict]:
+    """Return logprobs of the prompt tokens that follow positions `first` and on, whose logits are [n, V]."""
+    top = sequence.request.params.prompt_logprobs
+    assert top is not None, "prompt logprobs are collected only if asked for"
+    prompt = sequence.request.prompt_token_ids
+    start, end = max(first, 0), min(first + len(logits), len(prompt) - 1)
+    if start >= end:
+        return []
+    return prompt_logprobs(logits[start - first : end - first], prompt[start + 1 : end + 1], top)

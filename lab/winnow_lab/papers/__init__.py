@@ -1,0 +1,1 @@
+"""The experiments of papers, on models and machines that are at hand; `python -m winnow_lab.papers --help`."""

@@ -1,0 +1,397 @@
+"""BATON, section 5: two sets of queries, the modes that answer them, and how they are measured."""
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate, product
+from types import MappingProxyType
+from typing import Any
+
+from winnow.checks import check_counts
+from winnow.config import PaddedConfig, option
+from winnow.errors import ConfigError
+from winnow.llm import LLM
+from winnow.outputs import EngineStats
+from winnow_lab.bench.answering import OnStep, Step, answer_all, fixed_length
+from winnow_lab.bench.lists import integers, names
+from winnow_lab.evaluate.tasks.files import shipped_sentences
+from winnow_lab.padded.stats import PaddedStats
+from winnow_lab.papers.harness import missing
+
+MIXED, SHORT = "mixed", "short"
+SETS = (MIXED, SHORT)
+
+Words = tuple[int, int]
+"""Fewest and most words of a text; lengths between are drawn evenly."""
+
+LONG_WORDS: Words = (3600, 4400)
+"""\"around 4,000\", in the mixed set."""
+SHORT_WORDS: Words = (24, 400)
+"""\"a few dozen to 400\", in the mixed set."""
+SHORT_SET_WORDS: Words = (24, 200)
+"""\"a few dozen to 200\", prompts and answers of the short set."""
+DOUBLED_BATCH = 4
+"""With this batch size every length of the mixed set is doubled (5.2.1)."""
+
+_SECONDS: Mapping[str, Mapping[str, Mapping[int, float]]] = MappingProxyType(
+    {
+        MIXED: {
+            "static": {4: 21901, 8: 6619},
+            "pd": {4: 21781, 8: 6577},
+            "shaping-gaps": {4: 20549, 8: 3424},
+            "embedding": {4: 11771, 8: 2654},
+        },
+        # Its method is named as the one without P&D in Table 1; the text does not tell which of the two it is.
+        SHORT: {
+            "static": {2: 161.77, 4: 92.68, 6: 61.70, 8: 50.07, 10: 40.45},
+            "shaping-gaps": {2: 83.43, 4: 49.61, 6: 37.25, 8: 31.08, 10: 30.99},
+            "embedding": {2: 83.43, 4: 49.61, 6: 37.25, 8: 31.08, 10: 30.99},
+        },
+    }
+)
+
+
+def published_batches(query_set: str) -> tuple[int, ...]:
+    """The batch sizes that the paper measured."""
+    return tuple(_SECONDS[query_set]["static"])
+
+
+def published_gain(query_set: str, mode: str, batch: int, over: str = "static") -> float | None:
+    """How many times faster than `over` a mode was in the paper; None where it was not measured."""
+    ours = _SECONDS[query_set].get(mode, {}).get(batch)
+    theirs = _SECONDS[query_set].get(over, {}).get(batch)
+    return None if ours is None or theirs is None else theirs / ours
+
+
+_MIXED_QUARTER, _SHORT_QUERIES = 30, 30
+_LEAST_TOKENS = 2
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of a query."""
+
+    prompt: int
+    answer: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.answer
+
+
+@dataclass(frozen=True)
+class Query:
+    """A prompt, and how many tokens its answer has: the end of text does not end it, so all modes do the same work."""
+
+    token_ids: tuple[int, ...]
+    answer_tokens: int
+
+
+def draw_lengths(query_set: str, batch: int, scale: float, seed: int) -> list[Lengths]:
+    """Lengths of a set's queries, in the order in which they are submitted.
+
+    mixed: 120 queries; long prompt and short answer, short and long, short and short as 1:1:2, in random order.
+    short: 30 queries, both short. With batch 4 the mixed set's lengths are doubled, else the batch changes nothing.
+
+    Args:
+        scale: tokens for each of the paper's words.
+    """
+    rng = random.Random(f"{query_set}/{seed}")
+    factor = scale * (2 if query_set == MIXED and batch == DOUBLED_BATCH else 1)
+    kinds: list[tuple[Words, Words]]
+    if query_set == MIXED:
+        short = (SHORT_WORDS, SHORT_WORDS)
+        kinds = [(LONG_WORDS, SHORT_WORDS), (SHORT_WORDS, LONG_WORDS), short, short] * _MIXED_QUARTER
+        rng.shuffle(kinds)
+    else:
+        kinds = [(SHORT_SET_WORDS, SHORT_SET_WORDS)] * _SHORT_QUERIES
+
+    def tokens(words: Words) -> int:
+        return max(round(rng.randint(*words) * factor), _LEAST_TOKENS)
+
+    return [Lengths(tokens(prompt), tokens(answer)) for prompt, answer in kinds]
+
+
+def with_text(lengths: Sequence[Lengths], text: Sequence[int], first: int | None, seed: int) -> list[Query]:
+    """Queries whose prompts are passages of `text`, each from a place of its own.
+
+    Args:
+        text: token ids; where a passage would end behind it, it continues from the beginning.
+        first: the token that begins every prompt, if the model has one.
+    """
+    rng = random.Random(f"text/{seed}")
+    begin = () if first is None else (first,)
+    queries = []
+    for each in lengths:
+        start, count = rng.randrange(len(text)), each.prompt - len(begin)
+        passage = tuple(text[(start + number) % len(text)] for number in range(count))
+        queries.append(Query((*begin, *passage), each.answer))
+    return queries
+
+
+PAGED = "paged"
+"""Winnow's own engine, for comparison."""
+MODES = ("static", "pd", "shaping-gaps", "shaping", "embedding", PAGED)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One set of queries, answered by one mode at one batch size."""
+
+    query_set: str
+    mode: str
+    batch: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the engine is opened with."""
+        if self.mode == PAGED:
+            return {"engine": "paged", "max_num_seqs": self.batch}
+        return {"engine": "padded", "padded_mode": self.mode, "max_num_seqs": self.batch}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells that are asked for, and the work in each.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    sets: tuple[str, ...] = option(
+        SETS,
+        "mixed: 120 queries with long and short prompts and answers; short: 30 queries; commas between",
+        parse=names,
+    )
+    modes: tuple[str, ...] = option(MODES, f"of {', '.join(MODES)}; commas between", parse=names)
+    batches: tuple[int, ...] = option(
+        (),
+        "batch sizes, commas between; left out: the paper's, 4,8 for mixed and 2,4,6,8,10 for short",
+        parse=integers,
+    )
+    scale: float = option(0.05, "tokens for each of the paper's words in the mixed set")
+    short_scale: float = option(1.0, "the same, in the short set")
+    repeats: int = option(1, "runs of a cell; all cells are run once, then all of them again")
+    query_seed: int = option(0, "of lengths, order and text")
+    rate: float | None = option(
+        None, "queries a second, which arrive as a Poisson process; left out: all at once", parse=float
+    )
+
+    def __post_init__(self) -> None:
+        for name, known in (("sets", SETS), ("modes", MODES)):
+            object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
+            for each in getattr(self, name):
+                if each not in known:
+                    raise ConfigError(f"{name} must be of {', '.join(known)}, got {each!r}")
+        check_counts(self, zero=("query_seed",))
+        for name, scale in (("scale", self.scale), ("short_scale", self.short_scale), ("rate", self.rate)):
+            if scale is not None and not 0 < scale < float("inf"):
+                raise ConfigError(f"{name} must be a number above 0, got {scale:g}")
+
+    def __iter__(self) -> Iterator[Cell]:
+        """In the order in which they are measured: what is compared stands close together."""
+        for query_set in self.sets:
+            batches = self.batches or published_batches(query_set)
+            for batch, mode in product(batches, self.modes):
+                yield Cell(query_set, mode, batch)
+
+    def lengths(self, cell: Cell) -> list[Lengths]:
+        """Of the queries; the same for every mode."""
+        scale = self.scale if cell.query_set == MIXED else self.short_scale
+        return draw_lengths(cell.query_set, cell.batch, scale, self.query_seed)
+
+    def arrivals(self, count: int) -> list[float]:
+        """Return when each query arrives, in seconds from the first; empty: all at once."""
+        if self.rate is None:
+            return []
+        rng = random.Random(f"arrivals/{self.query_seed}")
+        return [0.0, *accumulate(rng.expovariate(self.rate) for _ in range(count - 1))]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest query with its answer."""
+        return max(each.total for cell in self for each in self.lengths(cell))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What runs must share to be compared."""
+        return {name: getattr(self, name) for name in ("scale", "short_scale", "query_seed", "rate")}
+
+
+_TRACE_POINTS = 120
+_DIGEST_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Course of a run, at moments evenly spread over its steps: one entry for each of them."""
+
+    seconds: tuple[float, ...]
+    completed: tuple[int, ...]
+    """Queries."""
+    tokens: tuple[int, ...]
+    """Of answers."""
+    kv_bytes: tuple[int, ...]
+    """In use by the engine, KVs of queries that wait in host memory included."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of a cell came to."""
+
+    seconds: float
+    """From the first submission to the last token: the paper's completion time."""
+    answer_tokens: int
+    prompt_tokens: int
+    steps: int
+    kv_bytes_peak: int
+    """Most that was in use after a step, as in `Trace.kv_bytes`."""
+    tally: dict[str, float]
+    """The padded engine's counters (`winnow_lab.padded.stats`), of this run alone; empty for the paged engine."""
+    digests: tuple[str, ...]
+    """Of each answer's token ids, in the order of the queries."""
+    trace: Trace
+    sustained: float = 0.0
+    """Answer tokens per second up to the last step behind which queries waited or were to come; 0: there was none."""
+
+    @property
+    def idle_share(self) -> float | None:
+        """Positions that were padding or of no query, of all computed; None for the paged engine."""
+        return self.tally["idle"] / self.tally["positions"] if self.tally else None
+
+    @property
+    def column_share(self) -> float | None:
+        """Columns held over the longest query's, summed over passes; None for the paged engine."""
+        return self.tally["columns_held"] / self.tally["columns_needed"] if self.tally else None
+
+    @classmethod
+    def from_json(cls, reported: dict[str, Any]) -> "Run":
+        """The run whose `asdict` gave `reported`."""
+        trace = Trace(**{name: tuple(values) for name, values in reported["trace"].items()})
+        return cls(**reported | {"digests": tuple(reported["digests"]), "trace": trace})
+
+
+def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep, arrivals: Sequence[float] = ()) -> Run:
+    """Submit all queries, at once or as they arrive, and take steps until every one is answered.
+
+    Raises:
+        InvalidRequestError: a query does not fit into the model's context or the KV memory.
+    """
+    llm.generate(list(queries[0].token_ids), fixed_length(2))  # libraries set themselves up at the first pass
+    work = [(query.token_ids, fixed_length(query.answer_tokens)) for query in queries]
+    done = answer_all(llm, work, on_step, arrivals=arrivals)
+    busy = [step for step in done.steps if step.stats.num_waiting or step.submitted < len(queries)]
+    before = _tally(done.before)
+    trace = _trace(done.steps)
+    assert trace.tokens[-1] == sum(map(len, done.answers)), "a step's output brought more than one token"
+    return Run(
+        seconds=done.seconds,
+        answer_tokens=trace.tokens[-1],
+        prompt_tokens=sum(len(query.token_ids) for query in queries),
+        steps=done.counted("num_steps"),
+        kv_bytes_peak=max(_kv_bytes(step.stats) for step in done.steps),
+        tally={name: value - before[name] for name, value in _tally(done.steps[-1].stats).items()},
+        digests=tuple(
+            hashlib.sha256(str(list(answer)).encode()).hexdigest()[: 2 * _DIGEST_BYTES]
+            for answer in done.answers
+        ),
+        trace=trace,
+        sustained=sum(step.outputs for step in busy) / busy[-1].seconds if busy else 0.0,
+    )
+
+
+def _tally(stats: EngineStats) -> dict[str, float]:
+    return asdict(stats.counters) if isinstance(stats, PaddedStats) else {}
+
+
+def _kv_bytes(stats: EngineStats) -> int:
+    return stats.kv_bytes_used + (stats.parked_bytes if isinstance(stats, PaddedStats) else 0)
+
+
+def _trace(steps: Sequence[Step]) -> Trace:
+    last = len(steps) - 1
+    count = min(_TRACE_POINTS, len(steps))
+    chosen = [round(number * last / max(count - 1, 1)) for number in range(count)]
+    tokens = list(accumulate(step.outputs for step in steps))
+    return Trace(
+        tuple(round(steps[each].seconds, 3) for each in chosen),
+        tuple(steps[each].finished for each in chosen),
+        tuple(tokens[each] for each in chosen),
+        tuple(_kv_bytes(steps[each].stats) for each in chosen),
+    )
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run of a cell.
+
+    Attributes:
+        head: command, date, commit and machine of the start that made it (`winnow.report.provenance.report_head`).
+    """
+
+    cell: Cell
+    run: Run
+    head: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """From which `from_json` makes it again."""
+        return {"cell": asdict(self.cell), "head": dict(self.head), "run": asdict(self.run)}
+
+    @classmethod
+    def from_json(cls, reported: dict[str, Any]) -> "Measured":
+        """The run that `to_json` gave."""
+        return cls(Cell(**reported["cell"]), Run.from_json(reported["run"]), reported["head"])
+
+
+Open = Callable[[dict[str, Any]], AbstractContextManager[LLM]]
+"""Makes an engine of options."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is to be measured, and how engines are made.
+
+    Attributes:
+        options: of every engine; a cell's own come on top.
+        head: of this start, as `Measured` keeps it.
+    """
+
+    cells: Cells
+    options: Mapping[str, Any]
+    open: Open
+    head: Mapping[str, Any]
+
+    def missing(self, found: Sequence[Measured]) -> list[Cell]:
+        """What is still to be measured, in order; a cell may be named several times."""
+        return missing(list(self.cells), self.cells.repeats, Counter(each.cell for each in found))
+
+    def measure(self, cells: Sequence[Cell], on_step: Callable[[Cell], OnStep]) -> Iterator[Measured]:
+        """Run each of `cells` once, in their order.
+
+        Raises:
+            InvalidRequestError: a query does not fit into the model's context or the KV memory.
+        """
+        for cell in cells:
+            with self.open(self.options_of(cell)) as llm:
+                queries = self._queries(cell, llm)
+                arrivals = self.cells.arrivals(len(queries))
+                yield Measured(cell, run_cell(llm, queries, on_step(cell), arrivals), self.head)
+
+    def options_of(self, cell: Cell) -> dict[str, Any]:
+        """Of the cell's engine. What only padded engines know is left out for the paged one."""
+        unknown = {field.name for field in fields(PaddedConfig)} if cell.mode == PAGED else set()
+        return {name: value for name, value in self.options.items() if name not in unknown} | cell.options
+
+    def _queries(self, cell: Cell, llm: LLM) -> list[Query]:
+        """The same for every mode: prose, or for a model without a tokenizer its tokens in turn."""
+        tokenizer = llm.tokenizer
+        first: int | None = None
+        if tokenizer is None:
+            text = list(range(llm.vocab_size))
+        else:
+            text = tokenizer(" ".join(shipped_sentences()), add_special_tokens=False)["input_ids"]
+            first = tokenizer.bos_token_id
+        return with_text(self.cells.lengths(cell), text, first, self.cells.query_seed)

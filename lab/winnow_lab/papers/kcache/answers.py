@@ -1,0 +1,185 @@
+"""Answers of a model under each setting: scores of tasks, and how far greedy continuations agree."""
+
+import argparse
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from winnow import LLM, SamplingParams
+from winnow_lab.evaluate.cell import FULL_CELL
+from winnow_lab.evaluate.journal import ResultJournal
+from winnow_lab.evaluate.likelihood import Keeping, Pair
+from winnow_lab.evaluate.perplexity import WindowScore, measure_perplexity
+from winnow_lab.evaluate.plan import EvaluationPlan, engine_identity
+from winnow_lab.evaluate.prompt import PromptMaker
+from winnow_lab.evaluate.result import CellResult
+from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
+from winnow_lab.evaluate.settings import settings_for
+from winnow_lab.evaluate.tasks import TaskSettings
+from winnow_lab.evaluate.wikitext import cut_windows, wikitext
+from winnow_lab.papers.kcache.protocol import CATEGORIES, PLAIN, SHOTS, Setting
+from winnow_lab.tasks import load_task
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One setting.
+
+    Attributes:
+        scores: mean by category; errors: standard errors; counts: prompts.
+        same_tokens: of the full cache's greedy continuations, as a share; leading: up to the first that differs.
+        perplexity: of text that is forced token by token after a context of as many tokens.
+    """
+
+    setting: Setting
+    scores: dict[str, float]
+    errors: dict[str, float]
+    counts: dict[str, int]
+    same_tokens: float
+    leading: float
+    perplexity: float
+
+    @property
+    def mean(self) -> float:
+        """Over categories."""
+        return fmean(self.scores.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number."""
+        fields = {name: value for name, value in vars(self).items() if name != "setting"}
+        return {"setting": self.setting.label, "mean": self.mean} | fields
+
+
+def known_answer(setting: Setting, work: Path) -> Answered | None:
+    """What `answer` left of a setting; None: it is not done."""
+    path = work / setting.folder / "answered.json"
+    if not path.exists():
+        return None
+    values = json.loads(path.read_text(encoding="utf-8"))
+    return Answered(setting, **{name: values[name] for name in Answered.__annotations__ if name != "setting"})
+
+
+def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
+    """Run a setting, or resume its journals."""
+    work: Path = arguments.work / setting.folder
+    work.mkdir(parents=True, exist_ok=True)
+    results: list[CellResult] = []
+    with LLM(
+        arguments.model,
+        kv_memory=arguments.kv_memory,
+        threads=arguments.threads,
+        max_num_seqs=arguments.max_num_seqs,
+        **setting.options,
+    ) as llm:
+        for task in arguments.tasks:
+            results.append(_evaluate(llm, task, arguments, work / f"{task}.jsonl", setting.label))
+        windows = cut_windows(
+            llm.tokenizer, wikitext(None), 2 * arguments.given, arguments.given, arguments.windows
+        )
+        tokens = _continuations(llm, windows, arguments.new_tokens, work / "continuations.json")
+        perplexity = _perplexity(llm, windows, work / "perplexity.jsonl")
+    full = _read(arguments.work / Setting().folder / "continuations.json")
+    scores = {name: found for result in results for name, found in result.scores.items()}
+    pairs = list(zip(tokens, full, strict=True))
+    answered = Answered(
+        setting,
+        {name: fmean(found) for name, found in scores.items()},
+        {name: _error(found) for name, found in scores.items()},
+        {name: len(found) for name, found in scores.items()},
+        fmean(fmean(a == b for a, b in zip(ours, theirs, strict=True)) for ours, theirs in pairs),
+        fmean(_leading(ours, theirs) for ours, theirs in pairs),
+        perplexity,
+    )
+    (work / "answered.json").write_text(json.dumps(answered.to_json()), encoding="utf-8")
+    return answered
+
+
+def _evaluate(llm: LLM, task: str, arguments: argparse.Namespace, journal: Path, label: str) -> CellResult:
+    settings = _settings(llm, task, arguments)
+    plan = EvaluationPlan(task, load_task(task), settings, (FULL_CELL,), chat=_chat(task))
+
+    def show(progress: EvaluationProgress) -> None:
+        print(f"\r{label}, {task}: {progress.done} of {progress.total}", end="", file=sys.stderr)
+
+    [result] = evaluate(llm, plan, journal=journal, on_step=show).results
+    return result
+
+
+def prompt_lengths(arguments: argparse.Namespace) -> dict[str, list[int]]:
+    """Tokens of each prompt of the tasks of `--lengths`, ascending (the paper's Fig. 2)."""
+    with LLM(arguments.model, kv_memory=arguments.kv_memory) as llm:
+        found = {}
+        for task in arguments.lengths:
+            make = PromptMaker(llm.tokenizer, _chat(task)).make
+            samples = load_task(task).samples(_settings(llm, task, arguments))
+            found[task] = sorted(
+                len(make(each, question).token_ids) for each in samples for question in each.questions
+            )
+        return found
+
+
+def _settings(llm: LLM, task: str, arguments: argparse.Namespace) -> TaskSettings:
+    return settings_for(
+        llm,
+        samples=arguments.samples,
+        tokens=arguments.tokens,
+        categories=arguments.categories or CATEGORIES[task],
+        shots=SHOTS.get(task),
+        data=arguments.data,
+        questions=1,
+        seed=arguments.seed,
+    )
+
+
+def _chat(task: str) -> str:
+    return "off" if task in PLAIN else "on"
+
+
+def _continuations(llm: LLM, windows: Sequence[Pair], new_tokens: int, path: Path) -> list[list[int]]:
+    """Greedy tokens after the first half of windows of text."""
+    if path.exists():
+        return _read(path)
+    params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
+    outputs = llm.generate([list(window.context) for window in windows], params)
+    tokens = [list(output.outputs[0].token_ids) for output in outputs]
+    path.write_text(json.dumps(tokens), encoding="utf-8")
+    return tokens
+
+
+def _perplexity(llm: LLM, windows: Sequence[Pair], path: Path) -> float:
+    """Of the second half of windows."""
+    digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
+    identity = engine_identity(llm, digest, {"task": "perplexity"})
+    with ResultJournal(path, identity, WindowScore.from_json) as journal:
+        [found] = measure_perplexity(
+            llm,
+            windows,
+            {FULL_CELL.label: Keeping()},
+            known=journal.found,
+            on_score=lambda score: journal.append([score]),
+        )
+    return found.value or math.nan
+
+
+def _read(path: Path) -> list[list[int]]:
+    found: list[list[int]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _leading(ours: Sequence[int], theirs: Sequence[int]) -> float:
+    """Tokens before the first that differs, as a share."""
+    same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(theirs))
+    return same / len(theirs)
+
+
+def _error(values: Sequence[float]) -> float:
+    if len(values) < 2:
+        return 0.0
+    mean = fmean(values)
+    return float((sum((x - mean) ** 2 for x in values) / (len(values) - 1) / len(values)) ** 0.5)

@@ -1,0 +1,339 @@
+"""A plan: one deployment with one kind of request, all its numbers, and tables that hold several beside each other."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from winnow.errors import CapacityError
+from winnow.eviction import resolve_policy
+from winnow.known_accuracy import KnownAccuracy, known_accuracy
+from winnow.units import format_bytes
+from winnow_lab.plan.deployment import Deployment, Performance
+from winnow_lab.plan.occupancy import Request
+from winnow_lab.report.tables import TextTable
+
+# Parts of the KV memory that a batch takes, below which compressing KVs is not worth it or worth a look.
+_LITTLE, _MUCH = 0.1, 0.3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Plan that `plan_of` makes.
+
+    Attributes:
+        batch: requests at the same time: as asked for, or as many as fit and the scheduler lets run; 0: none fit.
+        longest_context: tokens of prompt and answer at that batch.
+        fewest_gpus: None: no number suffices.
+        compression: tokens per KV kept at which the batch fits; None: at no rate.
+        performance: None: nothing fits.
+    """
+
+    deployment: Deployment
+    request: Request
+    batch: int
+    largest_batch: int
+    longest_context: int
+    fewest_gpus: int | None
+    compression: float | None
+    performance: Performance | None
+    request_rate: float | None = None
+
+    @property
+    def replicas(self) -> int | None:
+        """Return how many such deployments answer `request_rate` requests per second; None: no rate, or none fits."""
+        if self.request_rate is None or self.performance is None:
+            return None
+        return max(math.ceil(self.request_rate * self.request.new_tokens / self.performance.output_rate), 1)
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the batch fits on the devices."""
+        return 0 < self.batch <= self.largest_batch
+
+    @property
+    def keeps_all(self) -> bool:
+        """Return whether it is a plan of the full cache."""
+        return self.deployment.keeps_all
+
+    @property
+    def accuracy(self) -> list[KnownAccuracy]:
+        """Accuracy measured of the policy at about that compression; empty: nothing, or nothing is evicted."""
+        eviction = self.deployment.bound(self.request)
+        if self.keeps_all or eviction is None:
+            return []
+        policy = resolve_policy(self.deployment.eviction).name  # winnow stands for another
+        compression = eviction.context_len / max(eviction.budget, 1)
+        return known_accuracy(policy, compression, self.deployment.model.name)
+
+    @property
+    def kv_blocks(self) -> int:
+        """Blocks of the batch."""
+        return self.deployment.held(self.request).of_batch(self.batch)
+
+    @property
+    def policy(self) -> str:
+        """The policy's name."""
+        chosen = self.deployment.eviction.chosen
+        return chosen if isinstance(chosen, str) else "own"
+
+    def _kv_bytes(self, num_blocks: int) -> int:
+        """Return keys and values of blocks, on the devices."""
+        layout = self.deployment.layout
+        count = self.deployment.kinds(num_blocks)
+        kvs = sum(n * kind.form.nbytes for n, kind in zip(count, layout.kinds, strict=True))
+        return kvs - layout.tier_bytes(count)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all numbers by name, in bytes and seconds.
+
+        `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
+        accumulators, as `EngineStats.kv_bytes_used` counts; `tier_bytes` values on a value tier, which none of
+        the others count; `wide_bytes` KVs that are kept in 16 bits beside them;
+        `cache_bytes` all of it with tables: the `kv_memory` that provides it. `host_bytes_per_request` is what a
+        preempted request takes of the host tier, and `host_requests` how many of them that holds.
+        """
+        deployment, layout = self.deployment, self.deployment.layout
+        blocks = self.kv_blocks
+        held = deployment.held(self.request)
+        return deployment.to_json() | {
+            "eviction": self.policy,
+            "prompt_tokens": self.request.prompt_tokens,
+            "new_tokens": self.request.new_tokens,
+            "context": self.request.prompt_tokens + self.request.new_tokens,
+            "batch": self.batch,
+            "kv_bytes_per_token": deployment.kv_token_bytes,
+            "state_bytes_per_request": layout.state_bytes,
+            "kv_bytes_per_request": self._kv_bytes(held.decoding),
+            "kv_bytes_per_request_peak": self._kv_bytes(held.peak),
+            "kv_bytes": self._kv_bytes(blocks),
+            "kv_bytes_used": layout.device_bytes(deployment.kinds(blocks)),
+            "tier_bytes_per_token": deployment.far_token_bytes,
+            "tier_bytes": layout.tier_bytes(deployment.kinds(blocks)),
+            "cache_bytes": deployment.cache_bytes(self.request, self.batch) if self.batch else 0,
+            "wide_bytes": deployment.wide_bytes(self.request, self.batch),
+            "host_bytes_per_request": deployment.host_bytes(self.request),
+            "host_requests": deployment.host_requests(self.request),
+            "weight_bytes": deployment.weight_bytes,
+            "file_bytes": deployment.model.file_bytes,
+            "activation_bytes": deployment.activation_bytes,
+            "kv_room": deployment.kv_room,
+            "fits": self.fits,
+            "largest_batch": self.largest_batch,
+            "longest_context": self.longest_context,
+            "fewest_gpus": self.fewest_gpus,
+            "needed_compression": self.compression,
+            "request_rate": self.request_rate,
+            "replicas": self.replicas,
+            "fleet_gpus": None if self.replicas is None else self.replicas * deployment.gpus,
+            "performance": None if self.performance is None else vars(self.performance),
+            "binds": binds(self),
+            "kv_pressure": kv_pressure(self),
+            "accuracy": [each.to_json() for each in self.accuracy],
+        }
+
+
+def plan_of(
+    deployment: Deployment, request: Request, batch: int | None, request_rate: float | None = None
+) -> Plan:
+    """Plan a deployment for requests of these lengths; `batch` None: as many as fit, `max_num_seqs` at most."""
+    largest = deployment.largest_batch(request)
+    count = min(largest, deployment.scheduler.max_num_seqs) if batch is None else batch
+    try:
+        fewest: int | None = deployment.fewest_gpus(request, max(count, 1))
+    except CapacityError:
+        fewest = None
+    return Plan(
+        deployment,
+        request,
+        count,
+        largest,
+        deployment.longest_context(max(count, 1), request.new_tokens),
+        fewest,
+        deployment.needed_compression(request, max(count, 1)),
+        deployment.performance(request, count) if count else None,
+        request_rate,
+    )
+
+
+def binds(plan: Plan) -> str:
+    """Return what limits throughput: memory or `max_num_seqs`, if a larger batch would pay, else what takes longest."""
+    if not plan.largest_batch:
+        return "memory"
+    assert plan.performance is not None, "a batch fits"
+    most = plan.deployment.scheduler.max_num_seqs
+    prompts, steps = _phases(plan)
+    step = plan.performance.binds if steps >= prompts else f"prompts: {plan.performance.prefill_binds}"
+    if plan.batch < min(plan.largest_batch, most):
+        return step
+    larger = plan.deployment.performance(plan.request, 2 * plan.batch)
+    gains = larger.output_rate > 1.1 * plan.performance.output_rate
+    if not gains:
+        return step
+    return "memory" if plan.batch >= plan.largest_batch else "max_num_seqs"
+
+
+def _phases(plan: Plan) -> tuple[float, float]:
+    """Return seconds in which the batch computes its prompts, and those in which it decodes its answers."""
+    assert plan.performance is not None, "a batch fits"
+    return (
+        plan.batch * plan.performance.prefill_seconds,
+        plan.request.new_tokens * plan.performance.step_seconds,
+    )
+
+
+def kv_pressure(plan: Plan) -> str:
+    """Return how much smaller KVs would bring, by the memory that the batch takes and the time of its prompts."""
+    share = plan.batch / plan.largest_batch if plan.largest_batch else float("inf")
+    if share >= 1.0:
+        return "critical"
+    prompts, decode = _phases(plan)
+    if share < _LITTLE or decode < _LITTLE * prompts:
+        return "low"
+    return "medium" if share < _MUCH else "high"
+
+
+def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
+    """Return the memory, limits and speed, a column for each plan."""
+    first = plans[0]
+    columns = tuple(_label(plan, plans) for plan in plans)
+    total = first.request.prompt_tokens + first.request.new_tokens
+    about = f"{first.deployment.model.name}, {total} tokens ({first.request.new_tokens} new)"
+    warning = (
+        ("Uncalibrated: step times may be off by half; --calibrate fits them to `winnow bench throughput`.",)
+        if first.deployment.factors is None
+        else ()
+    )
+    known = [] if all(plan.keeps_all for plan in plans) else [_accuracy(plans)]
+    return [
+        TextTable(f"Memory: {about}", "", columns, _memory(plans)),
+        TextTable("Limits", "", columns, _limits(plans)),
+        TextTable("Speed", "", columns, _speed(plans), warning),
+        *known,
+    ]
+
+
+def _accuracy(plans: Sequence[Plan]) -> TextTable:
+    """Return what is known of the policies at their compressions, each once."""
+    rows: dict[tuple[str, tuple[str, ...]], None] = {}
+    sources: dict[str, None] = {}
+    for plan in plans:
+        known = plan.accuracy
+        for each in known:
+            share = f"{each.share:.2f} ± {each.error:.2f}"
+            entry = (share, each.question, each.task, each.model)
+            rows[f"{each.policy} {each.compression:g}x", entry] = None
+            sources[each.source] = None
+        if not known and not plan.keeps_all:
+            rows[plan.policy, ("not measured", "", "", "")] = None
+    columns = ("of full", "question", "task, tokens", "model")
+    notes = (
+        "Share of the full cache's mean score. Of another model, compression or length it is a hint: `winnow eval` and "
+        "`winnow tune` measure.",
+        *([f"Sources: {', '.join(sources)}."] if sources else []),
+    )
+    return TextTable("Accuracy, where it was measured", "", columns, tuple(rows), notes, (1, 2, 3))
+
+
+def _label(plan: Plan, plans: Sequence[Plan]) -> str:
+    deployment = plan.deployment
+    device = (
+        f"{deployment.gpus} x {deployment.hardware.name}" if deployment.gpus > 1 else deployment.hardware.name
+    )
+    policies = {each.policy for each in plans}
+    return f"{device}, {plan.policy}" if len(policies) > 1 else device
+
+
+def _memory(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
+        return name, tuple(format_bytes(read(plan)) for plan in plans)
+
+    return (
+        row("device memory, usable", lambda p: p.deployment.usable_bytes),
+        row("weights", lambda p: p.deployment.weight_bytes),
+        row("activations (estimate)", lambda p: p.deployment.activation_bytes * p.deployment.gpus),
+        row("left for KVs", lambda p: p.deployment.kv_room),
+        row("KVs per token", lambda p: p.deployment.kv_token_bytes),
+        *(
+            [row("states per request", lambda p: p.deployment.layout.state_bytes)]
+            if plans[0].deployment.layout.state_bytes
+            else []
+        ),
+        row("KVs per request", lambda p: p.to_json()["kv_bytes_per_request"]),
+        row("  at its peak", lambda p: p.to_json()["kv_bytes_per_request_peak"]),
+        *(
+            [("requests in the host tier", tuple(f"{plan.to_json()['host_requests']}" for plan in plans))]
+            if plans[0].deployment.cache.kv_offloading_size
+            else []
+        ),
+        *(
+            [row("values of the batch on the tier", lambda p: p.to_json()["tier_bytes"])]
+            if plans[0].deployment.layout.value_tier is not None
+            else []
+        ),
+        ("batch", tuple(str(plan.batch) for plan in plans)),
+        row("KVs of the batch", lambda p: p.to_json()["kv_bytes"]),
+        row("kv_memory for it", lambda p: p.to_json()["cache_bytes"]),
+        ("fits", tuple("yes" if plan.fits else "no" for plan in plans)),
+    )
+
+
+def _limits(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def number(value: float | None, form: str = "d") -> str:
+        return "none" if value is None else format(value, form)
+
+    return (
+        ("largest batch", tuple(number(plan.largest_batch) for plan in plans)),
+        ("longest context at the batch", tuple(number(plan.longest_context) for plan in plans)),
+        ("fewest devices for the batch", tuple(number(plan.fewest_gpus) for plan in plans)),
+        ("smaller KVs would bring", tuple(kv_pressure(plan) for plan in plans)),
+        ("compression for the batch", tuple(number(plan.compression, ".2f") for plan in plans)),
+    )
+
+
+def _beside_full(plans: Sequence[Plan]) -> list[tuple[str, tuple[str, ...]]]:
+    """Return tokens per second as parts of the full cache's on the same device, which a replay may halve."""
+    full = {p.deployment.hardware.name: p.performance for p in plans if p.keeps_all}
+    ratios = [
+        ""
+        if p.performance is None or f is None or not f.output_rate
+        else f"{p.performance.output_rate / f.output_rate:.2f}x"
+        for p, f in ((p, full.get(p.deployment.hardware.name)) for p in plans)
+    ]
+    return [] if all(p.keeps_all for p in plans) else [("  to the full cache's", tuple(ratios))]
+
+
+def _speed(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
+        return name, tuple("" if p.performance is None else read(p.performance) for p in plans)
+
+    replays = any(resolve_policy(p.deployment.eviction).policy.score.replay is not None for p in plans)
+    rows = [
+        row(
+            "prompt, its replay included, s" if replays else "prompt, s", lambda p: f"{p.prefill_seconds:.3f}"
+        ),
+        row("step, ms", lambda p: f"{p.step_seconds * 1e3:.2f}"),
+        (
+            "the batch's prompts and its steps, s",
+            tuple("" if p.performance is None else "{:.1f} + {:.1f}".format(*_phases(p)) for p in plans),
+        ),
+        row("new tokens/s", lambda p: f"{p.output_rate:.1f}"),
+        *_beside_full(plans),
+        row("a step waits for", lambda p: p.binds),
+        row("a prompt waits for", lambda p: p.prefill_binds),
+        ("throughput is bound by", tuple(binds(plan) for plan in plans)),
+    ]
+    if any(plan.performance is not None and plan.performance.cost is not None for plan in plans):
+        rows.append(row("cost of 1M new tokens", lambda p: "" if p.cost is None else f"{p.cost:.2f}"))
+    rate = plans[0].request_rate
+    if rate is not None:
+        found = [(plan.replicas, plan.deployment) for plan in plans]
+        counts = tuple("" if n is None else str(n) for n, _ in found)
+        rows.append((f"replicas for {rate:g} requests/s", counts))
+        rows.append(("  their devices", tuple("" if n is None else str(n * each.gpus) for n, each in found)))
+        prices = [
+            None if n is None or each.price is None else n * each.gpus * each.price for n, each in found
+        ]
+        if any(prices):
+            rows.append(("  their price for an hour", tuple("" if p is None else f"{p:.2f}" for p in prices)))
+    return tuple(rows)

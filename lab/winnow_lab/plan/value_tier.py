@@ -1,0 +1,244 @@
+"""Performance model of values on the host: that of KCache (arXiv 2404.18057, equations 1 to 4), corrected.
+
+Prefill (1, 2): copying a layer's values out hides behind the next layer's arithmetic if
+`(F s + 4 s^2 d) / compute > V s / to_host`, where a token takes F operations beside attention (the paper: 24 d^2, of
+which it prints 22), s is the prompt's length, d the hidden size and V the bytes of a token's values in a layer.
+
+Decode (3, 4): fetching `rows` values of each KV head must take less than what is no longer read on the device,
+`rows * value / from_host < (s - rows) (value + weights) / bandwidth`. Printed, the left side lacks the 2 bytes of an
+element. `rows` is N for each query head of a group, less what these choose alike. Two terms are not the paper's:
+finding the N largest of s weights costs time for every one of them, and for every query head.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from winnow.units import format_bytes
+from winnow.value_tier import ValueTier
+from winnow_lab.plan.hardware import Hardware
+from winnow_lab.plan.models import ModelShape
+from winnow_lab.report.tables import TextTable
+
+if TYPE_CHECKING:
+    from winnow_lab.plan.plan_tables import Plan
+
+_WEIGHT_BYTES = 2.0
+
+
+@dataclass(frozen=True)
+class TierModel:
+    """A decoder's attention, as far as a value tier changes its time.
+
+    Attributes:
+        flops_per_token: of a layer, beside attention.
+        key_bytes, value_bytes: of one KV.
+    """
+
+    num_layers: int
+    hidden_size: int
+    query_heads: int
+    kv_heads: int
+    flops_per_token: float
+    key_bytes: float
+    value_bytes: float
+
+    @classmethod
+    def of(cls, model: ModelShape, key_bytes: float, value_bytes: float) -> "TierModel":
+        """Return a model with KVs stored in a number of bytes."""
+        flops = 2.0 * (model.active_params - model.vocab_size * model.hidden_size) / model.num_layers
+        return cls(
+            model.num_layers,
+            model.hidden_size,
+            model.num_query_heads,
+            model.num_kv_heads,
+            flops,
+            key_bytes,
+            value_bytes,
+        )
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query_heads // self.kv_heads
+
+
+@dataclass(frozen=True)
+class TierSpeeds:
+    """Speeds of the machine.
+
+    Attributes:
+        bandwidth: bytes that the device reads of its own memory.
+        compute: floating-point operations.
+        to_host: bytes that leave the device; from_host: bytes of gathered values that come back.
+        score_seconds: to find the largest weights, for each key and query head; query_seconds: for each query head.
+        weight_bytes: that are read and written for a softmax weight; 0 where weights stay in a cache.
+        in_place: values are read once, where they lie, and not copied first.
+    """
+
+    bandwidth: float
+    compute: float
+    to_host: float
+    from_host: float
+    score_seconds: float = 0.0
+    query_seconds: float = 0.0
+    weight_bytes: float = _WEIGHT_BYTES
+    in_place: bool = False
+
+    @classmethod
+    def of(cls, hardware: Hardware) -> "TierSpeeds":
+        """Return the speeds by data sheet, where selecting costs nothing."""
+        return cls(hardware.bandwidth, hardware.compute, hardware.link, hardware.link)
+
+
+@dataclass(frozen=True)
+class TierGain:
+    """Changes by a value tier.
+
+    Attributes:
+        hidden: whether copying values out hides behind a prompt's arithmetic; hidden_from: the shortest prompt for
+            which it does.
+        full_seconds, tiered_seconds: of a step's attention, all layers, without the tier and with it.
+        pays_from: tokens from which a step takes less time with the tier; None: at no length.
+        moved_bytes: of a token's values that leave the device; kv_bytes: of its KVs.
+    """
+
+    hidden: bool
+    hidden_from: int
+    full_seconds: float
+    tiered_seconds: float
+    pays_from: int | None
+    moved_bytes: float
+    kv_bytes: float
+
+    @property
+    def pays(self) -> bool:
+        """Return whether a step takes less time with the tier, at the length asked for."""
+        return self.tiered_seconds < self.full_seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self) | {"pays": self.pays}
+
+
+def tier_gain(
+    model: TierModel,
+    speeds: TierSpeeds,
+    *,
+    layers: int,
+    top_n: int,
+    length: int,
+    batch: int = 1,
+    distinct: float = 1.0,
+) -> TierGain:
+    """Return what keeping the values of layers from `layers` on apart changes for `batch` sequences of `length` tokens.
+
+    Args:
+        top_n: values that a query head reads.
+        distinct: values that a group reads, as a share of those that its query heads choose, at least one head's.
+    """
+    far = max(model.num_layers - layers, 0)
+    full = batch * _attention(model, speeds, length) * model.num_layers
+    tiered = batch * (
+        _attention(model, speeds, length) * (model.num_layers - far)
+        + _selected(model, speeds, top_n, length, distinct) * far
+    )
+    hidden_from = _hidden_from(model, speeds)
+    return TierGain(
+        hidden=length >= hidden_from,
+        hidden_from=hidden_from,
+        full_seconds=full,
+        tiered_seconds=tiered,
+        pays_from=_pays_from(model, speeds, top_n, distinct) if far else None,
+        moved_bytes=far * model.kv_heads * model.value_bytes,
+        kv_bytes=model.num_layers * model.kv_heads * (model.key_bytes + model.value_bytes),
+    )
+
+
+def _attention(model: TierModel, speeds: TierSpeeds, length: float) -> float:
+    """Return seconds of one query over a layer on the device."""
+    kvs = model.kv_heads * (model.key_bytes + model.value_bytes)
+    weights = 2 * model.query_heads * speeds.weight_bytes  # written by the softmax, and read with the values
+    return length * (kvs + weights) / speeds.bandwidth
+
+
+def _rows(model: TierModel, top_n: int, length: float, distinct: float) -> float:
+    """Return values that a group reads."""
+    return min(length, top_n * max(1.0, model.group * distinct))
+
+
+def _selected(model: TierModel, speeds: TierSpeeds, top_n: int, length: float, distinct: float) -> float:
+    """Do as `_attention` does, where values lie on the host."""
+    rows = _rows(model, top_n, length, distinct)
+    on_device = length * model.kv_heads * model.key_bytes
+    on_device += model.query_heads * speeds.weight_bytes * (length + min(top_n, length))
+    fetched = rows * model.kv_heads * model.value_bytes
+    on_device += 0.0 if speeds.in_place else fetched
+    finding = model.query_heads * (speeds.query_seconds + length * speeds.score_seconds)
+    return on_device / speeds.bandwidth + fetched / speeds.from_host + finding
+
+
+def _pays_from(model: TierModel, speeds: TierSpeeds, top_n: int, distinct: float) -> int | None:
+    """Return the shortest row from which on a query takes less time with values on the host."""
+
+    def saved(length: float) -> float:
+        return _attention(model, speeds, length) - _selected(model, speeds, top_n, length, distinct)
+
+    # Up to here all values are fetched, or as many as are chosen; from here on each token saves as much.
+    first = max(_rows(model, top_n, math.inf, distinct), float(top_n))
+    slope = saved(2 * first) - saved(first)
+    if slope <= 0.0:
+        return None
+    return math.floor(max(first - saved(first) * first / slope, first)) + 1
+
+
+def _hidden_from(model: TierModel, speeds: TierSpeeds) -> int:
+    """Return the shortest prompt whose arithmetic takes as long as copying a layer's values out."""
+    needed = speeds.compute * model.kv_heads * model.value_bytes / speeds.to_host  # operations a token
+    return max(1, math.ceil((needed - model.flops_per_token) / (4 * model.hidden_size)))
+
+
+def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
+    """Return what a tier changes for the batch of a plan, whose sequences have all their tokens."""
+    deployment, request = plan.deployment, plan.request
+    kind = deployment.layout.kinds[-1]
+    sides = kind.key_fields, kind.value_fields
+    key_bytes, value_bytes = (float(sum(field.slot_bytes for field in side)) for side in sides)
+    hardware, devices = deployment.hardware, deployment.gpus
+    together = replace(
+        hardware,
+        bandwidth=hardware.bandwidth * devices,
+        compute=hardware.compute * devices,
+        link=hardware.link * devices,
+    )
+    return tier_gain(
+        TierModel.of(deployment.model, key_bytes, value_bytes),
+        TierSpeeds.of(together),
+        layers=tier.layers,
+        top_n=tier.top_n,
+        length=request.prompt_tokens + request.new_tokens,
+        batch=max(plan.batch, 1),
+    )
+
+
+def tier_table(names: Sequence[str], gains: Sequence[TierGain], tier: ValueTier) -> TextTable:
+    """Return what a tier changes, a column for each gain."""
+
+    def row(name: str, read: Callable[[TierGain], str]) -> tuple[str, tuple[str, ...]]:
+        return name, tuple(map(read, gains))
+
+    return TextTable(
+        f"Value tier {tier} (KCache, eq. 1-4 corrected)",
+        "",
+        tuple(names),
+        (
+            row("KVs per token", lambda g: format_bytes(round(g.kv_bytes))),
+            row("values that leave the device, per token", lambda g: format_bytes(round(g.moved_bytes))),
+            row("copying out hides in prompts from", lambda g: f"{g.hidden_from} tokens"),
+            row("attention of a step, without, ms", lambda g: f"{g.full_seconds * 1e3:.3f}"),
+            row("attention of a step, with, ms", lambda g: f"{g.tiered_seconds * 1e3:.3f}"),
+            row("pays from", lambda g: "never" if g.pays_from is None else f"{g.pays_from} tokens"),
+        ),
+        ("By data sheet: links at full rate, and finding the largest weights costs nothing.",),
+    )

@@ -1,0 +1,6 @@
+"""The entry point of `python -m winnow_lab.real`."""
+
+from winnow_lab.real.command import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""What rounding does to keys, values and attention, apart from each other: why a format costs what it costs.
+
+    python -m winnow_lab.real.codec_error [--model DIR] [--tokens 1024] [--codecs 'int8;int4;int4 rotate=none']
+        [-o docs/results]
+
+The model reads the first tokens of WikiText-2 once, as transformers computes it. In every layer its keys and values are
+encoded and decoded; nothing of that reaches the next layer. Errors are those of a layer alone, means over layers:
+
+keys, values: norm of the error over the norm of what was rounded.
+logits: standard deviation over keys of the error of q . k, in nats, what all keys of a query have in common left out,
+  which softmax does not see.
+output by keys, by values: error of a head's output over its norm, where only the keys or only the values were rounded.
+
+A codec named "centred" rounds keys less their mean over tokens in each head, which no format of Winnow's does: q . c is
+the same for all keys of a query, so what attends need not add c again.
+
+Of keys, the page says how much of their squared norm is the mean over tokens of a head, and how far the largest channel
+stands out: a constant part costs range, and is no information.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from winnow.cache.codec import KVCodec, make_codec
+from winnow.config import ModelConfig
+from winnow.kv_dtype import KVDtype
+from winnow.models.loader import load_plain_model
+from winnow.report.provenance import Machine, report_head, typed_command
+from winnow_lab.evaluate.wikitext import wikitext
+from winnow_lab.papers.page import page, results_json
+from winnow_lab.real.codec_rows import Codec
+from winnow_lab.real.command import default_model
+from winnow_lab.report.tables import TextTable
+
+CODECS = (
+    "bfloat16;fp8_e4m3;int8;int4;int4 rotate=none;int4 rotate=kv;int4 group=16;int4 group=64;int4-outlier;"
+    "int3;int2;int2 rotate=none;int4 centred;int2 centred"
+)
+QUERIES = 32
+"""The last queries, whose attention is computed anew."""
+_CENTRED = " centred"
+_NAME = "winnow-codec-error"
+Errors = dict[str, dict[str, float]]
+
+
+class Recorder:
+    """Adds up what each layer's attention would become."""
+
+    def __init__(self, codecs: dict[str, KVCodec]) -> None:
+        self._codecs = codecs
+        self._found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in codecs}
+        self._shape: dict[str, list[float]] = defaultdict(list)
+
+    def errors(self) -> Errors:
+        """Means over layers, by codec and kind."""
+        return {
+            name: {kind: fmean(values) for kind, values in kinds.items()}
+            for name, kinds in self._found.items()
+        }
+
+    def shape(self) -> dict[str, float]:
+        """Of keys and values, means over layers."""
+        return {kind: fmean(values) for kind, values in self._shape.items()}
+
+    def add(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+        """One layer: q [1, Hq, T, d], k and v [1, H, T, d]."""
+        q, k, v = (each[0].float() for each in (q[:, :, -QUERIES:], k, v))
+        for side, x in (("key", k), ("value", v)):
+            squares = x.square()
+            self._shape[f"{side}_mean_share"].append(
+                _share(x.mean(-2).square().sum(-1), squares.sum(-1).mean(-1))
+            )
+            channels = squares.mean(-2)  # [H, d]
+            self._shape[f"{side}_largest_channel"].append(
+                float((channels.amax(-1) / channels.mean(-1)).sqrt().mean())
+            )
+        logits, weights = _attention(q, k, scale)
+        output = _mix(weights, v)
+        for name, codec in self._codecs.items():
+            centre = k.mean(-2, keepdim=True) if name.endswith(_CENTRED) else torch.zeros(())
+            near_k, near_v = _round_trip(codec, k - centre, v)
+            near_k = near_k + centre
+            near_logits, near_weights = _attention(q, near_k, scale)
+            error = near_logits - logits  # not a number where a query does not look
+            centred = (error - error.nanmean(-1, keepdim=True)).square().nanmean(-1)
+            kinds = self._found[name]
+            kinds["keys"].append(_relative(near_k, k))
+            kinds["values"].append(_relative(near_v, v))
+            kinds["logits"].append(float(centred.mean().sqrt()))
+            kinds["output_by_keys"].append(_relative(_mix(near_weights, v), output))
+            kinds["output_by_values"].append(_relative(_mix(weights, near_v), output))
+
+
+def measure_errors(
+    model: PreTrainedModel, token_ids: Sequence[int], codecs: dict[str, KVCodec]
+) -> tuple[Errors, dict[str, float]]:
+    """Errors of each codec on a text, and what keys and values are like.
+
+    Args:
+        token_ids: the last `QUERIES` are the queries.
+    """
+    recorder = Recorder(codecs)
+    with torch.inference_mode(), _recording(model, recorder):
+        model(torch.tensor([token_ids], device=model.device), use_cache=False)
+    return recorder.errors(), recorder.shape()
+
+
+@contextmanager
+def _recording(model: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **given: Any) -> Any:
+        scaling = given.get("scaling")
+        recorder.add(q, k, v, q.shape[-1] ** -0.5 if scaling is None else float(scaling))
+        return sdpa_attention_forward(module, q, k, v, mask, **given)
+
+    AttentionInterface.register(_NAME, attend)
+    before = model.config._attn_implementation
+    model.set_attn_implementation(_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before or "sdpa")
+
+
+def _round_trip(codec: KVCodec, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return codec.keys(codec.encode_keys(k)).float(), codec.values(codec.encode_values(v)).float()
+
+
+def _attention(q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Logits and weights of the last queries, [H, group, Q, T]; logits of later keys are -inf."""
+    queries, length = q.shape[-2], k.shape[-2]
+    seen = torch.ones(queries, length, dtype=torch.bool).tril(length - queries)
+    logits = (q.unflatten(0, (k.shape[0], -1)) @ k[:, None].mT * scale).masked_fill(~seen, -torch.inf)
+    return logits, logits.softmax(-1)
+
+
+def _mix(weights: Tensor, v: Tensor) -> Tensor:
+    return weights @ v[:, None]
+
+
+def _relative(near: Tensor, exact: Tensor) -> float:
+    return float((near - exact).norm() / exact.norm())
+
+
+def _share(part: Tensor, whole: Tensor) -> float:
+    return float((part / whole).mean())
+
+
+def table(errors: Errors) -> TextTable:
+    """A line for each codec."""
+    kinds = ("keys", "values", "logits", "output_by_keys", "output_by_values")
+    lines = tuple((name, tuple(f"{found[kind]:.4f}" for kind in kinds)) for name, found in errors.items())
+    columns = ("keys", "values", "logits, nats", "output by keys", "output by values")
+    return TextTable("Errors of a layer, means over layers", "codec", columns, lines)
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m winnow_lab.real.codec_error",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", default=default_model(), help="(default: models/SmolLM2*.gguf)")
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--codecs", default=CODECS, help="(default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
+    typed = parser.parse_args()
+    if typed.model is None:
+        parser.error("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
+    if typed.tokens < 2 * QUERIES or typed.tokens % 16:
+        parser.error(f"--tokens must be a multiple of 16 and at least {2 * QUERIES}, got {typed.tokens}")
+    loaded = load_plain_model(ModelConfig(typed.model, dtype="bfloat16"))
+    tokenizer: Any = loaded.tokenizer
+    token_ids = tokenizer.encode(wikitext(None), add_special_tokens=False)[: typed.tokens]
+    names = [name.strip() for name in typed.codecs.split(";") if name.strip()]
+    model: Any = loaded.model
+    errors, shape = measure_errors(model, token_ids, {name: codec_of(name) for name in names})
+    head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(typed.model).name}
+    typed.output.mkdir(parents=True, exist_ok=True)
+    values = head | {"tokens": len(token_ids), "shape": shape, "errors": errors}
+    (typed.output / "codec_error.json").write_text(results_json(values, ()), encoding="utf-8")
+    facts = [
+        f"Model {head['model']}, bfloat16, {len(token_ids):,} tokens of WikiText-2, the last {QUERIES} as queries.",
+        *(
+            f"Of {side}s the mean over tokens holds {shape[f'{side}_mean_share']:.0%} of the squared norm, and the "
+            f"largest channel is {shape[f'{side}_largest_channel']:.1f} times the root mean square."
+            for side in ("key", "value")
+        ),
+    ]
+    text = page("What rounding does to attention", [head], facts, "", [table(errors)], [])
+    (typed.output / "codec_error.md").write_text(text, encoding="utf-8")
+    print("\n".join([*facts, *table(errors).markdown()]))
+
+
+def codec_of(name: str) -> KVCodec:
+    """The codec that the text names; what would lie wider is rounded, too."""
+    options = Codec(name.removesuffix(_CENTRED)).options
+    options.pop("kv_wide", None)
+    kind = KVDtype.parse(options.pop("kv_cache_dtype"))
+    return make_codec(kind, options.get("kv_group"), options.get("kv_rotate", "auto"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Tables and the chart of what formats of stored KVs cost in quality."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from winnow.units import format_bytes
+from winnow_lab.evaluate.perplexity import Perplexity
+from winnow_lab.real.codec_rows import Measured, at_share
+from winnow_lab.real.rows import Row, counts
+from winnow_lab.real.work import LABELS
+from winnow_lab.report.plots import Axis, Line, Panel, line_chart
+from winnow_lab.report.tables import TextTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAPER = {"int8": "< 0.1 %", "int4": "0.3-1.0 %", "int4-outlier": "< 0.2 %", "int2": "2-5 %"}
+"""Loss of perplexity in `kv-cache-memory.txt`, "KV Cache Quantization Impact" (Llama 3 70B)."""
+
+
+def tables(found: Sequence[Measured], least: float, shares: Sequence[float] = ()) -> list[TextTable]:
+    """Perplexity and categories by codec; every mix of compression and codec, by its bytes, or at equal ones.
+
+    Args:
+        found: the codec that the others are compared with comes first.
+        least: what its full cache must score for a category to count.
+        shares: times fewer bytes than its full cache, at which mixes are compared; none: all mixes in one table.
+    """
+    shown = [
+        _perplexity_table(
+            f"second half of windows of {tokens:,} tokens, full cache, decoded",
+            [(each, each.perplexities[tokens][0]) for each in found if tokens in each.perplexities],
+        )
+        for tokens in found[0].perplexities
+    ]
+    shown += [
+        _perplexity_table(
+            f"second half of windows of {tokens:,} tokens, full cache, read as prompts",
+            [(each, each.passes[tokens]) for each in found if tokens in each.passes],
+        )
+        for tokens in found[0].passes
+    ]
+    works = _counted(found, least)
+    if not works:
+        return shown
+    shown.append(_accuracy_table(found, works))
+    if not shares:
+        return [*shown, _mix_table(found, works)]
+    for method in _methods(found):
+        shown.append(_shares_table(found, works, shares, method, least))
+        shown += [_share_table(found, works, share, method, least) for share in shares]
+    return shown
+
+
+def shares_figure(found: Sequence[Measured], least: float, shares: Sequence[float], method: str) -> "Figure":
+    """Score over times fewer bytes, a line for each codec: the mean, then each category.
+
+    Raises:
+        WinnowError: matplotlib is not installed.
+    """
+    works = _counted(found, least)
+    panels = [_panel("mean", found, works, shares, method, least)]
+    if len(works) > 1:
+        panels += [_panel(work, found, [work], shares, method, least) for work in works]
+    return line_chart(panels, f"{method}, bytes of KVs against the full cache in 16 bits", columns=3)
+
+
+def _counted(found: Sequence[Measured], least: float) -> list[str]:
+    return [work for work, row in found[0].full().items() if counts(row, least)]
+
+
+def _methods(found: Sequence[Measured]) -> list[str]:
+    return list(dict.fromkeys(row.method for each in found for row in each.rows if row.query is not None))
+
+
+def _perplexity_table(title: str, found: Sequence[tuple[Measured, Perplexity]]) -> TextTable:
+    lines = tuple((each.codec.name, _perplexity(each, value, *found[0])) for each, value in found)
+    columns = ("bytes a token", "fewer", "perplexity", "change", "paper (70B)")
+    return TextTable(f"Perplexity of the {title} ({len(found[0][1].scores)})", "codec", columns, lines)
+
+
+def _perplexity(each: Measured, value: Perplexity, first: Measured, reference: Perplexity) -> tuple[str, ...]:
+    change, percent = value.over(reference), ""
+    if change is not None and each is not first:
+        error = "" if change.error is None else f" ± {100 * change.error:.2f}"
+        percent = f"{100 * (change.ratio - 1):+.2f}{error} %"
+    paper = PAPER.get(each.codec.options["kv_cache_dtype"], "")
+    times = f"{first.token_bytes / each.token_bytes:.2f}x"
+    return f"{each.token_bytes:,.0f}", times, f"{value.value or math.nan:.3f}", percent, paper
+
+
+def _accuracy_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
+    found = [each for each in found if each.rows]
+    full = [each.full() for each in found]
+    lines = [(work, tuple(_score(rows.get(work)) for rows in full)) for work in works]
+    lines.append(("mean", tuple(_mean_text([rows.get(work) for work in works]) for rows in full)))
+    columns = tuple(each.codec.name for each in found)
+    return TextTable(
+        "Accuracy with the full cache", "category", columns, tuple(lines), across="codec"
+    ).upright()
+
+
+def _mix_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
+    lines = []
+    for each in found:
+        for mix in dict.fromkeys((row.method, row.query, row.compression) for row in each.rows):
+            method, query, compression = mix
+            rows = [row for row in each.rows if (row.method, row.query, row.compression) == mix]
+            known = [row.score for row in rows if row.work in works and row.score is not None]
+            if known:
+                name = f"{each.codec.name}, {method}" + (
+                    f" {compression:g}x, {LABELS[query]}" if query else ""
+                )
+                nbytes = each.token_bytes / (compression or 1.0)
+                times, score = found[0].token_bytes / nbytes, f"{fmean(known):.3f} of {len(known)}"
+                lines.append((nbytes, (name, (f"{nbytes:,.0f}", f"{times:.1f}x", score))))
+    lines.sort(key=lambda line: line[0])
+    columns = ("bytes a token", "fewer", "mean score")
+    return TextTable("Compression and bits by bytes", "mix", columns, tuple(entry for _, entry in lines))
+
+
+def _shares_table(
+    found: Sequence[Measured], works: Sequence[str], shares: Sequence[float], method: str, least: float
+) -> TextTable:
+    """Means at each share of the bytes."""
+    reference = found[0].token_bytes
+    lines = tuple(
+        (
+            each.codec.name,
+            (
+                f"{reference / each.token_bytes:.2f}x",
+                _mean_text([each.full().get(work) for work in works]),
+                *(
+                    _mean_text(
+                        _rows(each, works, share, reference, method, least), _asked(each, share, reference)
+                    )
+                    for share in shares
+                ),
+            ),
+        )
+        for each in found
+    )
+    columns = ("alone", "full cache", *(f"{share:g}x fewer bytes" for share in shares))
+    title = f"Equal bytes: mean score over {len(works)} categories, {method}, question later"
+    return TextTable(title, "codec", columns, lines)
+
+
+def _share_table(
+    found: Sequence[Measured], works: Sequence[str], share: float, method: str, least: float
+) -> TextTable:
+    """Categories at one share of the bytes."""
+    reference = found[0].token_bytes
+    rows = [_rows(each, works, share, reference, method, least) for each in found]
+    lines = [(work, tuple(_score(each[place]) for each in rows)) for place, work in enumerate(works)]
+    held = [[row.kv_bytes for row in each if row is not None and row.kv_bytes] for each in rows]
+    memory = tuple(format_bytes(fmean(each)) if each else "" for each in held)
+    lines.append(("KV memory of an answer", memory))
+    columns = tuple(f"{each.codec.name} {_asked(each, share, reference)}".strip() for each in found)
+    return TextTable(f"{share:g}x fewer bytes, {method}", "category", columns, tuple(lines))
+
+
+def _asked(each: Measured, share: float, reference: float) -> str:
+    amount = share * each.token_bytes / reference
+    return f"at {amount:.1f}x" if amount > 1.0 else ""
+
+
+def _rows(
+    each: Measured, works: Sequence[str], share: float, reference: float, method: str, least: float
+) -> list[Row | None]:
+    """A row for each work. Where the codec's full cache is below `least` no policy was run: its score stands in."""
+    rows, full = at_share(each, share, reference, method), each.full()
+    lost = {work: row for work, row in full.items() if not counts(row, least)}
+    return [rows.get(work) or lost.get(work) for work in works]
+
+
+def _panel(
+    title: str,
+    found: Sequence[Measured],
+    works: Sequence[str],
+    shares: Sequence[float],
+    method: str,
+    least: float,
+) -> Panel:
+    reference, lines = found[0].token_bytes, []
+    for each in found:
+        alone = reference / each.token_bytes
+        points = [(alone, _mean([each.full().get(work) for work in works]))]
+        for share in (share for share in shares if share > alone):
+            points.append((share, _mean(_rows(each, works, share, reference, method, least))))
+        known = [(x, y) for x, y in points if y is not None]
+        if known:
+            lines.append(Line(each.codec.name, [x for x, _ in known], [y for _, y in known]))
+    return Panel(title, Axis("times fewer bytes", "log2"), Axis("score", low=0.0, high=1.05), lines)
+
+
+def _mean(rows: Sequence[Row | None]) -> float | None:
+    """None where a work is missing: means over different works cannot be compared."""
+    scores = [None if row is None else row.score for row in rows]
+    return fmean(score for score in scores if score is not None) if scores and None not in scores else None
+
+
+def _mean_text(rows: Sequence[Row | None], note: str = "") -> str:
+    mean = _mean(rows)
+    if mean is None:
+        return ""
+    errors = [row.error or 0.0 for row in rows if row is not None]
+    error = math.sqrt(sum(each * each for each in errors)) / len(errors)
+    return f"{mean:.3f} ± {error:.3f}{f' ({note})' if note else ''}"
+
+
+def _score(row: Row | None) -> str:
+    return "" if row is None or row.score is None else f"{row.score:.2f} ± {row.error or 0.0:.2f}"

@@ -1,0 +1,186 @@
+"""The record of accuracy: shares of the full cache's score by model, policy, compression and task.
+
+    python -m winnow_lab.real.known
+
+writes src/winnow/known_accuracy.json and docs/results/known.md from docs/results. To add rows, copy the results.json of
+`winnow eval TASK ... -o DIR` to docs/results/known_NAME.json and run it again.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from winnow.known_accuracy import DEMO, FILE, PAGE
+from winnow_lab.checkout import ROOT
+from winnow_lab.evaluate.cell import FULL_CELL
+from winnow_lab.real.rows import MIN_SCORE, Row, counts
+from winnow_lab.real.tables import share_of_full
+from winnow_lab.report.tables import TextTable
+
+RESULTS = ROOT / "docs" / "results"
+REAL = ("real", "real_4k", "real_documents")
+PAYOFF = ("payoff", "payoff_gemma")
+_QUESTION = {"aware": "seen", "agnostic": "later"}
+# Work of the payoff page: task, and when its questions come.
+_WORKS = {
+    "p1": ("needles, answers of 512 tokens", "aware"),
+    "p2": ("documents, many questions", "agnostic"),
+    "p3": ("chat about texts", "aware"),
+}
+_QUANTIZED = re.compile(r"(\.Q\d\w*)?(\.gguf)?$")
+
+
+def known_rows(name: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each policy, compression, way of asking and task of a result, over categories that count."""
+    report = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    if "works" in report:
+        model, rows, least = report["works"][0]["model"], list(_payoff_rows(report)), 0.4
+    elif "cells" in report:
+        model, rows, least = report["model"], list(_eval_rows(report)), MIN_SCORE
+    else:
+        command = report["command"]
+        model, rows = report["model"], [(_task(row["work"]), Row(**row)) for row in report["rows"]]
+        least = (
+            float(command[command.index("--counts-from") + 1]) if "--counts-from" in command else MIN_SCORE
+        )
+    full = {row.work: row for _, row in rows if row.cell == FULL_CELL.name}
+    cells: dict[tuple[str, str, float, str], list[Row]] = {}
+    for task, row in rows:
+        counted = row.score is not None and counts(full[row.work], least)
+        if counted and row.query is not None and row.compression is not None and " " not in row.method:
+            cells.setdefault((row.method, row.query, row.compression, task), []).append(row)
+    for (policy, query, compression, task), found in cells.items():
+        share, error = share_of_full(found, full)
+        yield {
+            "policy": policy,
+            "compression": compression,
+            "question": _QUESTION[query],
+            "share": round(share, 3),
+            "error": round(error, 3),
+            "model": DEMO if model == "the demo model" else _QUANTIZED.sub("", Path(model).name),
+            "task": task,
+            "categories": len(found),
+            "source": PAGE if "cells" in report else f"docs/results/{name}.md",
+        }
+
+
+def _task(work: str) -> str:
+    return f"{work.split()[0]} {work.split()[-1]}"
+
+
+def _payoff_rows(report: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    for work in report["works"]:
+        if work["work"] not in _WORKS or (
+            work["work"] == "p3" and work["kv_seqs"] < work["workload"]["requests"]
+        ):
+            continue
+        task, query = _WORKS[work["work"]]
+        for each in work["configurations"]:
+            found = re.fullmatch(r"([\w-]+) (\d+)x", each["configuration"])
+            is_full = each["configuration"] == FULL_CELL.name
+            if each["peer"] == "winnow" and (found or is_full):
+                policy, amount = (found[1], float(found[2])) if found else ("full", 1.0)
+                yield (
+                    task,
+                    _row(
+                        task,
+                        each["configuration"],
+                        policy,
+                        None if is_full else query,
+                        amount,
+                        each["scores"],
+                    ),
+                )
+
+
+def _eval_rows(report: dict[str, Any]) -> Iterator[tuple[str, Row]]:
+    task = f"{report['task']} {','.join(map(str, report['settings']['tokens']))}"
+    for cell in report["cells"]:
+        name = (
+            FULL_CELL.name
+            if cell["query"] is None
+            else f"{cell['query']} {cell['preset']} {cell['compression']}"
+        )
+        for category, scores in cell["scores"].items():
+            yield task, _row(category, name, cell["preset"], cell["query"], cell["compression"], scores)
+
+
+def _row(
+    work: str, cell: str, method: str, query: str | None, compression: float, scores: list[float]
+) -> Row:
+    error = stdev(scores) / math.sqrt(len(scores)) if len(scores) > 1 else None
+    number = len(scores)
+    return Row(work, cell, method, query, compression, fmean(scores), error, number, number, None, None)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every row, of the results that are named here and of those called known_*.json."""
+    added = sorted(path.stem for path in RESULTS.glob("known_*.json"))
+    return [row for name in (*REAL, *PAYOFF, *added) for row in known_rows(name)]
+
+
+def text(found: list[dict[str, Any]]) -> str:
+    """The record's content."""
+    lines = ",\n".join(f"  {json.dumps(row)}" for row in found)
+    return f'{{"written_by": "python -m winnow_lab.real.known", "rows": [\n{lines}\n]}}\n'
+
+
+def page(found: list[dict[str, Any]]) -> str:
+    """The page's content."""
+    order = sorted(
+        found, key=lambda row: (row["model"], row["question"], row["task"], row["policy"], row["compression"])
+    )
+    entries = tuple(
+        (
+            f"{row['policy']} {row['compression']:g}x",
+            (
+                f"{row['share']:.2f} ± {row['error']:.2f}",
+                f"question {row['question']}",
+                f"{row['task']}",
+                row["model"],
+                f"[{Path(row['source']).name}]({Path(row['source']).name})"
+                if row["source"] != PAGE
+                else "below",
+            ),
+        )
+        for row in order
+    )
+    table = TextTable(
+        "What is known",
+        "",
+        ("of full", "judged with", "task, tokens", "model", "page"),
+        entries,
+        (),
+        (1, 2, 3, 4),
+    )
+    sources = []
+    for path in sorted(RESULTS.glob("known_*.json")):
+        report = json.loads(path.read_text(encoding="utf-8"))
+        command = " ".join(report["command"])
+        machine = f"{report['machine']['cpu']}, {report['machine']['cores']} cores"
+        sources.append(
+            f"- [{path.name}]({path.name}): `{command}`\n  (commit {report['commit']}, {report['date'][:10]}, "
+            f"{machine}; {report['prompts_per_cell']} prompts a cell)"
+        )
+    return "\n".join(
+        [
+            "# Accuracy of policies, as measured",
+            "",
+            "Shares of the full cache's mean score, over categories that the model can answer, and the standard",
+            "error. `winnow plan`, `winnow policies` and `--compression auto` read this record, and so does the",
+            "warning of a task below .8; `python -m winnow_lab.real.known` writes it.",
+            "",
+            *table.markdown(),
+            *sources,
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(rows()), encoding="utf-8")
+    (ROOT / PAGE).write_text(page(rows()), encoding="utf-8")

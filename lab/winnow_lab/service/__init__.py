@@ -1,0 +1,1 @@
+"""How a server behaves under load, and for hours."""

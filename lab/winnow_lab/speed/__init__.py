@@ -1,0 +1,1 @@
+"""How fast single parts are, beside the limits of the machine."""

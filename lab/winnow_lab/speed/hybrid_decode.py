@@ -1,0 +1,271 @@
+"""Random models with recurrent layers, latents or experts: decoding beside transformers' generate, and a conversation.
+
+Decoding is of some sequences at once, in bfloat16. Beside it stand two limits of this machine: by bytes, the time in
+which it reads weights and KVs once and reads and writes every state once, from a pass over as much memory; by
+arithmetic, the time in which it multiplies as many rows with the weights, from a product of 512 rows. The conversation
+counts the tokens of each turn's prompt that are computed; none should be that was there before.
+
+    python -m winnow_lab.speed.hybrid_decode [--shape qwen3.5-1b] [--turns 20] [--json FILE]
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    GraniteMoeHybridConfig,
+    PretrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+)
+
+from winnow import LLM, SamplingParams
+from winnow.cli.flags.paths import check_json_path, write_json
+from winnow.models.fused.kernels import LayerKernels
+from winnow.native import Kernels, instruction_sets
+from winnow.report.provenance import Machine, report_head
+
+USER_TOKENS, ANSWER_TOKENS = 100, 32
+COMMON: dict[str, Any] = {
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "max_position_embeddings": 32768,
+}
+DELTA: dict[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+
+
+def kinds(num_layers: int, every: int) -> list[str]:
+    """Kinds of layers, each `every`-th of which attends."""
+    return [
+        "full_attention" if layer % every == every - 1 else "linear_attention" for layer in range(num_layers)
+    ]
+
+
+SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
+    "small": lambda: Qwen3_5TextConfig(
+        vocab_size=8192,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=8,
+        layer_types=kinds(8, 4),
+        linear_num_key_heads=8,
+        **DELTA,
+        **COMMON,
+    ),
+    "qwen3.5-1b": lambda: Qwen3_5TextConfig(
+        vocab_size=32768,
+        hidden_size=1536,
+        intermediate_size=4608,
+        num_hidden_layers=24,
+        layer_types=kinds(24, 4),
+        linear_num_key_heads=16,
+        **DELTA,
+        **COMMON,
+    ),
+    "granite-4-h-1b": lambda: GraniteMoeHybridConfig(  # but for its vocabulary of 100,352
+        vocab_size=32768,
+        hidden_size=1536,
+        intermediate_size=4096,
+        shared_intermediate_size=4096,
+        num_hidden_layers=40,
+        layer_types=kinds(40, 10),
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        mamba_n_heads=48,
+        mamba_d_head=64,
+        mamba_d_state=128,
+        mamba_n_groups=1,
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        **COMMON,
+    ),
+    "deepseek-v2-small": lambda: DeepseekV2Config(  # latents of V2-Lite's size, layers without experts
+        vocab_size=8192,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=8,
+        num_attention_heads=16,
+        num_key_value_heads=16,
+        q_lora_rank=None,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        qk_nope_head_dim=128,
+        v_head_dim=128,
+        first_k_dense_replace=8,
+        **COMMON,
+    ),
+    "qwen3-moe-small": lambda: Qwen3MoeConfig(  # experts of a third of the 30B's width, a quarter as many
+        vocab_size=8192,
+        hidden_size=1024,
+        moe_intermediate_size=256,
+        num_hidden_layers=12,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=64,
+        num_experts=32,
+        num_experts_per_tok=8,
+        **COMMON,
+    ),
+}
+
+
+def sequence_bytes(config: Any) -> tuple[int, int]:
+    """Bytes of a sequence's recurrent states, and of its KVs by token in 16 bits."""
+    if isinstance(config, DeepseekV2Config):
+        return 0, 2 * (config.kv_lora_rank + config.qk_rope_head_dim) * config.num_hidden_layers
+    if isinstance(config, Qwen3MoeConfig):
+        return 0, 4 * config.num_key_value_heads * config.head_dim * config.num_hidden_layers
+    if isinstance(config, Qwen3_5TextConfig):
+        size = config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim
+        head_dim = config.head_dim
+    else:
+        size = config.mamba_n_heads * config.mamba_d_head * config.mamba_d_state
+        head_dim = config.hidden_size // config.num_attention_heads
+    kvs = 4 * config.num_key_value_heads * head_dim * config.layer_types.count("full_attention")
+    return 4 * size * config.layer_types.count("linear_attention"), kvs
+
+
+def best_of(times: int, run: Callable[[], Any]) -> float:
+    """Seconds of the fastest of some runs."""
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def seconds_per_pass(nbytes: int) -> float:
+    """The time in which this machine reads and writes that many bytes, each once."""
+    held = torch.ones(max(nbytes // 4, 1))
+    return best_of(5, lambda: held.add_(1.0))
+
+
+def products_per_second() -> float:
+    """Multiplications of two bfloat16 per second in a product whose weight is read once for many rows."""
+    kernels = LayerKernels(Kernels(instruction_sets()[-1]))
+    weight = kernels.pack(torch.randn(2048, 2048).bfloat16())
+    x = torch.randn(512, 2048).bfloat16()
+    return 512 * 2048 * 2048 / best_of(5, lambda: kernels.linear(x, weight, None))
+
+
+def greedy(num_tokens: int) -> SamplingParams:
+    """Parameters of an answer of that many tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True, detokenize=False)
+
+
+def decode(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
+    """Seconds for a number of tokens of each sequence beyond its first."""
+    llm.generate(prompts, greedy(1))
+    first = best_of(2, lambda: llm.generate(prompts, greedy(1)))
+    return best_of(2, lambda: llm.generate(prompts, greedy(1 + num_tokens))) - first
+
+
+def converse(llm: LLM, num_turns: int, vocab: int) -> list[dict[str, int]]:
+    """Tokens of each turn's prompt: all, those that were in no turn before, those that were computed."""
+    history: list[int] = []
+    turns = []
+    for _ in range(num_turns):
+        # The last token of an answer was sampled, and is not computed yet.
+        new = USER_TOKENS + (1 if history else 0)
+        history += torch.randint(3, vocab, (USER_TOKENS,)).tolist()
+        [output] = llm.generate([history], greedy(ANSWER_TOKENS))
+        computed = len(history) - output.num_cached_tokens
+        turns.append({"prompt": len(history), "new": new, "computed": computed})
+        history += output.outputs[0].token_ids
+    return turns
+
+
+def main() -> None:
+    """Measure, and print tokens per second."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="(default: %(default)s)")
+    parser.add_argument("--seqs", type=int, default=16, metavar="N", help="sequences (default: %(default)s)")
+    parser.add_argument(
+        "--tokens", type=int, default=32, metavar="N", help="that each gets (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--prompt", type=int, default=16, metavar="N", help="tokens of a prompt (default: %(default)s)"
+    )
+    parser.add_argument("--turns", type=int, default=0, metavar="N", help="of a conversation; 0: none")
+    parser.add_argument("--no-peer", action="store_true", help="without transformers' generate")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    options = parser.parse_args()
+    check_json_path(options.json)
+    torch.manual_seed(0)
+    config = SHAPES[options.shape]()
+    prompts = torch.randint(3, config.vocab_size, (options.seqs, options.prompt))
+    with tempfile.TemporaryDirectory() as folder:
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        model.save_pretrained(folder)
+        weights = sum(weight.nbytes for weight in model.parameters())
+        experts = sum(weight.nbytes for name, weight in model.named_parameters() if ".experts." in name)
+        own = dict[str, float]()
+        if not options.no_peer:
+
+            def generate(num_tokens: int) -> Any:
+                return model.generate(
+                    prompts, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
+                )
+
+            for loops in (False, True) if experts else (False,):
+                if loops:
+                    model.set_experts_implementation("eager")
+                generate(1)
+                name = "transformers, a loop" if loops else "transformers"
+                own[name] = best_of(2, lambda: generate(1 + options.tokens)) - best_of(2, lambda: generate(1))
+        model = None  # its memory is free for the next
+        with LLM(folder, dtype="bfloat16", kv_memory="2GiB", max_num_seqs=options.seqs) as llm:
+            ours = decode(llm, prompts.tolist(), options.tokens)
+            turns = converse(llm, options.turns, config.vocab_size)
+    states, kvs = (options.seqs * each for each in sequence_bytes(config))
+    kvs *= options.prompt + options.tokens // 2
+    if experts:
+        idle = 1 - config.num_experts_per_tok / config.num_experts
+        active = weights - idle * experts  # of a token; those of all sequences together are read
+        weights -= int(idle**options.seqs * experts)
+    else:
+        active = weights
+    # A pass reads and writes; what is only read takes half of that, at best.
+    by_bytes = seconds_per_pass(states) + seconds_per_pass(weights + kvs) / 2
+    by_arithmetic = options.seqs * active / 2 / products_per_second()
+    decoded = options.seqs * options.tokens
+    rates = {
+        **{name: decoded / seconds for name, seconds in own.items()},
+        "winnow": decoded / ours,
+        "limit by bytes": options.seqs / by_bytes,
+        "limit by arithmetic": options.seqs / by_arithmetic,
+    }
+    machine = Machine.here()
+    sizes = {"weights": weights, "states": states, "KVs": kvs}
+    print(f"{machine}; {options.shape}, MB: { ({name: round(each / 1e6) for name, each in sizes.items()}) }")
+    for name, rate in rates.items():
+        print(f"{name:<20} {rate:8.1f} tokens/s")
+    for number, turn in enumerate(turns, 1):
+        print(
+            f"turn {number:2}: {turn['prompt']:5} tokens, {turn['new']:3} new, {turn['computed']:3} computed"
+        )
+    head = report_head([Path(sys.argv[0]).name, *sys.argv[1:]], machine)
+    write_json(options.json, head | {"bytes": sizes, "tokens_per_second": rates, "turns": turns})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Products of rows with a model's weights: Winnow's packed kernel, also of int8 weights, beside torch's ways, in turn.
+
+    python -m winnow_lab.speed.linear_layers [--dtype bfloat16] [--rows 1,8,32,512,2048] [--threads 2]
+
+The weights are those of the twelve layers of W1's model, each read once in a pass, so that none waits in a cache. Who
+takes longer than two seconds for a pass is left out of those with more rows.
+"""
+
+import argparse
+import statistics
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from winnow.models.fused.kernels import LayerKernels
+from winnow.models.packed_linear import OneDnnLinear, PackedLinear, linear_of
+from winnow.native import native_kernels
+from winnow.report.provenance import Machine, commit
+from winnow_lab.bench.limits import Limits
+from winnow_lab.bench.presets import PRESETS
+from winnow_lab.bench.timing import interleave
+
+CPU = torch.device("cpu")
+LONGEST_PASS = 2.0  # seconds
+INT8, Q8_0 = "winnow, int8", "winnow, q8_0"
+
+
+def weights(dtype: torch.dtype) -> list[Tensor]:
+    """Of all layers: queries, keys and values; output; gate and up; down."""
+    shape = PRESETS["w1"].shape
+    attended = shape.num_attention_heads * shape.head_dim
+    projected = attended + 2 * shape.num_key_value_heads * shape.head_dim
+    sizes = [
+        (projected, shape.hidden_size),
+        (shape.hidden_size, attended),
+        (2 * shape.intermediate_size, shape.hidden_size),
+        (shape.hidden_size, shape.intermediate_size),
+    ]
+    return [
+        torch.randn(size).div_(size[1] ** 0.5).to(dtype)
+        for _ in range(shape.num_hidden_layers)
+        for size in sizes
+    ]
+
+
+def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
+    """Layers of the same weights, by who multiplies; oneDNN is left out where it packs no such type."""
+    kernels = native_kernels()
+    if kernels is None:
+        raise SystemExit("error: this installation has no kernels")
+    own = LayerKernels(kernels)
+    found: dict[str, list[nn.Module]] = {
+        "winnow": [PackedLinear.pack([linear_of(weight)], own) for weight in all_weights],
+        INT8: [PackedLinear.pack_int8([linear_of(weight)], own) for weight in all_weights],
+        Q8_0: [PackedLinear.pack_int8([linear_of(weight)], own, blocks=True) for weight in all_weights],
+        "F.linear": [Plain(weight) for weight in all_weights],
+    }
+    try:
+        found["oneDNN, packed"] = [OneDnnLinear([linear_of(weight)]) for weight in all_weights]
+    except (AttributeError, RuntimeError) as error:
+        print(f"oneDNN packs no such weights here: {error}")
+    return found
+
+
+class Plain(nn.Module):
+    """torch's own."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight, self.in_features = weight, weight.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float32", "float16"), default="bfloat16")
+    parser.add_argument("--rows", default="1,8,32,128,512,2048", help="tokens of a step, with commas between")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--threads", type=int)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    dtype = getattr(torch, arguments.dtype)
+    limits = Limits.measure(dtype, CPU)
+    all_weights = weights(dtype)
+    rivals = ways(all_weights)
+    num_bytes = sum(weight.nbytes for weight in all_weights)
+    numbers = sum(weight.numel() for weight in all_weights)
+    names = list(rivals)
+    table = Table(
+        "rows", *(f"{name}, ms" for name in names), "winnow, GB/s", "winnow, GFLOP/s", "int8, GOP/s"
+    )
+    for rows in sorted(map(int, arguments.rows.split(","))):
+        inputs = {width: torch.randn(rows, width).to(dtype) for width in {w.shape[1] for w in all_weights}}
+
+        def run(layers: list[nn.Module], inputs: dict[int, Tensor] = inputs) -> None:
+            for layer in layers:
+                layer(inputs[layer.in_features])
+
+        calls = [lambda layers=layers: run(layers) for layers in rivals.values()]
+        measured = interleave(calls, arguments.repeats, CPU)
+        seconds = {name: statistics.median(each) for name, each in zip(rivals, measured, strict=True)}
+        own = seconds["winnow"]
+        table.add_row(
+            f"{rows:,}",
+            *(f"{1e3 * seconds[name]:.2f}" if name in seconds else "" for name in names),
+            f"{num_bytes / own / 1e9:.1f}",
+            f"{2 * rows * numbers / own / 1e9:.0f}",
+            f"{2 * rows * numbers / seconds[INT8] / 1e9:.0f}",
+        )
+        rivals = {
+            name: layers
+            for name, layers in rivals.items()
+            if name in ("winnow", INT8, Q8_0) or seconds[name] <= LONGEST_PASS
+        }
+    console = Console(width=130)
+    console.print(f"{Machine.here()}; commit {commit()}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{arguments.dtype}; limits: read {limits.read / 1e9:.1f} GB/s, product {limits.matmul / 1e9:.0f} GFLOP/s; "
+        f"{num_bytes / 2**20:.0f} MiB of weights a pass; median of {arguments.repeats}",
+        highlight=False,
+    )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

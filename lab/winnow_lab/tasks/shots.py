@@ -1,0 +1,122 @@
+"""Worked examples in front of a task's questions."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from winnow.errors import EvaluationError
+from winnow.metrics import require_metric
+from winnow_lab.evaluate.sample import Question, Sample
+from winnow_lab.evaluate.tasks.draws import chosen
+from winnow_lab.evaluate.tasks.files import Record, find_file, has_file, read_json_lines
+from winnow_lab.evaluate.tasks.task import TaskSettings
+from winnow_lab.tasks import DATA
+
+T = TypeVar("T")
+
+
+def shots_asked(settings: TaskSettings, default: int, most: int) -> int:
+    """Return how many worked examples to give; raises EvaluationError where fewer than 0 or more than there are."""
+    shots = default if settings.shots is None else settings.shots
+    if not 0 <= shots <= most:
+        raise EvaluationError(
+            f"--shots must lie between 0 and {most}, the examples that there are, got {shots}"
+        )
+    return shots
+
+
+def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield the items in groups of equal size; the last one may be smaller."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def require_room(sample: Sample, settings: TaskSettings) -> Sample:
+    """Return the sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
+    for question in sample.questions:
+        tokens = settings.count_tokens(sample.context + question.plain)
+        if tokens + question.max_tokens > settings.max_model_len:
+            raise EvaluationError(
+                f"sample {sample.name} has {tokens} tokens and answers with up to {question.max_tokens}, but the model "
+                f"takes {settings.max_model_len} together: fewer --shots make it shorter"
+            )
+    return sample
+
+
+def _others(test: Sequence[tuple[int, Record]], rows: Sequence[tuple[int, Record]]) -> list[Record]:
+    places = {place for place, _ in rows}
+    return [row for place, row in test if place not in places]
+
+
+_TEST, _TRAIN = "test.jsonl", "train.jsonl"
+
+
+@dataclass(frozen=True)
+class ShotsTask:
+    """Rows of test.jsonl, each asked behind worked examples that are drawn for it from train.jsonl.
+
+    Where several questions share a context, they share its examples.
+
+    Attributes:
+        name: of its category, and of the directory of the sample in `data`.
+        published: where the whole is, for `find_file`.
+        metric: a key of `winnow.metrics.METRICS`.
+        ask: a row -> what stands before its answer in the prompt.
+        answers: a row -> the accepted answers; a worked example shows the first.
+        shots: worked examples, where the settings name no number.
+        train: whether there has to be a train.jsonl; where there is none, examples are other rows of test.jsonl.
+    """
+
+    summary: str
+    name: str
+    published: str
+    metric: str
+    ask: Callable[[Record], str]
+    answers: Callable[[Record], tuple[str, ...]]
+    shots: int
+    answer_tokens: int
+    stop: tuple[str, ...]
+    train: bool = True
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """See `Task`."""
+        return (self.name,)
+
+    def samples(self, settings: TaskSettings) -> list[Sample]:
+        """See `Task`. `settings.samples` counts contexts, with `settings.questions` questions each."""
+        require_metric(self.metric)
+        data = DATA / self.name if settings.data is None else settings.data
+        test = list(enumerate(read_json_lines(find_file(data, _TEST, self.published)), start=1))
+        train: list[Record] = []
+        if self.train or has_file(data, _TRAIN):
+            train = list(read_json_lines(find_file(data, _TRAIN, self.published)))
+        shots = shots_asked(settings, self.shots, len(train or test[settings.questions :]))
+        wanted = None if settings.samples is None else settings.samples * settings.questions
+        asked = chosen(random.Random(f"{settings.seed}/{self.name}"), test, wanted)
+        return [
+            require_room(self._sample(rows, train or _others(test, rows), shots, settings.seed), settings)
+            for rows in grouped(asked, settings.questions)
+        ]
+
+    def _sample(
+        self, rows: Sequence[tuple[int, Record]], train: Sequence[Record], shots: int, seed: int
+    ) -> Sample:
+        name = f"{self.name}/{rows[0][0]}"
+        examples = random.Random(f"{seed}/{name}").sample(train, shots)
+        return Sample(
+            name=name,
+            category=self.name,
+            context="".join(f"{self.ask(row)} {self.answers(row)[0]}\n\n" for row in examples),
+            questions=tuple(
+                Question(
+                    text=self.ask(row),
+                    references=self.answers(row),
+                    metric=self.metric,
+                    max_tokens=self.answer_tokens,
+                    stop=self.stop,
+                )
+                for _, row in rows
+            ),
+        )

@@ -1,5 +1,0 @@
-"""RULER (arXiv:2404.06654): what is the context size that a model can really use?"""
-
-from winnow.evaluate.tasks.ruler.task import RULER, RulerTask
-
-__all__ = ["RULER", "RulerTask"]
