@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import pytest
 from fake_llm import FakeLLM
 from refusals import check_refused
 
-from winnow.cli.main import COMMANDS, Parser, main
+from winnow.cli.main import COMMANDS, OF_THE_LAB, Parser, main
 from winnow.errors import UsageError
 from winnow.models.loader import DEMO_MODEL
 from winnow.sampling.structured import StructuredOutputs
+from winnow_lab import cli as lab
 from winnow_lab.cli.bench import BENCHES
 
 Write = Callable[[Iterable[Any]], Path]
@@ -101,9 +103,23 @@ def parsed(words: list[str]) -> Any:
     """The namespace of a command line."""
     parser = Parser()
     choices = parser.add_subparsers()
-    module = import_module(f"winnow.cli.{words[0]}")
+    module = import_module(f"{'winnow_lab' if words[0] in OF_THE_LAB else 'winnow'}.cli.{words[0]}")
     module.configure(choices.add_parser(words[0]))
     return parser.parse_args([*words, *(["--trace", "x"] if words[0] == "simulate" else [])])
+
+
+def test_commands_of_the_lab_join_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert set(lab.COMMANDS) == OF_THE_LAB
+    assert {point.value for point in entry_points(group="winnow.commands")} == {"winnow_lab.cli"}
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert all(summary in capsys.readouterr().out for summary in list(lab.COMMANDS.values())[:1])
+    monkeypatch.setattr("winnow.cli.main.entry_points", lambda group: ())
+    assert main(["plan", "--help"]) == 2
+    error = capsys.readouterr().err
+    assert "`winnow plan` is part of winnow-lab" in error and "pip install ./lab" in error
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

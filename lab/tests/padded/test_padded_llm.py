@@ -200,3 +200,9 @@ def test_a_model_that_sees_padding_is_refused(directory: Path, monkeypatch: pyte
         UnsupportedModelError, match="LlamaForCausalLM is not supported: padding changes what"
     ):
         LLM(directory, engine="padded")
+
+
+def test_an_engine_without_its_distribution_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("winnow.llm.entry_points", lambda group, name: ())
+    with pytest.raises(ConfigError, match="engine=padded is part of winnow-lab, which is not installed"):
+        LLM(engine="padded")

@@ -39,5 +39,5 @@ def test_a_figure_keeps_the_dots_of_its_name(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "find_spec", lambda name: None)
-    with pytest.raises(WinnowError, match=r"\.\[plots\]"):
+    with pytest.raises(WinnowError, match=r"\./lab\[plots\]"):
         line_chart([panel(["a"])])
