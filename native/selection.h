@@ -1,4 +1,4 @@
-// Tokens that read the values of their largest weights alone; see winnow.value_tier.
+// Tokens that read the values of their largest weights alone; see winnow.values.value_tier.
 #pragma once
 
 #include "types.h"

@@ -6,7 +6,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 from winnow.config import PARTS
-from winnow.units import parse_bytes
+from winnow.values.units import parse_bytes
 
 NAMES = [(part, each.name) for part, config in PARTS.items() for each in fields(config)]
 """Part and name of every option."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from winnow.chat import TemplateOptions, apply_template, normalise_messages
 from winnow.errors import InvalidRequestError
 from winnow.models import DEMO_MODEL
-from winnow.models.tokens import load_tokenizer
+from winnow.models.load.tokens import load_tokenizer
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
 TEMPLATE = (

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from winnow.checks import (
+from winnow.errors import ConfigError, InvalidRequestError
+from winnow.values.checks import (
     check_choice,
     check_counts,
     check_integer,
@@ -16,7 +17,6 @@ from winnow.checks import (
     check_names,
     check_number,
 )
-from winnow.errors import ConfigError, InvalidRequestError
 
 
 @pytest.mark.parametrize(

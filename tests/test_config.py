@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from winnow.cli.flags import options as flags
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import ConfigError
-from winnow.units import format_bytes, parse_bytes
+from winnow.values.units import format_bytes, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from winnow.config import EngineConfig
 from winnow.options import EngineOptions
-from winnow.units import parse_bytes
+from winnow.values.units import parse_bytes
 
 PARTS = [get_type_hints(EngineConfig)[part.name] for part in fields(EngineConfig)]
 CONFIG = {field.name: field for part in PARTS for field in fields(part) if field.name != "model"}

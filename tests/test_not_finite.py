@@ -147,7 +147,7 @@ def test_a_run_writes_the_error_and_goes_on(faulty: Path, tmp_path: Path) -> Non
 
 
 def test_generate_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from winnow.models.loader import DEMO_MODEL
+    from winnow.models.load.loader import DEMO_MODEL
 
     for file in DEMO_MODEL.iterdir():
         if file.is_file():

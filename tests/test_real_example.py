@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from winnow.errors import UnsupportedModelError
-from winnow.models import named
+from winnow.models.load import named
 
 REAL = Path(__file__).parents[1] / "examples" / "real"
 CONTENT = b"GGUF and the rest"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from winnow.resources import HostMemory, available_cpus, host_memory
+from winnow.process.resources import HostMemory, available_cpus, host_memory
 
 MIB = 2**20
 MEMINFO = "MemTotal:       24576 kB\nMemFree:          512 kB\nMemAvailable:   20480 kB\n"

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from winnow import threads
+from winnow.process import threads
 
 pytestmark = pytest.mark.cpu
 
@@ -81,7 +81,7 @@ def test_a_team_is_released() -> None:
     """Threads of the process: fewer after than before."""
     script = """
 import os, time, torch
-from winnow.threads import release_team
+from winnow.process.threads import release_team
 torch.set_num_threads(3)
 torch.ones(2**22).mul_(2)
 count = lambda: len(os.listdir("/proc/self/task"))

@@ -18,10 +18,11 @@ import torch
 from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
-from winnow import LLM, RequestOutput, SamplingParams, process_fork
+from winnow import LLM, RequestOutput, SamplingParams
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError, ReentryError
 from winnow.eviction import PRESETS
-from winnow.process_fork import require_usable_torch
+from winnow.process import fork as process_fork
+from winnow.process.fork import require_usable_torch
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 NUM_THREADS = 8

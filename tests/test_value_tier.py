@@ -12,7 +12,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from winnow import LLM, SamplingParams
 from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError
-from winnow.value_tier import ValueTier
+from winnow.values.value_tier import ValueTier
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -279,7 +279,7 @@ def test_a_full_disk_fails_the_request_that_needs_more(
 
 
 def test_the_host_has_not_the_memory(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from winnow.resources import HostMemory
+    from winnow.process.resources import HostMemory
 
     monkeypatch.setattr("winnow.cache.tiers.value_store.host_memory", lambda: HostMemory(2**20, 1000))
     with pytest.raises(ConfigError, match=r"value_tier: size must be at most .* 1000 B, got .*: give size="):

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from winnow import EngineArgs, GuidedDecodingParams, SamplingParams, StructuredOutputsParams
-from winnow import vllm_names as vllm
 from winnow.config import PARTS, EngineConfig
 from winnow.errors import ConfigError, InvalidRequestError, UsageError, WinnowError
-from winnow.foreign_names import ANY, ForeignName, translate
 from winnow.prompts import TokensPrompt
 from winnow.server.config import ServerConfig
+from winnow.values.foreign_names import ANY, ForeignName, translate
+from winnow.vllm import names as vllm
 
 DOC = Path(__file__).parent.parent / "docs" / "vllm.md"
 OPTIONS = {each.name for part in PARTS.values() for each in fields(part)}

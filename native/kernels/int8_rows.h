@@ -1,4 +1,4 @@
-// Rows of activations as the codes that int8 weights are multiplied with; winnow.models.int8_linear has the formulas.
+// Rows of activations as the codes that int8 weights are multiplied with; winnow.models.fast.int8_linear has the formulas.
 #pragma once
 
 #include <limits>

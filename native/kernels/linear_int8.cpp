@@ -4,7 +4,7 @@
 // A packed weight is cut into panels as that of linear.cpp, with TOGETHER inputs of a feature side by side. A decode step reads
 // half of what it reads of a weight of 16 bits. Sums over a group of inputs are of integers and exact; they become floats, and
 // add up in the order of the groups. So results do not depend on the instruction set, nor on anything else: they are those of
-// winnow.models.int8_linear to the last bit.
+// winnow.models.fast.int8_linear to the last bit.
 #include <memory>
 
 #include "../products.h"

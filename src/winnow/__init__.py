@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from winnow.lazy import lazy_exports
-from winnow.vllm_modules import VllmModules, absent
+from winnow.vllm.modules import VllmModules, absent
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from winnow.prompts import PromptType, TextPrompt, TokensPrompt
     from winnow.sampling import BeamSearchParams, SamplingParams
     from winnow.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
-    from winnow.vllm_engines import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
+    from winnow.vllm.engines import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
 
 __all__ = [
     "LLM",
@@ -42,10 +42,10 @@ __getattr__ = lazy_exports(
         "BeamSearchParams": "winnow.sampling.beam_params",
         "BeamSearchSequence": "winnow.outputs",
         "CompletionOutput": "winnow.outputs",
-        "AsyncEngineArgs": "winnow.vllm_engines",
-        "AsyncLLMEngine": "winnow.vllm_engines",
-        "EngineArgs": "winnow.vllm_engines",
-        "LLMEngine": "winnow.vllm_engines",
+        "AsyncEngineArgs": "winnow.vllm.engines",
+        "AsyncLLMEngine": "winnow.vllm.engines",
+        "EngineArgs": "winnow.vllm.engines",
+        "LLMEngine": "winnow.vllm.engines",
         "PromptType": "winnow.prompts",
         "GuidedDecodingParams": "winnow.sampling.structured",
         "RequestOutput": "winnow.outputs",

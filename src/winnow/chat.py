@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from winnow.errors import InvalidRequestError
-from winnow.json_values import json_kind
+from winnow.values.json_values import json_kind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

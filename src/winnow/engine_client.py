@@ -13,13 +13,13 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.residency.occupancy import Occupancy
 from winnow.errors import InvalidRequestError
 from winnow.models import PlainModel
-from winnow.models.backend_tokenizer import full_tokenizer
+from winnow.models.load.backend_tokenizer import full_tokenizer
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
+from winnow.process.threads import release_team
 from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import RequestOutputKind
-from winnow.session_request import SessionRequest
-from winnow.threads import release_team
+from winnow.values.session_request import SessionRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from torch import Tensor
 from torch.nn import Module
 
-from winnow import vllm_names
 from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
 from winnow.config import AUTO, EngineConfig
@@ -26,21 +25,22 @@ from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
 from winnow.extras import GET_THE_LAB
-from winnow.foreign_names import accept_arguments
 from winnow.inspect import Inspection, KeptTokens
 from winnow.known_accuracy import best_known
 from winnow.models import PlainModel, load_plain_model
-from winnow.models.hub import locate_model
+from winnow.models.load.hub import locate_model
 from winnow.options import EngineOptions
 from winnow.outputs import BeamSearchOutput, RequestOutput
-from winnow.process_fork import require_usable_torch
-from winnow.progress_bar import is_shown, progress_bar
+from winnow.process.fork import require_usable_torch
+from winnow.process.progress_bar import is_shown, progress_bar
+from winnow.process.resources import resident_bytes
+from winnow.process.threads import TeamWait, release_team, set_threads
 from winnow.prompts import Prompt, list_conversations, list_prompts
-from winnow.resources import resident_bytes
 from winnow.sampling import BeamSearchParams, SamplingParams
-from winnow.session_request import SessionRequest
-from winnow.threads import TeamWait, release_team, set_threads
-from winnow.vllm_metrics import Metric, read_metrics
+from winnow.values.foreign_names import accept_arguments
+from winnow.values.session_request import SessionRequest
+from winnow.vllm import names as vllm_names
+from winnow.vllm.metrics import Metric, read_metrics
 
 # Loading changes torch's default dtype, which is global to the process; so is this lock.
 _LOADING = Lock()

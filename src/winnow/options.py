@@ -9,12 +9,12 @@ from dataclasses import field, fields, make_dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
-from winnow import vllm_names
 from winnow.config import PARTS
 from winnow.errors import ConfigError
 from winnow.eviction import EvictionPolicy
-from winnow.foreign_names import accept_fields
-from winnow.tenants import Tenant
+from winnow.values.foreign_names import accept_fields
+from winnow.values.tenants import Tenant
+from winnow.vllm import names as vllm_names
 
 
 class EngineOptions(TypedDict, total=False):

@@ -5,7 +5,6 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
-from winnow import vllm_names
 from winnow.chat import (
     PLAIN,
     Message,
@@ -15,8 +14,9 @@ from winnow.chat import (
     require_characters,
 )
 from winnow.errors import InvalidRequestError
-from winnow.foreign_names import translate
 from winnow.sampling.turns import Turns
+from winnow.values.foreign_names import translate
+from winnow.vllm import names as vllm_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

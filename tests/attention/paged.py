@@ -10,8 +10,8 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
 from winnow.cache import BlockCount, CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
-from winnow.kv_dtype import WideParts
-from winnow.value_tier import ValueTier
+from winnow.values.kv_dtype import WideParts
+from winnow.values.value_tier import ValueTier
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from winnow.attention import (
 from winnow.attention.native_views import reads
 from winnow.cache import KVCodec, KVPool
 from winnow.cache.codec import PairCodec, PlainCodec, make_codec
-from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
+from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
 
 pytestmark = pytest.mark.cpu
 

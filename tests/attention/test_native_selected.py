@@ -12,7 +12,7 @@ from winnow.attention import AttentionObserver, AttentionSpec, ReferenceBackend,
 from winnow.attention.interface import AttentionBackend
 from winnow.cache.codec import make_codec
 from winnow.cache.tiers.tier_traffic import TierTraffic
-from winnow.kv_dtype import KVDtype
+from winnow.values.kv_dtype import KVDtype
 
 pytestmark = pytest.mark.cpu
 

@@ -16,7 +16,7 @@ from winnow.attention import (
     open_backend,
 )
 from winnow.cache import make_codec
-from winnow.kv_dtype import KVDtype
+from winnow.values.kv_dtype import KVDtype
 
 SPEC = AttentionSpec(scale=0.25)
 BACKENDS = [ReferenceBackend(), open_backend("auto")]

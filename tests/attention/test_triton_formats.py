@@ -14,7 +14,7 @@ from winnow.cache import CacheLayout, KVPool
 from winnow.cache.codec import PairCodec, make_codec
 from winnow.cache.codec import codec_of as codec_by_name
 from winnow.errors import ConfigError
-from winnow.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype
+from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype
 
 FORMATS = KV_FORMATS[1:]  # but `auto`
 CODED = [name for name in FORMATS if name not in PLAIN_FORMATS]

@@ -12,7 +12,7 @@ from winnow.attention import AttentionSpec, HeadRotation, ReferenceBackend
 from winnow.attention.interface import HeadNorm
 from winnow.attention.triton import TritonBackend
 from winnow.cache.codec import make_codec
-from winnow.kv_dtype import KVDtype
+from winnow.values.kv_dtype import KVDtype
 
 GROUP, KV_HEADS = 5, 3
 

@@ -23,8 +23,9 @@ sys.modules["winnow._native"] = None
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 from winnow.config import ModelConfig
-from winnow.models import load_model, optimize
-from winnow.models.fused.layer import FusedLayer
+from winnow.models import load_model
+from winnow.models.fast import optimize
+from winnow.models.fast.fused.layer import FusedLayer
 optimize._passes_fit = lambda model: True  # as on a GPU
 loaded = load_model(ModelConfig(sys.argv[1]))
 assert not loaded.unfused and all(isinstance(layer, FusedLayer) for layer in loaded.model.model.layers)

@@ -27,8 +27,8 @@ from winnow.attention.triton.side_format import Window, side_formats
 from winnow.attention.triton.tuning import tuning_for
 from winnow.cache import CacheLayout, KVCodec, KVPool
 from winnow.cache.codec import make_codec
-from winnow.kv_dtype import KVDtype
 from winnow.sampling import triton_kernels
+from winnow.values.kv_dtype import KVDtype
 
 DISASSEMBLER = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 FORMATS = {

@@ -15,7 +15,7 @@ from winnow.cache.codec import rotation_block
 from winnow.cache.formats import AffineFormat, OutlierFormat, SymmetricFormat, VectorFormat, make_format
 from winnow.cache.packing import hadamard, pack, unpack
 from winnow.errors import ConfigError
-from winnow.kv_dtype import KV_FORMATS, NARROW_BITS, ROTATIONS, KVDtype
+from winnow.values.kv_dtype import KV_FORMATS, NARROW_BITS, ROTATIONS, KVDtype
 
 ROOT = Path(__file__).parents[2]
 QUANTIZED = KV_FORMATS[4:]

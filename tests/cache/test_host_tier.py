@@ -16,7 +16,7 @@ from winnow.cache import (
     RowsSaved,
 )
 from winnow.cache.codec import make_codec
-from winnow.kv_dtype import KVDtype
+from winnow.values.kv_dtype import KVDtype
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 

@@ -8,7 +8,7 @@ import torch
 
 from winnow.cache import CacheLayout, CacheSize, Ledger
 from winnow.cache.layout import IntArray
-from winnow.value_tier import ValueTier
+from winnow.values.value_tier import ValueTier
 
 
 def even_layout(tier: ValueTier | None = None) -> CacheLayout:

@@ -20,7 +20,7 @@ from winnow.attention.ranked_rows import moves
 from winnow.cache import BlockCopies, CacheLayout, CacheSize, CacheUpdate, Ledger, OutOfBlocksError
 from winnow.cache.accounting.host_ledger import OutOfHostMemoryError
 from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
-from winnow.value_tier import ValueTier
+from winnow.values.value_tier import ValueTier
 
 LAYERS, HEADS, DIM = 2, 2, 4
 MAX_SEQS, MAX_LEN = 5, 200

@@ -10,7 +10,7 @@ import torch
 from winnow import LLM
 from winnow.cache.memory import empty_in_large_pages
 from winnow.errors import ConfigError
-from winnow.resources import HostMemory
+from winnow.process.resources import HostMemory
 
 _LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 

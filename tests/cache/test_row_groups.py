@@ -29,7 +29,7 @@ from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.cache.slot_states import SlotState
 from winnow.eviction import AdaptiveRows, EvictionPolicy, Keep, KeyNorm, SequenceEviction, When
 from winnow.eviction.evict import EvictionTarget, compact_round, plan_round
-from winnow.ranks import ALONE
+from winnow.process.ranks import ALONE
 
 GROUPS = (
     RowGroup((0, 2), 3, 8, 8, codec_of("float32")),

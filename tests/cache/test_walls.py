@@ -12,11 +12,17 @@ SOURCE = Path(winnow.__file__).parent
 # What the pool holds as its codec stores it, and the accumulators.
 MEMORY = {"k", "v", "kv", "accumulators", "storage", "fields", "words"}
 # What imports no torch when it is imported: the ledger, which is host arithmetic, stands on it.
-GROUND = {"winnow.checks", "winnow.errors", "winnow.kv_dtype", "winnow.units", "winnow.value_tier"}
+GROUND = {
+    "winnow.values.checks",
+    "winnow.errors",
+    "winnow.values.kv_dtype",
+    "winnow.values.units",
+    "winnow.values.value_tier",
+}
 TORCH_FREE = [
     *(f"cache/{name}.py" for name in ("cache_size", "codec", "formats", "layout", "row_groups")),
-    "kv_dtype.py",
-    "value_tier.py",
+    "values/kv_dtype.py",
+    "values/value_tier.py",
 ]
 
 

@@ -9,7 +9,7 @@ from winnow.attention import AttentionSpec, ReferenceBackend, Spans
 from winnow.cache import CacheLayout, CacheSize, Ledger, LocalCache, PagedCache, codec_of
 from winnow.cache.accounting.prefix_chain import PrefixChain
 from winnow.errors import ConfigError
-from winnow.kv_dtype import WideParts
+from winnow.values.kv_dtype import WideParts
 
 HEADS, DIM = 2, 8
 WIDE = WideParts(layers=1, sinks=2, recent=3, dtype="float16")

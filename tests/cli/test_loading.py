@@ -10,7 +10,7 @@ import pytest
 from winnow.cli.loading import LoadingDisplay
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.progress import listening, report
+from winnow.process.progress import listening, report
 
 PATIENT: dict[str, float] = {"patience": 600.0}
 IMPATIENT = {"patience": 0.01, "every": 0.01}

@@ -19,7 +19,7 @@ from refusals import check_refused
 
 from winnow.cli.main import COMMANDS, OF_THE_LAB, Parser, main
 from winnow.errors import UsageError
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 from winnow.sampling.structured import StructuredOutputs
 from winnow_lab import cli as lab
 from winnow_lab.cli.bench import BENCHES

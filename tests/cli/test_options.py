@@ -13,7 +13,7 @@ from winnow.cli.main import Parser
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import WinnowError
 from winnow.sampling import SamplingParams
-from winnow.units import parse_bytes
+from winnow.values.units import parse_bytes
 
 
 @dataclass

@@ -15,9 +15,9 @@ from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepR
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.eviction import PRESETS, Instruction, replay_passes, resolve_policy
-from winnow.eviction_request import EvictionRequest
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
+from winnow.values.eviction_request import EvictionRequest
 from winnow_lab.plan.simulated_executor import VirtualClock
 
 Shape = tuple[str, tuple[int, ...], int]

@@ -11,7 +11,7 @@ from simulated import BLOCK, ROWS, Simulation
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError
-from winnow.tenants import Tenant, parse_tenants
+from winnow.values.tenants import Tenant, parse_tenants
 
 
 def tenants_of(sequences: list[Sequence]) -> list[str | None]:

@@ -25,7 +25,7 @@ from winnow.eviction.round_rows import LayerRows, RoundInputs, RoundRows  # noqa
 from winnow.eviction.scores.keys import key_difference  # noqa: E402
 from winnow.eviction.scores.leverage import leverage  # noqa: E402
 from winnow.eviction.signals import KeyDirections  # noqa: E402
-from winnow.models.rotation import LayerRotation  # noqa: E402
+from winnow.models.bind.rotation import LayerRotation  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

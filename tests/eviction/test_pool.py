@@ -9,7 +9,7 @@ from winnow.config import EvictionConfig
 from winnow.engine.admission import requested_eviction
 from winnow.errors import ConfigError
 from winnow.eviction import ModelTraits, resolve_policy
-from winnow.models.text_pool import text_pool
+from winnow.models.load.text_pool import text_pool
 from winnow.sampling import SamplingParams
 
 

@@ -23,7 +23,7 @@ from winnow.eviction import PRESETS
 from winnow.executor import build as engine_build
 from winnow.executor.rank_team import RankTeam
 from winnow.models import load_model
-from winnow.ranks import Ranks
+from winnow.process.ranks import Ranks
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 

@@ -16,8 +16,8 @@ from winnow.eviction import KeyDeviation, KeyDifference
 from winnow.eviction.round_rows import LayerRows, RoundInputs, RoundRows
 from winnow.eviction.scores import keys as torch_scores
 from winnow.eviction.signals import KeyDirections, RotationTable
-from winnow.kv_dtype import KVDtype
-from winnow.models.rotation import LayerRotation
+from winnow.models.bind.rotation import LayerRotation
+from winnow.values.kv_dtype import KVDtype
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KV_HEADS = 2

@@ -20,7 +20,7 @@ from winnow.eviction import (
 )
 from winnow.executor.occupants import Occupant, Occupants
 from winnow.executor.query_signals import QuerySignals, WatchedQueries
-from winnow.models.rotation import LayerRotation, ModelRotation
+from winnow.models.bind.rotation import LayerRotation, ModelRotation
 from winnow.sampling import Sampler, SamplingParams
 
 HEADS, QUERY_HEADS, DIM, TOKENS = 2, 4, 6, 75

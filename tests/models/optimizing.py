@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 pytest.importorskip("winnow._native")
 from winnow.attention import AttentionSpec
-from winnow.models.binding import ATTENTION_NAME
-from winnow.models.fused.kernels import LayerKernels
-from winnow.models.geometry_probe import probe_geometry
-from winnow.models.optimize import optimize_model
-from winnow.models.packed_linear import (
+from winnow.models.bind.binding import ATTENTION_NAME
+from winnow.models.bind.geometry_probe import probe_geometry
+from winnow.models.bind.residuals import decoder_layers
+from winnow.models.fast.fused.kernels import LayerKernels
+from winnow.models.fast.optimize import optimize_model
+from winnow.models.fast.packed_linear import (
     one_dnn_works,
 )
-from winnow.models.residuals import decoder_layers
 
 FUSED = [
     "llama-gqa",

@@ -16,7 +16,8 @@ from winnow.attention import AttentionSpec
 from winnow.attention.native import KernelStep
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
-from winnow.models import checkpoint, load_model
+from winnow.models import load_model
+from winnow.models.load import checkpoint
 
 CONFIG = Llama4TextConfig(
     **_COMMON | {"num_hidden_layers": 4},

@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaConfig
 
 from winnow.config import ModelConfig
-from winnow.models import dummy, load_model
-from winnow.models.dummy import RepeatedRandom
+from winnow.models import load_model
+from winnow.models.load import dummy
+from winnow.models.load.dummy import RepeatedRandom
 
 
 def test_large_weights_are_random_by_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from transformers import (
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.models.experts import GroupedExperts, is_experts
-from winnow.models.int8_linear import Int8Weights
-from winnow.models.packed_linear import linear_maker
+from winnow.models.fast.experts import GroupedExperts, is_experts
+from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.fast.packed_linear import linear_maker
 from winnow.native import native_kernels
 
 _MOE = _COMMON | {"num_hidden_layers": 2}
@@ -73,7 +73,7 @@ def maker(int8: Int8Weights | None = None) -> Any:
     kernels = native_kernels()
     if kernels is None:
         pytest.skip("needs the native extension")
-    from winnow.models.fused.kernels import LayerKernels
+    from winnow.models.fast.fused.kernels import LayerKernels
 
     return linear_maker(LayerKernels(kernels), torch.float32, native=True, int8=int8)
 

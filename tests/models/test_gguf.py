@@ -16,13 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from winnow import LLM, SamplingParams
-from winnow_lab.cli.plan import PlanOptions, deployments
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
-from winnow.models import automatic, load_model, load_plain_model, pack_model
-from winnow.models.automatic import settle_formats
-from winnow.models.int8_linear import Int8Linear
+from winnow.models import load_model, load_plain_model, pack_model
+from winnow.models.fast.int8_linear import Int8Linear
+from winnow.models.load import automatic
+from winnow.models.load.automatic import settle_formats
 from winnow.report.fingerprint import model_digest
+from winnow_lab.cli.plan import PlanOptions, deployments
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
 from gguf import GGUFReader
@@ -277,7 +278,7 @@ def test_one_of_several_parts(tmp_path: Path) -> None:
 
 
 def test_missing_packages_are_told_with_the_command(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("winnow.models.gguf.file.find_spec", lambda name: None)
+    monkeypatch.setattr("winnow.models.load.gguf.file.find_spec", lambda name: None)
     with pytest.raises(UnsupportedModelError, match=r"gguf and accelerate is not .*'\.\[gguf\]'"):
         load_model(ModelConfig(plain))
 

@@ -13,15 +13,15 @@ from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
-from winnow.models.hub import locate_model
+from winnow.models.load.hub import locate_model
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter, dequantize
 from tiny_gguf import SHAPE, save_gguf, tiny_llama
 
-from winnow.models.gguf.file import GgufFile
-from winnow.models.gguf.header import GgufHeader
-from winnow.models.gguf.keys import linear_factor, refused_keys
+from winnow.models.load.gguf.file import GgufFile
+from winnow.models.load.gguf.header import GgufHeader
+from winnow.models.load.gguf.keys import linear_factor, refused_keys
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 PROMPT = list(range(3, 90))

@@ -11,7 +11,8 @@ from architectures import ARCHITECTURES, save
 from winnow.cli.main import main
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models import hub, load_model
+from winnow.models import load_model
+from winnow.models.load import hub
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "fedcba9876543210fedcba9876543210fedcba98"

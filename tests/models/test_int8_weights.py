@@ -20,10 +20,10 @@ from winnow.config import EngineConfig, ModelConfig  # noqa: E402
 from winnow.errors import ConfigError, UnsupportedModelError  # noqa: E402
 from winnow.executor.build import _identity  # noqa: E402
 from winnow.models import load_model, pack_model  # noqa: E402
-from winnow.models.fused.kernels import LayerKernels  # noqa: E402
-from winnow.models.fused.layer import FusedLayer  # noqa: E402
-from winnow.models.fused.probe import run_model  # noqa: E402
-from winnow.models.int8_linear import (  # noqa: E402
+from winnow.models.fast.fused.kernels import LayerKernels  # noqa: E402
+from winnow.models.fast.fused.layer import FusedLayer  # noqa: E402
+from winnow.models.fast.fused.probe import run_model  # noqa: E402
+from winnow.models.fast.int8_linear import (  # noqa: E402
     BLOCK,
     GROUP,
     Int8Linear,
@@ -33,9 +33,9 @@ from winnow.models.int8_linear import (  # noqa: E402
     quantize_rows,
     quantize_weight,
 )
-from winnow.models.packed.description import DESCRIPTION  # noqa: E402
-from winnow.models.packed_embedding import PackedEmbedding  # noqa: E402
-from winnow.models.packed_linear import linear_maker, linear_of  # noqa: E402
+from winnow.models.fast.packed.description import DESCRIPTION  # noqa: E402
+from winnow.models.fast.packed_embedding import PackedEmbedding  # noqa: E402
+from winnow.models.fast.packed_linear import linear_maker, linear_of  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -10,7 +10,8 @@ from tiny_llama import VOCAB, save_tiny_llama
 from winnow.attention import open_backend
 from winnow.cache import CacheLayout
 from winnow.config import ModelConfig
-from winnow.models import load_model, paged_trial
+from winnow.models import load_model
+from winnow.models.bind import paged_trial
 
 BACKENDS = ["reference", pytest.param("native", marks=needs_extension), "triton"]
 # Largest difference of a token's logits, as a part of their norm: rounding to bfloat16 does less.

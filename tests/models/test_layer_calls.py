@@ -11,8 +11,8 @@ _native = pytest.importorskip("winnow._native")
 from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Smoothing, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
-from winnow.models.fused.forms import NormWeight  # noqa: E402
-from winnow.models.fused.kernels import NO_NORM, LayerKernels, PackedWeight  # noqa: E402
+from winnow.models.fast.fused.forms import NormWeight  # noqa: E402
+from winnow.models.fast.fused.kernels import NO_NORM, LayerKernels, PackedWeight  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

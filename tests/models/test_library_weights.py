@@ -17,11 +17,13 @@ from winnow import LLM, SamplingParams
 from winnow.config import EngineConfig, ModelConfig
 from winnow.errors import ConfigError
 from winnow.executor.build import _identity
-from winnow.models import checkpoint, library_weights, load_model, optimize
-from winnow.models.fused.layer import FusedLayer
-from winnow.models.fused.probe import run_model
-from winnow.models.geometry_probe import probe_geometry
-from winnow.models.library_weights import LibraryWeights
+from winnow.models import load_model
+from winnow.models.bind.geometry_probe import probe_geometry
+from winnow.models.fast import library_weights, optimize
+from winnow.models.fast.fused.layer import FusedLayer
+from winnow.models.fast.fused.probe import run_model
+from winnow.models.fast.library_weights import LibraryWeights
+from winnow.models.load import checkpoint
 
 pytestmark = pytest.mark.cpu
 CUDA = torch.device("cuda")

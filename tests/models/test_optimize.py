@@ -22,16 +22,16 @@ from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.models.binding import ATTENTION_NAME
-from winnow.models.fused.layer import FusedFeedForward, FusedLayer, FusedNorm
-from winnow.models.fused.probe import record_calls, run_model
-from winnow.models.geometry_probe import probe_geometry
-from winnow.models.optimize import optimize_model
-from winnow.models.packed_linear import (
+from winnow.models.bind.binding import ATTENTION_NAME
+from winnow.models.bind.geometry_probe import probe_geometry
+from winnow.models.bind.residuals import decoder_layers
+from winnow.models.fast.fused.layer import FusedFeedForward, FusedLayer, FusedNorm
+from winnow.models.fast.fused.probe import record_calls, run_model
+from winnow.models.fast.optimize import optimize_model
+from winnow.models.fast.packed_linear import (
     OneDnnLinear,
     PackedLinear,
 )
-from winnow.models.residuals import decoder_layers
 
 pytestmark = pytest.mark.cpu
 
@@ -172,7 +172,7 @@ class _Mean(nn.Module):
 
 @pytest.mark.parametrize("architecture", ["llama-gqa", "qwen3", "gemma2"])
 def test_a_watching_step_sees_the_same_hidden_states(architecture: str) -> None:
-    from winnow.models.residuals import watch_residuals
+    from winnow.models.bind.residuals import watch_residuals
 
     model = bound(architecture, torch.float32)
     watch_residuals(model, 3)

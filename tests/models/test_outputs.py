@@ -22,7 +22,7 @@ from winnow.eviction import (
     When,
 )
 from winnow.executor.torch_executor import TorchExecutor
-from winnow.models.outputs import output_projections
+from winnow.models.bind.outputs import output_projections
 
 POLICIES = {
     "expected attention": EvictionPolicy(

@@ -23,12 +23,12 @@ from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model, pack_model
-from winnow.models.fused.kernels import LayerKernels
-from winnow.models.packed import extract
-from winnow.models.packed.decoder import RotaryEmbedding
-from winnow.models.packed.description import DESCRIPTION, OTHERS, PACKED
-from winnow.models.packed.write import write_packed
-from winnow.models.packed_linear import one_dnn_works
+from winnow.models.fast.fused.kernels import LayerKernels
+from winnow.models.fast.packed import extract
+from winnow.models.fast.packed.decoder import RotaryEmbedding
+from winnow.models.fast.packed.description import DESCRIPTION, OTHERS, PACKED
+from winnow.models.fast.packed.write import write_packed
+from winnow.models.fast.packed_linear import one_dnn_works
 from winnow.native import native_kernels
 
 pytestmark = pytest.mark.cpu

@@ -19,14 +19,12 @@ from optimizing import matrix_units as matrix_units
 
 from winnow import native
 from winnow.config import ModelConfig
-from winnow.models.binding import ATTENTION_NAME
-from winnow.models.fused.kernels import LayerKernels
-from winnow.models.fused.probe import run_model
-from winnow.models.geometry_probe import probe_geometry
-from winnow.models.loader import load_model
-from winnow.models.memory import is_file_backed, release_pages, trim_heap
-from winnow.models.packed_embedding import PackedEmbedding
-from winnow.models.packed_linear import (
+from winnow.models.bind.binding import ATTENTION_NAME
+from winnow.models.bind.geometry_probe import probe_geometry
+from winnow.models.fast.fused.kernels import LayerKernels
+from winnow.models.fast.fused.probe import run_model
+from winnow.models.fast.packed_embedding import PackedEmbedding
+from winnow.models.fast.packed_linear import (
     OneDnnLinear,
     PackedLinear,
     linear_maker,
@@ -34,6 +32,8 @@ from winnow.models.packed_linear import (
     pack_linears,
     put_back,
 )
+from winnow.models.load.loader import load_model
+from winnow.models.load.memory import is_file_backed, release_pages, trim_heap
 from winnow.native import native_kernels
 
 pytestmark = pytest.mark.cpu
@@ -182,7 +182,7 @@ def test_a_head_of_its_own_leaves_the_embedding() -> None:
 def test_a_tied_head_without_readable_rows_is_packed_where_the_embedding_stays_in_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("winnow.models.optimize._share_rows", lambda *_: False)
+    monkeypatch.setattr("winnow.models.fast.optimize._share_rows", lambda *_: False)
     tied().save_pretrained(tmp_path)
     plain = load_model(ModelConfig(tmp_path, optimize=False)).model
     packed = load_model(ModelConfig(tmp_path)).model

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
-from winnow.models import load_model, optimize
+from winnow.models import load_model
+from winnow.models.fast import optimize
 
 pytestmark = pytest.mark.cpu
 FORMS: dict[str, dict[str, Any]] = {

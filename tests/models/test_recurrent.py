@@ -20,7 +20,7 @@ from winnow.engine.residency import prefixes
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import PRESETS as EVERY
 from winnow.models import load_model
-from winnow.models.paged_trial import differences_of, paged_logits, plain_layout
+from winnow.models.bind.paged_trial import differences_of, paged_logits, plain_layout
 
 MAX_TOKENS = 12
 # Rotation of keys, or projections of outputs, which latents have in another form.

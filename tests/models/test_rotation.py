@@ -11,7 +11,7 @@ from transformers import CohereConfig, MiniCPM3Config, PhiConfig
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.models.rotation import LayerRotation, _keys_at
+from winnow.models.bind.rotation import LayerRotation, _keys_at
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 128}
 _LATENT = {

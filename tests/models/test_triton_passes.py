@@ -12,12 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 from optimizing import FUSED, MAX_POSITION, Step, bound, layers_of, optimized
 
-from winnow.models import optimize
-from winnow.models.fused.forms import Activation, NormWeight
-from winnow.models.fused.layer import FusedLayer, FusedNorm
-from winnow.models.fused.probe import record_calls, run_model
-from winnow.models.fused.triton.passes import TritonPasses
-from winnow.models.packed_linear import join_linears
+from winnow.models.fast import optimize
+from winnow.models.fast.fused.forms import Activation, NormWeight
+from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
+from winnow.models.fast.fused.probe import record_calls, run_model
+from winnow.models.fast.fused.triton.passes import TritonPasses
+from winnow.models.fast.packed_linear import join_linears
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}

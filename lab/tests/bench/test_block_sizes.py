@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.memory.block_sizes import main
 
 

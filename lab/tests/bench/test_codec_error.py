@@ -6,7 +6,7 @@ import torch
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow.config import ModelConfig
-from winnow.models.loader import load_plain_model
+from winnow.models.load.loader import load_plain_model
 from winnow_lab.real.codec_error import codec_of, measure_errors
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from winnow.errors import ConfigError
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL_CELL, Cell
 from winnow_lab.evaluate.perplexity import Perplexity, WindowScore
 from winnow_lab.real.codec_rows import Codec, Measured, at_share, equal_compressions

@@ -7,7 +7,7 @@ import pytest
 
 from winnow.errors import EvaluationError
 from winnow.eviction import PRESETS, Window
-from winnow.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.cell import FULL_CELL, Cell
 from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.perplexity import Perplexity, WindowScore

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, SamplingParams
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import load_task

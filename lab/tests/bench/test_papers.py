@@ -7,7 +7,7 @@ import pytest
 from refusals import check_refused
 
 from winnow.cli.main import main as winnow
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.papers.__main__ import STUDIES, main
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tiny_gguf import save_gguf, tiny_llama
 
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell
 from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.result import CellResult, Refusal

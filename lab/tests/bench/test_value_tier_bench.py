@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from winnow import LLM, RequestOutput
-from winnow.value_tier import ValueTier
+from winnow.values.value_tier import ValueTier
 from winnow_lab.memory.value_tier import Measured, crossing, fitted, tables
 from winnow_lab.papers.kcache.answers import Answered, prompt_lengths
 from winnow_lab.papers.kcache.command import configure

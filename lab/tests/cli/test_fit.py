@@ -6,7 +6,7 @@ import pytest
 
 from winnow.cli.main import main
 from winnow.eviction.predictor import Predictor
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 
 QUICK = ("--tokens", "64", "--max-texts", "4", "--epochs", "1", "--hidden", "4", "--kv-memory", "64MiB")
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from winnow import LLM
 from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
 from winnow.eviction import PRESETS, EqualHeads, EvictionPolicy, Random, When
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, loglikelihoods, score_pairs
 
 TOLERANCE = 1e-4

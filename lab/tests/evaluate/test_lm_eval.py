@@ -18,7 +18,7 @@ from lm_eval.tasks import TaskManager
 from winnow import LLM, SamplingParams
 from winnow.errors import EvaluationError
 from winnow.eviction import PRESETS
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.likelihood import Keeping, Pair, loglikelihoods, rolling_pairs
 from winnow_lab.evaluate.lm_eval import WinnowLM, lm_eval_cell
 from winnow_lab.evaluate.lm_eval.generation import sampling_for

@@ -12,7 +12,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from winnow import LLM, SamplingParams
 from winnow.errors import DatasetError, EvaluationError, InvalidRequestError
 from winnow.eviction import PRESETS
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.likelihood import Keeping, Pair
 from winnow_lab.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext

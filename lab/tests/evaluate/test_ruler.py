@@ -7,7 +7,7 @@ from plain_settings import count_tokens, plain_settings
 
 from winnow.errors import DatasetError, EvaluationError
 from winnow.metrics import score
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks.ruler import RULER
 from winnow_lab.evaluate.tasks.ruler.haystacks import NOISE

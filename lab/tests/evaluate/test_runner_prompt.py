@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from winnow.errors import EvaluationError
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.evaluate.prompt import PromptMaker, common_length
 from winnow_lab.evaluate.sample import Question, Sample
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import FULL_CELL, Cell
 from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.result import CellResult, Evaluation, Refusal

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, UnsupportedModelError
-from winnow.models import automatic, packed_linear
-from winnow.models.int8_linear import Int8Weights
+from winnow.models.fast import packed_linear
+from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.load import automatic
 from winnow_lab.plan import hardware
 from winnow_lab.plan.deployment import Deployment
 from winnow_lab.plan.hardware import HARDWARE, find_hardware

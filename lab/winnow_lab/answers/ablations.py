@@ -42,7 +42,7 @@ from winnow.eviction import (
     When,
     Window,
 )
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell, amounts_of, engine_needs
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.result import CellResult, Evaluation

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from winnow.checks import check_integer, check_number
 from winnow.errors import ConfigError
+from winnow.values.checks import check_integer, check_number
 from winnow_lab.bench.serve import LoadClient, LoadRequest, Outcome, ServeLoad, option, percentile_of
 
 _TOKENS_PER_WORD = 1.35

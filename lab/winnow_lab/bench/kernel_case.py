@@ -12,7 +12,7 @@ from winnow.cache import CacheLayout, CacheSize, LocalCache, PagedCache
 from winnow.cache.codec import KVCodec, codec_of
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.bench.kernel_config import KernelConfig
 
 # All layers together are this many times the last-level cache, so that no pass finds data of the pass before.

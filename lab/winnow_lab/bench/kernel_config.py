@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from winnow.cache.codec import WITH_BIAS
-from winnow.checks import check_choice, check_counts, check_names, require
 from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
 from winnow.errors import ConfigError
-from winnow.kv_dtype import KV_FORMATS, KVDtype
+from winnow.values.checks import check_choice, check_counts, check_names, require
+from winnow.values.kv_dtype import KV_FORMATS, KVDtype
 from winnow_lab.bench.lists import names
 
 _DTYPES = DTYPES[1:]

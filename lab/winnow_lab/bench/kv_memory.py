@@ -1,10 +1,10 @@
 """Bytes that hold K whole sequences of a model."""
 
 from winnow.cache import CacheSize
-from winnow.checks import require
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError
 from winnow.models import load_model
+from winnow.values.checks import require
 
 # What the engine keeps for each KV while nothing is evicted.
 _NUM_ACCUMULATORS = 1

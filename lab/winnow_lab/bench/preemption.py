@@ -12,7 +12,7 @@ import numpy as np
 from winnow.engine.requests.request import Sequence as Sample
 from winnow.engine.residency.preemption_costs import FixedCosts, MeasuredCosts
 from winnow.llm import LLM
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import fixed_length
 from winnow_lab.report.plots import Axis, Line, Panel
 from winnow_lab.report.tables import TextTable

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winnow.checks import check_choice, check_integer, check_number
 from winnow.config import EngineConfig, option
+from winnow.values.checks import check_choice, check_integer, check_number
 from winnow_lab.bench.lists import integers, numbers
 from winnow_lab.bench.traces import TraceRequest, read_trace, scaled
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import httpx
 
-from winnow.checks import check_integer, check_number
 from winnow.config import optional_int
 from winnow.errors import ConfigError, WinnowError
+from winnow.values.checks import check_integer, check_number
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
 METRICS = ("ttft", "tpot", "itl", "e2el")

@@ -3,8 +3,8 @@
 import random
 from dataclasses import dataclass
 
-from winnow.checks import check_counts
 from winnow.config import option
+from winnow.values.checks import check_counts
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winnow.checks import check_integer
 from winnow.cli.flags.engine import COMMON, model_exists, open_llm, silence_transformers
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import require_distinct, require_writable
 from winnow.config import ModelConfig
 from winnow.errors import UsageError
-from winnow.models.hub import is_repository, locate_model
-from winnow.units import format_bytes
+from winnow.models.load.hub import is_repository, locate_model
+from winnow.values.checks import check_integer
+from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
 Learn to predict KVzip's scores for one model, on this machine and in minutes.

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.checks import check_integer, check_number
 from winnow.cli.flags.engine import COMMON
 from winnow.cli.flags.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
@@ -21,6 +20,7 @@ from winnow.config import (
 )
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command
+from winnow.values.checks import check_integer, check_number
 from winnow_lab.report.console import console, print_tables
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[Deployment]":
     """Return one per device and policy that was named."""
-    from winnow.models.automatic import SMALL, cpu_dtype, keeps_8_bits
+    from winnow.models.load.automatic import SMALL, cpu_dtype, keeps_8_bits
     from winnow_lab.plan.calibrate import calibrate
     from winnow_lab.plan.deployment import Deployment
     from winnow_lab.plan.hardware import find_hardware

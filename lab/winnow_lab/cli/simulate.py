@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.checks import check_integer, check_number
 from winnow.cli.flags.engine import COMMON
 from winnow.cli.flags.options import add_flags, add_model_argument, given, require_model
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json, write_text
 from winnow.config import PREFIX_DISK, CacheConfig, EvictionConfig, SchedulerConfig, option
 from winnow.errors import UsageError
-from winnow.json_values import dump_json
 from winnow.report.provenance import typed_command
-from winnow.tenants import OTHERS
-from winnow.units import parse_bytes
+from winnow.values.checks import check_integer, check_number
+from winnow.values.json_values import dump_json
+from winnow.values.tenants import OTHERS
+from winnow.values.units import parse_bytes
 from winnow_lab.cli.plan import PlanOptions, add_hardware_flags, deployments
 from winnow_lab.report.console import console, print_tables
 

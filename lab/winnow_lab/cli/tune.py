@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job, parse_line
 from winnow.batch.reader import read_lines
-from winnow.checks import check_integer, check_number
 from winnow.cli.flags.engine import add_engine_flags, engine_options, model_path, open_llm, require_fits
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
 from winnow.config import EngineConfig, option
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command
+from winnow.values.checks import check_integer, check_number
 from winnow_lab.report.console import console, print_tables
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from winnow.errors import WinnowError
-from winnow.models.hub import DEMO_MODEL
+from winnow.models.load.hub import DEMO_MODEL
 from winnow_lab.peers.environment import Environment
 
 HERE = Path(__file__).parent

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypedDict
 
-from winnow.checks import check_choice
 from winnow.errors import EvaluationError, known_names
 from winnow.eviction import PRESETS, EvictionPolicy, concrete_preset, find_preset
-from winnow.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.checks import check_choice
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
 
 FULL = "full"
 AWARE, AGNOSTIC = "aware", "agnostic"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.eviction_request import OWN_AMOUNT
+from winnow.values.eviction_request import OWN_AMOUNT
 from winnow_lab.evaluate.result import CellResult, Evaluation
 from winnow_lab.evaluate.result_tables import query_label
 from winnow_lab.report.plots import Axis, Line, Panel, heat_map, line_chart, save_figure

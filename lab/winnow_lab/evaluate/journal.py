@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from winnow.errors import EvaluationError
-from winnow.json_values import dump_json
 from winnow.report.fingerprint import Fingerprint
 from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
+from winnow.values.json_values import dump_json
 from winnow_lab.evaluate.outcome import Outcome
 
 _FORM, _VERSION = "winnow_eval", 1

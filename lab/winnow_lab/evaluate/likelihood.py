@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Self
 
 from winnow.errors import EvaluationError, InvalidRequestError
 from winnow.eviction import EvictionPolicy
-from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.outputs import CompletionOutput, EvictionReport
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import MAX_N
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.cell import Cell
 
 if TYPE_CHECKING:

@@ -80,7 +80,7 @@ class EvaluationPlan:
 
 def engine_identity(llm: "LLM", input_sha256: str, settings: dict[str, Any]) -> Fingerprint:
     """Return the identity of work that a model does with these settings, which include those of its engine."""
-    from winnow.models.loader import DEMO_MODEL
+    from winnow.models.load.loader import DEMO_MODEL
 
     engine = llm.config.settings()
     directory = Path(engine.pop("model") or DEMO_MODEL)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from winnow.chat import tail_tokens
-from winnow.checks import check_choice
 from winnow.errors import EvaluationError
+from winnow.values.checks import check_choice
 from winnow_lab.evaluate.sample import Question, Sample
 
 ChatMode = Literal["auto", "on", "off"]

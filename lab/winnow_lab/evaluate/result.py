@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from winnow.eviction_request import Amount
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import Cell
 from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.uninformative import uninformative_categories

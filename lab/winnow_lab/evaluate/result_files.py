@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.json_values import dump_json
 from winnow.report.provenance import origin
+from winnow.values.json_values import dump_json
 from winnow_lab.evaluate.charts import draw
 from winnow_lab.evaluate.result import Evaluation
 from winnow_lab.evaluate.result_tables import all_tables

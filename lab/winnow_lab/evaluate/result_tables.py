@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from winnow.eviction_request import Amount
-from winnow.units import format_bytes
+from winnow.values.eviction_request import Amount
+from winnow.values.units import format_bytes
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow_lab.evaluate.result import CellResult, Evaluation
 from winnow_lab.report.tables import Footnotes, TextTable

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from winnow.eviction import SequenceEviction, resolve_policy
-from winnow.eviction_request import EvictionRequest
 from winnow.metrics import score
 from winnow.outputs import CompletionOutput, EvictionReport
+from winnow.values.eviction_request import EvictionRequest
 from winnow_lab.evaluate.cell import Cell
 from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.requests import EvalRequest, SubAnswer

@@ -34,9 +34,9 @@ from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.eviction import When
 from winnow.eviction.presets import find_preset
-from winnow.json_values import dump_json
 from winnow.report.provenance import Machine, origin, report_head, typed_command
-from winnow.units import format_bytes
+from winnow.values.json_values import dump_json
+from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.report.tables import TextTable
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.json_values import dump_json
 from winnow.metrics import score
 from winnow.report.provenance import Machine, origin, report_head, typed_command
-from winnow.units import format_bytes
+from winnow.values.json_values import dump_json
+from winnow.values.units import format_bytes
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks import TaskSettings, load_task

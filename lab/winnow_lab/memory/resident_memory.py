@@ -164,7 +164,7 @@ def weight_bytes(options: dict[str, Any]) -> int:
     if options["weight_dtype"] == "auto":
         model = load_plain_model(ModelConfig(model=options["model"], dtype=options["dtype"])).model
         return sum(weight.nbytes for weight in model.parameters())
-    from winnow.models.packed.write import other_tensors, packed_tensors
+    from winnow.models.fast.packed.write import other_tensors, packed_tensors
 
     decoder = load_model(ModelConfig(**options)).decoder
     if decoder is None:

@@ -29,7 +29,7 @@ from typing import Any
 from winnow import LLM
 from winnow.cache import CacheSize
 from winnow.report.provenance import Machine, report_head, typed_command
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.bench.serve import percentile_of
 from winnow_lab.bench.traces import TraceRequest

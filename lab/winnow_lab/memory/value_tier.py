@@ -27,7 +27,7 @@ from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.cache.layout import ceil_div
 from winnow.cli.flags.paths import write_json
 from winnow.report.provenance import Machine, report_head, typed_command
-from winnow.value_tier import ValueTier
+from winnow.values.value_tier import ValueTier
 from winnow_lab.bench.timing import interleave
 from winnow_lab.papers.harness import write_page
 from winnow_lab.plan.value_tier import TierModel, TierSpeeds, tier_gain

@@ -2,9 +2,9 @@
 
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
 from winnow.errors import CapacityError, InvalidRequestError
-from winnow.eviction_request import EVICTION_FIELDS
 from winnow.sampling import SamplingParams
-from winnow.units import format_bytes
+from winnow.values.eviction_request import EVICTION_FIELDS
+from winnow.values.units import format_bytes
 from winnow_lab.padded.memory_budget import MemoryBudget
 
 

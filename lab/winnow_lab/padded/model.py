@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from winnow.models.binding import cache_argument
+from winnow.models.bind.binding import cache_argument
 from winnow_lab.padded.cache import PaddedCache
 
 

@@ -8,8 +8,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.binding import cache_argument
-from winnow.models.damage import first_line
+from winnow.models.bind.binding import cache_argument
+from winnow.models.load.damage import first_line
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.damage import first_line
+from winnow.models.load.damage import first_line
 from winnow.sampling.faults import Fault, sound_rows
 from winnow_lab.padded.cache import PaddedCache, Shape
 from winnow_lab.padded.model import PaddedModel

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.json_values import dump_json
+from winnow.values.json_values import dump_json
 from winnow_lab.report.tables import TextTable
 
 

@@ -34,9 +34,9 @@ from vllm_peer import BLOCK, VARIABLES, kv_bytes
 from works import export
 
 from winnow.config import EngineConfig
-from winnow.json_values import dump_json
-from winnow.models.published import open_published
+from winnow.models.load.published import open_published
 from winnow.report.provenance import Machine, report_head
+from winnow.values.json_values import dump_json
 from winnow_lab.bench.kv_memory import kv_memory_for
 
 UNFINISHED = 3

@@ -15,7 +15,7 @@ from manuals import manual_samples
 from tokenizer import save_with_tokenizer
 
 from winnow.metrics import score
-from winnow.models.published import Published, open_published
+from winnow.models.load.published import Published, open_published
 from winnow.report.fingerprint import model_digest
 from winnow_lab.bench.presets import PRESETS
 from winnow_lab.bench.workload import Workload

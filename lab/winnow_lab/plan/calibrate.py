@@ -211,6 +211,6 @@ def work_of(run: Measured) -> RunWork:
 
 
 def _demo_model() -> Path:
-    from winnow.models.hub import DEMO_MODEL
+    from winnow.models.load.hub import DEMO_MODEL
 
     return DEMO_MODEL

@@ -5,12 +5,12 @@ from functools import cached_property
 from typing import Any
 
 from winnow.cache import BlockCount, BlockKind, CacheLayout, CacheSize
-from winnow.checks import check_integer, check_number
 from winnow.config import CacheConfig, EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError
 from winnow.eviction import SequenceEviction, resolve_policy
-from winnow.models.kv_layout import configured_layout
-from winnow.units import format_bytes
+from winnow.models.load.kv_layout import configured_layout
+from winnow.values.checks import check_integer, check_number
+from winnow.values.units import format_bytes
 from winnow_lab.plan.hardware import Hardware
 from winnow_lab.plan.models import DTYPE_BYTES, ModelShape
 from winnow_lab.plan.occupancy import (
@@ -88,7 +88,7 @@ class Deployment:
             return self.dtype
         if self.hardware.kind != "cpu":
             return self.model.dtype
-        from winnow.models.automatic import cpu_dtype
+        from winnow.models.load.automatic import cpu_dtype
 
         return cpu_dtype(self.model.stored_bytes, self.model.dtype, None if self.hardware.measured else True)
 

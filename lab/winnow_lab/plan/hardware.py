@@ -112,9 +112,9 @@ def this_machine(
     """
     import torch
 
+    from winnow.process.resources import host_memory
+    from winnow.process.threads import TeamWait, set_threads
     from winnow.report.provenance import Machine
-    from winnow.resources import host_memory
-    from winnow.threads import TeamWait, set_threads
     from winnow_lab.bench.limits import Limits
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -159,15 +159,15 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
     import torch
 
     from winnow.config import ModelConfig
-    from winnow.models.int8_linear import Int8Weights
+    from winnow.models.fast.int8_linear import Int8Weights
     from winnow.native import native_kernels
 
     plain = torch.nn.Linear(_FEATURES, _FEATURES, bias=False, dtype=dtype)
     layer: torch.nn.Module = plain
     kernels = native_kernels()
     if kernels is not None:
-        from winnow.models.fused.kernels import LayerKernels
-        from winnow.models.packed_linear import linear_maker
+        from winnow.models.fast.fused.kernels import LayerKernels
+        from winnow.models.fast.packed_linear import linear_maker
 
         int8 = Int8Weights.of(ModelConfig(weight_dtype=weight_dtype))
         layer = linear_maker(LayerKernels(kernels), dtype, int8=int8)([plain])

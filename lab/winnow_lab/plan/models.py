@@ -12,7 +12,7 @@ from winnow.errors import ConfigError, UnsupportedModelError, known_names
 
 if TYPE_CHECKING:
     from winnow.cache.recurrent import StateShape
-    from winnow.models.geometry import ModelGeometry
+    from winnow.models.bind.geometry import ModelGeometry
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one weight, by dtype of the model."""
@@ -166,13 +166,13 @@ def find_model(model: str | Path) -> ModelShape:
 
 
 def _of_config(path: Path) -> ModelShape:
-    from winnow.models.json_files import read_object
+    from winnow.models.load.json_files import read_object
 
     return shape_of_config(read_object(path), path.parent.name or path.name)
 
 
 def _of_gguf(path: Path) -> ModelShape:
-    from winnow.models.gguf.file import GgufFile
+    from winnow.models.load.gguf.file import GgufFile
 
     file = GgufFile.open(path)
     return replace(shape_of_config(file.config_values(), path.name), file_bytes=path.stat().st_size)
@@ -187,8 +187,8 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from winnow.models.geometry_probe import predict_geometry
-    from winnow.models.kinds import has_states
+    from winnow.models.bind.geometry_probe import predict_geometry
+    from winnow.models.load.kinds import has_states
 
     kind = values.get("model_type")
     if not isinstance(kind, str):
@@ -240,7 +240,7 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
 
 def _claimed(text: Any) -> "ModelGeometry":
     """Return what a configuration itself says of attention that Winnow does not compute."""
-    from winnow.models.geometry import ModelGeometry
+    from winnow.models.bind.geometry import ModelGeometry
 
     layers, query_heads = text.num_hidden_layers, text.num_attention_heads
     kv_heads = getattr(text, "num_key_value_heads", None) or query_heads

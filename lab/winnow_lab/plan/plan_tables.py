@@ -8,7 +8,7 @@ from typing import Any
 from winnow.errors import CapacityError
 from winnow.eviction import resolve_policy
 from winnow.known_accuracy import KnownAccuracy, known_accuracy
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.plan.deployment import Deployment, Performance
 from winnow_lab.plan.occupancy import Request
 from winnow_lab.report.tables import TextTable

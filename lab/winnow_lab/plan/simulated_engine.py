@@ -9,8 +9,8 @@ from winnow.engine.engine import Engine
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
 from winnow.errors import CapacityError
-from winnow.kv_dtype import WideParts
-from winnow.units import format_bytes
+from winnow.values.kv_dtype import WideParts
+from winnow.values.units import format_bytes
 from winnow_lab.plan.deployment import Deployment
 from winnow_lab.plan.simulated_executor import SimulatedExecutor, VirtualClock
 

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.plan.simulation import Served, Simulation
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable

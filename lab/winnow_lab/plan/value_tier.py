@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from winnow.units import format_bytes
-from winnow.value_tier import ValueTier
+from winnow.values.units import format_bytes
+from winnow.values.value_tier import ValueTier
 from winnow_lab.plan.hardware import Hardware
 from winnow_lab.plan.models import ModelShape
 from winnow_lab.report.tables import TextTable

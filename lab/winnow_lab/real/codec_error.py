@@ -33,9 +33,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from winnow.cache.codec import KVCodec, make_codec
 from winnow.config import ModelConfig
-from winnow.kv_dtype import KVDtype
-from winnow.models.loader import load_plain_model
+from winnow.models.load.loader import load_plain_model
 from winnow.report.provenance import Machine, report_head, typed_command
+from winnow.values.kv_dtype import KVDtype
 from winnow_lab.evaluate.wikitext import wikitext
 from winnow_lab.papers.page import page, results_json
 from winnow_lab.real.codec_rows import Codec

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.evaluate.perplexity import Perplexity
 from winnow_lab.real.codec_rows import Measured, at_share
 from winnow_lab.real.rows import Row, counts

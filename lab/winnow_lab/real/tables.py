@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.evaluate.cell import FULL_CELL, QUERIES
 from winnow_lab.evaluate.perplexity import Perplexity
 from winnow_lab.real.rows import MIN_SCORE, Row, counts

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from winnow import LLM, SamplingParams
-from winnow.tenants import Tenant, parse_tenants
+from winnow.values.tenants import Tenant, parse_tenants
 from winnow_lab.bench.traces import TraceRequest, scaled
 
 VOCAB = 97

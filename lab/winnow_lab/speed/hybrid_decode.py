@@ -28,7 +28,7 @@ from transformers import (
 
 from winnow import LLM, SamplingParams
 from winnow.cli.flags.paths import check_json_path, write_json
-from winnow.models.fused.kernels import LayerKernels
+from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.native import Kernels, instruction_sets
 from winnow.report.provenance import Machine, report_head
 

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from winnow.models.fused.kernels import LayerKernels
-from winnow.models.packed_linear import OneDnnLinear, PackedLinear, linear_of
+from winnow.models.fast.fused.kernels import LayerKernels
+from winnow.models.fast.packed_linear import OneDnnLinear, PackedLinear, linear_of
 from winnow.native import native_kernels
 from winnow.report.provenance import Machine, commit
 from winnow_lab.bench.limits import Limits

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
+from winnow.values.json_values import json_kind
 
 Record = dict[str, Any]
 

@@ -7,9 +7,9 @@ from hashlib import sha256
 from typing import Any, NoReturn
 
 from winnow.anthropic.errors import PATH
-from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.request import append_turn
+from winnow.values.json_values import json_kind
 
 Record = dict[str, Any]
 

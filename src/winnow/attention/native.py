@@ -13,7 +13,7 @@ from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.kind_pool import KindPool
-from winnow.value_tier import ValueTier
+from winnow.values.value_tier import ValueTier
 
 
 class NativeBackend(AttentionBackend):

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 
 from winnow.batch.reader import InputFile
 from winnow.errors import UsageError
-from winnow.eviction_request import EVICTION_FIELDS
 from winnow.report import journal as journals
 from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, differences
 from winnow.report.journal import parse_object, whole_lines
+from winnow.values.eviction_request import EVICTION_FIELDS
 
 _FORM, _VERSION = "winnow_run", 1
 SHARD = "shard"

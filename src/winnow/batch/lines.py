@@ -18,7 +18,6 @@ from typing import Any
 
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
 from winnow.chat import PLAIN, TemplateOptions
-from winnow.json_values import json_kind, parse_strict
 from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_fields
@@ -32,7 +31,8 @@ from winnow.openai.request import (
 )
 from winnow.openai.tools import CallRule
 from winnow.sampling import SamplingParams
-from winnow.units import format_bytes
+from winnow.values.json_values import json_kind, parse_strict
+from winnow.values.units import format_bytes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job
-from winnow.json_values import dump_json
 from winnow.metrics import score
 from winnow.openai.answers import AnswerReader
 from winnow.openai.batch import batch_response
@@ -17,6 +16,7 @@ from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
 from winnow.openai.response import ResponseForm, completion_object, usage
 from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
 from winnow.sampling import Logprob
+from winnow.values.json_values import dump_json
 
 Record = dict[str, Any]
 

@@ -8,7 +8,7 @@ import numpy as np
 from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, ceil_div
 from winnow.cache.row_groups import BlockCount
 from winnow.errors import ConfigError
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 # Assumed ratio of a sequence's longest row to its average row where heads compete for a budget.
 ROW_SKEW = 8

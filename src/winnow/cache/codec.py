@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from winnow.cache.formats import Field, PlainFormat, VectorFormat, make_format
 from winnow.errors import ConfigError
-from winnow.kv_dtype import NARROW_BITS, PLAIN_FORMATS, KVDtype
+from winnow.values.kv_dtype import NARROW_BITS, PLAIN_FORMATS, KVDtype
 
 if TYPE_CHECKING:
     import torch
@@ -243,7 +243,7 @@ def make_codec(
 
     Args:
         group: channels that share a scale; None: a head at 8 bits, else the most up to 32 that divide it.
-        rotate: which sides are rotated, one of `winnow.kv_dtype.ROTATIONS`; "auto": keys of 4 bits and below.
+        rotate: which sides are rotated, one of `winnow.values.kv_dtype.ROTATIONS`; "auto": keys of 4 bits and below.
         bias: whether each KV has a bias.
     """
     if kind.k == kind.v and kind.k in CODECS:

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from winnow.errors import ConfigError
-from winnow.kv_dtype import NARROW_BITS, PLAIN_FORMATS
+from winnow.values.kv_dtype import NARROW_BITS, PLAIN_FORMATS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +77,7 @@ class VectorFormat(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """One of `winnow.kv_dtype.KV_FORMATS`."""
+        """One of `winnow.values.kv_dtype.KV_FORMATS`."""
 
     @abstractmethod
     def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:

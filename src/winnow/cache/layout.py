@@ -13,8 +13,8 @@ from winnow.cache.codec import KVCodec, codec_of, round_up
 from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.row_groups import BlockCount, BlockKind, RowGroup
 from winnow.errors import ConfigError
-from winnow.kv_dtype import WideParts
-from winnow.value_tier import ValueTier
+from winnow.values.kv_dtype import WideParts
+from winnow.values.value_tier import ValueTier
 
 if TYPE_CHECKING:
     import torch

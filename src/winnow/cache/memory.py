@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from winnow.errors import ConfigError
-from winnow.resources import HostMemory, host_memory
-from winnow.units import format_bytes
+from winnow.process.resources import HostMemory, host_memory
+from winnow.values.units import format_bytes
 
 # Size of a large page.
 _LARGE_PAGE = 2 * 2**20

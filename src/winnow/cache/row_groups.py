@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from winnow.cache.codec import BlockFormat, KVCodec
 from winnow.cache.formats import Field
-from winnow.value_tier import ValueTier
+from winnow.values.value_tier import ValueTier
 
 _INT32 = 4
 _FLOAT32 = 4

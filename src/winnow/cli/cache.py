@@ -3,7 +3,7 @@
 import argparse
 import time
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
 List or clear the models that were kept, packed, for their next start.
@@ -23,7 +23,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(namespace: argparse.Namespace) -> int:
     """List or clear, and return the exit code."""
-    from winnow.models.packed.cache import cache_directory, cache_limit, clear_cache, list_cache
+    from winnow.models.fast.packed.cache import cache_directory, cache_limit, clear_cache, list_cache
 
     entries = list_cache()
     for entry in entries:

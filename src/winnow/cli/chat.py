@@ -26,8 +26,8 @@ from winnow.cli.flags.options import add_model_argument
 from winnow.cli.prompt import read_prompt, require_utf8
 from winnow.cli.screen.banner import engine_lines
 from winnow.errors import UnsupportedModelError, UsageError, WinnowError, known_names
-from winnow.resources import resident_bytes
-from winnow.units import format_bytes
+from winnow.process.resources import resident_bytes
+from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
 Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.

@@ -14,8 +14,8 @@ from rich.text import Text
 from winnow.cli.flags.engine import COMMON, model_exists, silence_transformers
 from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.config import ModelConfig
-from winnow.models.hub import locate_model
-from winnow.units import format_bytes
+from winnow.models.load.hub import locate_model
+from winnow.values.units import format_bytes
 
 if TYPE_CHECKING:
     from winnow.models import LoadedModel
@@ -66,7 +66,7 @@ def _stored(path: Path) -> dict[str, str]:
     """Describe how a GGUF file holds the weights."""
     if not path.is_file():
         return {}
-    from winnow.models.gguf.file import GgufFile
+    from winnow.models.load.gguf.file import GgufFile
 
     kinds = GgufFile.open(path).weight_kinds
     total = max(1, sum(kinds.values()))
@@ -84,7 +84,7 @@ def _states(loaded: "LoadedModel") -> dict[str, str]:
 
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
     from winnow.eviction import PAPER_POOL
-    from winnow.models.text_pool import text_pool
+    from winnow.models.load.text_pool import text_pool
 
     geometry, verified = loaded.geometry, loaded.verified
     facts = {

@@ -22,8 +22,8 @@ from winnow.cli.prompt import read_prompt
 from winnow.cli.screen.terminal import show
 from winnow.errors import UsageError
 from winnow.inspect import Inspection
-from winnow.json_values import dump_json
 from winnow.sampling import SamplingParams
+from winnow.values.json_values import dump_json
 
 DESCRIPTION = """\
 Answer one prompt and show which of its tokens survive eviction, in which layer and head.

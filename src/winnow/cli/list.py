@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from winnow.models.hub import DEMO_MODEL, fetched_repositories
-from winnow.models.packed.description import is_packed
-from winnow.units import format_bytes
+from winnow.models.fast.packed.description import is_packed
+from winnow.models.load.hub import DEMO_MODEL, fetched_repositories
+from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
 List models that `--model` takes and that are here: in a directory, in the Hugging Face Hub's cache, and

@@ -5,7 +5,7 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self, TextIO
 
-from winnow.progress import listening
+from winnow.process.progress import listening
 
 PATIENCE_SECONDS = 0.8
 """A load that is done by then says nothing; the interpreter has taken a little of the user's first second before."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from winnow.cli.flags.engine import COMMON, silence_transformers
 from winnow.cli.flags.options import add_flags, given
 from winnow.config import ModelConfig
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
 Load a model, arrange its weights as the kernels of this processor read them, and write that to DIR.

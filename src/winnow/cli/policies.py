@@ -16,8 +16,8 @@ from winnow.cli.screen.policy_notes import KNOWN_MODEL, NOTES, known_shares
 from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
-from winnow.json_values import json_value
 from winnow.known_accuracy import PAGE
+from winnow.values.json_values import json_value
 
 DESCRIPTION = """\
 List the eviction policies that have names, or show one of them in full: those to choose from, what

@@ -9,7 +9,7 @@ from winnow.cli.loading import LoadingDisplay
 from winnow.cli.prompt import read_prompt
 from winnow.config import PREFIX_DISK
 from winnow.errors import UsageError
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
 Save what eviction leaves of a document, computed before any question is known. Prompts that begin

@@ -8,8 +8,8 @@ from winnow.cli.flags.engine import silence_transformers
 from winnow.cli.loading import LoadingDisplay
 from winnow.config import ModelConfig
 from winnow.errors import UsageError
-from winnow.models.hub import is_repository, locate_model
-from winnow.models.named import NAMED_MODELS, fetch
+from winnow.models.load.hub import is_repository, locate_model
+from winnow.models.load.named import NAMED_MODELS, fetch
 
 DESCRIPTION = """\
 Fetch models and print where they are: a small one by its name, or a repository of the Hugging Face Hub.

@@ -39,14 +39,14 @@ from winnow.cli.screen.terminal import resume_hint, show, silence
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.extras import install_hint
-from winnow.json_values import dump_json, json_value
 from winnow.lazy import importing
-from winnow.models.hub import locate_model
+from winnow.models.load.hub import locate_model
 from winnow.openai.answers import AnswerReader
 from winnow.outputs import EngineStats
 from winnow.report.fingerprint import INPUT_BYTES, Fingerprint, fingerprint
 from winnow.report.journal import draft_path
 from winnow.sampling import SamplingParams
+from winnow.values.json_values import dump_json, json_value
 
 DESCRIPTION = """\
 Answer every line of PROMPTS.jsonl and write the answers, in the same order, to OUT.jsonl.

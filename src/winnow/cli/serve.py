@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from winnow import vllm_names
 from winnow.cli.flags.engine import (
     add_engine_flags,
     add_foreign_flags,
@@ -20,12 +19,13 @@ from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.cli.screen.banner import engine_lines
 from winnow.errors import UsageError
 from winnow.extras import install_hint
-from winnow.foreign_names import translate
 from winnow.lazy import importing
 from winnow.report.provenance import Machine
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
 from winnow.server.listening import bound_sockets
+from winnow.values.foreign_names import translate
+from winnow.vllm import names as vllm_names
 
 DESCRIPTION = """\
 Serve a model under OpenAI's API: /v1/chat/completions, /v1/completions, /v1/responses, /v1/models, with

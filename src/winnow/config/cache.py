@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from winnow.checks import check_choice, check_integer, require
 from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
-from winnow.kv_dtype import KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
-from winnow.units import format_bytes, parse_bytes
-from winnow.value_tier import ValueTier
+from winnow.values.checks import check_choice, check_integer, require
+from winnow.values.kv_dtype import KV_FORMATS, ROTATIONS, KVDtype, WideParts, check_group
+from winnow.values.units import format_bytes, parse_bytes
+from winnow.values.value_tier import ValueTier
 
 KV_RESERVATIONS = ("on-demand", "prompt", "max")
 PREFIX_DISK = ("prefix_cache_dir", "prefix_cache_disk", "prefix_cache_key_file")

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
-from winnow import vllm_names
 from winnow.config.cache import CacheConfig
 from winnow.config.eviction import EvictionConfig
 from winnow.config.model import ModelConfig
@@ -12,8 +11,9 @@ from winnow.config.option import Effect
 from winnow.config.padded import PaddedConfig
 from winnow.config.scheduler import SchedulerConfig
 from winnow.errors import ConfigError
-from winnow.foreign_names import translate
-from winnow.json_values import json_value
+from winnow.values.foreign_names import translate
+from winnow.values.json_values import json_value
+from winnow.vllm import names as vllm_names
 
 
 @dataclass(frozen=True)

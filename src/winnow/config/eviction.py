@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from winnow.checks import check_integer
 from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
-from winnow.eviction_request import Amount, check_one_amount
+from winnow.values.checks import check_integer
+from winnow.values.eviction_request import Amount, check_one_amount
 
 AUTO = "auto"
 """The `compression` that the engine decides on, request by request."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from winnow.checks import check_choice, check_integer, require
 from winnow.config.option import Effect, option, optional_int
 from winnow.errors import ConfigError
+from winnow.values.checks import check_choice, check_integer, require
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from winnow.checks import check_choice, check_integer, check_number
 from winnow.config.option import Effect, option
 from winnow.errors import ConfigError
-from winnow.units import parse_bytes
+from winnow.values.checks import check_choice, check_integer, check_number
+from winnow.values.units import parse_bytes
 
 PADDED_MODES = ("embedding", "shaping", "pd", "static")
 BENCH_PADDED_MODES = ("shaping-gaps",)

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from winnow.checks import check_choice, check_integer, check_number
 from winnow.config.option import Effect, option, optional_int
 from winnow.config.speculative import parse_speculative
 from winnow.errors import ConfigError
-from winnow.tenants import parse_tenants
+from winnow.values.checks import check_choice, check_integer, check_number
+from winnow.values.tenants import parse_tenants
 
 SCHEDULING_POLICIES = ("fcfs", "priority", "srtf", "fair", "prefix")
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from winnow.checks import check_choice, check_integer, check_names, require
 from winnow.errors import ConfigError
+from winnow.values.checks import check_choice, check_integer, check_names, require
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from winnow.eviction import (
     replay_passes,
     resolve_policy,
 )
-from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.sampling import SamplingParams
-from winnow.units import format_bytes
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.units import format_bytes
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.round_rows import RoundInputs
-from winnow.ranks import Ranks
+from winnow.process.ranks import Ranks
 
 
 @dataclass(frozen=True)

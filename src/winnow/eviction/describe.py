@@ -7,7 +7,7 @@ from typing import Any
 
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import Preset
-from winnow.json_values import json_value
+from winnow.values.json_values import json_value
 
 PARTS = ("score", "budget", "keep", "when")
 """The four choices of a policy, in the order of presentation."""

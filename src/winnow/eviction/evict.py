@@ -18,7 +18,7 @@ from winnow.eviction.ranking import Ranking
 from winnow.eviction.round_rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.signals import Signals
-from winnow.ranks import Ranks
+from winnow.process.ranks import Ranks
 from winnow.sampling.host_copy import HostCopy
 
 

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionSpec
-from winnow.checks import check_choice
 from winnow.errors import ConfigError
+from winnow.values.checks import check_choice
 
 QUERIES = ("replay", "window")
 # Elements of a part of the attention matrix: what fits a second-level cache, twice.

@@ -69,7 +69,7 @@ class Predictor:
         inner: [L, D, M].
         inner_bias: [L, M].
         outer: [L, M, H].
-        probe: [L, H, d], keys that identify the model (`winnow.models.rotation.probe_keys`).
+        probe: [L, H, d], keys that identify the model (`winnow.models.bind.rotation.probe_keys`).
         notes: further contents of the file, such as the quality on held-out texts.
     """
 

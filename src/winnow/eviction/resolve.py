@@ -9,7 +9,7 @@ from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import KEYS, SEEN, find_preset
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.when import When
-from winnow.eviction_request import OWN_AMOUNT, Amount, EvictionRequest
+from winnow.values.eviction_request import OWN_AMOUNT, Amount, EvictionRequest
 
 OWN = "own"
 """The name of policies that are not presets."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.eviction.signals import KeyDirections, QueryMoments, RotationTable, Signals
-from winnow.ranks import ALONE, Ranks
+from winnow.process.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class LayerRows:
 
     @property
     def kind(self) -> Tensor:
-        """The kind of each KV's token, uint8 [B, H, N] (`winnow.models.tokens`); zeros unless the budget needs it."""
+        """The kind of each KV's token, uint8 [B, H, N], of `models.load.tokens`; zeros unless the budget needs it."""
         if self._rows.kinds is None:
             return torch.zeros_like(self.position, dtype=torch.uint8)
         place = self.position.long().masked_fill(~self.valid, 0)

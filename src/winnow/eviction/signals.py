@@ -8,7 +8,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionSpec
 from winnow.eviction.predictor import PredictorSource
-from winnow.ranks import Ranks
+from winnow.process.ranks import Ranks
 
 
 @dataclass(frozen=True)

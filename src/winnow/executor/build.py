@@ -6,7 +6,6 @@ from dataclasses import asdict
 import torch
 
 from winnow.cache import CacheSize
-from winnow.checks import require
 from winnow.config import EngineConfig, ModelConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
@@ -19,11 +18,12 @@ from winnow.eviction.predictor import predictor_path
 from winnow.executor.rank_executor import build_rank, load_rank, on_gpus
 from winnow.executor.rank_team import RankTeam
 from winnow.executor.tensor_parallel import TensorParallelExecutor
-from winnow.json_values import dump_json
 from winnow.models import LoadedModel, load_model
-from winnow.models.hub import locate_model
-from winnow.models.text_pool import text_pool
+from winnow.models.load.hub import locate_model
+from winnow.models.load.text_pool import text_pool
 from winnow.report.fingerprint import model_digest
+from winnow.values.checks import require
+from winnow.values.json_values import dump_json
 
 
 def open_team(config: EngineConfig) -> RankTeam | None:

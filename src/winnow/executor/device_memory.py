@@ -12,7 +12,7 @@ from winnow.config.engine import GPU_PART
 from winnow.errors import ConfigError
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
 from winnow.models import PlainModel
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 _log = logging.getLogger("winnow")
 # Of activations that live at the same time within a layer, and float32 copies of logits while they are sampled from.

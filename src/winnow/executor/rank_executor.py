@@ -21,8 +21,8 @@ from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan
 from winnow.eviction import EvictionPolicy
 from winnow.executor.torch_executor import SubmittedStep, TorchExecutor
 from winnow.models import LoadedModel, load_model
-from winnow.models.paged_trial import verify_codec
-from winnow.ranks import Ranks
+from winnow.models.bind.paged_trial import verify_codec
+from winnow.process.ranks import Ranks
 
 
 def on_gpus(config: ModelConfig) -> bool:

@@ -12,7 +12,7 @@ from winnow.config import EngineConfig, ModelConfig
 from winnow.errors import WinnowError, describe_error
 from winnow.executor.rank_executor import RankExecutor, load_rank
 from winnow.models import LoadedModel
-from winnow.threads import TeamWait, set_threads
+from winnow.process.threads import TeamWait, set_threads
 
 _RESULTS = ("kept_positions", "kept_weights", "read_blocks", "read_states")
 """Methods of whose results the first rank wants each part."""

@@ -22,7 +22,7 @@ from winnow.executor.occupants import Occupants
 from winnow.executor.query_signals import QuerySignals
 from winnow.executor.reference_queries import ReferenceStates
 from winnow.models import LoadedModel
-from winnow.models.outputs import output_projections, projection_weights
+from winnow.models.bind.outputs import output_projections, projection_weights
 
 
 class EngineSignals(SlotState):

@@ -47,8 +47,8 @@ from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
 from winnow.executor.step_graphs import Forward, StepGraphs, computes_apart, graph_capture
 from winnow.models import LoadedModel
-from winnow.models.hub import locate_model
-from winnow.models.residuals import watch_attention_inputs, watch_residuals
+from winnow.models.bind.residuals import watch_attention_inputs, watch_residuals
+from winnow.models.load.hub import locate_model
 from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 from winnow.sampling.sampler import PendingSample

@@ -12,7 +12,7 @@ from winnow.eviction.describe import brief_policy
 from winnow.inspect.page import Moment, Page, render, row_label
 from winnow.outputs import EvictionReport, RequestOutput
 from winnow.sampling import SamplingParams, TextStream
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 Rows = tuple[tuple[tuple[int, ...], ...], ...]
 """Token indices, ascending, by layer and head."""

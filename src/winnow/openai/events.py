@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from winnow.json_values import dump_json
+from winnow.values.json_values import dump_json
 
 # Made once: json.dumps would make one for every event.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))

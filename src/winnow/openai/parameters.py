@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from winnow.errors import WinnowError
-from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.sampling import SamplingParams
+from winnow.values.json_values import json_kind
 
 # Keys of OpenAI bodies that say nothing about the answer, and what they must be all the same: a body that is refused
 # elsewhere is wrong here too.

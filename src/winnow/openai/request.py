@@ -7,13 +7,13 @@ from typing import Any
 
 from winnow.chat import PLAIN, TemplateOptions, normalise_messages
 from winnow.errors import InvalidRequestError, WinnowError
-from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.parameters import sampling_from_body
 from winnow.openai.tools import CallRule, read_template_options, read_tools
 from winnow.sampling import SamplingParams
-from winnow.session_request import MAX_SESSION_NAME, SessionRequest
-from winnow.units import parse_bytes
+from winnow.values.json_values import json_kind
+from winnow.values.session_request import MAX_SESSION_NAME, SessionRequest
+from winnow.values.units import parse_bytes
 
 Message = dict[str, Any]
 Prompt = str | list[int]

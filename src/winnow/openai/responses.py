@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.request import append_turn
+from winnow.values.json_values import json_kind
 
 Record = dict[str, Any]
 

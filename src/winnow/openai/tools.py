@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.chat import TemplateOptions
-from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
+from winnow.values.json_values import json_kind
 
 MAX_TOOLS = 128
 

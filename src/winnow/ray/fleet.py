@@ -14,7 +14,7 @@ from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
-from winnow.models.hub import locate_model
+from winnow.models.load.hub import locate_model
 from winnow.outputs import EngineStats
 from winnow.ray.worker import LineWorker
 

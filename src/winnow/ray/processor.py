@@ -20,8 +20,8 @@ import ray.data
 from winnow.batch.reader import RawLine
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError
-from winnow.json_values import dump_json
 from winnow.ray.worker import LineWorker
+from winnow.values.json_values import dump_json
 
 Row = dict[str, Any]
 Function = Callable[[Row], Row]

@@ -20,12 +20,12 @@ from starlette.responses import StreamingResponse
 
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError
-from winnow.json_values import dump_json
 from winnow.llm import LLM
 from winnow.server.app import create_app
 from winnow.server.config import ServerConfig
 from winnow.server.keys import Keys
 from winnow.server.service import Service, load_reader, model_names
+from winnow.values.json_values import dump_json
 
 # The public name, ray.serve.llm.request_router, cannot be imported without vLLM or SGLang.
 ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"

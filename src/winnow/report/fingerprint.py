@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from winnow.config import EFFECTS, PREDICTOR, Effect, EngineConfig
-from winnow.digest import model_files, sampled_digest
 from winnow.errors import UnsupportedModelError
+from winnow.process.digest import model_files, sampled_digest
 from winnow.sampling.params import GREEDY_TEMPERATURE
 
 Fingerprint = dict[str, Any]

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from winnow.checks import check_integer
 from winnow.errors import InvalidRequestError
 from winnow.sampling.params import SamplingParams
+from winnow.values.checks import check_integer
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,21 @@ from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Self, get_args
 
-from winnow import vllm_names
-from winnow.checks import Limits, check_integer, check_length, check_list, check_number, parameter, show
 from winnow.errors import InvalidRequestError
-from winnow.eviction_request import MAX_PROTECT, Amount, EvictionRequest, check_one_amount
-from winnow.foreign_names import accept_fields
 from winnow.sampling.reasoning import ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs
+from winnow.values.checks import (
+    Limits,
+    check_integer,
+    check_length,
+    check_list,
+    check_number,
+    parameter,
+    show,
+)
+from winnow.values.eviction_request import MAX_PROTECT, Amount, EvictionRequest, check_one_amount
+from winnow.values.foreign_names import accept_fields
+from winnow.vllm import names as vllm_names
 
 MAX_N = 128
 MAX_STOP_STRINGS = 16

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from winnow import vllm_names
-from winnow.checks import check_length, check_list, show
 from winnow.errors import InvalidRequestError
-from winnow.foreign_names import accept_fields
+from winnow.values.checks import check_length, check_list, show
+from winnow.values.foreign_names import accept_fields
+from winnow.vllm import names as vllm_names
 
 MAX_GRAMMAR_CHARS = 256 * 1024
 MAX_SCHEMA_DEPTH = 64

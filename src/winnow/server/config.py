@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winnow.checks import check_choice, check_integer, check_number
 from winnow.config import Effect, option, optional_int
 from winnow.errors import ConfigError
 from winnow.openai.response_templates import TEMPLATES
-from winnow.units import parse_bytes
+from winnow.values.checks import check_choice, check_integer, check_number
+from winnow.values.units import parse_bytes
 
 METRICS_COMPAT = ("none", "vllm")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug")

@@ -15,7 +15,7 @@ from winnow import __version__
 from winnow.engine.residency.occupancy import Occupancy
 from winnow.openai.events import event
 from winnow.outputs import EngineStats, SessionStats
-from winnow.resources import resident_bytes
+from winnow.process.resources import resident_bytes
 from winnow.server.http import EventStream
 from winnow.server.service import Service
 

@@ -14,12 +14,12 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from winnow.checks import MAX_COUNT, Limits
 from winnow.config.option import documented
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
 from winnow.openai.tools import MAX_TOOLS
 from winnow.sampling.params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
-from winnow.session_request import MAX_RETENTION, MAX_SESSION_NAME
+from winnow.values.checks import MAX_COUNT, Limits
+from winnow.values.session_request import MAX_RETENTION, MAX_SESSION_NAME
 
 
 class Form(BaseModel):

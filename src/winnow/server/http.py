@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from winnow.anthropic.errors import error_body, speaks_anthropic, status_of
-from winnow.json_values import json_kind, parse_strict
 from winnow.openai.errors import QUOTA, ApiError
 from winnow.server.keys import Keys
 from winnow.server.sites import Sites
-from winnow.units import format_bytes
+from winnow.values.json_values import json_kind, parse_strict
+from winnow.values.units import format_bytes
 
 T = TypeVar("T")
 

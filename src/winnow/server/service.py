@@ -17,7 +17,6 @@ from winnow.chat import TemplateOptions, TokenizedPrompt
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.residency.occupancy import Occupancy
 from winnow.errors import ConfigError
-from winnow.json_values import json_kind
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError
@@ -31,6 +30,7 @@ from winnow.server.metrics import Metrics
 from winnow.server.quota import TokenQuota
 from winnow.server.request_stream import RequestStream
 from winnow.server.stored_responses import StoredResponses
+from winnow.values.json_values import json_kind
 
 if TYPE_CHECKING:
     from winnow.server.kv_events import KVEventPublisher

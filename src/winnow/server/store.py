@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from winnow.errors import ConfigError
-from winnow.json_values import dump_json
 from winnow.openai.errors import ApiError
+from winnow.values.json_values import dump_json
 
 _ID = re.compile(r"(file|batch)[-_][0-9a-f]{32}")
 _CHUNK = 2**20

@@ -10,7 +10,7 @@ from rich.table import Table
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.report.provenance import typed_command
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.bench.kernel_config import KernelConfig
 from winnow_lab.report.console import console
 

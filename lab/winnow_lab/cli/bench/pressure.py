@@ -20,7 +20,7 @@ from winnow.cli.screen.progress import add_progress_flag, open_progress, show_st
 from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.report.provenance import typed_command
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.bench.pressure_config import PressureConfig
 from winnow_lab.report.console import console
 

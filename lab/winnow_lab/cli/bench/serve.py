@@ -10,13 +10,13 @@ from typing import Any
 
 from rich.table import Table
 
-from winnow import vllm_names
 from winnow.cli.flags.engine import add_foreign_flags, check_foreign
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.cli.screen.terminal import show
 from winnow.errors import UsageError
 from winnow.report.provenance import commit, typed_command
+from winnow.vllm import names as vllm_names
 from winnow_lab.bench.serve import (
     ENDPOINTS,
     METRICS,

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from winnow import vllm_names
-from winnow.checks import check_integer
 from winnow.cli.flags.engine import (
     add_engine_flags,
     add_foreign_flags,
@@ -27,7 +25,9 @@ from winnow.cli.screen.progress import add_progress_flag, open_progress, show_st
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command
-from winnow.units import format_bytes
+from winnow.values.checks import check_integer
+from winnow.values.units import format_bytes
+from winnow.vllm import names as vllm_names
 from winnow_lab.bench.presets import PRESETS, model_cache
 from winnow_lab.bench.workload import Workload
 from winnow_lab.report.console import console

@@ -8,7 +8,7 @@ from winnow.errors import UsageError
 from winnow_lab.cli.eval import typed
 
 if TYPE_CHECKING:
-    from winnow.eviction_request import Amount
+    from winnow.values.eviction_request import Amount
 
 OF_CELLS = ("eviction", "compression", "kv_budget", "seed")
 """Flags of the engine that cells take the place of, or that have a meaning of their own in an evaluation."""

@@ -9,8 +9,8 @@ from lm_eval.api.registry import register_model
 
 from winnow.errors import EvaluationError
 from winnow.eviction import resolve_policy
-from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.sampling import SamplingParams
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, rolling_pairs, score_pairs
 from winnow_lab.evaluate.lm_eval.generation import sampling_for
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.evaluate.perplexity import Change, Perplexity
 from winnow_lab.evaluate.reports.table_report import write_table_report
 from winnow_lab.report.tables import Footnotes, TextTable

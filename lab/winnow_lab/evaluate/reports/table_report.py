@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from winnow.json_values import dump_json
 from winnow.report.provenance import origin
+from winnow.values.json_values import dump_json
 from winnow_lab.evaluate.result_files import RESULTS, TABLES
 from winnow_lab.report.tables import TextTable
 

@@ -15,7 +15,7 @@ from winnow.cli.flags.paths import write_json
 from winnow.cli.screen.progress import add_progress_flag
 from winnow.errors import UsageError
 from winnow.report.fingerprint import model_digest
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.papers.batch_max.methods import BatchMaxConfig
 from winnow_lab.papers.batch_max.protocol import BatchMaxBench, OnStage

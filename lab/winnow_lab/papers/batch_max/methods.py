@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from types import MappingProxyType
 
-from winnow.checks import check_counts, check_names
 from winnow.config import DTYPES, option, optional_int
 from winnow.errors import ConfigError
 from winnow.eviction import PRESETS, Average, EvictionPolicy, KeyDifference, Recency, Scorer
 from winnow.llm import LLM
 from winnow.sampling import SamplingParams
-from winnow.units import parse_bytes
+from winnow.values.checks import check_counts, check_names
+from winnow.values.units import parse_bytes
 from winnow_lab.bench.answering import fixed_length
 from winnow_lab.bench.lists import names
 from winnow_lab.papers.judged import AskedTask, TimedPrompt, categories_of, judged_prompts

@@ -19,8 +19,8 @@ from winnow.cli.screen.meter import Meter
 from winnow.cli.screen.progress import add_progress_flag, open_progress, show_steps
 from winnow.config import EngineConfig, EvictionConfig
 from winnow.errors import UsageError
+from winnow.process.threads import set_threads
 from winnow.report.fingerprint import model_digest
-from winnow.threads import set_threads
 from winnow_lab.bench.answering import OnStep
 from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.papers.baton.protocol import Cell, Cells, Experiment, Measured

@@ -10,11 +10,11 @@ from itertools import accumulate, product
 from types import MappingProxyType
 from typing import Any
 
-from winnow.checks import check_counts
 from winnow.config import PaddedConfig, option
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.outputs import EngineStats
+from winnow.values.checks import check_counts
 from winnow_lab.bench.answering import OnStep, Step, answer_all, fixed_length
 from winnow_lab.bench.lists import integers, names
 from winnow_lab.evaluate.tasks.files import shipped_sentences

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.papers.baton.protocol import (
     MIXED,
     MODES,

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winnow.errors import EvaluationError
-from winnow.eviction_request import OWN_AMOUNT, Amount
 from winnow.llm import LLM
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.cell import FULL, Cell
 from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.evaluate.likelihood import Keeping

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from winnow.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.cell import AWARE
 from winnow_lab.evaluate.charts import draw
 from winnow_lab.evaluate.perplexity import Perplexity

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.papers.kcache.answers import Answered
 from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS
 from winnow_lab.papers.kcache.throughput import Cell

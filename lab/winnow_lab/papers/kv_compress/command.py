@@ -15,8 +15,8 @@ from winnow.cli.screen.meter import Meter
 from winnow.cli.screen.progress import add_progress_flag, open_progress, show_steps
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import UsageError
-from winnow.threads import set_threads
-from winnow.units import format_bytes
+from winnow.process.threads import set_threads
+from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import OnStep
 from winnow_lab.bench.kv_memory import kv_memory_for
 from winnow_lab.bench.presets import model_cache

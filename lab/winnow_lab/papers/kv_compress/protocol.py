@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from itertools import product, zip_longest
 from typing import Any
 
-from winnow.checks import check_counts
 from winnow.config import option
 from winnow.errors import ConfigError, known_names
 from winnow.eviction import PRESETS
 from winnow.llm import LLM
+from winnow.values.checks import check_counts
 from winnow_lab.bench.answering import OnStep, answer_all, fixed_length
 from winnow_lab.bench.lists import integers, names, numbers
 from winnow_lab.bench.presets import LlamaShape

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.papers.harness import Columns, formatted, median_and_range, save_figures, tabulate
 from winnow_lab.papers.kv_compress.protocol import FULL, Cell, Grid, Run, Study
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, silence_transformers
 from winnow.errors import UsageError, known_names
-from winnow.threads import set_threads
+from winnow.process.threads import set_threads
 from winnow_lab.bench.presets import model_cache
 from winnow_lab.cli.eval import typed
 from winnow_lab.cli.eval.cells import add_compression_flag

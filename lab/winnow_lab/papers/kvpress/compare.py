@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from winnow.llm import LLM
-from winnow.models.loader import DEMO_MODEL
+from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, FULL, amounts_of, plan_cells
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import PromptMaker

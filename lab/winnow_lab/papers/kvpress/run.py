@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from winnow.eviction_request import Amount
 from winnow.metrics import score
 from winnow.report.journal import parse_object, whole_lines
+from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, Cell
 from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.prompt import Prompt, PromptMaker

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 from winnow_lab.plan.tuning.measure import Trial, prompts_for, risk_bound, wilson
 from winnow_lab.plan.tuning.search import BYTES, Tuned
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart

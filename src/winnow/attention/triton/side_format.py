@@ -9,7 +9,7 @@ from winnow.cache import BlockKind
 from winnow.cache.codec import BIAS, BlockFormat, KVCodec, PairCodec
 from winnow.cache.formats import AffineFormat, PlainFormat, SymmetricFormat, VectorFormat
 from winnow.errors import ConfigError
-from winnow.kv_dtype import KV_FORMATS
+from winnow.values.kv_dtype import KV_FORMATS
 
 _DTYPES = {
     "float32": tl.float32,

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from winnow import vllm_names
 from winnow.batch.journal import OF_REQUESTS
 from winnow.cli.flags.llama_cpp_flags import add_gpu_layers
 from winnow.cli.flags.options import add_flags, given
@@ -20,11 +19,12 @@ from winnow.cli.flags.paths import require_distinct
 from winnow.cli.loading import LoadingDisplay
 from winnow.config import AUTO, COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
-from winnow.foreign_names import ForeignName, translate
 from winnow.known_accuracy import PAGE, lost_tasks
 from winnow.lazy import importing
-from winnow.models.hub import is_repository, locate_model
+from winnow.models.load.hub import is_repository, locate_model
 from winnow.sampling import SamplingParams
+from winnow.values.foreign_names import ForeignName, translate
+from winnow.vllm import names as vllm_names
 
 if TYPE_CHECKING:
     from winnow.llm import LLM

@@ -17,7 +17,7 @@ from typing import Any
 
 from winnow.config.option import documented
 from winnow.errors import UsageError
-from winnow.units import format_bytes, parse_bytes
+from winnow.values.units import format_bytes, parse_bytes
 
 
 def add_flags(

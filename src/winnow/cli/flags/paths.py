@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.errors import UsageError
-from winnow.json_values import dump_json
+from winnow.values.json_values import dump_json
 
 STANDARD = "-"
 """The path that means standard input or standard output."""

@@ -4,7 +4,7 @@ import os
 from typing import TYPE_CHECKING
 
 from winnow.config import EngineConfig
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 if TYPE_CHECKING:
     from winnow.llm import LLM

@@ -16,7 +16,7 @@ from rich.text import Text
 from winnow.cli.loading import PLAIN_SECONDS
 from winnow.cli.screen.meter import Meter, Snapshot
 from winnow.outputs import EngineStats
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 MODES = ("auto", "rich", "plain", "off")
 LIVE_SECONDS = 0.2

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from winnow.batch.tally import Tally
 from winnow.outputs import EngineStats
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 if TYPE_CHECKING:
     from winnow.llm import LLM

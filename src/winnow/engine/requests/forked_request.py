@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError
-from winnow.eviction_request import EVICTION_FIELDS
 from winnow.sampling import SamplingParams
+from winnow.values.eviction_request import EVICTION_FIELDS
 
 # What has shaped the KVs, or what has been reported, and so cannot change half-way.
 _POLICY = EVICTION_FIELDS

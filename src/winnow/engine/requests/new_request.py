@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from winnow.checks import require
 from winnow.errors import InvalidRequestError
 from winnow.sampling import SamplingParams
-from winnow.session_request import SessionRequest
+from winnow.values.checks import require
+from winnow.values.session_request import SessionRequest
 
 
 class KeptKVs(NamedTuple):

@@ -14,7 +14,7 @@ from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
-from winnow.session_request import SessionRequest
+from winnow.values.session_request import SessionRequest
 
 
 @dataclass(eq=False)

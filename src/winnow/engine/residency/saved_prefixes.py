@@ -17,7 +17,7 @@ from winnow.engine.residency.prefix_format import SavedPrefix
 from winnow.engine.residency.prefix_store import PrefixStore, SavedDocument
 from winnow.engine.scheduling.orders import TenantName
 from winnow.eviction import EvictionPolicy, SequenceEviction
-from winnow.json_values import dump_json, json_value
+from winnow.values.json_values import dump_json, json_value
 
 _MOST_REASONS = 4
 

@@ -21,7 +21,7 @@ from winnow.eviction.scores import Leverage
 from winnow.eviction.when import When
 from winnow.outputs import SessionStats
 from winnow.sampling import SamplingParams
-from winnow.session_request import SessionRequest
+from winnow.values.session_request import SessionRequest
 
 MAX_SESSIONS = 10_000
 TIERS = ("device", "partly", "disk", "gone")

@@ -11,7 +11,7 @@ from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.orders import TenantName
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.outputs import TenantStats
-from winnow.tenants import OTHERS, Tenant
+from winnow.values.tenants import OTHERS, Tenant
 
 
 class TenantAccounts:

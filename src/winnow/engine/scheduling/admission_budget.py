@@ -9,7 +9,7 @@ from winnow.config import SchedulerConfig
 from winnow.engine.requests.request import Sequence
 from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
 from winnow.eviction import SequenceEviction
-from winnow.units import format_bytes
+from winnow.values.units import format_bytes
 
 
 class AdmissionBudget:

@@ -9,7 +9,7 @@ from typing import Any
 
 from winnow.config import SchedulerConfig
 from winnow.engine.requests.request import Sequence
-from winnow.tenants import OTHERS
+from winnow.values.tenants import OTHERS
 
 TenantName = str | None
 """None: requests on nobody's account in particular, who together count as one."""

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from winnow.errors import WinnowError
-from winnow.json_values import dump_json
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
@@ -18,6 +17,7 @@ from winnow.openai.stream import ChunkStream
 from winnow.outputs import RequestOutput
 from winnow.server.http import EventStream, unless_disconnected
 from winnow.server.service import Service, Submitted
+from winnow.values.json_values import dump_json
 
 
 class StrictResponse(JSONResponse):

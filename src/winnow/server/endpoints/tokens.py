@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from winnow.json_values import json_kind
 from winnow.openai.errors import ApiError
 from winnow.openai.request import read_messages, read_prompt
 from winnow.openai.tools import read_template_options, read_tools
 from winnow.server.service import Service
+from winnow.values.json_values import json_kind
 
 _TEXT_FIELDS = {"model", "prompt", "add_special_tokens", "return_token_strs"}
 

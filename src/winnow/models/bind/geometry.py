@@ -1,0 +1,32 @@
+"""The numbers of a model's attention layers and states. No transformers."""
+
+from dataclasses import dataclass
+
+from winnow.cache.recurrent import StateShape
+
+
+@dataclass(frozen=True)
+class ModelGeometry:
+    """The numbers that the cache and the kernels depend on."""
+
+    num_layers: int
+    """Layers that attend, which have KVs: they are numbered from 0, whatever lies between them."""
+    num_query_heads: int
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    """Sliding window of each layer, None where a layer sees everything."""
+    states: tuple[StateShape, ...] = ()
+    """States that layers keep in place of KVs, or beside them."""
+    by_layer: tuple[tuple[int, int, int], ...] = ()
+    """Query heads, KV heads and head_dim of each layer, where they differ: those above are the largest then."""
+    latent: bool = False
+    """Keys are latents, and values are parts of them (`winnow.models.bind.latent`)."""
+
+    chunked: bool = False
+    """Windows begin anew at each of their multiples, as `AttentionSpec.chunked`."""
+
+    def shape(self, layer: int) -> tuple[int, int, int]:
+        """Return query heads, KV heads and head_dim of a layer."""
+        alike = self.num_query_heads, self.num_kv_heads, self.head_dim
+        return self.by_layer[layer] if self.by_layer else alike

@@ -1,0 +1,158 @@
+"""A model's rotary embedding, learnt by watching what it does to keys, so that stored keys can change position."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from winnow.attention import AttentionSpec
+from winnow.eviction.signals import RotationTable
+
+if TYPE_CHECKING:
+    from winnow.models.bind.binding import CausalModel
+
+
+@dataclass(frozen=True)
+class LayerRotation:
+    """Rotation of pairs of 2 * len(frequencies) of a key's dimensions by position * frequency."""
+
+    frequencies: Tensor  # float32 [pairs]
+    interleaved: bool
+    """Pairs are neighbours (GPT-J, Cohere); False: halves of the rotated part (Llama, NeoX)."""
+    first: int = 0
+    """The first rotated dimension: 0, but for keys that begin with a latent (MLA)."""
+
+    def turn(self, keys: Tensor, difference: Tensor) -> Tensor:
+        """Return keys, float32 [..., d], turned by `difference` positions, [...]."""
+        angle = difference.to(torch.float32)[..., None] * self.frequencies.to(keys.device)
+        return self._turned(keys, angle.cos(), angle.sin())
+
+    def mean_turn(self, first: Tensor, count: int, head_dim: int) -> Tensor:
+        """Return the mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
+        position = first.to(torch.float32)[:, None] + torch.arange(count, device=first.device)
+        angle = position[..., None] * self.frequencies.to(first.device)  # [B, count, pairs]
+        cos, sin = angle.cos().mean(dim=1), angle.sin().mean(dim=1)
+        unit = torch.eye(head_dim, device=first.device).expand(len(first), -1, -1)
+        # Row i of what comes out is unit vector i turned, which is column i of the matrix.
+        return self._turned(unit, cos[:, None], sin[:, None]).mT
+
+    def table(self, positions: int) -> RotationTable:
+        """Return the rotation at the positions below `positions`."""
+        pairs = len(self.frequencies)
+        angle = (
+            torch.arange(positions, dtype=torch.float32, device=self.frequencies.device)[:, None]
+            * self.frequencies
+        )
+        angle = torch.nn.functional.pad(angle, (0, -pairs % 16))
+        return RotationTable(angle.cos(), angle.sin(), pairs, self.first, self.interleaved)
+
+    def _turned(self, keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        pairs = len(self.frequencies)
+        before, part, rest = keys.tensor_split((self.first, self.first + 2 * pairs), dim=-1)
+        if self.interleaved:
+            a, b = part[..., 0::2], part[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+        else:
+            a, b = part[..., :pairs], part[..., pairs:]
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+        return torch.cat([before, turned, rest], dim=-1)
+
+
+@dataclass(frozen=True)
+class ModelRotation:
+    """One rotation per layer; see `winnow.eviction.positions.Rotation`."""
+
+    layers: tuple[LayerRotation, ...]
+    tables: dict[int, RotationTable] = field(default_factory=dict)
+
+    def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
+        return self.layers[layer].turn(keys, difference)
+
+    def table(self, layer: int, positions: int) -> RotationTable:
+        """See `LayerRotation.table`; made anew only for more positions, once for all layers that rotate alike."""
+        rotation = self.layers[layer]
+        known = self.tables.get(id(rotation))
+        if known is None or len(known.cos) < positions:
+            known = self.tables[id(rotation)] = rotation.table(max(2 * positions, 1024))
+        return known
+
+    def mean_turn(self, layer: int, first: Tensor, count: int, head_dim: int) -> Tensor:
+        """See `LayerRotation.mean_turn`."""
+        return self.layers[layer].mean_turn(first, count, head_dim)
+
+
+# Of the token by which a model is known again: far enough from 0 for the rotation to count.
+_PROBED = 3
+
+
+class _KeyProbe:
+    """Stand-in for a step that writes down the keys. It adds nothing to hidden states, so only rotation moves keys."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        self.keys[layer] = k.float()
+        return torch.zeros_like(q)
+
+
+def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None:
+    """Return how the model rotates keys, or None if it does something that turning pairs cannot reproduce.
+
+    The frequencies are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out
+    on one token at three positions.
+    """
+    positions = (0, 3, 50)
+    keys = [_keys_at(model, position) for position in positions]
+    candidates = [
+        LayerRotation(torch.empty(0, dtype=torch.float32, device="cpu"), False)
+    ]  # no position at all
+    sizes = {key.shape[-1] for key in keys[0].values()}
+    for name, buffer in model.named_buffers():
+        if name.endswith("inv_freq") and "original" not in name:
+            frequencies = buffer.float().flatten()
+            for first in sorted({0} | {size - 2 * len(frequencies) for size in sizes}):
+                candidates += [LayerRotation(frequencies, pairing, first) for pairing in (False, True)]
+    found = []
+    for layer in range(num_layers):
+        of_layer = [k[layer] for k in keys]
+        fitting = [c for c in candidates if _explains(c, positions, of_layer)]
+        if not fitting:
+            return None
+        found.append(fitting[0])
+    return ModelRotation(tuple(found))
+
+
+def probe_keys(model: "CausalModel", num_layers: int) -> Tensor:
+    """Return keys of one token, float32 [L, H, d] on the CPU, by which a model is known again; no attention."""
+    keys = _keys_at(model, _PROBED)
+    return torch.stack([keys[layer][0] for layer in range(num_layers)]).cpu()
+
+
+@torch.inference_mode()
+def _keys_at(model: "CausalModel", position: int) -> dict[int, Tensor]:
+    probe = _KeyProbe()
+    token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+    model(
+        input_ids=token,
+        position_ids=token + position,
+        use_cache=False,
+        logits_to_keep=token[0],
+        winnow_step=probe,
+    )
+    return probe.keys
+
+
+def _explains(rotation: LayerRotation, positions: tuple[int, ...], keys: list[Tensor]) -> bool:
+    """Return whether turning the key of the first position gives those of the others."""
+    first = keys[0]
+    if rotation.first < 0 or rotation.first + 2 * len(rotation.frequencies) > first.shape[-1]:
+        return False
+    # float16 and bfloat16 round keys; a wrong pairing or frequency is off by as much as the key is long.
+    tolerance = 0.02 * float(first.norm(dim=-1).max())
+    for position, key in zip(positions[1:], keys[1:], strict=True):
+        difference = torch.full(first.shape[:-1], position - positions[0], device=first.device)
+        if float((rotation.turn(first, difference) - key).abs().max()) > tolerance:
+            return False
+    return True

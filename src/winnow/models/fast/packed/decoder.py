@@ -1,0 +1,123 @@
+"""The forward pass of a packed model: embedding, fused layers, norm, head."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from winnow.attention.native_step import NativeStep
+from winnow.models.bind.residuals import watching
+from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
+from winnow.models.fast.packed.native_decoder import NativeDecoder
+from winnow.models.fast.packed_linear import PackedLinear
+
+if TYPE_CHECKING:
+    from winnow.models.bind.binding import AttentionStep
+
+_FIRST_POSITIONS = 1024
+"""That the rotation's table begins with."""
+
+
+class Decoded(NamedTuple):
+    """Outputs in the form of transformers' models."""
+
+    logits: Tensor
+
+
+class RotaryEmbedding(nn.Module):
+    """Cosines and sines of position * frequency, both halves of a head alike (Llama).
+
+    Args:
+        frequencies: float32 [pairs].
+        scale: factor of both.
+    """
+
+    def __init__(self, frequencies: Tensor, scale: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.inv_freq: Tensor
+        self.register_buffer(
+            "inv_freq", frequencies
+        )  # the name by which `winnow.models.bind.rotation` knows them
+        self.scale, self.dtype = scale, dtype
+        self._table = frequencies[:0], frequencies[:0]
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Map int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
+        angle = positions.to(torch.float32)[..., None] * self.inv_freq
+        cos, sin = ((part * self.scale).to(self.dtype) for part in (angle.cos(), angle.sin()))
+        return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
+
+    def table(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of at least that number of positions from 0: [n, 2 * pairs] each."""
+        if len(self._table[0]) < positions:
+            longer = torch.arange(max(positions, 2 * len(self._table[0]), _FIRST_POSITIONS), device="cpu")
+            cos, sin = self(longer[None])
+            self._table = cos[0], sin[0]
+        return self._table
+
+
+class PackedDecoder(nn.Module):
+    """Decoder that is called as transformers' causal models are, and gives what the model gave that it was packed from.
+
+    Args:
+        rotaries: the kinds of rotation, which layers share; `layer_rotaries` says which one each layer takes.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Module,
+        rotaries: Sequence[RotaryEmbedding],
+        layer_rotaries: Sequence[int],
+        layers: Sequence[FusedLayer],
+        norm: FusedNorm,
+        head: PackedLinear,
+    ) -> None:
+        super().__init__()
+        self.embedding, self.norm, self.head = embedding, norm, head
+        self.rotaries, self.layer_rotaries = nn.ModuleList(rotaries), tuple(layer_rotaries)
+        self.layers = nn.ModuleList(layers)
+        # The native decoder looks rows up as they are, and turns all layers alike.
+        plain = len(rotaries) == 1 and getattr(embedding, "scale", None) is None
+        self._native_decoder = NativeDecoder(embedding, layers, norm, head) if plain else None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of weights and hidden states."""
+        return self.head.packed.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which it computes."""
+        return self.head.packed.packed.device
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        logits_to_keep: int | Tensor,
+        winnow_step: "AttentionStep",
+        **_: Any,
+    ) -> Decoded:
+        """Map input_ids and position_ids, int [1, T] -> logits of tokens [1, n, V].
+
+        Args:
+            logits_to_keep: indices [n] of those tokens; 0: all.
+        """
+        logits_indices = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
+        assert logits_indices is not None or logits_to_keep == 0, "tokens are chosen by index"
+        native: NativeStep | None = getattr(winnow_step, "native", None)
+        if self._native_decoder is not None and native is not None and watching(winnow_step) is None:
+            rotation = self._rotary(0).table(native.batch.end)
+            return Decoded(self._native_decoder(input_ids[0], rotation, native, logits_indices)[None])
+        hidden = self.embedding(input_ids)
+        rotations = [self._rotary(index)(position_ids) for index in range(len(self.rotaries))]
+        for layer, index in zip(self.layers, self.layer_rotaries, strict=True):
+            hidden = layer(hidden, position_embeddings=rotations[index], winnow_step=winnow_step)
+        hidden = hidden if logits_indices is None else hidden[:, logits_indices]
+        return Decoded(self.head(self.norm(hidden)))
+
+    def _rotary(self, index: int) -> RotaryEmbedding:
+        found = self.rotaries[index]
+        assert isinstance(found, RotaryEmbedding)
+        return found

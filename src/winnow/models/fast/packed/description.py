@@ -1,0 +1,239 @@
+"""The directory of a packed model, and what the model is apart from its tensors, as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from winnow.errors import UnsupportedModelError
+from winnow.models.bind.geometry import ModelGeometry
+from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.load.backend_tokenizer import TokenizerNumbers
+from winnow.values.checks import check_choice, require
+
+DESCRIPTION = "winnow.json"
+"""All that is no tensor; written last, so that its presence says that the directory is whole."""
+PACKED = "packed.safetensors"
+"""Packed weights, each at an address that suits the kernels."""
+OTHERS = "others.safetensors"
+"""Norms and biases, and an embedding that the head does not share."""
+FORMAT = 2
+_DTYPES = ("float32", "bfloat16", "float16")
+_ACTIVATIONS = ("silu", "gelu_tanh")
+NORMS = ("input", "query", "key", "post", "output", "down")
+"""Names of a layer's norms; `winnow.models.fast.fused.parts.LayerNorms` tells where they stand."""
+
+
+@dataclass(frozen=True)
+class NormNumbers:
+    """Numbers of a root-mean-square norm."""
+
+    eps: float
+    one_plus: bool
+    """Rows are multiplied by 1 + weight."""
+
+
+@dataclass(frozen=True)
+class RotaryNumbers:
+    """Numbers of a rotary embedding."""
+
+    frequencies: tuple[float, ...]
+    """Pairs turn by position * frequency."""
+    scale: float
+    """Factor of cosines and sines."""
+
+
+@dataclass(frozen=True)
+class LayerNumbers:
+    """Numbers of a decoder layer."""
+
+    scale: float
+    softcap: float | None
+    activation: str
+    input_norm: NormNumbers
+    query_norm: NormNumbers | None
+    key_norm: NormNumbers | None
+    post_norm: NormNumbers
+    output_norm: NormNumbers | None = None
+    down_norm: NormNumbers | None = None
+    rotary: int = 0
+    """Index of the model's rotation that it takes."""
+
+    @property
+    def norms(self) -> list[NormNumbers]:
+        """Names of the norms that the layer has."""
+        every = (getattr(self, f"{place}_norm") for place in NORMS)
+        return [norm for norm in every if norm is not None]
+
+
+@dataclass(frozen=True)
+class Description:
+    """Description of a model: embedding - layers - norm - head."""
+
+    format: int
+    packed_from: str
+    """Name of the directory that it was packed from."""
+    dtype: str
+    panel: tuple[int, int]
+    """Rows of a panel, and how many elements of a row lie together: what the processor's kernels read."""
+    geometry: ModelGeometry
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    """Between gate, up and down."""
+    trained_len: int
+    eos_token_ids: tuple[int, ...]
+    tokenizer_class: str | None
+    """The tokenizer's, where transformers exports it."""
+    rotaries: tuple[RotaryNumbers, ...]
+    """The kinds of rotation; layers say which one they take."""
+    tied: bool
+    """The embedding's rows are the head's."""
+    last_layer_only_wanted: bool
+    """True if the last layer computes only tokens whose logits are wanted."""
+    norm: NormNumbers
+    layers: tuple[LayerNumbers, ...]
+    int8: Int8Weights | None = None
+    """Choice of the weights that are quantized to 8 bits; None: none."""
+    int8_panel: tuple[int, int] | None = None
+    """Panel of these, as `panel`."""
+    embedding_scale: float | None = None
+    """Factor of the embedding's rows; None: they stay as they are."""
+    tokenizer: TokenizerNumbers | None = None
+    """Numbers of the tokenizer's backend, where that does for texts; None: only the tokenizer's own files are there."""
+
+    def __post_init__(self) -> None:
+        # The kernels trust these numbers; sizes are also checked against the tensors.
+        for name, panel in {"panel": self.panel, "int8_panel": self.int8_panel}.items():
+            pair = panel is None or (len(panel) == 2 and all(map(_is_count, panel)))
+            require(pair, name, "two whole numbers above 0", panel)
+        both = (self.int8 is None) == (self.int8_panel is None)
+        require(both, "int8_panel", "there where int8 is", self.int8_panel)
+        geometry, together = self.geometry, self.panel[1]
+        counts = asdict(geometry) | {
+            n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
+        }
+        del counts["windows"]
+        for name in ("states", "by_layer", "latent", "chunked"):
+            others = counts.pop(name)
+            require(not others, name, "none in a packed model", others)
+        for name, count in counts.items():
+            require(_is_count(count), name, "a whole number above 0", count)
+        check_choice("dtype", self.dtype, _DTYPES)
+        shared = geometry.num_query_heads % geometry.num_kv_heads == 0
+        require(shared, "num_query_heads", f"a multiple of {geometry.num_kv_heads}", geometry.num_query_heads)
+        for name in ("hidden_size", "inner_size"):
+            require(counts[name] % together == 0, name, f"a multiple of {together}", counts[name])
+        windows = all(window is None or _is_count(window) for window in geometry.windows)
+        of_all = len(geometry.windows) == geometry.num_layers
+        entries = f"{geometry.num_layers} of whole numbers above 0 or null"
+        require(windows and of_all, "windows", entries, geometry.windows)
+        require(len(self.layers) == geometry.num_layers, "layers", f"{geometry.num_layers}", len(self.layers))
+        norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
+        numbers = {
+            "rotation_scale": [rotary.scale for rotary in self.rotaries],
+            "frequencies": [each for rotary in self.rotaries for each in rotary.frequencies],
+            "embedding_scale": [] if self.embedding_scale is None else [self.embedding_scale],
+            "scale": [layer.scale for layer in self.layers],
+            "softcap": [layer.softcap for layer in self.layers if layer.softcap is not None],
+            "eps": [norm.eps for norm in norms],
+        }
+        for name, values in numbers.items():
+            for value in values:
+                require(type(value) in (int, float), name, "a number", value)
+        for layer in self.layers:
+            check_choice("activation", layer.activation, _ACTIVATIONS)
+        most = geometry.head_dim // 2
+        for rotary in self.rotaries:
+            count = len(rotary.frequencies)
+            require(count <= most, "frequencies", f"at most {most}", count)
+        for layer in self.layers:
+            require(
+                layer.rotary in range(len(self.rotaries)),
+                "rotary",
+                f"below {len(self.rotaries)}",
+                layer.rotary,
+            )
+        for token in self.eos_token_ids:
+            require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
+
+    def write(self, directory: Path) -> None:
+        """Write it into a directory, at once or not at all."""
+        partial = directory / f"{DESCRIPTION}.partial"
+        partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        partial.replace(directory / DESCRIPTION)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Description":
+        """Read it from a directory.
+
+        Raises:
+            UnsupportedModelError: the file cannot be understood; names what is wrong.
+        """
+        file = directory / DESCRIPTION
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if values["format"] != FORMAT:
+                raise UnsupportedModelError(
+                    f"model: {file} is of format {values['format']!r}, and this version reads {FORMAT}; "
+                    "pack the model again"
+                )
+            if "selects" in values:  # the field's name in older descriptions
+                values["last_layer_only_wanted"] = values.pop("selects")
+            if "frequencies" in values:  # older descriptions have one kind of rotation
+                one = {"frequencies": values.pop("frequencies"), "scale": values.pop("rotation_scale")}
+                values["rotaries"] = [one]
+            return cls(**values | _parts(values))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UnsupportedModelError(f"model: {file} does not describe a packed model: {error}") from None
+
+
+def is_packed(directory: Path) -> bool:
+    """Return whether a directory holds a packed model."""
+    return (directory / DESCRIPTION).is_file()
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _parts(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are more than JSON's own types."""
+    geometry = values["geometry"]
+    return {
+        "panel": tuple(values["panel"]),
+        **_int8(values),
+        **_tokenizer(values),
+        "geometry": ModelGeometry(
+            **geometry | {"windows": tuple(geometry["windows"]), "states": (), "by_layer": ()}
+        ),
+        "eos_token_ids": tuple(values["eos_token_ids"]),
+        "rotaries": tuple(
+            RotaryNumbers(tuple(rotary["frequencies"]), rotary["scale"]) for rotary in values["rotaries"]
+        ),
+        "norm": NormNumbers(**values["norm"]),
+        "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in values["layers"]),
+    }
+
+
+def _int8(values: dict[str, Any]) -> dict[str, Any]:
+    int8, panel = values.get("int8"), values.get("int8_panel")
+    return {
+        "int8": None if int8 is None else Int8Weights(**int8),
+        "int8_panel": None if panel is None else tuple(panel),
+    }
+
+
+def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
+    found = values.get("tokenizer")
+    if found is None:
+        return {}
+    return {"tokenizer": TokenizerNumbers(**found | {"special_ids": tuple(found["special_ids"])})}
+
+
+def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
+    values = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
+    every = {name: values[name] for name in (f"{place}_norm" for place in NORMS)}
+    for name in ("input_norm", "post_norm"):
+        require(every[name] is not None, name, "in every layer", None)
+    return {name: None if norm is None else NormNumbers(**norm) for name, norm in every.items()}

@@ -1,0 +1,201 @@
+"""Reader: from a packed model's directory to a model ready to run."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from winnow.attention import AttentionSpec
+from winnow.config import ModelConfig
+from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.models.fast.fused.forms import Activation, NormWeight
+from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
+from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
+from winnow.models.fast.fused.parts import LayerNorms
+from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.fast.packed.decoder import PackedDecoder, RotaryEmbedding
+from winnow.models.fast.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
+from winnow.models.fast.packed_embedding import PackedEmbedding, ScaledEmbedding
+from winnow.models.fast.packed_linear import PackedLinear
+from winnow.models.load.backend_tokenizer import BACKEND, BackendTokenizer
+from winnow.models.load.context import ContextLimit
+from winnow.models.load.damage import first_line
+from winnow.models.load.generation import sampling_defaults
+from winnow.models.load.loaded import LoadedModel
+from winnow.models.load.tokens import end_tokens, load_tokenizer
+from winnow.native import Kernels
+
+
+def load_packed(
+    path: Path,
+    config: ModelConfig,
+    kernels: Kernels,
+    *,
+    beyond_trained_len: bool,
+    source: Path | None = None,
+) -> LoadedModel:
+    """Load as `winnow.models.load.loader.load_model` does, from a directory that `winnow pack` wrote.
+
+    Args:
+        source: the model that it stands for, for the user; None: it stands for itself.
+    """
+    description = Description.read(path)
+    _check_options(path, description, config)
+    reason = "as the model was packed" if source is None else "the model's own limit"
+    limit = ContextLimit(description.trained_len, reason)
+    wanted = config.max_model_len
+    trained_len = limit.take(None if beyond_trained_len else wanted)
+    decoder = _Reader(path, description, LayerKernels(kernels)).decoder()
+    tokenizer = _tokenizer(path, description)
+    return LoadedModel(
+        model=decoder,
+        tokenizer=tokenizer,
+        vocab_size=description.vocab_size,
+        max_model_len=wanted or trained_len,
+        eos_token_ids=end_tokens(description.eos_token_ids, tokenizer, description.vocab_size),
+        geometry=description.geometry,
+        trained_len=trained_len,
+        sampling_defaults=sampling_defaults(source or path, config.generation_config),
+        int8=description.int8,
+    )
+
+
+def _tokenizer(path: Path, description: Description) -> Any:
+    """Load the tokenizer by its backend where that was written, else by transformers."""
+    if description.tokenizer is None or not (path / BACKEND).is_file():
+        return load_tokenizer(path, description.tokenizer_class)
+
+    def load() -> Any:
+        return load_tokenizer(path, description.tokenizer_class)
+
+    try:
+        return BackendTokenizer(path, description.tokenizer, load)
+    except Exception as error:  # tokenizers raises plain `Exception`
+        raise UnsupportedModelError(f"model: cannot read {path / BACKEND}: {first_line(error)}") from None
+
+
+def _check_options(path: Path, description: Description, config: ModelConfig) -> None:
+    """Refuse options other than those with which the model was packed."""
+    if config.dtype not in ("auto", description.dtype):
+        raise ConfigError(
+            f"dtype must be {description.dtype}, in which {path} is packed, got {config.dtype!r}"
+        )
+    int8 = Int8Weights.of(config)
+    if int8 is not None and int8 != description.int8:
+        packed = "weight_dtype auto" if description.int8 is None else f"{description.int8}"
+        raise ConfigError(
+            f"weight_dtype and weight_wide must be those in which {path} is packed, {packed}, got {int8}"
+        )
+    if config.device not in ("auto", "cpu"):
+        raise ConfigError(f"device must be cpu, for which {path} is packed, got {config.device!r}")
+    if config.load_format != "auto":
+        raise ConfigError(f"load_format must be auto for {path}, which is packed, got {config.load_format!r}")
+    if not config.optimize:
+        raise ConfigError(f"optimize must be on for {path}, which is packed")
+
+
+class _Reader:
+    """Reader that puts the parts of a model together."""
+
+    def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
+        self._path, self._description, self._kernels = path, description, kernels
+        self._dtype: torch.dtype = getattr(torch, description.dtype)
+        panels = [(kernels.panel_shape(self._dtype), description.panel)]
+        if description.int8_panel is not None:
+            panels.append((kernels.int8_panel_shape, description.int8_panel))
+        for panel, packed in panels:
+            if panel != packed:
+                raise UnsupportedModelError(
+                    f"model: {path} is packed for a processor with panels of {packed}, and this one's are {panel}; "
+                    f"pack {description.packed_from} again here"
+                )
+        self._packed, self._others = self._open(PACKED), self._open(OTHERS)
+
+    def decoder(self) -> PackedDecoder:
+        """Return the whole model."""
+        description = self._description
+        head = self._linear("head", description.hidden_size, description.vocab_size)
+        if description.tied:
+            embedding: nn.Module = PackedEmbedding(head, self._kernels, description.embedding_scale)
+        else:
+            rows = self._tensor("embedding", (description.vocab_size, description.hidden_size))
+            scale = description.embedding_scale
+            embedding = nn.Embedding.from_pretrained(rows) if scale is None else ScaledEmbedding(rows, scale)
+        layers = [self._layer(index, numbers) for index, numbers in enumerate(description.layers)]
+        layers[-1].last_layer_only_wanted = description.last_layer_only_wanted
+        rotaries = [
+            RotaryEmbedding(torch.tensor(rotary.frequencies, device="cpu"), rotary.scale, self._dtype)
+            for rotary in description.rotaries
+        ]
+        norm = FusedNorm(self._norm("norm", description.hidden_size, description.norm), self._kernels)
+        kinds = [layer.rotary for layer in description.layers]
+        return PackedDecoder(embedding, rotaries, kinds, layers, norm, head).eval()
+
+    def _layer(self, index: int, numbers: LayerNumbers) -> FusedLayer:
+        description, name = self._description, f"layers.{index}"
+        geometry, hidden = description.geometry, description.hidden_size
+        query_heads, kv_heads, head_dim = geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim
+        products: dict[str, nn.Module] = {
+            "qkv": self._linear(f"{name}.qkv", hidden, (query_heads + 2 * kv_heads) * head_dim),
+            "output": self._linear(f"{name}.output", query_heads * head_dim, hidden),
+            "gate_up": self._linear(f"{name}.gate_up", hidden, 2 * description.inner_size),
+            "down": self._linear(f"{name}.down", description.inner_size, hidden),
+        }
+        norms = LayerNorms(
+            self._norm(f"{name}.input_norm", hidden, numbers.input_norm),
+            self._norm_if_any(f"{name}.query_norm", head_dim, numbers.query_norm),
+            self._norm_if_any(f"{name}.key_norm", head_dim, numbers.key_norm),
+            self._norm(f"{name}.post_norm", hidden, numbers.post_norm),
+            self._norm_if_any(f"{name}.output_norm", hidden, numbers.output_norm),
+            self._norm_if_any(f"{name}.down_norm", hidden, numbers.down_norm),
+        )
+        spec = AttentionSpec(numbers.scale, geometry.windows[index], numbers.softcap)
+        shape = (query_heads, kv_heads, head_dim)
+        return FusedLayer(index, norms, Activation[numbers.activation], products, spec, shape, self._kernels)
+
+    def _linear(self, name: str, in_features: int, out_features: int) -> PackedLinear:
+        scale_name = f"{name}.scale"
+        int8 = scale_name in self._others
+        size = self._kernels.packed_size(in_features, out_features, int8=int8)
+        packed = self._tensor(name, (size,), torch.int8 if int8 else None)
+        scale = self._scale(scale_name, in_features, out_features) if int8 else None
+        weight = PackedWeight(packed, in_features, out_features, self._dtype, scale)
+        bias_name = f"{name}.bias"
+        bias = self._tensor(bias_name, (out_features,)) if bias_name in self._others else None
+        return PackedLinear(weight, bias, self._kernels)
+
+    def _scale(self, name: str, in_features: int, out_features: int) -> Tensor:
+        int8 = self._description.int8
+        if int8 is not None and int8.blocks:
+            shape = self._kernels.block_scale_shape(in_features, out_features)
+            return self._tensor(name, shape, torch.float16)
+        return self._tensor(name, (out_features,), torch.float32)
+
+    def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
+        return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)
+
+    def _norm_if_any(self, name: str, size: int, numbers: NormNumbers | None) -> NormWeight | None:
+        return None if numbers is None else self._norm(name, size, numbers)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """Return a tensor, checked against what the description makes of it: the kernels check no address."""
+        dtype = self._dtype if dtype is None else dtype
+        tensor = self._packed.get(name, self._others.get(name))
+        if tensor is None:
+            raise UnsupportedModelError(f"model: {self._path} lacks the tensor {name}")
+        if tensor.shape != shape or tensor.dtype != dtype:
+            raise UnsupportedModelError(
+                f"model: {name} in {self._path} must be {dtype} of shape {shape}, "
+                f"is {tensor.dtype} of {tuple(tensor.shape)}"
+            )
+        return tensor
+
+    def _open(self, file: str) -> dict[str, Tensor]:
+        """Return views of a mapped file: nothing is read yet."""
+        try:
+            with safe_open(self._path / file, framework="pt") as tensors:
+                return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise UnsupportedModelError(f"model: cannot read {self._path / file}: {error}") from None

@@ -1,0 +1,169 @@
+"""Writer: from a loaded model to a packed one."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from winnow.models.fast.fused.forms import NormWeight
+from winnow.models.fast.fused.layer import FusedLayer
+from winnow.models.fast.packed.decoder import PackedDecoder
+from winnow.models.fast.packed.description import (
+    FORMAT,
+    NORMS,
+    OTHERS,
+    PACKED,
+    Description,
+    LayerNumbers,
+    NormNumbers,
+    RotaryNumbers,
+)
+from winnow.models.fast.packed.extract import extract_parts
+from winnow.models.fast.packed_embedding import PackedEmbedding, ScaledEmbedding
+from winnow.models.fast.packed_linear import PackedLinear
+from winnow.models.load.backend_tokenizer import TokenizerNumbers
+from winnow.models.load.loaded import LoadedModel
+from winnow.models.load.tokens import tokenizer_class
+from winnow.process.digest import BESIDE_WEIGHTS
+
+# A cache line: weights begin at a multiple of it.
+_ALIGNMENT = 64
+_COPIED = (*BESIDE_WEIGHTS, "LICENSE*", "NOTICE*")
+
+
+def write_packed(
+    loaded: LoadedModel, source: Path, out: Path, *, decoder: PackedDecoder | None = None
+) -> None:
+    """Write a model that was loaded from `source`, with its tokenizer's files, into a new or empty directory `out`.
+
+    Args:
+        decoder: the model's parts, if they were extracted already.
+
+    Raises:
+        UnsupportedModelError: the model computes something that packing would lose; nothing is written.
+    """
+    decoder = decoder or extract_parts(loaded.model, loaded.geometry.num_layers, loaded.trained_len)
+    description = describe(decoder, loaded, source.resolve().name)
+    out.mkdir(parents=True, exist_ok=True)
+    if source.is_file():
+        _write_apart(loaded, out)
+    for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
+        if path.is_file() and not path.name.endswith(".index.json"):
+            copy = out / path.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, copy)
+    _save_aligned(packed_tensors(decoder), out / PACKED)
+    save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
+    numbers = TokenizerNumbers.write(loaded.tokenizer, out)
+    replace(description, tokenizer=numbers).write(out)
+
+
+def _write_apart(loaded: LoadedModel, out: Path) -> None:
+    """Write what a GGUF file holds beside weights, as a directory has it."""
+    model: Any = loaded.model
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.save_pretrained(out)
+
+
+def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Description:
+    """Return all of a decoder that is no tensor; `name` is that of the directory it was loaded from."""
+    layers: list[Any] = list(decoder.layers)
+    return Description(
+        format=FORMAT,
+        packed_from=name,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        panel=decoder.head.kernels.panel_shape(loaded.dtype),
+        geometry=loaded.geometry,
+        vocab_size=loaded.vocab_size,
+        hidden_size=decoder.head.in_features,
+        inner_size=layers[0].down.in_features,
+        trained_len=loaded.trained_len,
+        eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
+        tokenizer_class=tokenizer_class(loaded.tokenizer),
+        rotaries=tuple(map(_rotary_numbers, decoder.rotaries)),
+        tied=isinstance(decoder.embedding, PackedEmbedding),
+        last_layer_only_wanted=layers[-1].last_layer_only_wanted,
+        norm=_numbers(decoder.norm.norm),
+        layers=tuple(map(_layer_numbers, layers, decoder.layer_rotaries)),
+        int8=loaded.int8,
+        int8_panel=None if loaded.int8 is None else decoder.head.kernels.int8_panel_shape,
+        embedding_scale=getattr(decoder.embedding, "scale", None),
+    )
+
+
+def packed_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield the packed weights by name."""
+    for name, product in products(decoder):
+        yield name, product.packed.packed
+
+
+def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
+    """Yield all other tensors by name."""
+    yield "norm", decoder.norm.norm.weight
+    if isinstance(decoder.embedding, nn.Embedding | ScaledEmbedding):
+        yield "embedding", decoder.embedding.weight
+    for index, layer in enumerate(decoder.layers):
+        norms = layer.norms
+        for place in NORMS:
+            norm = getattr(norms, place)
+            if norm is not None:
+                yield f"layers.{index}.{place}_norm", norm.weight
+    for name, product in products(decoder):
+        if product.bias is not None:
+            yield f"{name}.bias", product.bias
+        if product.packed.scale is not None:
+            yield f"{name}.scale", product.packed.scale
+
+
+def products(decoder: PackedDecoder) -> Iterator[tuple[str, PackedLinear]]:
+    """Yield the matrix products by name."""
+    yield "head", decoder.head
+    for index, layer in enumerate(decoder.layers):
+        for name in ("qkv", "output", "gate_up", "down"):
+            yield f"layers.{index}.{name}", getattr(layer, name)
+
+
+def _save_aligned(tensors: Iterator[tuple[str, Tensor]], path: Path) -> None:
+    """Write tensors whose sizes are multiples of `_ALIGNMENT` so that each lies at a multiple of it in the file."""
+    named = dict(tensors)
+    save_file(named, path, {"padding": ""})
+    with path.open("rb") as file:
+        begin = 8 + int.from_bytes(file.read(8), "little")
+    if begin % _ALIGNMENT:
+        save_file(named, path, {"padding": " " * (-begin % _ALIGNMENT)})
+
+
+def _rotary_numbers(rotary: Any) -> RotaryNumbers:
+    return RotaryNumbers(tuple(rotary.inv_freq.tolist()), rotary.scale)
+
+
+def _layer_numbers(layer: FusedLayer, rotary: int) -> LayerNumbers:
+    norms = layer.norms
+    return LayerNumbers(
+        scale=layer.spec.scale,
+        softcap=layer.spec.softcap,
+        activation=layer.activation.name,
+        input_norm=_numbers(norms.input),
+        query_norm=_numbers_of(norms.query),
+        key_norm=_numbers_of(norms.key),
+        post_norm=_numbers(norms.post),
+        output_norm=_numbers_of(norms.output),
+        down_norm=_numbers_of(norms.down),
+        rotary=rotary,
+    )
+
+
+def _numbers(norm: NormWeight) -> NormNumbers:
+    return NormNumbers(norm.eps, norm.one_plus)
+
+
+def _numbers_of(norm: NormWeight | None) -> NormNumbers | None:
+    return None if norm is None else _numbers(norm)

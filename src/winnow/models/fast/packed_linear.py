@@ -1,0 +1,177 @@
+"""Linear layers whose weight lies in memory in the order in which it is read.
+
+torch re-packs the weight of `F.linear` on every call. Winnow's kernels read one that is packed for good. Only where the
+processor has matrix units (AMX) and the kernels at hand do without them (`WINNOW_ISA`) is oneDNN faster; torch's
+operators that keep a weight packed for it are private, made for its compiler: whether they are there and right is tried
+out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from winnow.models.fast.experts import GroupedExperts, is_experts, linear_of
+from winnow.models.fast.int8_linear import Int8Weights, quantize_linears
+
+if TYPE_CHECKING:
+    from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
+
+MakeLinear = Callable[[Sequence[nn.Linear]], nn.Module]
+"""Linear layers of the same inputs -> one that computes all of them side by side."""
+
+# oneDNN's packing depends on how many rows are promised; one for 32 serves 1 to 2048 as well as any.
+_ROWS = 32
+_TOLERANCE = 1e-2
+
+
+class PackedLinear(nn.Module):
+    """x @ weight.T + bias, as `nn.Linear`. A row's result does not depend on the rows beside it, to the last bit.
+
+    Args:
+        bias: [out_features].
+    """
+
+    def __init__(self, packed: "PackedWeight", bias: Tensor | None, kernels: "LayerKernels") -> None:
+        super().__init__()
+        self.out_features, self.in_features = packed.out_features, packed.in_features
+        # A parameter: BERT's kind registers its head's bias a second time.
+        self.bias = None if bias is None else nn.Parameter(bias.detach().contiguous(), requires_grad=False)
+        self.packed = packed
+        self.kernels = kernels
+
+    @classmethod
+    def pack(cls, linears: Sequence[nn.Linear], kernels: "LayerKernels") -> "PackedLinear":
+        """Pack these side by side, which are not kept: their memory is free once the caller lets them go."""
+        return cls(kernels.pack(join_weights(linears)), join_biases(linears), kernels)
+
+    @classmethod
+    def pack_int8(
+        cls, linears: Sequence[nn.Linear], kernels: "LayerKernels", *, blocks: bool = False
+    ) -> "PackedLinear":
+        """Return the same, of int8 weights; see `winnow.models.fast.int8_linear`."""
+        codes, scale = quantize_linears(linears, blocks=blocks)
+        packed = kernels.pack_codes(codes, scale, linears[0].weight.dtype)
+        return cls(packed, join_biases(linears), kernels)
+
+    @property
+    def is_int8(self) -> bool:
+        """Return whether the weight is one of int8; see `winnow.models.fast.int8_linear`."""
+        return self.packed.scale is not None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [..., in_features] -> [..., out_features]."""
+        out = self.kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def of_groups(self, layers: Sequence["PackedLinear"], x: Tensor, counts: Sequence[int]) -> Tensor:
+        """Map consecutive rows of x [T, in_features], `counts` of them by each of the layers, which are alike."""
+        return self.kernels.grouped_linear(
+            x, [layer.packed for layer in layers], [layer.bias for layer in layers], counts
+        )
+
+
+class OneDnnLinear(nn.Module):
+    """The same by oneDNN, which uses matrix units where there are some."""
+
+    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        weight = join_weights(linears)
+        self.out_features, self.in_features = weight.shape
+        self.bias = join_biases(linears)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
+        self._product = torch.ops.mkldnn._linear_pointwise.default
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._product(x, self._packed, self.bias, "none", [], "")
+        return out
+
+
+def linear_maker(
+    kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, int8: Int8Weights | None = None
+) -> MakeLinear:
+    """Return what makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
+
+    Args:
+        native: of weights packed for Winnow's kernels alone, which can be written to a file, also where oneDNN's are
+            faster.
+        int8: of int8 weights, which those kernels alone take; None: of the type itself.
+    """
+    if int8 is not None:
+        return lambda linears: (
+            PackedLinear.pack_int8(linears, kernels, blocks=int8.blocks)
+            if kernels.packs_int8(dtype)
+            else join_linears(linears)
+        )
+    if not native and dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
+        return OneDnnLinear
+    return lambda linears: (
+        PackedLinear.pack(linears, kernels)
+        if kernels.packs(dtype, linears[0].in_features)
+        else join_linears(linears)
+    )
+
+
+def join_weights(linears: Sequence[nn.Linear]) -> Tensor:
+    """Return the weight of one layer that computes all of these side by side."""
+    weights = [part.weight.detach() for part in linears]
+    return weights[0] if len(weights) == 1 else torch.cat(weights)
+
+
+def join_biases(linears: Sequence[nn.Linear]) -> Tensor | None:
+    """Return its bias; None: none of them has one."""
+    if all(part.bias is None for part in linears):
+        return None
+    biases = [
+        part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach()
+        for part in linears
+    ]
+    return biases[0] if len(biases) == 1 else torch.cat(biases)
+
+
+def one_dnn_works() -> bool:
+    """Return whether packed products of bfloat16 are there on this processor, and give what `F.linear` gives."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 80, generator=generator, device="cpu").bfloat16()
+    bias = torch.randn(48, generator=generator, device="cpu").bfloat16()
+    try:
+        for own_bias in (bias, None):
+            packed = OneDnnLinear([linear_of(weight, own_bias)])
+            for rows in (1, 3, 65):
+                x = torch.randn(rows, 80, generator=generator, device="cpu").bfloat16()
+                expected, found = F.linear(x, weight, own_bias), packed(x)
+                if found.dtype != expected.dtype or found.shape != expected.shape:
+                    return False
+                scale = float(expected.abs().max())
+                if float((found - expected).abs().max()) > _TOLERANCE * scale:
+                    return False
+    except (AttributeError, RuntimeError, TypeError):  # no such operator, or not for this type here
+        return False
+    return True
+
+
+def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Pack every `nn.Linear` below a module, and all experts. Returns what it replaced, for `put_back`."""
+    replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:  # a subclass may compute something else
+                setattr(parent, name, make([child]))
+                replaced.append((parent, name, child))
+            elif is_experts(child):
+                setattr(parent, name, GroupedExperts(child, make))
+                replaced.append((parent, name, child))
+    return replaced
+
+
+def put_back(replaced: list[tuple[nn.Module, str, nn.Module]]) -> None:
+    """Put back what was replaced, last things first."""
+    for parent, name, child in reversed(replaced):
+        setattr(parent, name, child)
+
+
+def join_linears(linears: Sequence[nn.Linear]) -> nn.Linear:
+    """Return one layer that computes all of these side by side; a single one's weight is not copied."""
+    return linear_of(join_weights(linears), join_biases(linears))

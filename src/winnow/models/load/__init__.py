@@ -1,0 +1,1 @@
+"""From a directory, a file or a name to a model in memory."""

@@ -1,0 +1,77 @@
+"""Number formats that `auto` stands for on a CPU."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from winnow.config import ModelConfig
+from winnow.errors import WinnowError
+from winnow.models.fast.packed.description import is_packed
+from winnow.models.load.json_files import read_object
+from winnow.native import is_installed, multiplies_bfloat16
+
+log = logging.getLogger("winnow.models")
+
+SMALL = 64 * 2**20
+"""Bytes of weights below which a model stays as exact as it can be: it is no faster otherwise."""
+_WIDE_KINDS = ("F32", "F16", "BF16", "F64")
+
+
+def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
+    """Return a configuration whose `dtype` and `weight_dtype` are what `auto` means for a model on a CPU.
+
+    `dtype` is bfloat16 where the processor multiplies it and the weights are not of float32 themselves. Where it was
+    not given, quantized weights of a GGUF file keep 8 bits (q8_0), those of the first and the last layer and of the
+    head aside: small models answer wrong without these. Models of few bytes stay in float32, and so does what is not
+    read from files.
+    """
+    on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
+    if config.dtype != "auto" or not on_cpu or config.load_format != "auto" or is_packed(path):
+        return config
+    try:
+        files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+        num_bytes = sum(file.stat().st_size for file in files)
+        dtype = cpu_dtype(num_bytes, "float32" if _is_float32(path) else "")
+        eight_bits = num_bytes >= SMALL and keeps_8_bits(config, path)
+    except (OSError, WinnowError):
+        return config  # which loading will name
+    config = replace(config, dtype=dtype)
+    if eight_bits:
+        config = replace(config, weight_dtype="q8_0", weight_wide="head-and-ends")
+    log.info("%s: dtype %s, weight_dtype %s", path.name, dtype, config.weight_dtype)
+    return config
+
+
+def cpu_dtype(num_bytes: int, own: str, multiplies: bool | None = None) -> str:
+    """Return what `dtype` auto is on a CPU.
+
+    Args:
+        num_bytes: of all weights.
+        own: their dtype by the model's configuration; empty: not said.
+        multiplies: the processor multiplies bfloat16; None: whether this one does.
+    """
+    narrow = multiplies_bfloat16() if multiplies is None else multiplies
+    return "bfloat16" if narrow and num_bytes >= SMALL and own != "float32" else "float32"
+
+
+def _is_float32(path: Path) -> bool:
+    """Return whether a directory's configuration says that weights are of float32."""
+    if path.is_file():
+        return False
+    values = read_object(path / "config.json")
+    text = values.get("text_config")
+    places = [values, text] if isinstance(text, dict) else [values]
+    return "float32" in [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
+
+
+def keeps_8_bits(config: ModelConfig, path: Path) -> bool:
+    """Return whether `weight_dtype` auto is 8 bits: a file's are quantized, and kernels multiply them so."""
+    if config.weight_dtype != "auto" or not path.is_file() or path.suffix == ".json":
+        return False
+    if not config.optimize or config.engine != "paged" or not is_installed():
+        return False
+    from winnow.models.load.gguf.file import GgufFile
+
+    return next(iter(GgufFile.open(path).weight_kinds), "F32") not in _WIDE_KINDS

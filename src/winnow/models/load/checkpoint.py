@@ -1,0 +1,268 @@
+"""A model as it was published, by transformers: safetensors or GGUF, no code from its files, no network."""
+
+import inspect
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
+
+from winnow.config import ModelConfig
+from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.models.bind.binding import ATTENTION_NAME, attention_of, set_attention
+from winnow.models.bind.geometry_probe import probe_geometry
+from winnow.models.bind.positions import bind_counted_positions, bind_positions
+from winnow.models.bind.verify import Trial
+from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.fast.library_weights import LibraryWeights
+from winnow.models.fast.optimize import Optimized, optimize_model
+from winnow.models.fast.quantize import quantize_model, round_beside_blocks
+from winnow.models.fast.shards import shard_model
+from winnow.models.load.context import ContextLimit, context_limit
+from winnow.models.load.damage import check_numbers, check_sizes, check_vocabulary, first_line
+from winnow.models.load.dummy import RepeatedRandom
+from winnow.models.load.generation import sampling_defaults
+from winnow.models.load.kinds import causal_class, config_class, takes_attention
+from winnow.models.load.loaded import LoadedModel, PlainModel
+from winnow.models.load.published import Published, open_published
+from winnow.models.load.tokens import end_tokens
+from winnow.process.progress import report
+from winnow.process.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_checkpoint(
+    path: Path,
+    config: ModelConfig,
+    *,
+    beyond_trained_len: bool,
+    native: bool = False,
+    ranks: Ranks = ALONE,
+) -> tuple[LoadedModel, ContextLimit]:
+    """Load as `winnow.models.load.loader.load_model` does, from config.json and weights as published; with its limits."""
+    published = open_published(path)
+    model_config = _read_config(path, published)
+    model_class = causal_class(model_config, states=True)
+    own = not takes_attention(model_class)
+    if own and not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
+        raise UnsupportedModelError(
+            f"model: {model_class.__name__} is not supported: its attention cannot be replaced "
+            "(transformers' class takes none from AttentionInterface), and it keeps no cache"
+        )
+    wanted = config.max_model_len
+    limit = context_limit(model_config)
+    trained_len = limit.take(None if beyond_trained_len else wanted)
+    device = _device(config.device)
+    int8, library = _narrow_weights(config, device, _dtype(config.dtype, model_config, device))
+    report("reading weights")
+    model = _load_weights(path, published, model_config, config, device, "eager" if own else ATTENTION_NAME)
+    set_attention(model, ATTENTION_NAME)
+    geometry = probe_geometry(model)
+    bind_counted_positions(model)
+    limit = limit.less(bind_positions(model, attention_of(model, "eager")))
+    trained_len = limit.take(None if beyond_trained_len else wanted)
+    dtype = _dtype(config.dtype, model_config, device)
+    if model.dtype != dtype:
+        assert int8 is not None
+        round_beside_blocks(model, geometry.num_layers, int8, dtype)
+    report("reading the tokenizer")
+    tokenizer = _tokenizer(path, published, model_config)
+    # The model's own code runs before layers are replaced, and is compared with what will answer.
+    trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
+    if ranks.size > 1:
+        geometry = shard_model(model, geometry, ranks)
+    optimized = Optimized()
+    if config.optimize:
+        optimized = optimize_model(model, geometry, trained_len, native=native, int8=int8, library=library)
+    elif library is not None:
+        library.quantize_model(model, geometry.num_layers)
+    elif int8 is not None:
+        quantize_model(model, geometry.num_layers, int8)
+    loaded = LoadedModel(
+        model=model,
+        decoder=optimized.decoder,
+        unfused=optimized.unfused,
+        tokenizer=tokenizer,
+        vocab_size=_vocab_size(model_config),
+        geometry=geometry,
+        max_model_len=wanted or trained_len,
+        trained_len=trained_len,
+        eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
+        sampling_defaults=sampling_defaults(path, config.generation_config),
+        int8=int8,
+        library=library,
+        ranks=ranks,
+    )
+    if trial is not None:
+        loaded = replace(loaded, verified=trial.verify(loaded, config.attention_backend))
+    return loaded, limit
+
+
+def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
+    """Load as `winnow.models.load.loader.load_plain_model` does."""
+    published = open_published(path)
+    model_config = _read_config(path, published)
+    causal_class(model_config)
+    tokenizer = _tokenizer(path, published, model_config)
+    model = _load_weights(path, published, model_config, config, _device(config.device), None)
+    first = bind_positions(model, nullcontext())
+    return PlainModel(
+        max_model_len=context_limit(model_config).less(first).take(config.max_model_len),
+        model=model,
+        tokenizer=tokenizer,
+        vocab_size=_vocab_size(model_config),
+        eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
+        sampling_defaults=sampling_defaults(path, config.generation_config),
+    )
+
+
+def _read_config(path: Path, published: Published) -> PretrainedConfig:
+    values = published.config_values()
+    model_type = values.get("model_type")
+    if model_type is None:
+        raise UnsupportedModelError(f"model: cannot load {path}: config.json names no model_type")
+    kind = config_class(model_type)
+    if kind is None:
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: transformers knows no model_type {model_type!r}, named in config.json"
+        )
+    method = (values.get("quantization_config") or {}).get("quant_method", "bitsandbytes")
+    if method not in (*AUTO_QUANTIZATION_CONFIG_MAPPING, "bitsandbytes"):
+        raise UnsupportedModelError(  # transformers would skip it with a warning
+            f"model: cannot load {path}: quantization_config.quant_method {method!r} is none that transformers reads"
+        )
+    # auto_map would name code in the directory. It is dropped before anyone could follow it.
+    values.pop("auto_map", None)
+    try:
+        config = kind.from_dict(values)
+        check_sizes(config)
+        check_numbers(config)
+    except Exception as error:  # each configuration checks itself in its own way
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: config.json is not a usable configuration: {first_line(error)}"
+        ) from error
+    published.check_config(config)
+    return config
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device {name!r} is not usable here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _narrow_weights(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[Int8Weights | None, LibraryWeights | None]:
+    """Return which weights are quantized: by Winnow on a CPU, by a library on a GPU."""
+    config.check_weight_device(device.type)
+    if device.type == "cuda":
+        return None, LibraryWeights.of(config, device, dtype)
+    return Int8Weights.of(config), None
+
+
+def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
+    if name != "auto":
+        return getattr(torch, name)
+    return torch.float32 if device.type == "cpu" else (config.dtype or torch.bfloat16)
+
+
+def _load_weights(
+    path: Path,
+    published: Published,
+    model_config: PretrainedConfig,
+    config: ModelConfig,
+    device: torch.device,
+    attention: str | None,
+) -> PreTrainedModel:
+    """Return the model on its device; `attention` is a name that transformers knows, None its own choice.
+
+    Of the type that was asked for, or of float32 where weights in blocks are to be made of a GGUF file's.
+    """
+    dtype = _dtype(config.dtype, model_config, device)
+    if path.is_file() and config.weight_dtype == "q8_0":
+        dtype = torch.float32  # blocks of a GGUF file stay as they are; see `round_beside_blocks`
+    try:
+        model = _make_model(path, published, model_config, config, dtype, device, attention).to(device)
+    except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation
+        field = _field_of(error.args[0], model_config.get_text_config().to_dict())
+        if field is None:
+            raise
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: transformers knows no {field} {error.args[0]!r}, named in its configuration"
+        ) from error
+    return model.eval().requires_grad_(False)
+
+
+def _field_of(value: object, fields: Mapping[str, Any]) -> str | None:
+    """Return which field of a configuration has a value."""
+    for name, found in fields.items():
+        if found == value:
+            return name
+        if isinstance(found, Mapping) and (inner := _field_of(value, found)) is not None:
+            return f"{name}.{inner}"
+    return None
+
+
+def _make_model(
+    path: Path,
+    published: Published,
+    model_config: PretrainedConfig,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str | None,
+) -> Any:
+    if config.load_format == "dummy":
+        on_gpu = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(on_gpu), device, RepeatedRandom():
+            torch.manual_seed(config.seed)
+            return AutoModelForCausalLM.from_config(
+                model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            )
+    with published.reading():
+        model, found = AutoModelForCausalLM.from_pretrained(
+            **published.weights(),
+            config=model_config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # transformers would refuse them without a name
+        )
+    for name, held, wanted in sorted(found["mismatched_keys"]):
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: {name} is of shape {list(held)}, and by its configuration of {list(wanted)}"
+        )
+    if found["missing_keys"]:
+        missing = sorted(found["missing_keys"])
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: it lacks {len(missing)} of {type(model).__name__}'s weights, "
+            f"such as {missing[0]}"
+        )
+    published.check_weights(model, found["unexpected_keys"])
+    return model
+
+
+def _tokenizer(
+    path: Path, published: Published, config: PretrainedConfig
+) -> "PreTrainedTokenizerBase | None":
+    tokenizer = published.tokenizer()
+    check_vocabulary(path, tokenizer, _vocab_size(config))
+    return tokenizer
+
+
+def _vocab_size(config: PretrainedConfig) -> int:
+    return int(config.get_text_config().vocab_size)

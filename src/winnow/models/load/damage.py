@@ -1,0 +1,132 @@
+"""A directory that a model cannot be loaded from: whatever is wrong with it, one line says so."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from winnow.errors import UnsupportedModelError, WinnowError
+from winnow.values.units import format_bytes
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+_COUNTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+)
+"""Counts of a configuration; those that it names must be whole numbers above 0."""
+_EPSILONS = (
+    "rms_norm_eps",
+    "layer_norm_eps",
+    "layer_norm_epsilon",
+    "layernorm_epsilon",
+    "norm_epsilon",
+    "norm_eps",
+)
+_ROPE = ("rope_theta", "factor", "partial_rotary_factor", "original_max_position_embeddings")
+
+
+@contextmanager
+def loading(path: Path) -> Iterator[None]:
+    """Turn what the libraries raise over a stranger's files into one error.
+
+    Raises:
+        UnsupportedModelError: names the directory and the first line of what was wrong.
+    """
+    try:
+        yield
+    except (WinnowError, MemoryError):
+        raise
+    except torch.OutOfMemoryError as error:
+        raise UnsupportedModelError(_too_large(path, error)) from None
+    # safetensors, tokenizers and transformers each raise what they like, down to plain `Exception`.
+    except Exception as error:
+        raise UnsupportedModelError(f"model: cannot load {path}: {first_line(error)}") from error
+
+
+def _too_large(path: Path, error: Exception) -> str:
+    """Return what did not fit, from torch's report of it."""
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    said = f"asked for {asked[1]} more" if asked else first_line(error)
+    free, total = torch.cuda.mem_get_info()
+    return (
+        f"model: {path} does not fit the memory of the device: {said}, and {format_bytes(free)} of "
+        f"{format_bytes(total)} are free; close what else uses the device, or give dtype bfloat16 or a smaller model"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an exception says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = lines[0] if lines else ""
+    # The first line of a report may only announce it.
+    said = f"{said} {lines[1]}" if said.endswith(":") and len(lines) > 1 else said
+    plain = isinstance(error, OSError | ValueError | RuntimeError) and said
+    return said if plain else f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def check_sizes(config: "PretrainedConfig") -> None:
+    """Raise ValueError if a configuration's sizes make no model; transformers would find that out late, or never."""
+    text = config.get_text_config()
+    sizes: dict[str, Any] = {}
+    for name in _COUNTS:
+        try:
+            sizes[name] = getattr(text, name, None)
+        except RuntimeError:  # it has another for some layers, and says no other
+            sizes[name] = [getattr(each, name, None) for each in text.per_layer_config]
+    for name, size in sizes.items():
+        values = size if isinstance(size, list) else [size]  # some have one for each layer
+        for value in values:
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+    heads, kv_heads = sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise ValueError(
+            f"num_attention_heads must be a multiple of num_key_value_heads, got {heads} and {kv_heads}"
+        )
+
+
+def check_numbers(config: "PretrainedConfig") -> None:
+    """Raise ValueError if a number of a configuration makes no model; transformers would name no field, or compute."""
+    if config.is_encoder_decoder:  # refused for that
+        return
+    values = vars(config.get_text_config())
+    padding, size = values.get("pad_token_id"), values.get("vocab_size")
+    if isinstance(padding, int) and isinstance(size, int) and not -size <= padding < size:
+        raise ValueError(f"pad_token_id must be below vocab_size ({size}), got {padding}")
+    rope = values.get("rope_parameters") or {}
+    found = [(name, values[name], True) for name in _EPSILONS if name in values]
+    for part in (
+        rope,
+        *(each for each in rope.values() if isinstance(each, dict)),
+    ):  # some have one by kind of layer
+        found += [(name, part[name], False) for name in _ROPE if name in part]
+    for name, value, zero in found:
+        number = isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+        if value is not None and not (number and (value > 0 or (zero and value == 0))):
+            raise ValueError(f"{name} must be a number {'of at least' if zero else 'above'} 0, got {value!r}")
+
+
+def check_vocabulary(path: Path, tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> None:
+    """Refuse a tokenizer of another model, whose tokens this one does not know.
+
+    Tokens that were added to a vocabulary do not count: some tokenizers name a few that text never makes.
+
+    Raises:
+        UnsupportedModelError: names both sizes.
+    """
+    if tokenizer is not None and tokenizer.vocab_size > vocab_size:
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: its tokenizer has {tokenizer.vocab_size} tokens, and the model knows "
+            f"{vocab_size}"
+        )

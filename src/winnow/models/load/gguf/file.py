@@ -1,0 +1,175 @@
+"""A model in one GGUF file, read by transformers: blocks become plain weights when they are loaded."""
+
+import struct
+from collections import Counter
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import GgufConfig, PretrainedConfig
+from transformers.integrations import GGUF_CONFIG_MAPPING
+
+from winnow.errors import UnsupportedModelError
+from winnow.extras import install_hint
+from winnow.models.load.damage import first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from winnow.models.load.gguf.header import GgufHeader
+
+_PACKAGES = ("gguf", "accelerate")
+_MAGIC = b"GGUF"
+# Tokens that end an answer or a turn.
+_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Architectures by transformers' names, where they differ from llama.cpp's by more than a dash.
+_THEIR_NAMES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+# Layers of the models whose attention is scaled by the width of a head's share of the hidden state, and not by its own:
+# no key says so, llama.cpp knows them by this number (Gemma 2 and 3 of 27 billion parameters).
+_WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
+
+
+class GgufFile:
+    """Configuration, weights, tokenizer and chat template in a file."""
+
+    def __init__(self, header: "GgufHeader") -> None:
+        self.path = header.path
+        self._header, self._values = header, header.values
+
+    @classmethod
+    def open(cls, path: Path) -> "GgufFile":
+        """Read what stands before the weights.
+
+        Raises:
+            UnsupportedModelError: it is no GGUF file, a damaged one or one of several, or packages are missing.
+        """
+        with path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise _refused(path, "it is neither a directory nor a GGUF file")
+        missing = [name for name in _PACKAGES if find_spec(name) is None]
+        if missing:
+            raise _refused(
+                path,
+                f"GGUF files are read with {' and '.join(_PACKAGES)}, and {' and '.join(missing)} is not installed: "
+                f"{install_hint('gguf')}",
+            )
+        from winnow.models.load.gguf.header import GgufHeader
+
+        try:
+            header = GgufHeader.read(path)
+        except (ValueError, struct.error, LookupError, ArithmeticError, TypeError, MemoryError) as error:
+            raise _refused(path, f"it is damaged: {first_line(error)}") from error
+        size = path.stat().st_size
+        if size < header.end:
+            raise _refused(path, f"it is cut short: its tensors end at byte {header.end}, and it has {size}")
+        parts = header.values.get("split.count", 1)
+        if parts > 1:
+            raise _refused(path, f"it is one of {parts} parts, and transformers reads whole files alone")
+        return cls(header)
+
+    def config_values(self) -> dict[str, Any]:
+        from winnow.models.load.gguf.keys import linear_factor
+
+        with self.reading():
+            values: dict[str, Any] = PretrainedConfig.get_config_dict(self.path.parent, gguf_file=self._file)[
+                0
+            ]
+        arch = self._header.architecture
+        base = self._values.get(f"{arch}.rope.freq_base")
+        if base is not None and not {"rope_theta", "rope_parameters"} & values.keys():
+            values["rope_theta"] = base  # transformers' tables leave it out for some architectures
+        if values.get("num_hidden_layers") == _WIDE_SCALE.get(arch):
+            values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
+        elif arch in _WIDE_SCALE:
+            values["query_pre_attn_scalar"] = values.get("head_dim", 256)
+        if {"rope_scaling", "rope_parameters"} & values.keys():
+            return values
+        try:
+            factor = linear_factor(self._values)
+        except ValueError as error:
+            raise _refused(self.path, str(error)) from None
+        if factor is not None:
+            values["rope_scaling"] = {"rope_type": "linear", "factor": factor}
+        return values
+
+    def check_config(self, config: PretrainedConfig) -> None:
+        """Refuse keys that change answers, and that nothing has made use of."""
+        from winnow.models.load.gguf.keys import refused_keys
+
+        arch = self._header.architecture
+        table = GGUF_CONFIG_MAPPING.get(_THEIR_NAMES.get(arch, arch.replace("-", "_")))
+        if table is None:
+            return  # an architecture whose keys transformers reads one by one
+        applied = {key for key, name in table.items() if name is not None}
+        refused = list(refused_keys(self._values, applied, config.get_text_config()))
+        if refused:
+            raise _refused(
+                self.path, f"nothing makes use of its {'; '.join(refused)}, and answers would be wrong"
+            )
+
+    @property
+    def weight_kinds(self) -> dict[str, int]:
+        """llama.cpp's types of the tensors, and how many numbers are of each, the most frequent first."""
+        counts: Counter[str] = Counter()
+        for tensor in self._header.tensors:
+            counts[tensor.kind.name] += prod(tensor.shape)
+        return dict(counts.most_common())
+
+    def weights(self) -> dict[str, Any]:
+        return {
+            "pretrained_model_name_or_path": self.path.parent,
+            "gguf_file": self._file,
+            "quantization_config": GgufConfig(dequantize=True),
+        }
+
+    def reading(self) -> AbstractContextManager[object]:
+        from winnow.models.load.gguf.transformers_reader import reading
+
+        return reading(self._header)
+
+    def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
+        """Refuse tensors that transformers' reader would skip.
+
+        It passes over tensors that it has no name for, such as factors of rotary positions.
+        """
+        held = sum(prod(tensor.shape) for tensor in self._header.tensors)
+        taken = sum(parameter.numel() for parameter in model.parameters())
+        if held > taken:
+            strange = [each.name for each in self._header.tensors if each.name.startswith("rope_")] or sorted(
+                left_out
+            )
+            raise _refused(
+                self.path,
+                f"transformers' reader takes {taken} of the {held} numbers in its tensors"
+                + (f" and leaves out {', '.join(strange)}" if strange else ""),
+            )
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        if "tokenizer.ggml.model" not in self._values:
+            return None
+        from winnow.models.load.gguf.tokenizer import read_tokenizer
+
+        try:
+            with self.reading():
+                return read_tokenizer(self.path.parent, self._file, self._values)
+        except Exception as error:  # tokenizers raises plain `Exception`
+            raise _refused(self.path, f"its tokenizer is not usable: {first_line(error)}") from error
+
+    def end_tokens(self, config: PretrainedConfig) -> list[int]:
+        from winnow.models.load.gguf.tokenizer import turn_ends
+
+        # Not the configuration's: the class's default stands there, which may be any token of this file.
+        ends = (self._values.get(f"tokenizer.ggml.{name}") for name in _ENDS)
+        return [*(end for end in ends if end is not None), *turn_ends(self._values)]
+
+    @property
+    def _file(self) -> str:
+        # In full: transformers looks for a name in the working directory first.
+        return str(self.path.resolve())
+
+
+def _refused(path: Path, reason: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"model: cannot load {path}: {reason}")

@@ -1,0 +1,176 @@
+"""Result of loading a model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from winnow.attention import Spans
+from winnow.cache import CacheLayout
+from winnow.cache.recurrent import RecurrentStates
+from winnow.config import CacheConfig
+from winnow.models.bind.geometry import ModelGeometry
+from winnow.models.bind.rotation import ModelRotation, find_rotation, probe_keys
+from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.fast.library_weights import LibraryWeights
+from winnow.models.load.kv_layout import configured_layout
+from winnow.models.load.tokens import token_kinds
+from winnow.process.ranks import ALONE, Ranks
+from winnow.sampling.grammar import GrammarCompiler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from winnow.models.bind.binding import AttentionStep
+    from winnow.models.fast.packed.decoder import PackedDecoder
+
+    ServedModel: TypeAlias = PreTrainedModel | PackedDecoder
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Distance of Winnow's logits from those of the model's own code."""
+
+    difference: float
+    """Difference as a part of the norm of the model's own logits; NaN where those are not finite."""
+    tolerance: float
+    num_tokens: int
+    past: int
+    """Tokens before those whose masks were compared; 0: the model builds none."""
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """A causal language model, and what an engine must know of it."""
+
+    model: "ServedModel"
+    tokenizer: "PreTrainedTokenizerBase | None"
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    """Sampling parameters that the model's makers recommend, for requests that bring none."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
+
+    @cached_property
+    def device(self) -> torch.device:
+        return self.model.device  # which looks through its parameters
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """Compiler of the forms of answers for its tokenizer."""
+        return GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
+
+
+@dataclass(frozen=True)
+class LoadedModel(PlainModel):
+    """A model bound to the paged cache."""
+
+    geometry: ModelGeometry
+    trained_len: int
+    """Longest sequence whose positions the model knows."""
+    decoder: "PackedDecoder | None" = None
+    """The parts of `model` without transformers' code between them, where they compute the same."""
+    unfused: Mapping[int, str] = field(default_factory=dict)
+    """Reasons for which layers, by their number, are computed by transformers' code though others might be faster."""
+    int8: Int8Weights | None = None
+    """Choice of its weights that are quantized to 8 bits; None: none."""
+    library: LibraryWeights | None = None
+    """Choice of its weights that a library quantized; None: none."""
+    ranks: Ranks = ALONE
+    """Ranks that compute it together: `model` and `geometry` are this one's part."""
+    verified: Verified | None = None
+    """Distance of what answers from the model's own code; None: it was not compared at load."""
+
+    def kv_layout(
+        self, config: CacheConfig, num_accumulators: int, chunk: int | None = None, *, bias: bool = False
+    ) -> CacheLayout:
+        """Return the shape of a cache for this model; a step computes at most `chunk` tokens of one sequence.
+
+        It is that of all ranks. With `bias` KVs have one, as with the option kv_bias.
+
+        Raises:
+            ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
+        """
+        geometry = self.geometry
+        layout = configured_layout(
+            config,
+            num_layers=geometry.num_layers,
+            num_kv_heads=geometry.num_kv_heads * self.ranks.size,
+            head_dim=geometry.head_dim,
+            dtype=str(self.dtype).removeprefix("torch."),
+            num_accumulators=num_accumulators,
+            windows=geometry.windows,
+            chunk=chunk,
+            bias=bias,
+            state_bytes=sum(each.nbytes for each in geometry.states),
+            shapes=[shape[1:] for shape in geometry.by_layer],
+            latent=geometry.latent,
+        )
+        return replace(layout, ranks=self.ranks.size)
+
+    def open_states(self, max_num_seqs: int) -> RecurrentStates | None:
+        """Return memory for what layers keep of sequences in place of KVs; None: none does."""
+        states = self.geometry.states
+        return RecurrentStates(states, max_num_seqs, self.device) if states else None
+
+    def compute(
+        self,
+        tokens: torch.Tensor,
+        spans: Spans,
+        wanted: torch.Tensor | int,
+        step: "AttentionStep",
+        states: RecurrentStates | None,
+    ) -> torch.Tensor:
+        """Return logits of a packed step, [n, V].
+
+        Args:
+            tokens: int64 [T], where `spans` says.
+            wanted: tokens whose logits are wanted, int64 [n]; 0: all.
+            states: of the model's layers, as `open_states` gave them; they are after these tokens then.
+        """
+        more = {}
+        if states is not None:
+            from winnow.models.bind.mixers import PackedStates
+
+            more[self._cache_argument] = PackedStates(states, spans)
+        logits: torch.Tensor = self.forward_model(
+            input_ids=tokens[None],
+            position_ids=spans.position[None],
+            use_cache=False,
+            logits_to_keep=wanted,
+            winnow_step=step,
+            **more,
+        ).logits
+        return logits[0]
+
+    @cached_property
+    def _cache_argument(self) -> str:
+        from winnow.models.bind.binding import cache_argument
+
+        return cache_argument(self.model)
+
+    @property
+    def forward_model(self) -> "ServedModel":
+        """The model that a step runs: the decoder where there is one."""
+        return self.model if self.decoder is None else self.decoder
+
+    @cached_property
+    def rotation(self) -> ModelRotation | None:
+        """Rotation of keys at their positions; None: not in a way that Winnow can redo."""
+        return find_rotation(self.model, self.geometry.num_layers)
+
+    @cached_property
+    def key_probe(self) -> torch.Tensor:
+        """Keys by which the model is known again, float32 [L, H, d], of all ranks."""
+        return self.ranks.join(probe_keys(self.model, self.geometry.num_layers), 1)
+
+    @cached_property
+    def token_kinds(self) -> torch.Tensor:
+        """The kind of every token id, uint8 [vocab_size]."""
+        return token_kinds(self.tokenizer, self.vocab_size)

@@ -1,0 +1,135 @@
+"""Loader: from a directory to a model ready to run.
+
+What reads a checkpoint imports transformers' model classes, and with them a hundred MiB; a packed model does without.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError
+
+from winnow.config import ModelConfig
+from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.lazy import importing
+from winnow.models.fast.packed.description import is_packed
+from winnow.models.load.automatic import settle_formats
+from winnow.models.load.damage import loading
+from winnow.models.load.hub import DEMO_MODEL, locate_model
+from winnow.models.load.loaded import LoadedModel, PlainModel
+from winnow.native import is_installed, native_kernels
+from winnow.process.progress import report
+from winnow.process.ranks import ALONE, Ranks
+
+if TYPE_CHECKING:
+    from winnow.models.fast.packed.cache import CacheEntry
+    from winnow.models.load.context import ContextLimit
+
+__all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
+
+
+def load_model(
+    config: ModelConfig, *, beyond_trained_len: bool = False, native: bool = False, ranks: Ranks = ALONE
+) -> LoadedModel:
+    """Load model and tokenizer, published or packed by `winnow pack`, from a directory or the Hub.
+
+    Args:
+        beyond_trained_len: let `max_model_len` exceed what the model was trained for: positions are re-assigned.
+        native: all products by Winnow's kernels, also where others are faster.
+        ranks: the others load it at the same time; each keeps its part.
+
+    Raises:
+        UnsupportedModelError: no such directory or repository, no safetensors, weights missing or damaged, an
+            architecture that attention here does not compute, or packed for another processor; names the reason.
+        ConfigError: `device`, `dtype`, or `max_model_len` beyond what the model can do.
+    """
+    path = locate_model(config)
+    if is_packed(path):
+        if ranks.size > 1:
+            raise ConfigError(
+                f"tensor_parallel_size must be 1 for a packed model, got {ranks.size} for {path}: give it as published"
+            )
+        kernels = native_kernels()
+        if kernels is None:
+            raise UnsupportedModelError(
+                f"model: {path} is packed for Winnow's CPU kernels, which are not installed"
+            )
+        from winnow.models.fast.packed.read import load_packed
+
+        with loading(path):
+            return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
+    config = settle_formats(config, path) if ranks.size == 1 else config
+    entry = None if native or ranks.size > 1 else _cache_entry(path, config)
+    if entry is not None:
+        kernels = native_kernels()
+        assert kernels is not None, "else nothing is kept"
+        found = entry.load(path, config, kernels, beyond_trained_len=beyond_trained_len)
+        if found is not None:
+            return found
+    report("importing transformers")
+    with importing():
+        from winnow.models.load.checkpoint import load_checkpoint
+
+    with loading(path):
+        # No model is kept in a local; see `LLM.__init__`.
+        return _keep(
+            entry,
+            path,
+            *load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native, ranks=ranks),
+        )
+
+
+def _keep(entry: "CacheEntry | None", path: Path, loaded: LoadedModel, limit: "ContextLimit") -> LoadedModel:
+    """Keep a model for the next start, where there is a place for it."""
+    if entry is not None:
+        entry.keep(loaded, path, limit)
+    return loaded
+
+
+def _cache_entry(path: Path, config: ModelConfig) -> "CacheEntry | None":
+    if not is_installed() or native_kernels() is None:
+        return None
+    from winnow.models.fast.packed.cache import CacheEntry
+
+    return CacheEntry.of(path, config)
+
+
+def load_plain_model(config: ModelConfig) -> PlainModel:
+    """Load model and tokenizer from a directory or the Hub, with the attention that transformers gives the class.
+
+    Raises:
+        UnsupportedModelError, ConfigError: as `load_model`; any causal language model is taken that is not packed.
+    """
+    path = locate_model(config)
+    if is_packed(path):
+        raise UnsupportedModelError(
+            f"model: {path} is packed for engine=paged; engine=padded runs the model as it was published"
+        )
+    from winnow.models.load.checkpoint import load_plain_checkpoint
+
+    with loading(path):
+        return load_plain_checkpoint(path, settle_formats(config, path))
+
+
+def pack_model(config: ModelConfig, out: Path) -> None:
+    """Load a model as `config` says and write it packed into a directory that is not there yet, or empty.
+
+    Raises:
+        ConfigError: `out` is in use, or the model cannot be one for the CPU kernels.
+        UnsupportedModelError: as `load_model`, or the model computes something that packing would lose; names it.
+    """
+    path = locate_model(config)
+    if is_packed(path):
+        raise ConfigError(f"model: {path} is packed already")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"the directory to write must be new or empty, got {str(out)!r}")
+    if native_kernels() is None:
+        raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
+    from winnow.models.fast.packed.write import write_packed
+
+    # What oneDNN keeps for matrix units cannot be written. Its reader takes native weights on any processor.
+    loaded = load_model(replace(config, device="cpu", optimize=True), native=True)
+    try:
+        write_packed(loaded, path, out)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write {out}: {error}") from None

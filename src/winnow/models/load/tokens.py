@@ -1,0 +1,91 @@
+"""A model's tokenizer, and what kind of text a token is, for policies that keep kinds."""
+
+import string
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from winnow.errors import UnsupportedModelError
+from winnow.eviction import PUNCTUATION, SPECIAL
+from winnow.models.load.damage import first_line
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedTokenizerBase | None":
+    """Return the tokenizer in a directory, or None where it has none: then prompts are token ids.
+
+    Args:
+        class_name: as `tokenizer_class` gave it: of the class that will be found. Looking for it imports the
+            configurations of all models.
+
+    Raises:
+        UnsupportedModelError: its files cannot be used.
+    """
+    if not any((path / file).is_file() for file in _TOKENIZER_FILES):
+        return None
+    import transformers
+
+    try:
+        kind: Any = getattr(transformers, class_name or "AutoTokenizer", None)
+        if class_name is not None and not _is_tokenizer(kind):
+            raise ValueError(f"transformers has no tokenizer called {class_name!r}")
+        return kind.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # tokenizers raises plain `Exception`
+        raise UnsupportedModelError(
+            f"model: cannot load {path}: its tokenizer is not usable: {first_line(error)}"
+        ) from error
+
+
+def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
+    """Return the name under which transformers exports a tokenizer's class; None: there is none, or it does not."""
+    import transformers
+
+    name = type(tokenizer).__name__
+    found = getattr(transformers, name, None)
+    return name if _is_tokenizer(found) and type(tokenizer) is found else None
+
+
+def token_list(value: int | list[int] | None) -> list[int]:
+    """Return what a configuration says of a token: one id, 0 as well, or several; None is none."""
+    return [] if value is None else [value] if isinstance(value, int) else value
+
+
+def end_tokens(
+    declared: Iterable[int], tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int
+) -> frozenset[int]:
+    """Return tokens that end an answer: those that the configurations tell, and the tokenizer's own.
+
+    Fine-tunes for chat often change the tokenizer's end token and leave the configurations as they were. Without what
+    the model cannot say: default configurations name such tokens.
+    """
+    own = None if tokenizer is None else tokenizer.eos_token_id
+    return frozenset(
+        token for token in (*declared, *([] if own is None else [own])) if 0 <= token < vocab_size
+    )
+
+
+def _is_tokenizer(kind: object) -> bool:
+    from transformers import PreTrainedTokenizerBase
+
+    return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)
+
+
+def token_kinds(tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> Tensor:
+    """Return the kind of every token id, uint8 [vocab_size]: SPECIAL, PUNCTUATION, or 0; all 0 without a tokenizer."""
+    kinds = torch.zeros(vocab_size, dtype=torch.uint8, device="cpu")
+    if tokenizer is None:
+        return kinds
+    for token in range(vocab_size):
+        text = tokenizer.decode([token], clean_up_tokenization_spaces=False).strip()
+        if text and all(character in string.punctuation for character in text):
+            kinds[token] = PUNCTUATION
+    special = [token for token in tokenizer.all_special_ids if 0 <= token < vocab_size]
+    kinds[special] = SPECIAL
+    return kinds

@@ -1,0 +1,1 @@
+"""The process and its machine: processors, memory, threads, ranks, progress."""

@@ -1,0 +1,1 @@
+"""Values that users write, parsed once, and the checks of what they give."""

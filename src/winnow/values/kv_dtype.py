@@ -1,0 +1,105 @@
+"""The formats in which KVs may be stored, by name, and how a user names them. Imports no torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from winnow.errors import ConfigError
+from winnow.values.checks import check_integer, require
+
+AUTO = "auto"
+PLAIN_FORMATS = ("float32", "bfloat16", "float16")
+"""Vectors as they are, rounded to a floating-point format."""
+NARROW_BITS = {"int4": 4, "int4-outlier": 4, "int3": 3, "int2": 2}
+"""Formats of 4 bits and below, with the bits of a code."""
+# The one list of formats: `winnow.cache.formats` says how each stores a vector, and the kernels' lists are held against
+# this one (tests/cache/test_formats.py).
+KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
+ALIASES = {"fp8": "fp8_e4m3"}
+"""Names of vLLM."""
+ROTATIONS = (AUTO, "none", "k", "kv")
+
+
+@dataclass(frozen=True)
+class KVDtype:
+    """Value of `kv_cache_dtype`: the format of keys and that of values, each one of `KV_FORMATS`."""
+
+    k: str
+    v: str
+
+    @classmethod
+    def parse(cls, text: str, name: str = "kv_cache_dtype") -> "KVDtype":
+        """Read "int8", "k=int8,v=int4", or either side alone: the other is `auto` then.
+
+        Raises:
+            ConfigError: an unknown format or side, or a side twice; names `name`.
+        """
+        what = f"one of {', '.join(KV_FORMATS)}, or one each for keys and values, such as k=int8,v=int4"
+        require(isinstance(text, str), name, what, text)
+        if "=" not in text:
+            both = ALIASES.get(text, text)
+            require(both in KV_FORMATS, name, what, text)
+            return cls(both, both)
+        sides: dict[str, str] = {}
+        for part in text.split(","):
+            side, _, given = part.strip().partition("=")
+            kind = ALIASES.get(given, given)
+            require(side in ("k", "v") and side not in sides and kind in KV_FORMATS, name, what, text)
+            sides[side] = kind
+        return cls(**{"k": AUTO, "v": AUTO} | sides)
+
+    def resolved(self, dtype: str) -> "KVDtype":
+        """Return the same with `auto` replaced by the name of the activations' dtype."""
+        return KVDtype(dtype if self.k == AUTO else self.k, dtype if self.v == AUTO else self.v)
+
+    def __str__(self) -> str:
+        return self.k if self.k == self.v else f"k={self.k},v={self.v}"
+
+
+@dataclass(frozen=True)
+class WideParts:
+    """Value of `kv_wide`: the KVs that are kept in 16 bits beside narrow ones."""
+
+    layers: int = 0
+    """The first layers, whole."""
+    sinks: int = 0
+    """First tokens, in the other layers, of a sequence."""
+    recent: int = 0
+    """Last tokens, in the other layers."""
+    dtype: str = "bfloat16"
+    """One of `PLAIN_FORMATS`."""
+
+    @classmethod
+    def parse(cls, text: str | None, name: str = "kv_wide") -> "WideParts":
+        """Read "layers=1,sinks=4,recent=64", or some of them; None: nothing.
+
+        Raises:
+            ConfigError: an unknown part, a part twice, or a count that is none; names `name`.
+        """
+        what = "parts with counts, such as layers=1,sinks=4,recent=64"
+        parts: dict[str, Any] = {}
+        for part in () if text is None else text.split(","):
+            key, _, count = part.strip().partition("=")
+            known = key in ("layers", "sinks", "recent") and key not in parts
+            require(known and count.isdecimal() and len(count) < 7, name, what, text)
+            parts[key] = int(count)
+        return cls(**parts)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.layers or self.sinks or self.recent)
+
+    def __str__(self) -> str:
+        parts = {"layers": self.layers, "sinks": self.sinks, "recent": self.recent}
+        return ",".join(f"{key}={count}" for key, count in parts.items() if count)
+
+
+def check_group(name: str, group: int | None) -> None:
+    """Refuse a number of channels that no codec can group.
+
+    Raises:
+        ConfigError: not an integer from 8 to 1024, or no multiple of 8.
+    """
+    if group is not None:
+        check_integer(name, group, 8, 1024)
+        if group % 8:
+            raise ConfigError(f"{name} must be a multiple of 8, as codes are packed in bytes, got {group}")

@@ -1,0 +1,51 @@
+"""Conversation that a request is a turn of."""
+
+from dataclasses import dataclass
+
+from winnow.errors import InvalidRequestError
+from winnow.values.checks import require
+
+MAX_SESSION_NAME = 256
+MAX_RETENTION = 7 * 24 * 3600
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """A request's place in a conversation.
+
+    Raises:
+        InvalidRequestError: a name that is no text of 1 to 256 characters, a negative number.
+
+    Attributes:
+        name: of the session, unique within a tenant.
+        memory: bytes of the device beyond which its oldest turns are compressed; None: as the engine's.
+        retention: seconds for which it gives way after all others; None: as it was.
+        system: tokens of the system prompt, which stays whole.
+        ages: it compresses the session, and is no turn of it.
+        turn: number of turns before it, where it ages.
+    """
+
+    name: str
+    memory: int | None = None
+    retention: float | None = None
+    system: int = 0
+    ages: bool = False
+    turn: int = 0
+
+    def __post_init__(self) -> None:
+        error, name = InvalidRequestError, self.name
+        named = isinstance(name, str) and 0 < len(name) <= MAX_SESSION_NAME
+        require(named, "session_id", f"a text of 1 to {MAX_SESSION_NAME} characters", name, error)
+        if self.memory is not None:
+            require(
+                type(self.memory) is int and self.memory >= 0, "session_memory", "bytes", self.memory, error
+            )
+        if self.retention is not None:
+            number = isinstance(self.retention, int | float) and not isinstance(self.retention, bool)
+            require(
+                number and 0 <= self.retention <= MAX_RETENTION,
+                "retention",
+                f"0 to {MAX_RETENTION} seconds",
+                self.retention,
+                error,
+            )

@@ -1,0 +1,1 @@
+"""vLLM's words, modules and engines, for scripts that were written for it."""
