@@ -45,7 +45,7 @@ def load_checkpoint(
     native: bool = False,
     ranks: Ranks = ALONE,
 ) -> tuple[LoadedModel, ContextLimit]:
-    """Load as `winnow.models.load.loader.load_model` does, from config.json and weights as published; with its limits."""
+    """Load as `load_model` does, from config.json and weights as published; with its limits."""
     published = open_published(path)
     model_config = _read_config(path, published)
     model_class = causal_class(model_config, states=True)
