@@ -219,6 +219,36 @@ def test_demanded_calls_as_a_list() -> None:
     assert whole("think", listed[:-9], calls=FORCED) == {"content": listed[:-9]}  # cut off
 
 
+@pytest.mark.parametrize(
+    ("name", "prompt", "text", "calls"),
+    [
+        ("hermes", "", f"<think>{call({})}</think>\nTo f: {call({'s': '</tool_call>'})}", 1),
+        ("hermes", THINKING, f"why</think>\n<tool_call>{{nope}}</tool_call>{call({})}", 1),
+        ("qwen3-coder", "", coder("</function>\n</tool_call>"), 1),
+        ("lax", "", "<call:f>{s: <|q|></call><|q|>}</call>", 1),
+        ("channels", "", '<|channel|>commentary to=f<|message|>{"s": "<|call|>"}<|call|>', 1),
+        ("unclosed", "", '[CALLS]{"name": "f", "arguments": {"s": {"t": "}"}}}', 1),
+        ("hermes", "", "No call.", 0),
+        ("unclosed", "", '[CALLS]{"name": "f"', 0),
+    ],
+)
+def test_a_message_is_complete_with_its_call(name: str, prompt: str, text: str, calls: int) -> None:
+    """With the last character of its mark, neither before nor behind; what follows is none of it."""
+    unclosed = {"start_anchor": "Answer:", "fields": {"content": {}, "tool_calls": {
+        "open": "[CALLS]", "content": "json", "transform": {"type": "function", "function": "{content}"}}}}  # fmt: skip
+    reader = {**READERS, "unclosed": AnswerReader.of(TOKENIZER, unclosed)}[name]
+    one = CallRule([TOOLS[0]["function"]], False, demanded=False)  # type: ignore[list-item]
+    parser = reader.parser(prompt, TOOLS, one)
+    assert [parser.completes(each) for each in text] == [False] * (len(text) - 1) + [calls == 1]
+    several = reader.parser(prompt, TOOLS, None)
+    assert not any(several.completes(each) for each in text)
+    for rest in ("", "x") if name != "unclosed" else ("",):
+        answer = CompletionOutput(0, text + rest * calls, [], finish_reason="stop")
+        message = reader.message(prompt, answer, TOOLS, one)
+        assert len(message.get("tool_calls", ())) == calls
+        assert not (message["content"] or "").endswith("x")
+
+
 PIECES = st.sampled_from(
     [
         "<think>", "</think>", "<tool_call>", "</tool_call>", call({}), call({"s": "</tool_call>"}), "<", "<t", "</",
@@ -235,7 +265,8 @@ def test_pieces_joined_are_the_whole(data: st.DataObject, name: str, texts: list
     """However an answer is cut, and however much of it is marks."""
     reader, text = READERS[name], "".join(texts)
     tools = TOOLS if data.draw(st.booleans(), "tools") else []
-    forced = FORCED if tools and data.draw(st.booleans(), "forced") else None
+    one = CallRule([TOOLS[0]["function"]], False, demanded=False)  # type: ignore[list-item]
+    forced = data.draw(st.sampled_from([None, FORCED, one]), "calls") if tools else None
     anchor = {"channels": "<|start|>assistant", "lax": "model\n", "python": "model\n"}.get(
         name, "<|im_start|>assistant\n"
     )

@@ -13,6 +13,7 @@ from winnow.cli.main import Parser
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.errors import WinnowError
 from winnow.sampling import SamplingParams
+from winnow.sampling.params import READERS
 from winnow.values.units import parse_bytes
 
 
@@ -107,7 +108,7 @@ def test_every_option_of_the_engine_has_a_flag_with_help() -> None:
                 "earlier_rounds",
                 "forced_tokens",
                 "structured_outputs",
-                "reasoning",
+                *READERS,
             ):
                 assert "--" + option.name.replace("_", "-") in actions[option.name].option_strings
                 assert actions[option.name].help

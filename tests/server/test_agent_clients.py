@@ -21,6 +21,8 @@ from winnow import LLM, SamplingParams
 from winnow.anthropic.context import CLEARED, edited
 from winnow.anthropic.request import chat_body
 from winnow.errors import CapacityError
+from winnow.openai.answers import AnswerReader
+from winnow.openai.tools import CallRule
 from winnow.sampling import TextStream
 from winnow.sampling.reasoning import ReasoningMarks
 from winnow.server import http as server_http
@@ -371,6 +373,8 @@ def test_what_responses_do_not_do_is_named(reading: Running, change: dict[str, A
 
 def test_one_call_where_one_is_allowed(reading: Running, llm: LLM) -> None:
     said = forced(llm, f"Well. {CALL}{CALL}")
+    own = forced(llm, f"Well. {CALL}")
+    more = {**own, "max_tokens": own["max_tokens"] + 40, "ignore_eos": True}
     chat = {"messages": MESSAGES, "tools": TOOLS, **said}
     assert len(reading.post(CHAT, chat).json()["choices"][0]["message"]["tool_calls"]) == 2
     one = chat | {"parallel_tool_calls": False}
@@ -389,6 +393,36 @@ def test_one_call_where_one_is_allowed(reading: Running, llm: LLM) -> None:
         "message",
         "function_call",
     ]
+    # The answer ends with the call, and what was generated is what is counted: nothing ends it before the first token
+    # that is not forced.
+    answered = {**one, **more}
+    whole = reading.post(CHAT, answered).json()
+    *_, end, counted = events(
+        reading.post(CHAT, answered | {"stream": True, "stream_options": {"include_usage": True}}).text
+    )
+    assert whole["choices"][0]["finish_reason"] == end["choices"][0]["finish_reason"] == "tool_calls"
+    as_message = reading.post(MESSAGE, message | more).json()
+    as_answer = reading.post(RESPONSES, asked | as_response(more)).json()
+    assert as_message["stop_reason"] == "tool_use" and as_answer["status"] == "completed"
+    assert {
+        whole["usage"]["completion_tokens"],
+        counted["usage"]["completion_tokens"],
+        as_message["usage"]["output_tokens"],
+        as_answer["usage"]["output_tokens"],
+    } == {own["max_tokens"] + 1}
+
+
+def test_text_that_is_complete(llm: LLM) -> None:
+    """With the token that ends a call, where no token must follow."""
+    assert llm.tokenizer is not None
+    reader, rule = AnswerReader.of(llm.tokenizer, TEMPLATE), CallRule([TOOLS[0]["function"]], False, False)  # type: ignore[list-item]
+    text = TextStream(llm.tokenizer, reader.bind(SamplingParams(), "Answer:", TOOLS, rule))
+    ids = llm.tokenizer.encode(f"<think>Well.</think> So: {CALL}", add_special_tokens=False)
+    found = []
+    for token in ids:
+        text.push(token)
+        found.append(text.is_complete)
+    assert found == [False] * (len(ids) - 1) + [True]
 
 
 @pytest.mark.parametrize(

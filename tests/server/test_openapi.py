@@ -12,6 +12,7 @@ from tests.server.running import Running
 from winnow.openai.errors import ApiError
 from winnow.openai.request import Endpoint, read_body
 from winnow.sampling import SamplingParams
+from winnow.sampling.params import READERS
 from winnow.server.forms import FORMS
 
 SAMPLE: dict[str, Any] = {
@@ -68,7 +69,7 @@ def _refuse() -> None:
 def test_every_parameter_is_described_with_its_limits(endpoint: Endpoint) -> None:
     schema = FORMS[endpoint.value].model_json_schema()["properties"]
     names = {each.name for each in fields(SamplingParams)} - {
-        "reasoning",
+        *READERS,
         "output_kind",
     }  # which requests cannot set
     assert names <= schema.keys()

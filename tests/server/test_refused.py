@@ -79,6 +79,7 @@ def refused(response: httpx.Response, status: int, message: str = "") -> dict[st
         (TEXT, {"prompt": "a", "stop_token_ids": list(range(5000))}, "stop_token_ids"),
         (TEXT, {"prompt": "a", "seed": 10**30}, "seed"),
         (TEXT, {"prompt": "a", "reasoning": ["<think>", "</think>"]}, "reasoning"),
+        (TEXT, {"prompt": "a", "until": "x"}, "until"),
         (TEXT, {"prompt": "a", "response_format": {"type": "json_object", "schemma": {}}}, "'schemma'"),
         (TEXT, {"prompt": "a", "response_format": {"type": "json_object", "schema": 5}}, "schema must be an object"),
         (TEXT, {"prompt": "a", "response_format": {"type": "text", "schema": {}}}, "'schema'"),

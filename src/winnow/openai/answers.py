@@ -4,7 +4,7 @@ import json
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import regex
@@ -69,7 +69,7 @@ class AnswerReader:
         for.
 
         Reasoning may stand before calls and forms; where the prompt ends within it, it must. Where tools are shown,
-        calls may stand in a form's place.
+        calls may stand in a form's place. Where one call is allowed, the answer ends with it.
 
         Args:
             prompt: its text, which may end within the model's reasoning.
@@ -94,7 +94,11 @@ class AnswerReader:
             form = replace(form, before=rules_around(marks, offered, self._special_texts))
         # Special tokens are no text of the answer, but where they are marks.
         skip = params.skip_special_tokens and not self._has_special_marks
-        return replace(params, skip_special_tokens=skip, structured_outputs=form, reasoning=marks)
+        ends = calls is not None and not calls.several and not params.use_beam_search
+        until = partial(self.parser, prompt, tools, calls) if ends else None
+        return replace(
+            params, skip_special_tokens=skip, structured_outputs=form, reasoning=marks, until=until
+        )
 
     def _marks(self, prompt: str | None, tools: Tools, calls: CallRule | None) -> ReasoningMarks | None:
         """Return the marks of the reasoning that an answer may begin with; None: there is none, or no fixed texts."""

@@ -1,6 +1,8 @@
 """Parser of an answer as it grows: one way for answers that come whole and for those that come in pieces."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import regex
@@ -10,6 +12,8 @@ from winnow.outputs import CompletionOutput
 
 # Characters that are read at a time: a search never passes by much more text than it was asked about.
 _STEP = 4096
+# With the characters of a pattern itself: one of each class that a pattern may ask for.
+_PROBES = " \n\0aA0_<é"
 
 ReadCalls = Callable[[Region, str, bool], list[dict[str, Any]]]
 """Makes OpenAI's calls of a region's text, marks included, and of whether it was closed; ValueError: it is no call."""
@@ -37,7 +41,7 @@ class AnswerParser:
         special_tokens: those that answers show, with their texts. One at the end ends the turn, and is none of the
             message.
         prompt: what the prompt holds of the model's turn.
-        most_calls: calls beyond are left out; None: all are read.
+        most_calls: the message ends with the last of so many; None: all are read.
     """
 
     def __init__(
@@ -103,6 +107,21 @@ class AnswerParser:
             self._end_call(len(self._buffer), closed=False)
         return self._take_pieces()
 
+    def completes(self, text: str) -> bool:
+        """Read on. Returns whether the message is complete: it holds as many calls as it may."""
+        self._feed(text)
+        region = self._region
+        if (
+            region is not None
+            and self._in_call
+            and region.closing is None
+            and text.rstrip().endswith(("}", "]"))
+        ):
+            with suppress(ValueError):
+                self._read_calls(region, self._buffer[self._mark[0] :], False)
+                return self._calls_left is not None
+        return self._calls_left == 0
+
     def _feed(self, text: str) -> None:
         for start in range(0, len(text), _STEP):
             self._buffer += text[start : start + _STEP]
@@ -127,7 +146,7 @@ class AnswerParser:
 
     def _read(self, *, ended: bool) -> None:
         """Read the buffer as far as it is certain."""
-        while True:
+        while self._calls_left != 0:
             if self._region is None:
                 more = self._read_outside(ended)
             elif self._region.kind is Kind.CALLS:
@@ -136,6 +155,7 @@ class AnswerParser:
                 more = self._read_region(self._region, ended)
             if not more:
                 return
+        self._buffer = ""
 
     def _read_outside(self, ended: bool) -> bool:
         """Read up to the next region; whether there is one."""
@@ -238,9 +258,7 @@ class AnswerParser:
             match = pattern.search(self._buffer, start, partial=not ended)
             if match is None:
                 continue
-            if not ended and (
-                match.partial or pattern.fullmatch(self._buffer, match.start(), partial=True)
-            ):  # more text may make it another
+            if not ended and (match.partial or _may_grow(pattern, self._buffer[match.start() :])):
                 safe = min(safe, match.start())
             elif found is None or (match.start(), -match.end()) < (found[1].start(), -found[1].end()):
                 found = index, match
@@ -274,6 +292,17 @@ class AnswerParser:
     def _drop(self, end: int) -> None:
         self._buffer = self._buffer[end:]
         self._num_foreign = max(0, self._num_foreign - end)
+
+
+def _may_grow(pattern: regex.Pattern[str], text: str) -> bool:
+    """Return whether more text may make a mark, with which `text` begins, another."""
+    found = pattern.fullmatch(text, partial=True)
+    return found is not None and (found.partial or _can_be_longer(pattern, text))
+
+
+@lru_cache(256)
+def _can_be_longer(pattern: regex.Pattern[str], mark: str) -> bool:
+    return any(pattern.fullmatch(mark + each, partial=True) for each in {*pattern.pattern, *_PROBES})
 
 
 def _without_blank_lines(text: str) -> str:

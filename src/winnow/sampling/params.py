@@ -1,14 +1,14 @@
 """Sampling parameters of a request, checked when they are created."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cache, partial
 from types import NoneType, UnionType
 from typing import Any, Self, get_args
 
 from winnow.errors import InvalidRequestError
-from winnow.sampling.reasoning import ReasoningMarks
+from winnow.sampling.reasoning import AnswerEnd, ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs
 from winnow.values.checks import (
     Limits,
@@ -61,6 +61,8 @@ _NOT_FOR_BEAMS: Mapping[str, Any] = {
     "forced_tokens": (),
     "structured_outputs": None,
 }
+READERS = ("reasoning", "until")
+"""Fields that readers of answers set."""
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
 
 
@@ -104,6 +106,7 @@ class SamplingParams(EvictionRequest):
             `StructuredOutputs` or a mapping of its fields.
         reasoning: marks around the reasoning that the answer may begin with, the opening one empty where the prompt
             ends within it. `stop` acts behind it, and its tokens are counted. Readers of chats set it; requests cannot.
+        until: opens what reads the answer's text and says when it is complete; set as `reasoning` is.
         use_beam_search: search for the `n` most probable answers with as many beams, and return them best first, as
             transformers' `generate` does with `num_beams`. Needs temperature 0; see `BeamSearchParams`.
         length_penalty: beam search divides an answer's logprob by its length to this power: above 0 favours longer
@@ -141,6 +144,7 @@ class SamplingParams(EvictionRequest):
     forced_tokens: Sequence[int] | Sequence[Sequence[int]] = parameter((), Limits(0))
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = parameter(None, hash=False)
     reasoning: ReasoningMarks | None = None
+    until: Callable[[], AnswerEnd] | None = field(default=None, hash=False, repr=False)
     use_beam_search: bool = False
     length_penalty: float = parameter(1.0, Limits(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY))
     early_stopping: bool | str = False
@@ -236,8 +240,9 @@ class SamplingParams(EvictionRequest):
         Raises:
             InvalidRequestError: an unknown field, a field and its alias together, or a bad value.
         """
-        if "reasoning" in values:
-            raise InvalidRequestError("reasoning is not taken from requests: the model's answers are read")
+        for name in READERS:
+            if name in values:
+                raise InvalidRequestError(f"{name} is not taken from requests: the model's answers are read")
         known = {each.name for each in fields(cls)}
         chosen: dict[str, Any] = {}
         for key, value in values.items():

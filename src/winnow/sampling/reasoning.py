@@ -1,6 +1,13 @@
-"""Reasoning at the beginning of an answer: where it ends, and of how many tokens it is."""
+"""Parts of an answer: where its reasoning ends and of how many tokens it is, and where all of it is complete."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+
+class AnswerEnd(Protocol):
+    """Reader of one answer that says where it ends."""
+
+    def completes(self, text: str) -> bool:
+        """Read on. Returns whether the answer is complete with this text."""
 
 
 class ReasoningMarks(NamedTuple):

@@ -21,7 +21,11 @@ class TextStream:
 
     Args:
         tokenizer: of transformers, or the table of one; None: the text stays empty.
-        params: `stop`, `include_stop_str_in_output`, `skip_special_tokens`, `detokenize` and `reasoning` are read.
+        params: `stop`, `include_stop_str_in_output`, `skip_special_tokens`, `detokenize`, `reasoning` and `until` are
+            read.
+
+    Attributes:
+        is_complete: `until` says so.
         prompt_token_ids: what the answer follows; only its last few tokens are looked at.
     """
 
@@ -47,6 +51,8 @@ class TextStream:
                 self._cutter = SpecialCutter(stops, include, self._hidden.values())
         self._pieces: list[str] = []
         self._taken = 0  # pieces given out
+        self._end = None if params.until is None else params.until()
+        self.is_complete = False
         self._check_stop = True
 
     @property
@@ -111,3 +117,5 @@ class TextStream:
     def _settle(self, text: str) -> None:
         if text:
             self._pieces.append(text)
+            if self._end is not None and self._end.completes(text):
+                self.is_complete = True

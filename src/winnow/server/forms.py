@@ -17,7 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from winnow.config.option import documented
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
 from winnow.openai.tools import MAX_TOOLS
-from winnow.sampling.params import MAX_LOGPROBS, MAX_STOP_LENGTH, MAX_STOP_STRINGS, SamplingParams
+from winnow.sampling.params import (
+    MAX_LOGPROBS,
+    MAX_STOP_LENGTH,
+    MAX_STOP_STRINGS,
+    READERS,
+    SamplingParams,
+)
 from winnow.values.checks import MAX_COUNT, Limits
 from winnow.values.session_request import MAX_RETENTION, MAX_SESSION_NAME
 
@@ -247,9 +253,7 @@ def _with_parameters(form: type[BaseModel], *names: str) -> type[BaseModel]:
     """Return a form that has the fields of `SamplingParams` too, or those named; what it says itself counts."""
     texts, found = documented(SamplingParams), {}
     for each in fields(SamplingParams):
-        if each.name not in (*form.model_fields, "reasoning", "output_kind") and each.name in (
-            names or texts
-        ):
+        if each.name not in (*form.model_fields, *READERS, "output_kind") and each.name in (names or texts):
             kind = _bounded(each.type, each.metadata.get("limits"))
             most = each.metadata.get("most")
             found[each.name] = kind | None, Field(None, max_length=most, description=texts[each.name])

@@ -23,6 +23,7 @@ from winnow.known_accuracy import PAGE, lost_tasks
 from winnow.lazy import importing
 from winnow.models.load.hub import is_repository, locate_model
 from winnow.sampling import SamplingParams
+from winnow.sampling.params import READERS
 from winnow.values.foreign_names import ForeignName, translate
 from winnow.vllm import names as vllm_names
 
@@ -45,7 +46,7 @@ COMMON = (
 """Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
 _SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
 _CONVERSATION: Mapping[str, Any] = MappingProxyType({"temperature": 0.7, "top_p": 0.95, "min_p": 0.05})
-UNFLAGGED = ("seed", "reasoning", "output_kind", *OF_REQUESTS)
+UNFLAGGED = ("seed", *READERS, "output_kind", *OF_REQUESTS)
 """Sampling parameters without a flag; requests that bring no seed take the engine's."""
 
 

@@ -76,6 +76,8 @@ class OutputState:
             return "stop", token if stop_id else None
         if self._text.matched_stop is not None:
             return "stop", self._text.matched_stop
+        if may_stop and self._text.is_complete:
+            return "stop", None
         if num_tokens >= sequence.request.max_tokens:
             return "length", None
         return None
