@@ -18,6 +18,7 @@ OTHERS = {
     "pool": 9,
     "device": "cpu",
     "generation_config": "winnow",
+    "tokenizer": "elsewhere",
     "prefix_store": "elsewhere",
     "prefix_cache_dir": "cache",
     "prefix_cache_key_file": "key",

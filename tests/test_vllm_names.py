@@ -180,10 +180,6 @@ def test_what_says_nothing_changes_nothing(harmless: dict[str, Any]) -> None:
         ({"quantization": "marlin"}, "quantization='marlin': weights are read as they were stored"),
         ({"cpu_offload_gb": 4}, "cpu_offload_gb=4: weights stay on their device"),
         (
-            {"tokenizer": "b", "model": "a"},
-            "tokenizer='b': the tokenizer is the one in the model's directory",
-        ),
-        (
             {"hf_token": "hf_secret"},
             r"^hf_token: the Hub's token comes from the environment's HF_TOKEN[^=]*$",
         ),

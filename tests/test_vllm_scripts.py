@@ -4,19 +4,25 @@ import asyncio
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tokenizer_kinds import byte_level
 
 from winnow import (
     LLM,
+    AsyncLLMEngine,
     BeamSearchParams,
+    EngineArgs,
+    LLMEngine,
     SamplingParams,
     StructuredOutputsParams,
     TextPrompt,
     TokensPrompt,
 )
-from winnow.errors import ConfigError, InvalidRequestError
+from winnow.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from winnow.sampling.params import RequestOutputKind
 
 PROMPTS = [
     "Question: What is the capital of France?\nAnswer:",
@@ -291,15 +297,15 @@ def test_bad_words(llm: LLM) -> None:
 
 def test_modules_of_vllms_names() -> None:
     import winnow
-    from winnow.engine.arg_utils import AsyncEngineArgs, EngineArgs  # type: ignore[import-not-found]
+    from winnow.engine.arg_utils import AsyncEngineArgs  # type: ignore[import-not-found]
     from winnow.inputs import TextPrompt as Text  # type: ignore[import-not-found]
-    from winnow.sampling_params import RequestOutputKind  # type: ignore[import-not-found]
+    from winnow.sampling_params import RequestOutputKind as Kind  # type: ignore[import-not-found]
     from winnow.sampling_params import SamplingParams as Params
     from winnow.usage.usage_lib import UsageContext  # type: ignore[import-not-found]
     from winnow.utils import FlexibleArgumentParser, random_uuid  # type: ignore[import-not-found]
 
     assert Params is SamplingParams and Text is TextPrompt and random_uuid() != random_uuid()
-    assert RequestOutputKind.DELTA == 1 and UsageContext.LLM_CLASS
+    assert Kind.DELTA == 1 and Kind is RequestOutputKind and UsageContext.LLM_CLASS
     assert {"LLM", "LLMEngine", "AsyncLLMEngine", "SamplingParams"} <= set(dir(winnow))
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     parser.set_defaults(model="somewhere")
@@ -315,8 +321,6 @@ def test_modules_of_vllms_names() -> None:
 
 def test_engines() -> None:
     """llm_engine_example.py and async_llm_streaming.py."""
-    from winnow import EngineArgs, LLMEngine
-    from winnow.sampling_params import RequestOutputKind
     from winnow.v1.engine.async_llm import AsyncLLM  # type: ignore[import-not-found]
 
     args = EngineArgs(dtype="float", kv_memory="64MiB", threads=1, max_model_len=512, trust_remote_code=True)
@@ -344,6 +348,98 @@ def test_engines() -> None:
     streaming.shutdown()
     assert "".join(each.text for each in deltas) == cumulative[-1].text == final[0].text == expected.text
     assert len(final) == 1 < len(deltas)
+
+
+@pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
+def test_generation_is_paused(llm: LLM, mode: str) -> None:
+    """pause_resume.py: nothing is computed before it is resumed, and what was kept goes on as if nothing had been."""
+    params = SamplingParams(
+        temperature=0, max_tokens=24, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    [alone] = llm.generate(PROMPTS[0], params)
+    engine = AsyncLLMEngine(llm)
+
+    async def main() -> None:
+        got: list[Any] = []
+        begun = asyncio.Event()
+
+        async def read(name: str) -> list[Any]:
+            found = []
+            async for output in engine.generate(PROMPTS[0], params, name):
+                found.append(output.outputs[0])
+                got.append(name)
+                begun.set()
+            return found
+
+        first = asyncio.create_task(read("first"))
+        await begun.wait()
+        with pytest.raises(InvalidRequestError, match="mode must be abort, wait or keep, got 'drop'"):
+            await engine.pause_generation(mode="drop")
+        assert not await engine.is_paused()
+        await engine.pause_generation(mode=mode)
+        assert await engine.is_paused()
+        await asyncio.sleep(0.05)
+        seen = len(got)
+        second = asyncio.create_task(read("second"))
+        await asyncio.sleep(0.2)
+        assert len(got) == seen and "second" not in got and first.done() == (mode != "keep")
+        await engine.resume_generation()
+        answers = [
+            [token for piece in pieces for token in piece.token_ids]
+            for pieces in await asyncio.gather(first, second)
+        ]
+        whole = alone.outputs[0].token_ids
+        assert answers[1] == whole and answers[0] == whole[: len(answers[0])]
+        assert (len(answers[0]) == len(whole)) == (mode != "abort")
+        reason = (await first)[-1].finish_reason
+        assert reason == ("abort" if mode == "abort" else "length") and not await engine.is_paused()
+        engine._serving.end()  # type: ignore[union-attr]  # the LLM is others' too
+
+    asyncio.run(main())
+    llm.check_integrity()
+
+
+def test_running_requests_start_again(llm: LLM) -> None:
+    """llm_engine_reset_kv.py: the answer is the same, and the KVs of its tokens were computed twice."""
+    engine = LLMEngine(llm)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [alone] = llm.generate(PROMPTS[0], params)
+    for running in (False, True):
+        engine.add_request(f"reset {running}", PROMPTS[0], params)
+        while (given := [token for each in engine.step() for token in each.outputs[0].token_ids]) == []:
+            pass
+        before = llm.stats().recomputed_tokens
+        assert engine.reset_prefix_cache(reset_running_requests=running)
+        llm.check_integrity()
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+        assert outputs[0].outputs[0].token_ids == alone.outputs[0].token_ids and given
+        again = llm.stats().recomputed_tokens - before
+        assert (again >= len(alone.prompt_token_ids)) == running, again
+
+
+def test_a_gguf_file_with_a_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gguf_inference.py: the tokenizer named takes the place of the file's, at each start."""
+    monkeypatch.delenv("WINNOW_MODEL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    tokenizer = byte_level()
+    tokenizer.chat_template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "own")
+    pytest.importorskip("gguf")
+    from tiny_gguf import save_gguf, tiny_llama
+
+    save_gguf(tmp_path / "m.gguf", tiny_llama())
+    for _ in range(2):
+        with LLM(
+            model=str(tmp_path / "m.gguf"), tokenizer=str(tmp_path / "own"), kv_memory="8MiB", threads=1
+        ) as tiny:
+            [output] = tiny.chat([{"role": "user", "content": "Hi"}], GREEDY)
+            assert output.prompt == "[Hi]"
+            assert output.prompt_token_ids == tokenizer.encode("[Hi]", add_special_tokens=False)
+    with pytest.raises(
+        UnsupportedModelError, match=r"tokenizer: .*none is no directory with a tokenizer\.json"
+    ):
+        LLM(model=str(tmp_path / "m.gguf"), tokenizer=str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize("terminal", [True, False])

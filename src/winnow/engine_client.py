@@ -250,12 +250,14 @@ class EngineClient:
         """Forget a conversation, and free what only it begins with. False: there is none of that name."""
         return self._driver.call(lambda engine: engine.drop_session(session_id, tenant))
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes, on disk too, but for those of a `prefix_store`.
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = True) -> bool:
+        """Forget all cached prefixes, but for those of a `prefix_store`. Returns True, as vLLM does where it succeeds.
 
-        Running requests keep their KVs. Returns True, as vLLM does where it succeeds.
+        Args:
+            reset_running_requests: running requests compute the KVs of their tokens again; else they keep them.
+            reset_connector: forget prefixes on disk too.
         """
-        self._driver.change(lambda engine: engine.reset_prefix_cache())
+        self._driver.change(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
         return True
 
     def record_prefixes(self) -> None:

@@ -22,6 +22,7 @@ class EngineOptions(TypedDict, total=False):
 
     # ModelConfig
     revision: str | None
+    tokenizer: str | Path | None
     engine: str
     dtype: str
     weight_dtype: str

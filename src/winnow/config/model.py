@@ -35,6 +35,10 @@ class ModelConfig:
         "branch, tag or commit of a model on the Hub; left out: its main branch",
         effect=Effect.NEVER,  # the model's files are compared
     )
+    tokenizer: str | Path | None = option(
+        None,
+        "directory, or org/name on the Hub, whose tokenizer and chat template are taken; left out: the model's own",
+    )
     engine: str = option(
         "paged",
         "what runs the model: paged, or padded for any causal model of transformers as it is, without eviction",
@@ -121,6 +125,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_choice("engine", self.engine, ENGINES)
+        if str(self.tokenizer) == str(self.model):
+            object.__setattr__(self, "tokenizer", None)
         # Also a torch.dtype, which is written torch.float16.
         dtype = str(self.dtype).removeprefix("torch.")
         object.__setattr__(self, "dtype", _DTYPE_ALIASES.get(dtype, dtype))

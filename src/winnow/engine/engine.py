@@ -140,10 +140,11 @@ class Engine(RequestLoop):
         layout = replace(self._executor.layout, chunk=1)
         return layout.device_bytes(layout.by_kind(layout.row_blocks_seen(num_kvs)))
 
-    def reset_prefix_cache(self) -> None:
-        """See `LLM.reset_prefix_cache`."""
+    def reset_prefix_cache(self, running: bool, disk: bool) -> None:
+        self._settle()
+        super().reset_prefix_cache(running, disk)
         self.scheduler.ledger.prefixes.clear()
-        if self.scheduler.disk is not None:
+        if disk and self.scheduler.disk is not None:
             self.scheduler.disk.clear()
 
     def record_prefixes(self) -> None:

@@ -201,8 +201,10 @@ class RequestLoop(ABC):
         """Let the chosen beams of a request take the place of those before."""
         raise AssertionError("this engine admits no beams")
 
-    def reset_prefix_cache(self) -> None:  # noqa: B027  # an engine that caches no prefixes has none to forget
+    def reset_prefix_cache(self, running: bool, disk: bool) -> None:
         """See `LLM.reset_prefix_cache`."""
+        if running:
+            self._restart()
 
     def record_prefixes(self) -> None:  # noqa: B027  # as above
         """See `LLM.record_prefixes`."""

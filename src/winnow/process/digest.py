@@ -11,6 +11,8 @@ _SAMPLE_BYTES = 64 * 2**10
 BESIDE_WEIGHTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.txt", "tokenizer*")
 """Files of a model's directory that make its answers what they are, the weights aside."""
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
 
 def model_files(directory: Path) -> set[Path]:
     """Return the files of a published model: those beside its weights, and *.safetensors."""

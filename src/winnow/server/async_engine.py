@@ -94,7 +94,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
-        self._stopping = False
+        self._stopping = self._paused = False
         self._thread = threading.Thread(target=self._run, name="winnow-engine", daemon=True)
         self._streams: dict[str, RequestStream] = {}  # by request id; the loop's
         self._left: dict[
@@ -223,6 +223,18 @@ class AsyncEngine:
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
 
+    def unfinished(self) -> list[str]:
+        """Return the ids of requests in progress."""
+        return list(self._streams)
+
+    def pause(self) -> None:
+        """Compute no step until `resume`. Call both on the engine's thread."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Compute steps again."""
+        self._paused = False
+
     async def stop(self) -> None:
         """End the thread, after the step in progress."""
         await asyncio.to_thread(self.end)
@@ -285,8 +297,8 @@ class AsyncEngine:
             while self._inbox:
                 self._inbox.popleft()()
             # Steps of other threads bring outputs too, the last one among them.
-            expects = self._box.unfinished or self._box.outputs
-            if self._stopping or self.failure is not None or not (expects or self._engine.has_unfinished):
+            expects = self._box.unfinished or self._box.outputs or self._engine.has_unfinished
+            if self._stopping or self._paused or self.failure is not None or not expects:
                 if not self._inbox and not self._stopping:
                     self._engine.rest()
                     self._wake.wait(_IDLE_WAIT)

@@ -1,6 +1,7 @@
 """vLLM's engines and what its scripts import beside them, thin over `LLM`."""
 
 import argparse
+import asyncio
 import gc
 import logging
 import sys
@@ -94,13 +95,13 @@ class LLMEngine(_Engine):
         for name in [request_ids] if isinstance(request_ids, str) else request_ids:
             self.llm.abort(name)
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes."""
-        return self.llm.reset_prefix_cache()
-
     def get_metrics(self) -> list[Any]:
         """Return counters and gauges under vLLM's names."""
         return self.llm.get_metrics()
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = True) -> bool:
+        """Do as `LLM.reset_prefix_cache` does."""
+        return self.llm.reset_prefix_cache(reset_running_requests, reset_connector)
 
     def shutdown(self) -> None:
         """Free the model and its cache."""
@@ -113,6 +114,8 @@ class AsyncLLMEngine(_Engine):
     def __init__(self, llm: LLM) -> None:
         super().__init__(llm)
         self._serving: AsyncEngine | None = None
+        self._going = asyncio.Event()
+        self._going.set()
 
     @accept_arguments(vllm_names.CALL, InvalidRequestError)
     async def generate(
@@ -122,6 +125,7 @@ class AsyncLLMEngine(_Engine):
         request = self.llm.new_request(
             self.llm.tokenize(prompt), sampling_params, request_id, priority=-priority
         )
+        await self._going.wait()
         engine = self._running()
         stream = await engine.submit([request])
         try:
@@ -139,9 +143,38 @@ class AsyncLLMEngine(_Engine):
         """Return the model's tokenizer."""
         return self.llm.get_tokenizer()
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget all cached prefixes."""
-        return await self._running().call(self.llm.reset_prefix_cache)
+    async def reset_prefix_cache(self, *args: bool, **kwargs: bool) -> bool:
+        """Do as `LLM.reset_prefix_cache` does."""
+        return await self._running().call(partial(self.llm.reset_prefix_cache, *args, **kwargs))
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Let no request compute until `resume_generation`; calls of `generate` wait for it.
+
+        Args:
+            mode: abort: end requests in progress with what they have; wait: let them end; keep: they go on later.
+            clear_cache: forget cached prefixes; requests that are kept compute their tokens' KVs again.
+        """
+        if mode not in ("abort", "wait", "keep"):
+            raise InvalidRequestError(f"mode must be abort, wait or keep, got {mode!r:.80}")
+        engine = self._running()
+        self._going.clear()
+        if mode == "abort":
+            await self.abort(engine.unfinished())
+        elif mode == "keep":
+            await engine.call(engine.pause)
+        while mode != "keep" and engine.num_unfinished:
+            await asyncio.sleep(0.005)
+        if clear_cache:
+            await self.reset_prefix_cache(reset_running_requests=mode == "keep")
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`."""
+        await self._running().call(self._running().resume)
+        self._going.set()
+
+    async def is_paused(self) -> bool:
+        """Return whether requests wait for `resume_generation`."""
+        return not self._going.is_set()
 
     async def check_health(self) -> None:
         """Raise ApiError if the engine has failed."""

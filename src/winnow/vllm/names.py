@@ -66,7 +66,6 @@ ENGINE: Mapping[str, ForeignName] = {
         "Winnow's parts are not replaced by class name: eviction, and classes of its parts, are options",
         "auto",
     ),
-    "tokenizer": ForeignName("the tokenizer is the one in the model's directory", same_as="model"),
     "tokenizer_mode": ForeignName("tokenizers are transformers' own", ("auto", "hf", "slow")),
     **_group("tokenizer_revision code_revision", "revision is of the whole repository", same_as="revision"),
     "skip_tokenizer_init": ForeignName("accepted: prompts may be token ids", ANY, switch=True),

@@ -26,10 +26,11 @@ from winnow.models.load.context import ContextLimit, context_limit
 from winnow.models.load.damage import check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.load.dummy import RepeatedRandom
 from winnow.models.load.generation import sampling_defaults
+from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.kinds import causal_class, config_class, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.models.load.published import Published, open_published
-from winnow.models.load.tokens import end_tokens
+from winnow.models.load.tokens import end_tokens, load_tokenizer
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
 
@@ -72,7 +73,7 @@ def load_checkpoint(
         assert int8 is not None
         round_beside_blocks(model, geometry.num_layers, int8, dtype)
     report("reading the tokenizer")
-    tokenizer = _tokenizer(path, published, model_config)
+    tokenizer = _tokenizer(path, published, model_config, config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
     if ranks.size > 1:
@@ -109,7 +110,7 @@ def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     published = open_published(path)
     model_config = _read_config(path, published)
     causal_class(model_config)
-    tokenizer = _tokenizer(path, published, model_config)
+    tokenizer = _tokenizer(path, published, model_config, config)
     model = _load_weights(path, published, model_config, config, _device(config.device), None)
     first = bind_positions(model, nullcontext())
     return PlainModel(
@@ -257,10 +258,11 @@ def _make_model(
 
 
 def _tokenizer(
-    path: Path, published: Published, config: PretrainedConfig
+    path: Path, published: Published, model_config: PretrainedConfig, config: ModelConfig
 ) -> "PreTrainedTokenizerBase | None":
-    tokenizer = published.tokenizer()
-    check_vocabulary(path, tokenizer, _vocab_size(config))
+    own = locate_tokenizer(config)
+    tokenizer = published.tokenizer() if own is None else load_tokenizer(own)
+    check_vocabulary(path if own is None else own, tokenizer, _vocab_size(model_config))
     return tokenizer
 
 

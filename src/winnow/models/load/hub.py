@@ -1,11 +1,12 @@
 """Place of a model: a directory or file as it was named, or the local copy of a repository of the Hub."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.process.digest import BESIDE_WEIGHTS
+from winnow.process.digest import BESIDE_WEIGHTS, TOKENIZER_FILES
 
 DEMO_MODEL = Path(__file__).parents[1] / "demo"
 
@@ -48,6 +49,21 @@ def locate_model(config: ModelConfig) -> Path:
     return path
 
 
+def locate_tokenizer(config: ModelConfig) -> Path | None:
+    """Return the directory of the tokenizer that takes the place of the model's own; None: that one is taken.
+
+    Raises:
+        UnsupportedModelError: as `locate_model`; or it holds no tokenizer.
+    """
+    named = config.tokenizer
+    if named is None:
+        return None
+    path = _fetch(str(named), None, BESIDE_WEIGHTS) if is_repository(named) else Path(named)
+    if not any((path / file).is_file() for file in TOKENIZER_FILES):
+        raise UnsupportedModelError(f"tokenizer: {path} is no directory with a {TOKENIZER_FILES[0]}")
+    return path
+
+
 def fetched_repositories() -> list[tuple[str, int]]:
     """Return the repositories of models in the Hub's local cache, and the bytes of each."""
     from huggingface_hub import scan_cache_dir
@@ -60,7 +76,7 @@ def fetched_repositories() -> list[tuple[str, int]]:
     return sorted((each.repo_id, each.size_on_disk) for each in found if each.repo_type == "model")
 
 
-def _fetch(repository: str, revision: str | None) -> Path:
+def _fetch(repository: str, revision: str | None, patterns: Sequence[str] = PATTERNS) -> Path:
     # Imported here: a model in a directory does without the network's libraries.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -69,7 +85,7 @@ def _fetch(repository: str, revision: str | None) -> Path:
     failed = f"model: cannot load {shown}: no directory of that name, and "
     try:
         found = snapshot_download(
-            repository, revision=revision, allow_patterns=list(PATTERNS), ignore_patterns=list(_NOT_WANTED)
+            repository, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(_NOT_WANTED)
         )
     except GatedRepoError:
         reason = "the Hub gives it to those alone who accepted its terms (`hf auth login`, or HF_TOKEN)"

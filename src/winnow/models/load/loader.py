@@ -49,6 +49,10 @@ def load_model(
             raise ConfigError(
                 f"tensor_parallel_size must be 1 for a packed model, got {ranks.size} for {path}: give it as published"
             )
+        if config.tokenizer is not None:
+            raise ConfigError(
+                f"tokenizer must be left out for a packed model, which holds one, got {config.tokenizer}"
+            )
         kernels = native_kernels()
         if kernels is None:
             raise UnsupportedModelError(

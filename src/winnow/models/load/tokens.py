@@ -11,11 +11,10 @@ from torch import Tensor
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import PUNCTUATION, SPECIAL
 from winnow.models.load.damage import first_line
+from winnow.process.digest import TOKENIZER_FILES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedTokenizerBase | None":
@@ -28,7 +27,7 @@ def load_tokenizer(path: Path, class_name: str | None = None) -> "PreTrainedToke
     Raises:
         UnsupportedModelError: its files cannot be used.
     """
-    if not any((path / file).is_file() for file in _TOKENIZER_FILES):
+    if not any((path / file).is_file() for file in TOKENIZER_FILES):
         return None
     import transformers
 

@@ -24,6 +24,7 @@ from winnow.config import ModelConfig
 from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import DESCRIPTION, FORMAT
 from winnow.models.load.context import ContextLimit
+from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.loaded import LoadedModel
 from winnow.native import ISA_VARIABLE, Kernels, extension_identity, instruction_sets, int8_instruction_sets
 from winnow.process.digest import model_files, sampled_digest
@@ -105,7 +106,9 @@ class CacheEntry:
         limit = cache_limit()
         if not config.model_cache or not limit or not plain:
             return None
-        files = [model] if model.is_file() else model_files(model)
+        own = locate_tokenizer(config)
+        files = {model} if model.is_file() else model_files(model)
+        files |= set() if own is None else model_files(own)
         try:
             stats = [(str(file.resolve()), file.stat()) for file in sorted(files)]
             if sum(stat.st_size for _, stat in stats) > limit:
@@ -113,7 +116,7 @@ class CacheEntry:
             key = [
                 [(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats],
                 sampled_digest(files),
-                [config.dtype, config.weight_dtype, config.weight_wide],
+                [config.dtype, config.weight_dtype, config.weight_wide, str(own)],
                 [FORMAT, sys.version_info[:2], *map(version, _PACKAGES), extension_identity()],
                 [os.environ.get(ISA_VARIABLE), instruction_sets(), int8_instruction_sets()],
             ]
