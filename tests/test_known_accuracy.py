@@ -4,7 +4,17 @@ import pytest
 
 from winnow import LLM
 from winnow.cli.flags.engine import open_llm
-from winnow.known_accuracy import FILE, PAGE, best_known, known_accuracy, lost_tasks, record, share_range
+from winnow.known_accuracy import (
+    DEMO,
+    FILE,
+    PAGE,
+    KnownAccuracy,
+    best_known,
+    known_accuracy,
+    lost_tasks,
+    record,
+    share_range,
+)
 from winnow_lab.real.known import ROOT, page, rows, text
 
 SMOL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -51,6 +61,30 @@ def test_tasks_differ_and_the_model_at_hand_counts() -> None:
     assert [e.task for e in lost_tasks(SMOL, "snapkv", 4.0)] == ["ruler 2048"]
     assert [e.compression for e in lost_tasks(SMOL, "snapkv", 12.0)] == [4.0], "what is lost stays lost"
     assert lost_tasks(SMOL, "winnow-seen", 8.0) == [] == lost_tasks("llama-3-8b", "snapkv", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("shares", "taken"),
+    [
+        ({"winnow-keys": 0.8, "leverage": 0.9}, "leverage"),
+        ({"winnow-keys": 0.9, "leverage": 0.8}, None),
+        # Watched queries and replays are of no use to rounds that come late.
+        ({"winnow-keys": 0.8, "winnow-seen": 1.0, "snapkv": 1.0, "kvzip": 1.0}, None),
+        ({"winnow-seen": 0.8, "leverage": 0.9, "snapkv": 1.0}, "leverage"),
+        ({"winnow-seen": 1.0, "leverage": 0.9}, None),
+        ({"leverage": 1.0}, None),
+    ],
+)
+def test_auto_compares_with_what_it_takes_itself(
+    shares: dict[str, float], taken: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = tuple(
+        KnownAccuracy(name, 8.0, "seen", share, 0.0, DEMO, "a task", 1, "a page")
+        for name, share in shares.items()
+    )
+    monkeypatch.setattr("winnow.known_accuracy.record", lambda: rows)
+    with LLM(kv_memory="4MiB", compression="auto") as llm:
+        assert llm.config.eviction.eviction == taken
 
 
 def test_auto_takes_what_is_known_of_the_model(capsys: pytest.CaptureFixture[str]) -> None:

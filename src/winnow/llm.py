@@ -20,7 +20,7 @@ from winnow.engine.driver import EngineDriver, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
 from winnow.errors import ConfigError, InvalidRequestError
-from winnow.eviction import PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
+from winnow.eviction import KEYS, PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
 from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
@@ -351,14 +351,26 @@ class LLM(EngineClient):
 
 
 def _with_known_policy(config: EngineConfig) -> EngineConfig:
-    """Return the options with the policy that keeps most answers on this model, where one is left to us and known."""
+    """Return the options with the policy that keeps most answers on this model, where one is left to us and known.
+
+    It is compared with what `auto` takes: keys, or a window where those were not measured. Its rounds come late, so the
+    others are those that judge by what is stored: the question may stand far before what watches queries.
+    """
     if config.eviction.compression != AUTO or config.eviction.eviction is not None:
         return config
-    needs = {name: preset.policy.score for name, preset in PRESETS.items()}
-    cheap = [name for name, score in needs.items() if score.replay is None and score.needs.predictor is None]
-    usual = SEEN
-    known = best_known(config.model.model, UNKNOWN_MODEL.auto_compression, usual, cheap)
-    if known in (None, usual):
+    policies = {name: preset.policy for name, preset in PRESETS.items()}
+    late = [
+        name
+        for name, policy in policies.items()
+        if policy.observes[False]
+        is policy.score.replay
+        is policy.score.needs.predictor
+        is policy.compact
+        is None
+    ]
+    model, most = config.model.model, UNKNOWN_MODEL.auto_compression
+    known = best_known(model, most, KEYS, late) or best_known(model, most, SEEN, late)
+    if known in (None, KEYS, SEEN):
         return config
     return replace(config, eviction=replace(config.eviction, eviction=known))
 

@@ -18,7 +18,7 @@ from winnow.eviction.evict import EvictionTarget, PlannedRound, compact_round, p
 from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
-from winnow.eviction.presets import PRESETS, SEEN, Preset, find_preset
+from winnow.eviction.presets import KEYS, PRESETS, SEEN, Preset, find_preset
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
 from winnow.eviction.resolve import (
     OWN,
@@ -59,6 +59,7 @@ from winnow.eviction.signals import KeyDirections, Needs, QueryMoments, Rotation
 from winnow.eviction.when import When
 
 __all__ = [
+    "KEYS",
     "LATE_STEPS",
     "OWN",
     "PAPER_POOL",
