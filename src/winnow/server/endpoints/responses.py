@@ -10,7 +10,8 @@ from starlette.responses import Response
 from winnow.openai.errors import FAILED, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
-from winnow.openai.responses import ResponseWriter, chat_body, conversation_id, input_items, new_id
+from winnow.openai.response_writer import ResponseWriter
+from winnow.openai.responses import chat_body, conversation_id, input_items, new_id
 from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import (
     StrictResponse,
