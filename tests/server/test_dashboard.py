@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.browser import BROWSER, open_browser
+from tests.server.browser import BROWSER, Page, open_browser
 from tests.server.running import Running, eventually, running
 
-from winnow import LLM
+from winnow import LLM, SamplingParams
 
 NODE = shutil.which("node")
 
@@ -123,6 +123,7 @@ def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
                 assert len(points.split()) >= 2
             eventually(lambda: "whole answer" in page.text("latencies"), "no latency is shown", 60)
             assert "winnow-demo" in page.text("model") and page.text("budget") == "32.0 MiB"
+            page.evaluate("document.getElementById('model').textContent += ' ' + 'W'.repeat(200)")
             cells = "document.querySelectorAll('#kept i').length"
             eventually(lambda: page.evaluate(cells) > 4, "no layers and heads are shown", 60)
             eventually(lambda: "everybody" in page.text("tenants"), "no tenant is shown", 60)
@@ -142,18 +143,63 @@ def test_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
     assert brightness(picture) > 180 if scheme == "light" else brightness(picture) < 80
 
 
+def require_fit(page: Page, tmp_path: Path, scheme: str) -> None:
+    """Nothing is wider than a page of three widths, no word of code is cut in two, and the colours are the scheme's."""
+    for width in (1280, 768, 390):
+        page.set_width(width)
+        laid_out = f"innerWidth === {width} && document.documentElement.scrollWidth <= {width}"
+        eventually(lambda: page.evaluate(laid_out), f"the page is wider than {width} px", 60)  # noqa: B023
+        wide = page.evaluate(
+            "[...document.querySelectorAll('body *')].filter(e => e.getClientRects().length "
+            "&& e.getBoundingClientRect().right > innerWidth + 1).map(e => e.outerHTML.slice(0, 80)).join()"
+        )
+        assert wide == "", f"at {width} px"
+        halves = "[...document.querySelectorAll('td code')].filter(e => !/\\s/.test(e.textContent) "
+        halves += "&& e.getClientRects().length > 1).length"
+        assert page.evaluate(halves) == 0, f"at {width} px"
+    picture = page.screenshot(tmp_path / f"{scheme}.png")
+    assert brightness(picture) > 180 if scheme == "light" else brightness(picture) < 80
+    assert page.faults == []
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-def test_the_chat_in_a_browser(server: Running, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_chat_and_operations_in_a_browser(server: Running, tmp_path: Path, scheme: str) -> None:
+    word = "W" * 200
     with open_browser(tmp_path / "profile") as page:
-        page.open(server.address + "/chat", "light")
+        page.open(server.address + "/chat", scheme)
         eventually(lambda: "winnow-demo" in page.text("model"), "the page does not come alive", 60)
-        page.evaluate("document.getElementById('text').value = 'What is the hobby of Tom?'")
+        page.evaluate(f"document.getElementById('text').value = 'What is the hobby of {word}?'")
+        page.evaluate("document.getElementById('max-tokens').value = 20")
         page.evaluate("document.getElementById('send').click()")
         eventually(lambda: "tokens/s" in page.text("messages"), "nothing is answered", 60)
-        page.open(server.address + "/docs", "light")
+        page.evaluate(f"document.getElementById('model').textContent += ' {word}'")
+        assert word in page.text("messages")
+        require_fit(page, tmp_path, scheme)
+        room = page.evaluate("document.getElementById('text').clientWidth")
+        assert room > 300, "there is no room for a question at 390 px"
+        page.open(server.address + "/docs", scheme)
         eventually(lambda: "/v1/completions" in page.text("operations"), "no operation is shown", 60)
-        assert page.faults == []
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert "at least 1 item; at most 4096 items" in page.text("operations")
+        require_fit(page, tmp_path, scheme)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_inspection_in_a_browser(llm: LLM, tmp_path: Path, scheme: str) -> None:
+    params = SamplingParams(temperature=0, max_tokens=20, eviction="snapkv", kv_budget=32)
+    prompt = f"What is the hobby of {'W' * 200}? <b>{'a' * 90}</b> & more.\n\n"
+    file = tmp_path / "page.html"
+    file.write_text(llm.inspect(prompt, params).to_html(), encoding="utf-8")
+    with open_browser(tmp_path / "profile") as page:
+        page.open(file.as_uri(), scheme)
+        eventually(
+            lambda: page.evaluate("document.querySelectorAll('.text > span').length") > 50, "no token", 60
+        )
+        require_fit(page, tmp_path, scheme)
 
 
 @pytest.mark.slow
