@@ -362,11 +362,8 @@ def _with_known_policy(config: EngineConfig) -> EngineConfig:
     late = [
         name
         for name, policy in policies.items()
-        if policy.observes[False]
-        is policy.score.replay
-        is policy.score.needs.predictor
-        is policy.compact
-        is None
+        if (policy.observes[False], policy.score.replay, policy.score.needs.predictor, policy.compact)
+        == (None, None, None, None)
     ]
     model, most = config.model.model, UNKNOWN_MODEL.auto_compression
     known = best_known(model, most, KEYS, late) or best_known(model, most, SEEN, late)
