@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from winnow.cache import CacheLayout, CacheSize, Ledger, PagedCache
 from winnow.errors import ConfigError
+from winnow.values.kv_dtype import WideParts
 
 
 def test_block_bytes_by_hand() -> None:
@@ -66,3 +67,21 @@ def test_too_little_memory_names_the_least() -> None:
     layout = CacheLayout.even(4, 2, 64, 16, torch.float32)
     with pytest.raises(ConfigError, match=r"kv_memory must be at least .* bytes\) .* got 1\.0 KiB"):
         CacheSize.fit(layout, 1024, 4, 100)
+
+
+@pytest.mark.parametrize("wide", [WideParts(), WideParts(layers=1, sinks=2)])
+def test_memory_beyond_what_sequences_fill_belongs_to_prefixes(wide: WideParts) -> None:
+    """Twice the memory holds about twice the prefixes, though no more sequences run; without them it is left."""
+    layout = CacheLayout.even(2, 2, 8, 4, torch.float32, wide=wide)
+    sequences, longest = 3, 256
+    most = sequences * layout.blocks_for(longest)
+    memory = 4 * CacheSize.of_blocks(layout, most, sequences, longest).nbytes(layout)
+    alone = CacheSize.fit(layout, memory, sequences, longest)
+    shared, double = (
+        CacheSize.fit(layout, each * memory, sequences, longest, shares_prefixes=True) for each in (1, 2)
+    )
+    assert alone.num_blocks == most and shared.num_blocks > 3 * most
+    assert double.num_blocks > 1.9 * shared.num_blocks and double.nbytes(layout) <= 2 * memory
+    # Each token that the blocks hold finds room for what a prefix keeps beside them.
+    tokens = double.num_blocks // layout.rows_per_seq * layout.block_size
+    assert double.prefix_state_bytes(layout) >= layout.wide_bytes_of(0, longest) * (tokens // longest)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from winnow.attention import ReferenceBackend
+from winnow.cache import CacheSize
 from winnow.config import EngineConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
@@ -59,7 +60,9 @@ def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engi
         trained_len=max_model_len,
         eos_token_ids=frozenset(),
     )
-    executor = TorchExecutor(model, config, ReferenceBackend(), model.kv_layout(config.cache, 1))
+    layout = model.kv_layout(config.cache, 1)
+    size = CacheSize.fit(layout, config.cache.kv_memory, sequences, max_model_len)
+    executor = TorchExecutor(model, config, ReferenceBackend(), layout, size)
     served = ServedModel(VOCAB, max_model_len, max_model_len)
     return assemble(executor, served, config, time.perf_counter)
 

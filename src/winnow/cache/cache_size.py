@@ -107,8 +107,9 @@ class CacheSize:
     def prefix_state_bytes(self, layout: CacheLayout) -> int:
         """Return the bytes for states of prefixes: of all tokens that the blocks hold, or of all sequences."""
         tokens = self.num_blocks // layout.rows_per_seq * layout.block_size
-        positions = min(self.max_positions(layout), ceil_div(tokens, self.max_num_seqs))
-        return self.max_num_seqs * layout.prefix_state_bytes(positions)
+        longest = self.max_positions(layout)
+        count = max(self.max_num_seqs, tokens // longest)
+        return count * layout.prefix_state_bytes(min(longest, ceil_div(tokens, count)))
 
     def nbytes(self, layout: CacheLayout) -> int:
         """Add up the bytes of the cache but those of a value tier: blocks, free stacks, counts of holders, table pages,

@@ -137,11 +137,15 @@ class AdmissionBudget:
 
 
 def _explain_kinds(ledger: Ledger) -> str:
-    """Return what else may lack where values of some layers lie on a tier."""
-    tier, allocator = ledger.layout.value_tier, ledger.allocator
-    if tier is None:
-        return ""
+    """Return what else may lack where blocks are of several kinds, or values lie on a tier."""
+    layout, allocator = ledger.layout, ledger.allocator
     if allocator.refusal is not None:
-        return f"; value_tier={tier} has no room for more values: {allocator.refusal}"
-    near, far = ledger.size.by_kind
-    return f", of which {near} serve the first {tier.layers} layers and {far} the others (value_tier={tier})"
+        return f"; value_tier={layout.value_tier} has no room for more values: {allocator.refusal}"
+    if len(layout.kinds) == 1:
+        return ""
+    parts = []
+    for number, (kind, count) in enumerate(zip(layout.kinds, ledger.size.by_kind, strict=True)):
+        rows = int(((layout.kind_of == number) & layout.has_row).sum())
+        where = "" if kind.tier is None else f" with values on value_tier={kind.tier}"
+        parts.append(f"{count} serve {rows} of {layout.rows_per_seq} rows{where}")
+    return f", of which {', '.join(parts[:-1])} and {parts[-1]}"
