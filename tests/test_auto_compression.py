@@ -94,7 +94,7 @@ def test_where_answers_are_a_few_tokens_compressing_is_found_not_to_pay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prompts that take 1,000 times as long as a step of answers leave nothing to be gained."""
-    from winnow.engine.residency.preemption_costs import MeasuredCosts
+    from winnow.engine.memory.swap_costs import MeasuredCosts
     from winnow.engine.scheduling.payoff import DecodeTimes
 
     monkeypatch.setattr(MeasuredCosts, "recompute_seconds", lambda self, num_tokens: 1.0)

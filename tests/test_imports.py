@@ -17,6 +17,7 @@ LAYERS = [
     ["config", "chat"],
     ["cache", "sampling"],
     ["attention", "outputs", "prompts"],
+    ["storage"],
     ["eviction", "openai", "vllm.metrics"],
     ["anthropic"],
     ["options", "report", "models"],
@@ -129,3 +130,12 @@ def test_the_extension_has_one_face() -> None:
 def test_the_accounting_knows_no_model() -> None:
     for path in (SOURCE / "cache").rglob("*.py"):
         assert imported_parts(path) <= {"cache", "errors", "process", "values", "lazy"}, path.name
+
+
+def test_memory_knows_nothing_of_scheduling() -> None:
+    """What lies where is decided without whose turn it is."""
+    below = [name for name in MODULES if name.startswith(("winnow.engine.memory.", "winnow.storage."))]
+    assert len(below) > 10
+    for name in below:
+        above = [each for each in imports(MODULES[name]) if each.startswith("winnow.engine.scheduling")]
+        assert not above, f"{name} imports {above}"

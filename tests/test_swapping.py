@@ -11,8 +11,8 @@ import torch
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
+from winnow.engine.memory.swap_costs import FixedCosts
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError
 from winnow.eviction.presets import PRESETS
 
@@ -76,7 +76,7 @@ def alone(directory: Path, requests: list[tuple[list[int], SamplingParams]]) -> 
 def swapping(directory: Path, **options: Any) -> LLM:
     """An LLM that swaps whatever it preempts."""
     llm = LLM(directory, **OPTIONS | {"kv_offloading_size": "4MiB"} | options)
-    scheduler_of(llm)._preemption.costs = FixedCosts(1e-15, 1.0)
+    scheduler_of(llm).memory.swap.costs = FixedCosts(1e-15, 1.0)
     return llm
 
 

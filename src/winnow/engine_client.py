@@ -9,8 +9,8 @@ from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
 from winnow.engine.driver import EngineDriver, Mailbox
 from winnow.engine.loop import RequestLoop
+from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.residency.occupancy import Occupancy
 from winnow.errors import InvalidRequestError
 from winnow.models import PlainModel
 from winnow.models.load.backend_tokenizer import full_tokenizer

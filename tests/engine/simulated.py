@@ -20,9 +20,10 @@ from winnow.cache import (
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.layout import IntArray, ceil_div
 from winnow.config import EvictionConfig, SchedulerConfig
+from winnow.engine.memory.memory import Memory
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.plan import PlannedEviction, StepPlan, StepResult
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.residency.preemption_costs import PreemptionCosts
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.eviction import (
@@ -127,7 +128,7 @@ class Simulation:
         chunk: int | None = 16,
         max_round_kvs: int | None = None,
         host_bytes: int = 0,
-        costs: PreemptionCosts | None = None,
+        costs: SwapCosts | None = None,
         prefix_caching: bool = False,
         **options: Any,
     ) -> None:
@@ -135,14 +136,20 @@ class Simulation:
         self.clock = VirtualClock()
         self.executor = RecordingExecutor(num_blocks, max_num_seqs, self.clock)
         config = SchedulerConfig(max_num_seqs, tokens, chunk, **options)
+        memory = Memory(
+            self.executor,
+            self.clock,
+            config,
+            prefix_caching=prefix_caching,
+            host_bytes=host_bytes,
+            costs=costs,
+        )
         self.scheduler = Scheduler(
             config,
             self.executor,
             self.clock,
-            costs=costs,
+            memory,
             max_round_kvs=max_round_kvs,
-            prefix_caching=prefix_caching,
-            host_bytes=host_bytes,
         )
         self.steps: list[ScheduledStep] = []
         self.finished: list[Sequence] = []

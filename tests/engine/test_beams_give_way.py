@@ -88,8 +88,8 @@ def test_no_memory_for_a_copy_of_their_own(
 def test_a_round_in_which_a_beam_gives_way(model: Path) -> None:
     with opened(model, kv_memory="8MiB") as llm:
         scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
-        rounds, refused = scheduler._rounds, list[Any]()
-        own = rounds._ownership.own
+        rounds, refused = scheduler.rounds, list[Any]()
+        own = scheduler.running.own
 
         def give_way(sequence: Any) -> bool:
             # The last beam lacks memory: those before it were to take part, and go with it.
@@ -99,7 +99,7 @@ def test_a_round_in_which_a_beam_gives_way(model: Path) -> None:
                 return False
             return bool(own(sequence))
 
-        rounds._ownership.own, rounds._most_copies = give_way, lambda *_: 10**9
+        scheduler.running.own, rounds._most_copies = give_way, lambda *_: 10**9
         params = beams(24, eviction="kv-compress-pd", kv_budget=24)
         llm.submit(prompt(40, 1), params, request_id="beams")
 
@@ -108,7 +108,7 @@ def test_a_round_in_which_a_beam_gives_way(model: Path) -> None:
             if len(able) == 3 and not refused:
                 for sequence in able:
                     sequence.__dict__["may_share_outside"] = True
-                rounds.make_room(able, scheduler.running)
+                rounds._evict(rounds._shrinkable(able))
 
         [output] = finished(llm, under_pressure).values()
     assert refused and all(len(each.token_ids) == 24 for each in output.outputs)

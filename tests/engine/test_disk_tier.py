@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.engine.residency import disk_tier, prefix_folder
-from winnow.engine.residency.disk_tier import DiskPart, DiskTier, run_key
-from winnow.engine.residency.prefix_folder import open_folder, read_file
-from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.errors import ConfigError
 from winnow.outputs import DiskTierStats
+from winnow.storage import folders, prefix_files
+from winnow.storage.folders import open_folder, read_file
+from winnow.storage.prefix_files import DiskPart, PrefixFiles, run_key
+from winnow.storage.prefix_format import PrefixFormat
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 KVZIP: dict[str, Any] = {"eviction": "kvzip", "compression": 4.0, "kv_floor": 1, "prefill_chunk": 32}
@@ -174,11 +174,11 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_half(
         child = os.fork()
         if not child:  # another process on the same folder: it writes one file, and half of another
             try:
-                tier = DiskTier(open_folder(cache), 2**20, form)
-                prefix_folder.write_whole(cache / given[0][0], given[0][1], 0o600)
+                tier = PrefixFiles(open_folder(cache), 2**20, form)
+                folders.write_whole(cache / given[0][0], given[0][1], 0o600)
                 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
                 with tier._folder.locked():
-                    prefix_folder.write_whole(cache / given[1][0], given[1][1][:-1000], 0o600)
+                    folders.write_whole(cache / given[1][0], given[1][1][:-1000], 0o600)
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
@@ -199,7 +199,7 @@ def test_the_least_recently_used_go_first(directory: Path, tmp_path: Path) -> No
     for seed in (0, 1, 0, 2):
         with open_llm(directory, cache, prefix_cache_disk=int(2.5 * size)) as llm:
             ask(llm, prompt(150, seed))
-            llm._engine.scheduler.disk.tier.wait()
+            llm._engine.scheduler.memory.files.cached.wait()
             assert tier_stats(llm).bytes_used <= 2.5 * size
     assert tier_stats_after(directory, cache, [0, 1, 2]) == [148, 0, 148]
 
@@ -215,7 +215,7 @@ def test_a_full_disk_ends_writing_and_nothing_else(
     def refuse(path: Path, content: bytes, mode: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(prefix_folder, "write_whole", refuse)
+    monkeypatch.setattr(folders, "write_whole", refuse)
     with (
         pytest.warns(
             UserWarning, match="refuses a file, so none is written for 30 seconds: No space left"
@@ -223,9 +223,9 @@ def test_a_full_disk_ends_writing_and_nothing_else(
         open_llm(directory, tmp_path) as llm,
     ):
         outputs = [ask(llm, prompt(150, seed)) for seed in range(3)]
-        llm._engine.scheduler.disk.tier.wait()
+        llm._engine.scheduler.memory.files.cached.wait()
         assert not tier_stats(llm).is_writing and not files(tmp_path)
-        assert llm._engine.scheduler.disk.tier.pending_bytes == 0
+        assert llm._engine.scheduler.memory.files.cached.pending_bytes == 0
     assert len(caught) == 1 and all(each.outputs[0].finish_reason == "length" for each in outputs)
 
 
@@ -253,7 +253,7 @@ def test_what_memory_loses_while_a_request_waits_is_read(
         for turn in range(3):
             outputs = llm.generate(conversations, GREEDY)
             llm.check_integrity()
-            llm._engine.scheduler.disk.tier.wait()
+            llm._engine.scheduler.memory.files.cached.wait()
             for number, output in enumerate(outputs):
                 known = 0 if not turn else len(conversations[number]) - 20
                 assert output.num_cached_tokens >= known - 4, (turn, number)
@@ -313,24 +313,24 @@ def test_what_one_machine_compressed_serves_all(directory: Path, bucket: str) ->
 def test_objects_that_others_wrote_meanwhile_are_found(
     directory: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefix_folder, "_RELIST_SECONDS", 0.0)
+    monkeypatch.setattr(folders, "_RELIST_SECONDS", 0.0)
     with open_llm(directory, bucket) as early:
         with open_llm(directory, bucket) as other:
             ask(other, prompt(150))
-        early._engine.scheduler.disk.tier.refresh()
-        early._engine.scheduler.disk.tier._listing.result()
+        early._engine.scheduler.memory.files.cached.refresh()
+        early._engine.scheduler.memory.files.cached._listing.result()
         assert ask(early, prompt(150)).num_cached_tokens == 148
 
 
 def test_objects_used_least_recently_go_first(directory: Path, bucket: str) -> None:
     with open_llm(directory, bucket) as llm:
         ask(llm, prompt(150, 0))
-        llm._engine.scheduler.disk.tier.wait()
+        llm._engine.scheduler.memory.files.cached.wait()
         size = tier_stats(llm).bytes_written
     with open_llm(directory, bucket, prefix_cache_disk=int(2.5 * size)) as llm:
         for seed in (1, 0, 2):
             ask(llm, prompt(150, seed))
-            llm._engine.scheduler.disk.tier.wait()
+            llm._engine.scheduler.memory.files.cached.wait()
         assert tier_stats(llm).num_dropped == 1 and len(objects(bucket)) == 2
     with open_llm(directory, bucket, prefix_cache_disk=1) as llm:
         assert [ask(llm, prompt(150, seed)).num_cached_tokens for seed in (0, 1, 2)] == [148, 0, 148]
@@ -366,9 +366,9 @@ def test_a_store_that_stalls_keeps_nobody(directory: Path, monkeypatch: pytest.M
     core = pytest.importorskip("fsspec.core", reason="an extra: object-store")
     store = Stalling()
     monkeypatch.setattr(core, "url_to_fs", lambda url: (store, "bucket"))
-    monkeypatch.setattr(prefix_folder, "_ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(disk_tier, "_RETRY_SECONDS", 0.5)
-    monkeypatch.setattr(disk_tier, "_CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(folders, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(prefix_files, "_RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(prefix_files, "_CLOSE_SECONDS", 0.3)
     with open_llm(directory, "stalling://bucket") as llm:
         expected = ask(llm, prompt(150)).outputs[0].token_ids
     assert len(store.files) == 1
@@ -382,7 +382,7 @@ def test_a_store_that_stalls_keeps_nobody(directory: Path, monkeypatch: pytest.M
     store.answers.set()
     time.sleep(0.6)
     ask(llm, prompt(150, 5))
-    llm._engine.scheduler.disk.tier.wait()
+    llm._engine.scheduler.memory.files.cached.wait()
     assert len(store.files) == 2, "it is written again"
     store.answers.clear()
     ask(llm, prompt(150, 6))
@@ -407,7 +407,7 @@ def written(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     cache = tmp_path_factory.mktemp("cache")
     with open_llm(directory, cache) as llm:
         ask(llm, prompt(40))
-        llm._engine.scheduler.disk.tier.wait()
+        llm._engine.scheduler.memory.files.cached.wait()
         [path] = files(cache)
         yield llm, path
 
@@ -417,7 +417,7 @@ def written(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_no_damaged_file_is_believed(written: tuple[LLM, Path], data: st.DataObject) -> None:
     llm, path = written
     form = llm._engine._model.prefix_format(None)
-    [file] = llm._engine.scheduler.disk.tier._files.values()
+    [file] = llm._engine.scheduler.memory.files.cached._files.values()
     tokens = [*prompt(40), *ask(llm, prompt(40)).outputs[0].token_ids]
     part = DiskPart(file, run_key(file.links), tokens[: sum(link.num_tokens for link in file.links)])
     content = path.read_bytes()
@@ -427,7 +427,7 @@ def test_no_damaged_file_is_believed(written: tuple[LLM, Path], data: st.DataObj
     at = data.draw(st.integers(0, len(content) - 1) | st.integers(0, 1000))
     flipped = bytes([content[at] ^ (1 << data.draw(st.integers(0, 7)))])
     (cache / path.name).write_bytes((content[:at] + flipped + content[at + 1 :])[:cut])
-    tier = DiskTier(open_folder(cache), 2**20, form)
+    tier = PrefixFiles(open_folder(cache), 2**20, form)
     found = tier.read([part]).result()
     stats = tier.stats()
     tier.close()

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from winnow_lab.plan.simulated_executor import SimulatedExecutor, VirtualClock
 
 from winnow.cache import CacheLayout, CacheSize
 from winnow.config import SchedulerConfig
@@ -13,6 +12,7 @@ from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
 from winnow.values.value_tier import ValueTier
+from winnow_lab.plan.simulated_executor import SimulatedExecutor, VirtualClock
 
 
 def executor_of(num_blocks: int, **shape: Any) -> SimulatedExecutor:

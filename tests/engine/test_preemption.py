@@ -8,9 +8,9 @@ from round_policies import EVERY_8, PRESSURE, REPLAYED, UNEVEN
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.cache import CopyDiscarded
+from winnow.engine.memory.swap_costs import FixedCosts, MeasuredCosts
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.requests.request import Request
-from winnow.engine.residency.preemption_costs import FixedCosts, MeasuredCosts
 
 SWAP, RECOMPUTE = FixedCosts(1e-12, 1.0), FixedCosts(1.0, 1e-12)
 PLENTY = 10**9
@@ -54,7 +54,7 @@ class TestHow:
         assert new.metrics.swap_bytes_out == new.metrics.swap_bytes_in == layout.host_bytes([blocks]) + 100
         assert new.metrics.swap_seconds == pytest.approx(2e-9 * blocks * layout.block_bytes)
         assert new.metrics.recomputed_tokens == 0
-        total = simulation.scheduler.preemptions
+        total = simulation.scheduler.memory.swap.total
         assert (total.num_swaps, total.swap_bytes_out) == (1, new.metrics.swap_bytes_out)
 
     def test_the_cheaper_way_is_taken(self) -> None:
@@ -77,7 +77,7 @@ class TestHow:
             ends_well(simulation, 6)
             # The first copy is what shows that copies are slow.
             assert simulation.scheduler.running.num_preemptions == 3
-            assert simulation.scheduler.preemptions.num_swaps == (3 if swaps else 1)
+            assert simulation.scheduler.memory.swap.total.num_swaps == (3 if swaps else 1)
 
     def test_a_compressed_sequence_is_swapped_whatever_it_costs(self) -> None:
         simulation = Simulation(ROWS * 60, tokens=64, chunk=None, host_bytes=PLENTY, costs=RECOMPUTE)
@@ -194,7 +194,7 @@ class TestFaults:
         copies, host_id = simulation.scheduler.ledger.host.copies, new.sequences[0].kv.host_id
         free, copy = simulation.scheduler.ledger.allocator.num_free, copies[host_id]
         assert copy.num_blocks < free
-        simulation.scheduler._preemption.fits = lambda sequence: False  # type: ignore[method-assign]
+        simulation.scheduler.memory.swap.fits = lambda sequence: False  # type: ignore[method-assign]
         ends_well(simulation, 1)
         assert new.metrics.recomputed_tokens == 36
 
@@ -210,7 +210,7 @@ class TestWho:
         for _ in range(2):
             simulation.step()
         scheduler = simulation.scheduler
-        loss = scheduler._preemption.loss
+        loss = scheduler.memory.swap.loss
         losses = [loss(request.sequences[0]) for request in (cheap, dear, dearest)]
         assert losses == sorted(losses) and losses[0] < losses[1]
         for victim in (cheap, dear, dearest, urgent):
@@ -226,7 +226,7 @@ class TestWho:
         for _ in range(2):
             simulation.step()
         scheduler = simulation.scheduler
-        lost = [scheduler._preemption.loss(request.sequences[0]) for request in (cheap, dear)]
+        lost = [scheduler.memory.swap.loss(request.sequences[0]) for request in (cheap, dear)]
         assert lost[0] < lost[1], "else this shows nothing"
         scheduler.running.preempt()
         assert [each.metrics.num_preemptions for each in (served, cheap, dear)] == [0, 0, 1]

@@ -11,6 +11,7 @@ from winnow.cache import BlockCopies, CacheUpdate
 from winnow.cache.layout import IntArray
 from winnow.cache.update import StateDiscarded, StateRestored, StateSaved
 from winnow.config import EvictionConfig, SchedulerConfig
+from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import PlannedEviction, PlannedSequence, StepPlan, StepResult
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.scheduler import Scheduler
@@ -199,7 +200,8 @@ def test_nothing_that_other_queries_shaped_is_read(
 ) -> None:
     clock = VirtualClock()
     executor = ShapedExecutor(4 * columns, 6, clock)
-    scheduler = Scheduler(SchedulerConfig(6, 64, chunk), executor, clock, prefix_caching=True)
+    config = SchedulerConfig(6, 64, chunk)
+    scheduler = Scheduler(config, executor, clock, Memory(executor, clock, config, prefix_caching=True))
     executor.scheduler = scheduler
     finished = 0
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
+from winnow.engine.memory.swap_costs import FixedCosts
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.errors import ConfigError
 from winnow.values.tenants import Tenant, parse_tenants
 

@@ -19,8 +19,8 @@ from winnow import LLM, SamplingParams
 from winnow.attention import open_backend
 from winnow.cache import BlockCopies, CacheUpdate
 from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
+from winnow.engine.memory.swap_costs import FixedCosts
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan
-from winnow.engine.residency.preemption_costs import FixedCosts
 from winnow.eviction import EvictionPolicy, ReplayPass, SequenceEviction
 from winnow.executor.torch_executor import TorchExecutor
 
@@ -168,9 +168,9 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
                 engine._executor.size,
             ),
         )
-        engine._executor = engine.scheduler.running._executor = engine.scheduler._rounds._executor = mirrored
-        preemption = engine.scheduler._preemption
-        preemption._copies._executor, preemption.costs = mirrored, FixedCosts(1e-15, 1.0)
+        engine._executor = engine.scheduler.running._executor = engine.scheduler.rounds._executor = mirrored
+        preemption = engine.scheduler.memory.swap
+        preemption._executor, preemption.costs = mirrored, FixedCosts(1e-15, 1.0)
         for index in range(8):
             length = rng.randint(90, 140)
             amount = {} if name == "full" else {"compression": rng.choice([2.0, 2.5])}

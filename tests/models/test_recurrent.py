@@ -16,7 +16,7 @@ from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention import open_backend
 from winnow.cache.recurrent import Computed, RecurrentStates
 from winnow.config import ModelConfig
-from winnow.engine.residency import prefixes
+from winnow.engine.memory import prefixes
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import PRESETS as EVERY
 from winnow.models import load_model

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from winnow.engine.memory.swap_costs import FixedCosts, MeasuredCosts
 from winnow.engine.requests.request import Sequence as Sample
-from winnow.engine.residency.preemption_costs import FixedCosts, MeasuredCosts
 from winnow.llm import LLM
 from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import fixed_length
@@ -46,7 +46,7 @@ class Preempted:
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
-        self._preemption = self._scheduler._preemption
+        self._preemption = self._scheduler.memory.swap
         self.costs: MeasuredCosts = self._preemption.costs
 
     def measure(self, length: int, repeat: int) -> Point:
@@ -55,7 +55,7 @@ class Preempted:
         expected: tuple[float | None, float | None] = (None, None)
         for index in range(repeat):
             sequence = self._start(length, index)
-            nbytes = self._preemption._copies.nbytes(sequence.kv.running_slot)
+            nbytes = self._preemption.copy_bytes(sequence.kv.running_slot)
             expected = self.costs.swap_seconds(nbytes), self.costs.recompute_seconds(sequence.kv.num_computed)
             self._preempt(sequence, SWAP)
             self._step_until(partial(_is_running, sequence))

@@ -29,9 +29,9 @@ from typing import Any
 from winnow import LLM
 from winnow.cache import CacheSize, Ledger
 from winnow.config import SchedulerConfig
+from winnow.engine.memory.prefixes import FoundPrefix, PrefixSharing
+from winnow.engine.memory.room import Room
 from winnow.engine.requests.request import Sequence as Sample
-from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
-from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.eviction import When
 from winnow.eviction.presets import find_preset
 from winnow.report.provenance import Machine, origin, report_head, typed_command
@@ -63,7 +63,7 @@ class Measured:
     rounds: int
 
 
-class GreedyAdmissionBudget(AdmissionBudget):
+class GreedyRoom(Room):
     """Room as engines see it that promise nothing: the next chunk fits, or it does not."""
 
     def __init__(self, config: SchedulerConfig, ledger: Ledger, prefixes: PrefixSharing) -> None:
@@ -86,8 +86,8 @@ class GreedyAdmissionBudget(AdmissionBudget):
 def admit_greedily(llm: LLM) -> None:
     """Let an engine admit each request whose next chunk fits."""
     scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
-    budget = GreedyAdmissionBudget(scheduler._config, scheduler.ledger, scheduler.prefixes)
-    scheduler._budget = scheduler._admission_order._budget = budget
+    memory = scheduler.memory
+    memory.room = GreedyRoom(scheduler._config, memory.ledger, memory.prefixes)
 
 
 def settings(row: str, kv_memory: int, eviction: str, compression: float) -> dict[str, Any]:

@@ -237,9 +237,9 @@ def _collect(fleet: Iterable[Replica]) -> Simulation:
         served += replica.served
         work = work.plus(simulated.executor.total)
         steps += replica.steps
-        rounds += simulated.scheduler.rounds.rounds
+        rounds += simulated.scheduler.rounds.total.rounds
         preempted += simulated.scheduler.running.num_preemptions
-        swapped += simulated.scheduler.preemptions.num_swaps
+        swapped += simulated.scheduler.memory.swap.total.num_swaps
         host_peak = max(host_peak, ledger.host.peak_bytes * simulated.rows)
         kv_bytes, peak = replica.kv_memory, max(peak, simulated.peak_bytes)
         cached += ledger.prefixes.num_hit_tokens

@@ -160,7 +160,7 @@ class Soak:
 
     def _check_accounts(self) -> None:
         """What tenants hold on the host is what is held there."""
-        held, used = self._scheduler.accounts.host_bytes, self._loaded.stats().host_bytes_used
+        held, used = self._scheduler.memory.swap.host_bytes, self._loaded.stats().host_bytes_used
         if held.total() != used or min(held.values(), default=0) < 0:
             self.tally.faults.append(
                 f"step {self.steps}: tenants hold {dict(held)} of {used} bytes on the host"
@@ -175,15 +175,15 @@ class Soak:
             faults.append(f"{stats.host_bytes_used} bytes in host memory are of no request")
         faults += [
             f"{held} bytes in host memory are on the account of {tenant or 'no tenant'}"
-            for tenant, held in self._scheduler.accounts.host_bytes.items()
+            for tenant, held in self._scheduler.memory.swap.host_bytes.items()
             if held
         ]
-        if (disk := self._scheduler.disk) is not None:
-            disk.write(all_of_it=True)
-            disk.tier.wait()
-            found = disk.tier.stats()
-            if disk.tier.pending_bytes or found.bytes_used > found.bytes_budget or not found.is_writing:
-                faults.append(f"the disk tier ends with {disk.tier.pending_bytes} bytes to write, as {found}")
+        self._scheduler.memory.files.write(all_of_it=True)
+        if (disk := self._scheduler.memory.files.cached) is not None:
+            disk.wait()
+            found = disk.stats()
+            if disk.pending_bytes or found.bytes_used > found.bytes_budget or not found.is_writing:
+                faults.append(f"the disk tier ends with {disk.pending_bytes} bytes to write, as {found}")
         for name, tenant in stats.tenants.items():
             for each in ("num_running", "num_waiting", "blocks", "borrowed_blocks", "host_bytes"):
                 if left := getattr(tenant, each):

@@ -7,10 +7,9 @@ from functools import partial
 
 from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
+from winnow.engine.memory.saved_documents import SavedDocuments
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
-from winnow.engine.residency.saved_prefixes import SavedPrefixes
 from winnow.engine.scheduling.accounts import TenantAccounts
-from winnow.engine.scheduling.orders import TenantName
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
     SEEN,
@@ -27,6 +26,7 @@ from winnow.eviction import (
 )
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.tenants import TenantName, TenantTable
 from winnow.values.units import format_bytes
 
 
@@ -73,7 +73,7 @@ class Admission:
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
         accounts: TenantAccounts | None = None,
         traits: ModelTraits = UNKNOWN_MODEL,
-        saved: SavedPrefixes | None = None,
+        saved: SavedDocuments | None = None,
     ) -> None:
         cache, layout = config.cache, ledger.layout
         if cache.kv_reservation == "max" and layout.blocks_for(max_model_len) > ledger.size.num_blocks:
@@ -90,7 +90,7 @@ class Admission:
         self._instruct = instruct or (lambda replay, token_ids: Instruction())
         self._traits = traits
         self._saved = saved
-        self._accounts = accounts or TenantAccounts((), ledger)
+        self._accounts = accounts or TenantAccounts(TenantTable(), ledger)
 
     def admit(
         self,

@@ -3,46 +3,57 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from winnow.config import CacheConfig, EngineConfig
+from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
 from winnow.engine.executor import Executor
+from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.instructor import Instructor
-from winnow.engine.residency.disk_tier import DiskTier
-from winnow.engine.residency.prefix_cipher import PrefixCipher
-from winnow.engine.residency.prefix_folder import open_folder
-from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
+from winnow.storage.cipher import PrefixCipher
+from winnow.storage.folders import SavedDirectory, open_folder
+from winnow.storage.prefix_files import PrefixFiles
 
 
 def assemble(
     executor: Executor, model: ServedModel, config: EngineConfig, clock: Callable[[], float], rows: int = 1
 ) -> Engine:
-    """Set up queue, scheduler, residency and admission.
+    """Set up memory, scheduler and admission.
 
     Args:
         rows: rows of the model that one row of the executor's cache stands for.
     """
     cache, most = config.cache, config.eviction.max_round_kvs
-    store = None
+    saved = cached = None
     if cache.prefix_store is not None:
-        store = PrefixStore(Path(cache.prefix_store), model.prefix_format(None))
+        folder = SavedDirectory(Path(cache.prefix_store))
+        saved = PrefixFiles(folder, None, model.prefix_format(None))
+    if cache.prefix_cache_dir is not None:
+        path = cache.prefix_cache_key_file
+        form = model.prefix_format(None if path is None else PrefixCipher.from_file(Path(path)))
+        cached = PrefixFiles(open_folder(cache.prefix_cache_dir), cache.prefix_cache_disk, form)
+    memory = Memory(
+        executor,
+        clock,
+        config.scheduler,
+        prefix_caching=cache.shares_prefixes,
+        host_bytes=(cache.kv_offloading_size or 0) // rows,
+        saved=saved,
+        cached=cached,
+        session_memory=cache.session_memory,
+    )
+    if cache.kv_offloading_size is not None:
+        memory.swap.record_copies(*executor.time_copies(clock))
     scheduler = Scheduler(
         config.scheduler,
         executor,
         clock,
+        memory,
         max_round_kvs=None if most is None else max(most // rows, 1),
-        prefix_caching=cache.shares_prefixes,
-        host_bytes=(cache.kv_offloading_size or 0) // rows,
-        prefix_store=store,
-        disk_tier=_open_disk_tier(model, cache),
-        session_memory=cache.session_memory,
     )
-    if cache.kv_offloading_size is not None:
-        scheduler.record_copies(*executor.time_copies(clock))
     admission = Admission(
-        scheduler.ledger,
+        memory.ledger,
         config,
         model.vocab_size,
         model.max_model_len,
@@ -50,14 +61,6 @@ def assemble(
         None if model.tokenizer is None else Instructor(model.tokenizer),
         scheduler.accounts,
         model.traits,
-        scheduler.saved_prefixes,
+        memory.files.documents,
     )
     return Engine(executor, scheduler, admission, model, config, clock)
-
-
-def _open_disk_tier(model: ServedModel, cache: CacheConfig) -> DiskTier | None:
-    if cache.prefix_cache_dir is None:
-        return None
-    path = cache.prefix_cache_key_file
-    cipher = None if path is None else PrefixCipher.from_file(Path(path))
-    return DiskTier(open_folder(cache.prefix_cache_dir), cache.prefix_cache_disk, model.prefix_format(cipher))

@@ -13,13 +13,12 @@ from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.executor import Executor
 from winnow.engine.loop import RequestLoop, Sampled
+from winnow.engine.memory.occupancy import Occupancy, measure_occupancy
 from winnow.engine.requests.beams import BeamSearch, Continuation
 from winnow.engine.requests.eviction_report import eviction_report
 from winnow.engine.requests.forked_request import forked_params, inherit, source_of
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.request import ReplayTally, Request, Sequence
-from winnow.engine.residency.occupancy import Occupancy, measure_occupancy
-from winnow.engine.residency.prefix_store import PrefixStore
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.scheduler import Scheduler
@@ -58,8 +57,9 @@ class Engine(RequestLoop):
         self._ahead: tuple[ScheduledStep, Any] | None = None
 
     def stats(self) -> EngineStats:
-        ledger, rounds = self.scheduler.ledger, self.scheduler.rounds
-        swaps, host, decisions = self.scheduler.preemptions, ledger.host, self.scheduler.decisions
+        memory, rounds = self.scheduler.memory, self.scheduler.rounds.total
+        ledger, sessions, decisions = memory.ledger, memory.sessions, self.scheduler.decisions
+        swaps, host = memory.swap.total, ledger.host
         # Rounds run, and sequences are copied, while a step is scheduled.
         schedule = self._seconds["schedule"] - rounds.seconds - swaps.swap_seconds
         return EngineStats(
@@ -84,14 +84,14 @@ class Engine(RequestLoop):
             host_bytes_peak=host.peak_bytes,
             host_bytes_budget=host.limit,
             value_tier=self._tier_stats(),
-            disk_tier=None if self.scheduler.disk is None else self.scheduler.disk.tier.stats(),
-            sessions=self.scheduler.sessions.count_tiers(),
-            session_tokens=self.scheduler.sessions.reused_tokens,
-            session_seconds=self.scheduler.sessions.reused_tokens
+            disk_tier=None if memory.files.cached is None else memory.files.cached.stats(),
+            sessions=sessions.count_tiers(),
+            session_tokens=sessions.reused_tokens,
+            session_seconds=sessions.reused_tokens
             * self._seconds["prefill"]
             / max(self._requests.prompt_tokens, 1),
-            session_compressions=self.scheduler.sessions.num_compressions,
-            sessions_dropped=self.scheduler.sessions.num_dropped,
+            session_compressions=sessions.num_compressions,
+            sessions_dropped=sessions.num_dropped,
             num_steps=self._num_steps,
             num_draft_tokens=self.scheduler.drafts.num_proposed,
             num_accepted_tokens=self.scheduler.drafts.num_accepted,
@@ -143,9 +143,7 @@ class Engine(RequestLoop):
     def reset_prefix_cache(self, running: bool, disk: bool) -> None:
         self._settle()
         super().reset_prefix_cache(running, disk)
-        self.scheduler.ledger.prefixes.clear()
-        if disk and self.scheduler.disk is not None:
-            self.scheduler.disk.clear()
+        self.scheduler.memory.clear(disk)
 
     def record_prefixes(self) -> None:
         """See `LLM.record_prefixes`."""
@@ -158,18 +156,19 @@ class Engine(RequestLoop):
 
     def write_prefixes(self) -> None:
         """See `LLM.write_prefixes`."""
-        if self.scheduler.disk is not None:
-            self.scheduler.disk.write(all_of_it=True)
-            self.scheduler.disk.tier.wait()
+        files = self.scheduler.memory.files
+        files.write(all_of_it=True)
+        if files.cached is not None:
+            files.cached.wait()
 
     def sessions(self, tenant: str | None, *, all_tenants: bool = False) -> list[SessionStats]:
-        return self.scheduler.sessions.list(tenant, all_tenants=all_tenants)
+        return self.scheduler.memory.sessions.list(tenant, all_tenants=all_tenants)
 
     def drop_session(self, name: str, tenant: str | None) -> bool:
-        return self.scheduler.sessions.drop(name, tenant)
+        return self.scheduler.memory.sessions.drop(name, tenant)
 
     def _next_aging(self) -> NewRequest | None:
-        return self.scheduler.sessions.next_aging()
+        return self.scheduler.memory.sessions.next_aging()
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.
@@ -179,42 +178,25 @@ class Engine(RequestLoop):
         """
         self._settle()
         [sequence] = self._admit(new).sequences
-        store = PrefixStore(directory, self._model.prefix_format(None))
-        return self.scheduler.prefixes.save(sequence, store)
+        return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format(None))
 
     def close(self) -> None:
-        why = self.scheduler.saved_prefixes.why_unused()
+        files = self.scheduler.memory.files
+        why = files.documents.why_unused()
         if why is not None:
             warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
-        if self.scheduler.disk is not None:
-            self.scheduler.disk.close()
+        files.close()
         self._executor.close()
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._settle()
-        ledger = self.scheduler.ledger
-        ledger.check_integrity()
-        self._executor.apply(ledger.take_update())
-        self._executor.check_integrity(ledger.holdings())
-        for sequence in self.scheduler.running:
-            computed = sequence.kv.num_computed + sequence.kv.replayed
-            assert (ledger.lengths[sequence.kv.slot] <= computed).all(), "a row holds more than was computed"
-        assert all(sequence.kv.slot is None for sequence in self.scheduler.waiting), (
-            "a waiting sequence has a slot"
-        )
+        memory = self.scheduler.memory
+        self._executor.apply(memory.ledger.take_update())
+        self._executor.check_integrity(memory.ledger.holdings())
+        memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))
         for sequence in self.scheduler.running:
             self._check_rows(sequence)
-        swapped = [s.kv.host_id for s in self.scheduler.waiting if s.kv.host_id is not None]
-        assert set(swapped) == set(ledger.host.copies) and len(set(swapped)) == len(swapped), (
-            "a copy in host memory is nobody's, or two sequences'"
-        )
-        assert all(sequence.kv.host_id is None for sequence in self.scheduler.running), (
-            "a running sequence has a copy in host memory"
-        )
-        slots = [sequence.kv.slot for sequence in self.scheduler.running]
-        assert len(set(slots)) == len(slots), "two sequences share a slot"
-        assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
 
     def fork(
         self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
@@ -235,7 +217,7 @@ class Engine(RequestLoop):
         child = self._admit(new)
         inherit(child, parent)
         self._requests.add(child, parent)
-        self.scheduler.fork(source_of(parent), child)
+        self.scheduler.forks.start(source_of(parent), child)
 
     # -- hooks of the loop -----------------------------------------------------------------------------------------
 
@@ -334,7 +316,7 @@ class Engine(RequestLoop):
         self.scheduler.running.recompute_all()
 
     def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
-        self.scheduler.continue_beams(request, list(chosen))
+        self.scheduler.forks.continue_beams(request, list(chosen))
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         self.scheduler.running.finish(sequence, reason, stop_reason)

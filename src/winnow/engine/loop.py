@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.config import SchedulerConfig
+from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.output_state import FinishReason
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.requests.request_table import RequestTable
-from winnow.engine.residency.occupancy import Occupancy
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.errors import InvalidRequestError, PrefixStoreError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput, SessionStats

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from winnow.engine.residency.prefix_cipher import PrefixCipher
-from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.errors import ConfigError
 from winnow.eviction import UNKNOWN_MODEL, ModelTraits
+from winnow.storage.cipher import PrefixCipher
+from winnow.storage.prefix_format import PrefixFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

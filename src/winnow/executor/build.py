@@ -10,8 +10,6 @@ from winnow.config import EngineConfig, ModelConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
 from winnow.engine.executor import Executor
-from winnow.engine.residency.prefix_cipher import PrefixCipher
-from winnow.engine.residency.prefix_format import PrefixFormat
 from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.eviction.predictor import predictor_path
@@ -22,6 +20,8 @@ from winnow.models import LoadedModel, load_model
 from winnow.models.load.hub import locate_model
 from winnow.models.load.text_pool import text_pool
 from winnow.report.fingerprint import model_digest
+from winnow.storage.cipher import PrefixCipher
+from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.checks import require
 from winnow.values.json_values import dump_json
 

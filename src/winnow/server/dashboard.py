@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from winnow import __version__
-from winnow.engine.residency.occupancy import Occupancy
+from winnow.engine.memory.occupancy import Occupancy
 from winnow.openai.events import event
 from winnow.outputs import EngineStats, SessionStats
 from winnow.process.resources import resident_bytes

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt
+from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.residency.occupancy import Occupancy
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader

@@ -1,7 +1,7 @@
 """Tenants, on whose accounts requests run: their weights and shares."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from winnow.errors import ConfigError, known_names
 from winnow.values.checks import check_number, require
 from winnow.values.units import parse_bytes
 
+TenantName = str | None
 OTHERS = "*"
 """The name whose settings serve every tenant that is not named, each by itself."""
 
@@ -53,6 +54,24 @@ class Tenant:
     def has_quota(self) -> bool:
         """Return whether its blocks count at all."""
         return self.guarantee > 0 or self.limit < 1
+
+
+class TenantTable:
+    """Settings of tenants by name.
+
+    Attributes:
+        named: those with settings of their own.
+        has_quotas: whether any tenant has a guarantee or a limit.
+    """
+
+    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
+        self.named = {tenant.name: tenant for tenant in tenants}
+        self._others = self.named.pop(OTHERS, Tenant(OTHERS))
+        self.has_quotas = self._others.has_quota or any(each.has_quota for each in self.named.values())
+
+    def of(self, tenant: TenantName) -> Tenant:
+        """Return the settings of a tenant, or those of "*" if it has none."""
+        return self.named.get(tenant or OTHERS, self._others)
 
 
 def parse_tenants(value: Any) -> tuple[Tenant, ...]:

@@ -29,8 +29,6 @@ class PrefixChain:
         """Numbers of tokens after which other sequences differ, so that a state after them is worth keeping."""
         self.snapshots: dict[int, tuple[PrefixKey, Hashable]] = {}
         """Keys and rules of snapshots that may be there, by number of tokens, most first."""
-        self.looked_up_at: int | None = None
-        """`PrefixIndex.num_forgotten` when more than the index knows was last looked for."""
         self.earlier: list[tuple[PrefixKey, Hashable]] = []
         """The same of those that a round may compress once more, what the last round left first."""
 

@@ -1,17 +1,17 @@
 """HOW MUCH each tenant may hold, holds, and got."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceType
 
 import numpy as np
 
 from winnow.cache import Ledger
 from winnow.engine.requests.request import Sequence
-from winnow.engine.scheduling.orders import TenantName
+from winnow.engine.scheduling.orders import Order
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.outputs import TenantStats
-from winnow.values.tenants import OTHERS, Tenant
+from winnow.values.tenants import TenantName, TenantTable
 
 
 class TenantAccounts:
@@ -23,25 +23,22 @@ class TenantAccounts:
 
     Attributes:
         has_quotas: whether any tenant has a guarantee or a limit.
-        host_bytes: by tenant, what its requests hold on the host tier; `Preemption` keeps it.
     """
 
-    def __init__(self, tenants: Iterable[Tenant], ledger: Ledger) -> None:
+    def __init__(
+        self,
+        tenants: TenantTable,
+        ledger: Ledger,
+        host_bytes: Mapping[TenantName, int] | None = None,
+        order: Order | None = None,
+    ) -> None:
+        """Take `host_bytes`, what requests hold on the host tier now, and the order in which tenants are served."""
+        self._order = order
         self._ledger = ledger
-        self._tenants = {tenant.name: tenant for tenant in tenants}
-        self._others = self._tenants.pop(OTHERS, Tenant(OTHERS))
-        self.has_quotas = self._others.has_quota or any(each.has_quota for each in self._tenants.values())
-        self.host_bytes: Counter[TenantName] = Counter()
+        self._host_bytes = {} if host_bytes is None else host_bytes
+        self.of, self.has_quotas, self._tenants = tenants.of, tenants.has_quotas, tenants.named
         self._prompt_tokens: Counter[TenantName] = Counter()
         self._output_tokens: Counter[TenantName] = Counter()
-
-    def of(self, tenant: TenantName) -> Tenant:
-        """Return the settings of a tenant, or those of "*" if it has none."""
-        return self._tenants.get(tenant or OTHERS, self._others)
-
-    def session_memory(self, tenant: TenantName) -> int | None:
-        """Return bytes that a tenant's conversations may take; None: no limit."""
-        return self.of(tenant).session_memory
 
     def guarantee(self, tenant: TenantName) -> int:
         """Return blocks that a tenant can have back at any time."""
@@ -50,10 +47,6 @@ class TenantAccounts:
     def limit(self, tenant: TenantName) -> int:
         """Return blocks that a tenant never exceeds."""
         return int(self.of(tenant).limit * self._ledger.size.num_blocks)
-
-    def host_limit(self, tenant: TenantName, capacity: int) -> int:
-        """Return bytes that a tenant may hold of a host tier of `capacity` bytes."""
-        return int(self.of(tenant).host_limit * capacity)
 
     def held(self, running: Iterable[Sequence]) -> int:
         """Return distinct blocks in the tables of running sequences."""
@@ -81,6 +74,8 @@ class TenantAccounts:
 
     def charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
         """Count tokens that were, or are about to be, computed for a tenant."""
+        if self._order is not None:
+            self._order.charge(tenant, prompt_tokens, output_tokens)
         self._prompt_tokens[tenant] += prompt_tokens
         self._output_tokens[tenant] += output_tokens
 
@@ -101,7 +96,7 @@ class TenantAccounts:
                 guaranteed_blocks=guarantee,
                 limit_blocks=self.limit(name),
                 borrowed_blocks=max(blocks - guarantee, 0),
-                host_bytes=self.host_bytes[name],
+                host_bytes=self._host_bytes.get(name, 0),
                 prompt_tokens=self._prompt_tokens[name],
                 output_tokens=self._output_tokens[name],
                 virtual_tokens=waiting.order.tenant_rank(name),

@@ -1,18 +1,19 @@
 """WHO may enter next, and who is parked for it."""
 
+import sys
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 from itertools import islice
 
-from winnow.cache import Ledger
+from winnow.config import SchedulerConfig
+from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.running import Running
 from winnow.engine.scheduling.accounts import TenantAccounts, of_tenant
-from winnow.engine.scheduling.admission_budget import AdmissionBudget
-from winnow.engine.scheduling.orders import TenantName
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.running import Running
+from winnow.values.tenants import TenantName
 
 _LOOKAHEAD = 64
 """Number of waiting sequences that are searched for one that may pass another which does not fit."""
@@ -33,15 +34,14 @@ class AdmissionOrder:
         self,
         waiting: WaitingQueue,
         accounts: TenantAccounts,
-        ledger: Ledger,
-        budget: AdmissionBudget,
-        max_passes: int,
+        memory: Memory,
+        config: SchedulerConfig,
     ) -> None:
         self._waiting = waiting
         self._accounts = accounts
-        self._ledger = ledger
-        self._budget = budget
-        self._max_passes = max_passes
+        self._memory = memory
+        self._ledger = memory.ledger
+        self._config = config
 
     # -- in what order -----------------------------------------------------------------------------------------------
 
@@ -56,7 +56,7 @@ class AdmissionOrder:
         if not found:
             heads = self._waiting.heads()
             found = list(islice((s for s in heads if self._is_within_limit(s, running)), 1))
-        if found and (found[0].times_overtaken < self._max_passes or found[0].is_reading):
+        if found and (found[0].times_overtaken < self._config.max_passes or found[0].is_reading):
             others = islice(self._waiting, _LOOKAHEAD)
             found += [s for s in others if s is not found[0] and self._is_within_limit(s, running)]
         return found
@@ -72,7 +72,7 @@ class AdmissionOrder:
             if left:
                 left -= self._use(tenant, running)
             for sequence in self._waiting.of_tenant(tenant):
-                left -= self._budget.need(sequence)
+                left -= self._memory.room.need(sequence)
                 if left < 0:
                     break
                 found.append(sequence)
@@ -83,20 +83,14 @@ class AdmissionOrder:
         tenant = newcomer.request.tenant
         if self._accounts.of(tenant).limit >= 1:
             return True
-        return self._use(tenant, running) + self._budget.need(newcomer) <= self._accounts.limit(tenant)
+        return self._use(tenant, running) + self._memory.room.need(newcomer) <= self._accounts.limit(tenant)
 
     # -- who gives way -----------------------------------------------------------------------------------------------
 
-    def make_way(
-        self,
-        running: Running,
-        lacking: Callable[[Sequence, int], int],
-    ) -> list[Sequence]:
-        """Park running sequences for waiting ones of higher rank. Returns the sequences that enter in this step.
-
-        Args:
-            lacking: blocks that a waiting sequence lacks, once a number of running ones have left.
-        """
+    def make_way(self, running: Running) -> list[Sequence]:
+        """Park running sequences for waiting ones of higher rank. Returns the sequences that enter in this step."""
+        if not self._waiting or not running:
+            return []
         urgent: list[Sequence] = []
         blocks = pages = 0
         reclaiming = self._guaranteed(running)
@@ -109,7 +103,7 @@ class AdmissionOrder:
             taken = blocks
 
             def lacks(leaving: int, newcomer: Sequence = sequence, taken: int = taken) -> int:
-                return lacking(newcomer, leaving) + taken
+                return self._lacking(newcomer, running, leaving) + taken
 
             parked = self._choose_parked(sequence, sequence in reclaiming, running, shortage, lacks)
             if parked is None:
@@ -118,9 +112,28 @@ class AdmissionOrder:
                 running.park(each)
             urgent.append(sequence)
             # Once it runs, another block a row will be promised to it.
-            blocks += self._budget.need(sequence) + self._ledger.layout.rows_per_seq
+            blocks += self._memory.room.need(sequence) + self._ledger.layout.rows_per_seq
             pages += need
         return urgent
+
+    def _lacking(self, sequence: Sequence, running: Running, leaving: int) -> int:
+        """Return blocks that a waiting sequence lacks once `leaving` ones are parked; endless if it cannot start."""
+        budget, chunk, prefixes = (
+            self._config.max_num_batched_tokens,
+            self._config.prefill_chunk,
+            self._memory.prefixes,
+        )
+        if chunk is None and sequence.num_tokens + len(running) > budget:
+            return sys.maxsize  # the step would have no tokens for it
+        if sequence.is_reading:
+            return sys.maxsize
+        # Decoding sequences take their next KVs before it starts, and then others are promised to them.
+        decoding = [s.kv.running_slot for s in running if s.is_decoding]
+        coming = self._ledger.demand(decoding, [1] * len(decoding)).blocks
+        found = prefixes.find(sequence)
+        if prefixes.is_worth_waiting(sequence, found, min(sequence.num_tokens, chunk or budget), running):
+            return sys.maxsize
+        return coming + self._memory.room.lacking(sequence, running, leaving, found)
 
     def keep_limits(self, running: Running) -> None:
         """Park sequences of tenants above their limits. One sequence of each, or its beams, keeps running."""
@@ -138,7 +151,7 @@ class AdmissionOrder:
             return False
         decoding = [s.kv.running_slot for s in own if s.is_decoding]
         coming = self._ledger.demand(decoding, [1] * len(decoding)).blocks
-        coming += sum(self._budget.growth(sequence) for sequence in own if not sequence.is_decoding)
+        coming += sum(self._memory.room.growth(sequence) for sequence in own if not sequence.is_decoding)
         return self._accounts.held(own) + coming > self._accounts.limit(tenant)
 
     def _outranking(self, running: SequenceType[Sequence]) -> list[Sequence]:
@@ -188,8 +201,8 @@ class AdmissionOrder:
             ):
                 continue
             chosen.append(sequence)
-            blocks = self._budget.freed(sequence)
-            freed += blocks + self._budget.growth(sequence)
+            blocks = self._memory.room.freed(sequence)
+            freed += blocks + self._memory.room.growth(sequence)
             if quotas:
                 borrowed[tenant] -= blocks
             shortage.slots -= 1
@@ -200,4 +213,4 @@ class AdmissionOrder:
     def _use(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
         """Return blocks that a tenant's running sequences hold or will take soon."""
         own = list(of_tenant(tenant, running))
-        return self._accounts.held(own) + sum(map(self._budget.growth, own))
+        return self._accounts.held(own) + sum(map(self._memory.room.growth, own))

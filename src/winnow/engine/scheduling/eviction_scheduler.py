@@ -1,18 +1,19 @@
 """WHEN KVs are taken: which sequences shrink before a step, so that what they free is there for the same step."""
 
+import sys
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceType
 from dataclasses import replace
 
-from winnow.cache import Ledger
 from winnow.cache.layout import IntArray
+from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
+from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import PlannedEviction
 from winnow.engine.requests.request import RoundTally, Sequence
-from winnow.engine.residency.block_ownership import BlockOwnership
-from winnow.engine.residency.prefixes import PrefixSharing
-from winnow.engine.residency.replays import siblings
 from winnow.engine.scheduling.plan_builder import ScheduledStep
+from winnow.engine.scheduling.replays import siblings
+from winnow.engine.scheduling.running import Running
 from winnow.eviction import LATE_STEPS, SequenceEviction
 
 
@@ -29,18 +30,19 @@ class EvictionScheduler:
     def __init__(
         self,
         executor: Executor,
-        ledger: Ledger,
+        memory: Memory,
         clock: Callable[[], float],
         max_kvs: int | None,
-        ownership: BlockOwnership,
-        prefixes: PrefixSharing,
+        running: Running,
+        config: SchedulerConfig,
     ) -> None:
         self._executor = executor
-        self._ledger = ledger
+        self._ledger = memory.ledger
         self._clock = clock
-        self._ownership = ownership
-        self._prefixes = prefixes
+        self._running = running
+        self._memory, self._prefixes = memory, memory.prefixes
         self._max_kvs = max_kvs
+        self._chunk = sys.maxsize if config.prefill_chunk is None else config.prefill_chunk
         self.total = RoundTally()
         self._num_steps = 0
         self._num_served = 0
@@ -50,42 +52,81 @@ class EvictionScheduler:
         """Count a step; policies may have rounds every so many of them."""
         self._num_steps += 1
 
-    def evict_due(self, running: SequenceType[Sequence]) -> set[Sequence]:
+    def evict_due(self) -> set[Sequence]:
         """Run one round over the sequences that must wait for it.
 
         Returns:
             Those that are due and found no place in the round: they must wait.
         """
-        able = [s for s in running if s.eviction is not None]
+        able = [s for s in self._running if s.eviction is not None]
         at_intervals = self._due_at_intervals(able)
         due = [
             s
             for s, state in self._states(able)
             if (_eviction(s).round_due(*state) or s in at_intervals) and s.next_pass is None
         ]
-        done = self._evict(due + self._joining(due, able), running)
+        done = self._evict(due + self._joining(due, able))
         # A sibling that a round served through its leader is no longer due.
         return {s for s in due if s not in done and s.kv.last_round != s.kv.num_computed}
 
-    def evict_under_pressure(self, running: SequenceType[Sequence]) -> bool:
+    def unshare_samples(self, *, budgets_differ: bool) -> None:
+        """Unshare the blocks of a prompt's samples, if each sample is evicted on its own.
+
+        Those with different budgets part before the round, the others after it: then there is less to copy.
+        """
+        if not self._ledger.any_shared:
+            return
+        for sequence in list(self._running):
+            slot, request = sequence.kv.slot, sequence.request
+            if slot is None:  # it gave way to another
+                continue
+            if not sequence.owns_blocks or not self._ledger.is_shared(slot):
+                continue
+            if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
+                continue
+            self._running.own(sequence)
+
+    def own_before_change(self) -> None:
+        """Unshare blocks of sequences before a query or a replay adds to accumulators in them."""
+        if not self._ledger.any_shared:
+            return
+        for sequence in list(self._running):
+            if sequence.kv.slot is not None and self._prefixes.is_about_to_change(sequence, self._chunk):
+                self._running.own(sequence)
+
+    def evict_under_pressure(self) -> bool:
         """Evict from sequences whose policy acts under pressure. Returns False if none can shrink."""
-        able = [s for s in running if s.eviction is not None and s.eviction.policy.when.pressure]
+        able = [s for s in self._running if s.eviction is not None and s.eviction.policy.when.pressure]
         late = any(_eviction(s).policy.when.late for s in able)
         for step in (*LATE_STEPS, None) if late else ():
-            if self._evict(self._shrinkable(able, step), running, step):
+            if self._evict(self._shrinkable(able, step), step):
                 return True
-        return bool(self._evict(self._shrinkable(able, urgent=True), running))
+        return bool(self._evict(self._shrinkable(able, urgent=True)))
 
-    def making_room(self, running: SequenceType[Sequence]) -> list[Sequence]:
-        """Return sequences that would shrink to admit a waiting request, as their policies allow."""
-        able = [s for s in running if s.eviction is not None and s.eviction.policy.when.make_room]
-        return self._shrinkable(able)
-
-    def make_room(
-        self, sequences: SequenceType[Sequence], running: SequenceType[Sequence], step: float | None = None
+    def make_room_for(
+        self,
+        candidates: Callable[[Running], SequenceType[Sequence]],
+        allows: Callable[[Sequence], bool],
     ) -> None:
-        """Run a round over `sequences`, as `making_room` gave them; late ones go to the compression `step` at most."""
-        self._evict(self._shrinkable(sequences, step), running, step)
+        """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted.
+
+        Args:
+            candidates: returns the waiting sequences in turn.
+            allows: whether compressing a running one pays.
+        """
+        able = [s for s in self._running if s.eviction is not None and s.eviction.policy.when.make_room]
+        able = [s for s in self._shrinkable(able) if allows(s)]
+        first = next(iter(candidates(self._running)), None) if able else None
+        if first is None or not self._ledger.can_open(first.longest_row(self._ledger.layout)):
+            return
+        lacking = self._memory.room.lacking(first, self._running)
+        for step in (*LATE_STEPS, None) if lacking > 0 else ():
+            if (
+                sum(self._memory.room.yields(sequence, at_step(sequence, step)) for sequence in able)
+                >= lacking
+            ):
+                self._evict(self._shrinkable(able, step), step)
+                return
 
     def may_follow(self, step: SequenceType[tuple[Sequence, int]]) -> bool:
         """Return whether anything that policies ask for may come between a step and the next.
@@ -108,7 +149,9 @@ class EvictionScheduler:
         return False
 
     def foresee(self, step: ScheduledStep) -> ScheduledStep:
-        """Return a step with the round that its tokens make due, if its sequences are known in advance."""
+        """Return a step with the round that its tokens make due, if its sequences are known in advance and it helps."""
+        if not self._executor.overlaps:
+            return step
         ends = {s: e.end for e, s in zip(step.plan.entries, step.sequences, strict=True) if e.replay is None}
         able = [sequence for sequence in ends if sequence.eviction is not None]
         due = [
@@ -189,9 +232,7 @@ class EvictionScheduler:
 
     # -- the round -----------------------------------------------------------------------------------------------
 
-    def _evict(
-        self, able: SequenceType[Sequence], running: SequenceType[Sequence], step: float | None = None
-    ) -> set[Sequence]:
+    def _evict(self, able: SequenceType[Sequence], step: float | None = None) -> set[Sequence]:
         """Run a round over as many of `able` as the cap lets in, late ones to a compression of `step`. Returns them."""
         if not able:
             return set()
@@ -211,12 +252,12 @@ class EvictionScheduler:
             if copies > self._ledger.allocator.num_free - promised:
                 if leaders:
                     break
-                if not self._ownership.own(sequence):
+                if not self._running.own(sequence):
                     continue
                 copies = 0
             promised += copies
             leaders.append(sequence)
-            same[sequence] = siblings(self._ledger, sequence, running)
+            same[sequence] = siblings(self._ledger, sequence, self._running)
             taken |= {sequence, *same[sequence]}
             ranked += size
         # Where memory lacked for blocks of their own, some have given way, also of those taken before.

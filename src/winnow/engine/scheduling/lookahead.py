@@ -3,11 +3,11 @@
 from winnow.cache import Ledger
 from winnow.engine.plan import LAST_SAMPLED, PlannedSequence, StepPlan
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.running import Running
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.running import Running
 
 
 class Lookahead:

@@ -9,9 +9,8 @@ from typing import Any
 
 from winnow.config import SchedulerConfig
 from winnow.engine.requests.request import Sequence
-from winnow.values.tenants import OTHERS
+from winnow.values.tenants import OTHERS, TenantName
 
-TenantName = str | None
 """None: requests on nobody's account in particular, who together count as one."""
 
 _TOKENS_A_LEVEL = 1000

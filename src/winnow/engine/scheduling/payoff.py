@@ -1,12 +1,10 @@
 """WHETHER compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
 
-from winnow.cache import Ledger
+from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import StepPlan
 from winnow.engine.requests.request import RoundTally, Sequence
-from winnow.engine.residency.preemption_costs import PreemptionCosts
-from winnow.engine.residency.running import Running
-from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.running import Running
 from winnow.eviction import SequenceEviction
 from winnow.outputs import CompressionOutlook
 
@@ -65,15 +63,11 @@ class CompressionDecisions:
         outlook: what compressing let expect when memory was last found short; None: it never was.
     """
 
-    def __init__(
-        self, ledger: Ledger, budget: AdmissionBudget, costs: PreemptionCosts, rounds: RoundTally
-    ) -> None:
+    def __init__(self, memory: Memory, rounds: RoundTally) -> None:
         """Take `rounds`, the tally of the scheduler."""
         self.num_starts = self.num_short_starts = 0
         self.outlook: CompressionOutlook | None = None
-        self._ledger = ledger
-        self._budget = budget
-        self._costs = costs
+        self._memory = memory
         self._rounds = rounds
         self._times = DecodeTimes()
         self._is_short = False
@@ -83,7 +77,7 @@ class CompressionDecisions:
         asked = sequence.asked_eviction
         if asked is None:
             return
-        self._is_short = self._budget.is_short(waiting, running)
+        self._is_short = self._memory.room.is_short(waiting, running)
         if self._is_short and self.num_short_starts % _OUTLOOK_EVERY == 0:
             self.outlook = self._look(sequence, asked, len(waiting) + len(running), running.mean_answer)
         for each in sequence.request.sequences:
@@ -101,7 +95,7 @@ class CompressionDecisions:
 
         Where prompts begin alike it does not: what they share takes no room twice, and compressed copies share nothing.
         """
-        index = self._ledger.prefixes
+        index = self._memory.ledger.prefixes
         shares = index.num_hit_tokens > _SHARED * index.num_asked_tokens
         return not shares and (self.outlook is None or self.outlook.pays)
 
@@ -123,7 +117,11 @@ class CompressionDecisions:
         Args:
             usual: tokens of an answer so far; None: nothing is known.
         """
-        layout, size, answer = self._ledger.layout, self._ledger.size, sequence.request.max_tokens
+        layout, size, answer = (
+            self._memory.ledger.layout,
+            self._memory.ledger.size,
+            sequence.request.max_tokens,
+        )
         if usual is not None:
             answer = min(answer, usual)
         elif sequence.request.params.max_tokens is None:
@@ -132,7 +130,7 @@ class CompressionDecisions:
         peak = max(eviction.decode_blocks(layout, tokens), 1)
         num_compressed = max(min(size.num_blocks // peak, size.max_num_seqs, most), 1)
         num_whole = max(min(size.num_blocks // max(layout.blocks_seen(tokens), 1), num_compressed), 1)
-        prefill = self._costs.recompute_seconds(sequence.prompt_len)
+        prefill = self._memory.swap.costs.recompute_seconds(sequence.prompt_len)
         whole_step, step = self._times.seconds(num_whole), self._times.seconds(num_compressed)
         gain = None
         if prefill is not None and whole_step is not None and step is not None:

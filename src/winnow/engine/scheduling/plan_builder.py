@@ -1,15 +1,15 @@
 """WHAT a step's plan says of each sequence: its tokens, who samples, who forks off, whose logprobs are asked for."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 
-from winnow.cache import Ledger
+from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.running import Running
-from winnow.engine.residency.sequence_forks import fork_slot, new_sequence
+from winnow.engine.scheduling.forks import new_sequence
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.running import Running
 
 
 @dataclass(frozen=True)
@@ -28,76 +28,74 @@ class ScheduledStep:
     evicting: tuple[Sequence, ...] = ()
 
 
-class PlanBuilder:
-    """Builder of a plan from the sequences of a step, which have room for their tokens.
+def build_plan(
+    memory: Memory,
+    running: Running,
+    waiting: WaitingQueue,
+    planned: SequenceType[tuple[Sequence, int]],
+    drafts: Mapping[Sequence, list[int]],
+) -> ScheduledStep:
+    """Return the plan of a step that computes the given number of tokens of each sequence, drafts among them.
 
-    Args:
-        running, waiting: samples that fork off a prompt join one of them.
+    The sequences have room for their tokens. Samples that fork off a prompt join `running` or `waiting`.
     """
+    # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
+    samplers: list[Sequence] = []
 
-    def __init__(self, ledger: Ledger, running: Running, waiting: WaitingQueue) -> None:
-        self._ledger = ledger
-        self._running = running
-        self._waiting = waiting
+    def forked(parent: Sequence, num_computed: int) -> list[Sequence]:
+        """Let samples hold what their prompt has after this step. Those without a slot compute it later."""
+        forks, parent.forks, started = parent.forks, [], list[Sequence]()
+        for fork in forks:
+            if memory.fork(parent, fork, num_computed):
+                running.enter(fork)
+                started.append(fork)
+            else:
+                waiting.requeue(fork)
+        return started
 
-    def build(
-        self, planned: SequenceType[tuple[Sequence, int]], drafts: Mapping[Sequence, list[int]]
-    ) -> ScheduledStep:
-        """Return the plan of a step that computes the given number of tokens of each sequence, drafts among them."""
-        # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
-        samplers: list[Sequence] = []
-        entries = tuple(
-            self._entry(sequence, count, samplers, drafts.get(sequence, ())) for sequence, count in planned
-        )
-        if not entries:
-            return ScheduledStep(StepPlan(()))
-        new = tuple(map(new_sequence, self._running.take_entered()))
-        plan = StepPlan(entries, self._ledger.take_update(), new)
-        return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
+    entries = tuple(
+        _entry(sequence, count, samplers, drafts.get(sequence, ()), forked) for sequence, count in planned
+    )
+    if not entries:
+        return ScheduledStep(StepPlan(()))
+    new = tuple(map(new_sequence, running.take_entered()))
+    plan = StepPlan(entries, memory.ledger.take_update(), new)
+    return ScheduledStep(plan, tuple(sequence for sequence, _ in planned), tuple(samplers))
 
-    def _entry(
-        self, sequence: Sequence, count: int, sampling: list[Sequence], draft: SequenceType[int]
-    ) -> PlannedSequence:
-        """Plan the next `count` tokens of a sequence.
 
-        Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
-        """
-        kv, token_ids = sequence.kv, sequence.token_ids
-        slot, start, offset = kv.running_slot, kv.num_computed, kv.position_offset
-        if (replay := sequence.next_pass) is not None:
-            again = replay.token_ids[kv.replayed : kv.replayed + count]
-            return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
-        planned = PlannedSequence(slot, start, token_ids[start : start + count], offset)
-        if draft:
-            planned.token_ids += draft
-            planned.num_drafts = len(draft)
-        samples = start + count == len(token_ids) + len(draft)
+def _entry(
+    sequence: Sequence,
+    count: int,
+    sampling: list[Sequence],
+    draft: SequenceType[int],
+    forked: Callable[[Sequence, int], list[Sequence]],
+) -> PlannedSequence:
+    """Plan the next `count` tokens of a sequence.
+
+    Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
+    """
+    kv, token_ids = sequence.kv, sequence.token_ids
+    slot, start, offset = kv.running_slot, kv.num_computed, kv.position_offset
+    if (replay := sequence.next_pass) is not None:
+        again = replay.token_ids[kv.replayed : kv.replayed + count]
+        return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
+    planned = PlannedSequence(slot, start, token_ids[start : start + count], offset)
+    if draft:
+        planned.token_ids += draft
+        planned.num_drafts = len(draft)
+    samples = start + count == len(token_ids) + len(draft)
+    if samples:
+        planned.samplers = (slot,)
+        sampling.append(sequence)
+    if sequence.request.params.prompt_logprobs is not None:
+        planned.logprobs = _wanted_logprobs(sequence, start, count)
+    if sequence.forks and start + count >= sequence.request.fork_at:
+        started = forked(sequence, start + count)
+        planned.forks = tuple(fork.kv.running_slot for fork in started)
         if samples:
-            planned.samplers = (slot,)
-            sampling.append(sequence)
-        if sequence.request.params.prompt_logprobs is not None:
-            planned.logprobs = _wanted_logprobs(sequence, start, count)
-        if sequence.forks and start + count >= sequence.request.fork_at:
-            forks, sequence.forks = sequence.forks, []
-            started = [fork for fork in forks if self._fork(sequence, fork, start + count)]
-            # Those that find no slot now compute the prompt themselves later.
-            for fork in forks[len(started) :]:
-                self._waiting.requeue(fork)
-            planned.forks = tuple(fork.kv.running_slot for fork in started)
-            if samples:
-                planned.samplers += planned.forks
-                sampling += started
-        return planned
-
-    def _fork(self, parent: Sequence, child: Sequence, num_computed: int) -> bool:
-        """Let `child` hold what `parent` has after this step, `num_computed` tokens. False: there is no slot for it."""
-        slot = fork_slot(self._ledger, parent.kv.running_slot, child)
-        if slot is None:
-            return False
-        child.kv = parent.kv.fork(slot)
-        child.kv.num_computed = num_computed
-        self._running.enter(child)
-        return True
+            planned.samplers += planned.forks
+            sampling += started
+    return planned
 
 
 def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, int] | None:

@@ -8,8 +8,9 @@ from operator import itemgetter
 from typing import Any
 
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.scheduling.orders import ByPriority, Order, TenantName
+from winnow.engine.scheduling.orders import ByPriority, Order
 from winnow.errors import QueueFullError
+from winnow.values.tenants import TenantName
 
 _Entry = tuple[tuple[Any, ...], Sequence]
 _rank = itemgetter(0)

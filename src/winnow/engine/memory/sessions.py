@@ -11,9 +11,9 @@ from winnow.attention import Smoothing
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import IntArray
+from winnow.engine.memory.file_store import FileStore
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Sequence
-from winnow.engine.scheduling.orders import TenantName
 from winnow.eviction import EvictionPolicy
 from winnow.eviction.budgets import AdaptiveRows
 from winnow.eviction.keep import Keep
@@ -22,6 +22,7 @@ from winnow.eviction.when import When
 from winnow.outputs import SessionStats
 from winnow.sampling import SamplingParams
 from winnow.values.session_request import SessionRequest
+from winnow.values.tenants import TenantName, TenantTable
 
 MAX_SESSIONS = 10_000
 TIERS = ("device", "partly", "disk", "gone")
@@ -99,23 +100,22 @@ class Sessions:
     Args:
         clock: seconds.
         memory: bytes of the device that a session may take before its oldest turns are compressed; None: no limit.
-        tenant_memory: the same for all sessions of a tenant, whose least recently used ones are forgotten.
-        on_disk: whether files have what a key names.
+        tenants: what all sessions of each may take, of which the least recently used are forgotten.
     """
 
     def __init__(
         self,
         ledger: Ledger,
         clock: Callable[[], float],
+        tenants: TenantTable,
+        files: FileStore,
         memory: int | None = None,
-        tenant_memory: Callable[[TenantName], int | None] = lambda tenant: None,
-        on_disk: Callable[[PrefixKey], bool] = lambda key: False,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._memory = memory
-        self._tenant_memory = tenant_memory
-        self._on_disk = on_disk
+        self._tenants = tenants
+        self._files = files
         self._sessions: OrderedDict[tuple[TenantName, str], Session] = OrderedDict()
         self._due: list[Session] = []
         self.reused_tokens = self.num_compressions = self.num_dropped = 0
@@ -292,7 +292,7 @@ class Sessions:
                 self._drop_for_room(session)
         while len(self._sessions) > MAX_SESSIONS:
             self._drop_for_room(next(iter(self._sessions.values())))
-        limit = self._tenant_memory(session.tenant)
+        limit = self._tenants.of(session.tenant).session_memory
         if limit is None:
             return
         own = [s for s in self._sessions.values() if s.tenant == session.tenant]
@@ -367,7 +367,7 @@ class Sessions:
         ends = [self._ledger.prefixes.knows(key) for key in (session.keys[0], session.keys[-1])]
         if any(ends):
             return TIERS[0] if all(ends) else TIERS[1]
-        return TIERS[2] if self._on_disk(session.keys[-1]) else TIERS[3]
+        return TIERS[2] if self._files.holds(session.keys[-1]) else TIERS[3]
 
     def _stats(self, session: Session) -> SessionStats:
         return SessionStats(

@@ -6,13 +6,13 @@ from itertools import islice
 
 from winnow.cache import Ledger
 from winnow.config import SchedulerConfig
+from winnow.engine.memory.prefixes import FoundPrefix, PrefixSharing
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.prefixes import FoundPrefix, PrefixSharing
 from winnow.eviction import SequenceEviction
 from winnow.values.units import format_bytes
 
 
-class AdmissionBudget:
+class Room:
     """Blocks that sequences hold, will take and would free. What each needs follows from its policy.
 
     Requests join others only up to the high watermark. After one was held back, none joins until use has fallen to the

@@ -15,7 +15,7 @@ from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
-from winnow.engine.residency.prefix_cipher import PrefixCipher, WrongKeyError
+from winnow.storage.cipher import PrefixCipher, WrongKeyError
 from winnow.values.json_values import dump_json
 
 FORMAT = "winnow prefix 2"

@@ -2,27 +2,18 @@
 
 from collections.abc import Sequence as SequenceType
 
-import numpy as np
-
 from winnow.cache import Ledger
+from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Sequence
 
 
-def drop_finished(ledger: Ledger, running: SequenceType[Sequence]) -> None:
+def drop_finished(memory: Memory, running: SequenceType[Sequence]) -> None:
     """Drop the KVs of passes that are computed to their ends."""
     for sequence in running:
         replay = sequence.next_pass
         if replay is not None and sequence.kv.replayed == replay.length:
-            drop(ledger, sequence)
+            memory.drop_replay(sequence)
             sequence.kv.passes_done += 1
-
-
-def drop(ledger: Ledger, sequence: Sequence) -> None:
-    """Cut the rows of a running sequence back to its context, dropping the KVs of a replay."""
-    if sequence.kv.replayed:
-        slot = sequence.kv.running_slot
-        ledger.shrink([slot], ledger.lengths[[slot]] - np.int32(sequence.kv.replayed))
-        sequence.kv.replayed = 0
 
 
 def replaying(ledger: Ledger, running: SequenceType[Sequence]) -> tuple[set[Sequence], dict[Sequence, int]]:

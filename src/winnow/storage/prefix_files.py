@@ -1,4 +1,4 @@
-"""Folder of prefixes that are kept on disk without being asked for: who writes, what is there, what goes for room."""
+"""Files of prefixes in a folder: what is there, who reads and writes, what goes for room."""
 
 import time
 import warnings
@@ -9,14 +9,14 @@ from functools import partial
 from hashlib import sha256
 from json import loads
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from winnow.cache.accounting.prefix_chain import PrefixKey
-from winnow.engine.residency.prefix_cipher import WrongKeyError
-from winnow.engine.residency.prefix_folder import FileState, PrefixFolder
-from winnow.engine.residency.prefix_format import FAULTS, PrefixFormat, SavedPrefix
-from winnow.errors import ConfigError
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
+from winnow.errors import ConfigError, PrefixStoreError
 from winnow.outputs import DiskTierStats
+from winnow.storage.cipher import WrongKeyError
+from winnow.storage.folders import FileState, PrefixFolder
+from winnow.storage.prefix_format import FAULTS, PrefixFormat, SavedPrefix
 
 _RETRY_SECONDS = 30.0
 """Seconds for which a folder that failed is left alone."""
@@ -34,8 +34,24 @@ class DiskLink(NamedTuple):
     resumable: bool
 
 
+class SavedDocument(NamedTuple):
+    """A compressed document that a user saved, as its file's header describes it; nothing of it is checked yet.
+
+    Attributes:
+        made_for: format, model and cache; another engine's file is of no use.
+        document: `PrefixChain.document_key` of its tokens.
+        policy, kv_budget: under which it was compressed; the policy as `json_value` gives it.
+    """
+
+    made_for: str
+    document: bytes
+    num_tokens: int
+    policy: Any
+    kv_budget: int
+
+
 class DiskFile(NamedTuple):
-    """State of a file of the tier.
+    """State of a file.
 
     Attributes:
         name: in the folder.
@@ -43,6 +59,7 @@ class DiskFile(NamedTuple):
         is_own: it is of this engine's model and cache.
         links: blocks of tokens that follow one another; none: it is a snapshot, or of no use.
         before: key of the prefix before them.
+        document: what a user saved in it.
     """
 
     name: str
@@ -50,6 +67,7 @@ class DiskFile(NamedTuple):
     is_own: bool = False
     links: tuple[DiskLink, ...] = ()
     before: PrefixKey = b""
+    document: SavedDocument | None = None
 
 
 class DiskPart(NamedTuple):
@@ -67,7 +85,7 @@ def run_key(links: Sequence[DiskLink]) -> PrefixKey:
     return sha256(b"run" + links[0].key + links[-1].key).digest()
 
 
-class DiskTier:
+class PrefixFiles:
     """Files of prefixes, written and read by threads of its own.
 
     Any number of processes may share the folder. A file appears whole or not at all, so a process that ends while it
@@ -76,7 +94,7 @@ class DiskTier:
     `_RETRY_SECONDS`, and in one of another machine that does not answer nothing is looked for as long.
 
     Args:
-        limit: bytes that files may take.
+        limit: bytes that files may take; None: those of a user, which stay.
 
     Attributes:
         form: of the files.
@@ -85,13 +103,13 @@ class DiskTier:
         ConfigError: the folder cannot be listed.
     """
 
-    def __init__(self, folder: PrefixFolder, limit: int, form: PrefixFormat) -> None:
+    def __init__(self, folder: PrefixFolder, limit: int | None, form: PrefixFormat) -> None:
         self._folder, self._limit, self.form = folder, limit, form
         self._lock = Lock()  # of the fields below it, which all threads use
         self._files: dict[str, DiskFile] = {}
         self._places: dict[PrefixKey, tuple[str, int]] = {}
         self._tails: dict[PrefixKey, dict[PrefixKey, int]] = {}
-        self._stats = DiskTierStats(bytes_budget=limit)
+        self._stats = DiskTierStats(bytes_budget=limit or 0)
         self._pending_bytes = 0
         self._writes_from = self._reads_from = 0.0
         self._reader = ThreadPoolExecutor(1, "prefix-reader")
@@ -174,10 +192,20 @@ class DiskTier:
             name, number = ("", 0) if self._is_away else self._places.get(key, ("", 0))
             return (self._files[name], number) if name else None
 
-    def tails(self, before: PrefixKey) -> list[tuple[PrefixKey, int]]:
-        """Return the partly filled blocks that follow on a prefix: their keys, and how many tokens they have."""
+    def longest_tail(
+        self, chain: PrefixChain, num_blocks: int, rest: Sequence[int]
+    ) -> tuple[int, PrefixKey | None]:
+        """Return length and key of the longest tail with which the tokens `rest` begin, behind the first blocks of a
+        chain; 0 and None: there is none.
+        """
         with self._lock:
-            return list(self._tails.get(before, {}).items())
+            tails = sorted(
+                self._tails.get(chain.key_after(num_blocks), {}).items(), key=lambda tail: -tail[1]
+            )
+        for key, count in tails:
+            if count <= len(rest) and chain.tail_key_after(num_blocks, rest[:count]) == key:
+                return count, key
+        return 0, None
 
     def holds(self, key: PrefixKey, *, resumable: bool) -> bool:
         """Return whether a block of tokens is there, with the states of layers after it if they are asked for."""
@@ -190,6 +218,23 @@ class DiskTier:
         with self._lock:
             own = sum(each.is_own for each in self._files.values())
             return replace(self._stats, num_files=own, is_writing=self.is_writing)
+
+    def documents(self) -> list[SavedDocument]:
+        """Return the documents that users saved, for this and other engines, longest first."""
+        self.refresh()
+        found = [each.document for each in self._files.values() if each.document is not None]
+        return sorted(found, key=lambda each: -each.num_tokens)
+
+    def why_foreign(self) -> str:
+        """Return why not even one document is this engine's."""
+        if not self._files:
+            return "it holds no prefix"
+        found = self.documents()
+        if not found:
+            return "none of its files can be read as a prefix with its tokens"
+        if all(loads(each.made_for)[1] != self.form.model for each in found):
+            return "its prefixes were saved for another model, dtype or weight_dtype"
+        return "its prefixes were saved for another cache (kv_cache_dtype, kv_group, kv_wide, block_size)"
 
     # -- reading and writing -------------------------------------------------------------------------------------
 
@@ -212,6 +257,19 @@ class DiskTier:
         with self._lock:
             self._pending_bytes += file.nbytes
         self._writer.submit(self._write, file, encode)
+
+    def save(self, key: PrefixKey, content: bytes) -> str:
+        """Write a file at once, in place of one of that key. Returns its name.
+
+        Raises:
+            PrefixStoreError: the disk refuses it; the folder is as it was.
+        """
+        name = self.form.file_name(key)
+        try:
+            self._folder.write(name, content)
+        except OSError as error:
+            raise PrefixStoreError(f"cannot save a prefix in {self._folder}: {error.strerror}") from error
+        return name
 
     def count_loaded(self, num_tokens: int) -> None:
         """Count tokens whose KVs were read and used."""
@@ -258,6 +316,7 @@ class DiskTier:
             except FAULTS as error:
                 if isinstance(error, OSError):
                     self._leave_alone(error)
+                self._warn_of_saved(name, error)
                 with self._lock:
                     self._drop(name)
                     if not isinstance(error, OSError):  # a later listing may find it again
@@ -279,7 +338,7 @@ class DiskTier:
             if not self.is_writing:
                 return
             content = encode()
-            if len(content) > self._limit:
+            if self._limit is not None and len(content) > self._limit:
                 return
             with self._folder.locked():
                 self._make_room(len(content))
@@ -301,6 +360,8 @@ class DiskTier:
 
     def _make_room(self, nbytes: int) -> None:
         """Delete the files used least recently until another has room."""
+        if self._limit is None:
+            return
         found = self._folder.listing()
         total = sum(state.nbytes for state in found.values())
         used = sorted(found, key=lambda name: found[name].used_at, reverse=True)
@@ -318,22 +379,30 @@ class DiskTier:
             return None
         try:
             header = self.form.read_header(name, partial(self._folder.read, name))
+            document = _document(header) if "document" in header else None
             if header["made_for"] != self.form.made_for:
                 self._stats.num_foreign += 1
-                return DiskFile(name, nbytes)
+                return DiskFile(name, nbytes, document=document)
             notes = loads(header["notes"])
             links = [
                 DiskLink(bytes.fromhex(key), int(n), bool(state)) for key, n, state in notes.get("links", ())
             ]
-            return DiskFile(name, nbytes, True, tuple(links), bytes.fromhex(notes.get("before", "")))
+            before = bytes.fromhex(notes.get("before", ""))
+            return DiskFile(name, nbytes, True, tuple(links), before, document)
         except OSError as error:
             self._leave_alone(error)
             return None
         except WrongKeyError:
             self._stats.num_foreign += 1
-        except FAULTS:
+        except FAULTS as error:
+            self._warn_of_saved(name, error)
             self._stats.num_damaged += 1
         return DiskFile(name, nbytes)
+
+    def _warn_of_saved(self, name: str, error: Exception) -> None:
+        """Say that a file is not used which a user saved, and may wait for."""
+        if self._limit is None:
+            warnings.warn(f"the saved prefix {self._folder}/{name} is not used: {error}", stacklevel=2)
 
     def _enter(self, file: DiskFile) -> None:
         """Learn of a file; the lock is held."""
@@ -367,3 +436,15 @@ class DiskTier:
         with self._lock:
             self._drop(name)
         self._folder.delete(name)
+
+
+def _document(header: Mapping[str, str]) -> SavedDocument:
+    """Return what a header says of a document. Raises one of `FAULTS`."""
+    notes, made_for = loads(header["notes"]), header["made_for"]
+    loads(made_for)[1]  # `why_foreign` reads it
+    document, tokens, budget = (
+        bytes.fromhex(header["document"]),
+        int(notes["tokens"]),
+        int(notes["kv_budget"]),
+    )
+    return SavedDocument(made_for, document, tokens, notes["policy"], budget)

@@ -10,7 +10,7 @@ _MEMORY = 0.95
 _MOSTLY = 0.5
 
 
-class PreemptionCosts(Protocol):
+class SwapCosts(Protocol):
     """Expected seconds of a copy and of recomputation. None: not measured yet."""
 
     def swap_seconds(self, nbytes: int) -> float | None:

@@ -1,21 +1,25 @@
-"""WHEN prefixes go to disk by themselves, and come back: as sequences end, and before others start."""
+"""STORE of prefixes in files: what sequences leave goes there as they end, and comes back before others start."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.accounting.prefix_index import Snapshot
+from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
+from winnow.engine.memory.chains import is_portable, known_snapshots
+from winnow.engine.memory.saved_documents import SavedDocuments
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.disk_tier import DiskFile, DiskLink, DiskPart, DiskTier, run_key
-from winnow.engine.residency.prefix_format import SavedPrefix
-from winnow.engine.residency.saved_prefixes import SavedPrefixes, is_portable
 from winnow.eviction import SequenceEviction
+from winnow.storage.prefix_files import DiskFile, DiskLink, DiskPart, PrefixFiles, run_key
+from winnow.storage.prefix_format import SavedPrefix
+from winnow.values.json_values import json_value
 
 _RUN_BYTES = 16 * 2**20
 """KVs of a file of blocks: large enough that reading it is quick, small enough to be forgotten alone."""
@@ -35,6 +39,7 @@ class Fetch:
         parts: runs of blocks, or one snapshot; none: there is nothing to read.
         first: number of each run's first block in the prefix.
         rule: that of the snapshot.
+        files: where the parts are.
         early: it was made when the sequence came; memory may have lost since what it knew then.
         tries: how often the sequence, which could have started, read; memory loses during a read too.
     """
@@ -42,6 +47,7 @@ class Fetch:
     parts: list[DiskPart]
     first: list[int]
     rule: SequenceEviction | None = None
+    files: PrefixFiles | None = None
     future: "Future[list[SavedPrefix]] | None" = None
     early: bool = False
     tries: int = 0
@@ -65,43 +71,64 @@ class _Put:
     snapshot: Snapshot | None = None
 
 
-class DiskPrefixes:
-    """Mover of prefixes between the index and the disk tier.
+class FileStore:
+    """Mover of prefixes between the index and files, those that users saved and those of a cache on disk.
 
     What a sequence leaves in the index is read from the cache when it ends, and written meanwhile. What a new one can
     begin with is read while it waits, and put into the index when there is room for the sequence.
+
+    Args:
+        saved: files that users saved, each a compressed document; None: there are none.
+
+    Attributes:
+        cached: files that come and go by themselves; None: there are none.
+        documents: those of `saved`.
     """
 
-    def __init__(self, executor: Executor, ledger: Ledger, saved: SavedPrefixes, tier: DiskTier) -> None:
-        self.tier = tier
+    def __init__(
+        self, executor: Executor, ledger: Ledger, saved: PrefixFiles | None, cached: PrefixFiles | None
+    ) -> None:
+        self.cached = cached
+        self._saved = saved
+        self._sources = [files for files in (saved, cached) if files is not None]
         self._executor = executor
         self._ledger = ledger
-        self._saved = saved
+        layout = ledger.layout
+        self.documents = SavedDocuments(saved, layout.block_size)
         self._puts: deque[_Put] = deque()
         self._put_keys: set[PrefixKey] = set()
         self._fetches: WeakSet[Fetch] = WeakSet()
-        layout = ledger.layout
         self._block_bytes = layout.host_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(1))))
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there are files to look into."""
+        return bool(self._sources)
 
     def holds(self, key: PrefixKey) -> bool:
         """Return whether files have a block of tokens, or a snapshot."""
-        return self.tier.place(key) is not None or self.tier.snapshot(key) is not None
+        files = self.cached
+        return files is not None and (files.place(key) is not None or files.snapshot(key) is not None)
 
     # -- to disk -------------------------------------------------------------------------------------------------
 
     def put_aside(self, sequence: Sequence) -> None:
         """Queue the indexed prefixes of a sequence that ends for writing, unless they are on disk."""
-        chain, tier = sequence.prefix, self.tier
-        if chain is None or chain.scored_by is not None or not tier.is_writing:
+        chain, tier = sequence.prefix, self.cached
+        if chain is None or tier is None or chain.scored_by is not None or not tier.is_writing:
             return
         links = self._known_links(chain, sequence.token_ids[: sequence.kv.num_computed])
         tier.touch(
             dict.fromkeys(found[0].name for link in links if (found := tier.place(link.key)) is not None)
         )
+
+        def is_new(link: DiskLink) -> bool:
+            return link.key not in self._put_keys and not tier.holds(link.key, resumable=link.resumable)
+
         most, first = max(_RUN_BYTES // self._block_bytes, 1), 0
         while first < len(links):
             end = first
-            while end < min(len(links), first + most) and self._is_new(links[end]):
+            while end < min(len(links), first + most) and is_new(links[end]):
                 end += 1
             if end > first:
                 before = chain.key_after(first)
@@ -118,32 +145,42 @@ class DiskPrefixes:
 
     def write(self, *, all_of_it: bool = False) -> None:
         """Copy queued prefixes from the cache, up to the limit of memory or all; threads write them to disk."""
-        if not self._puts:
+        files = self.cached
+        if not self._puts or files is None:
             return
         self._executor.apply(self._ledger.take_update())
-        while self._puts and (all_of_it or self.tier.pending_bytes < _MOST_PENDING):
-            if self.tier.pending_bytes >= _MOST_PENDING:
-                self.tier.wait()
+        while self._puts and (all_of_it or files.pending_bytes < _MOST_PENDING):
+            if files.pending_bytes >= _MOST_PENDING:
+                files.wait()
             put = self._puts.popleft()
             if put.snapshot is not None:
                 self._put_keys.discard(put.snapshot.key)
-                self._write_snapshot(put.snapshot)
+                self._write_snapshot(files, put.snapshot)
             else:
                 self._put_keys.difference_update(link.key for link in put.links)
-                self._write_run(put)
+                self._write_run(files, put)
 
     def close(self) -> None:
         """Write all queued prefixes, and end the threads."""
         try:
             self.write(all_of_it=True)
         finally:
-            self.tier.close()
+            for files in self._sources:
+                files.close()
 
     def clear(self) -> None:
-        """Forget everything, on disk too."""
+        """Forget everything, on disk too, but for what users saved."""
         self._puts.clear()
         self._put_keys.clear()
-        self.tier.clear()
+        if self.cached is not None:
+            self.cached.clear()
+
+    def save(self, files: PrefixFiles, snapshot: Snapshot, document: bytes, rule: SequenceEviction) -> str:
+        """Write a snapshot of the index as the document of a user. Raises as `PrefixFiles.save`."""
+        self._executor.apply(self._ledger.take_update())
+        notes = {"policy": json_value(rule.policy), "kv_budget": rule.budget, "tokens": snapshot.num_tokens}
+        encode = self._encoder(files, snapshot, notes, document=document.hex())[1]
+        return files.save(snapshot.key, encode())
 
     # -- from disk -----------------------------------------------------------------------------------------------
 
@@ -186,9 +223,6 @@ class DiskPrefixes:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _is_new(self, link: DiskLink) -> bool:
-        return link.key not in self._put_keys and not self.tier.holds(link.key, resumable=link.resumable)
-
     def _known_links(self, chain: PrefixChain, token_ids: list[int]) -> list[DiskLink]:
         """Return what the index knows of the first blocks of a chain, and of the tail that follows on the last."""
         index, links = self._ledger.prefixes, list[DiskLink]()
@@ -205,7 +239,7 @@ class DiskPrefixes:
                 links.append(DiskLink(key, len(entry.token_ids), entry.resumable))
         return links
 
-    def _write_run(self, put: _Put) -> None:
+    def _write_run(self, files: PrefixFiles, put: _Put) -> None:
         """Read the blocks of a run that the index still knows, and let them be written."""
         layout, found = self._ledger.layout, []
         for link in put.links:
@@ -234,44 +268,54 @@ class DiskPrefixes:
         }
         data = self._executor.read_blocks(blocks)
         file = DiskFile("", data.nbytes, links=tuple(links), before=put.before)
-        self.tier.write(snapshot.key, file, partial(self.tier.form.encode, snapshot, data, 0, notes, states))
+        files.write(snapshot.key, file, partial(files.form.encode, snapshot, data, 0, notes, states))
 
-    def _write_snapshot(self, snapshot: Snapshot) -> None:
-        if self._ledger.prefixes.find_snapshot(snapshot.key) is not snapshot:
-            return
-        rule = snapshot.rule
-        assert isinstance(rule, SequenceEviction), "made by `put_aside`"
+    def _write_snapshot(self, files: PrefixFiles, snapshot: Snapshot) -> None:
+        if self._ledger.prefixes.find_snapshot(snapshot.key) is snapshot:
+            nbytes, encode = self._encoder(files, snapshot, {})
+            files.write(snapshot.key, DiskFile("", nbytes), encode)
+
+    def _encoder(
+        self, files: PrefixFiles, snapshot: Snapshot, notes: Mapping[str, Any], **more: str
+    ) -> tuple[int, Callable[[], bytes]]:
+        """Copy a snapshot from the cache. Returns its bytes, and a function that returns those of its file."""
+        assert isinstance(snapshot.rule, SequenceEviction), "a session's own is not written"
         data, states = self._executor.read_blocks(snapshot.blocks), self._executor.read_states(snapshot.key)
-        accumulators = rule.policy.score.num_accumulators
-        self.tier.write(
-            snapshot.key,
-            DiskFile("", data.nbytes),
-            partial(self.tier.form.encode, snapshot, data, accumulators, {}, states),
-        )
+        accumulators = snapshot.rule.policy.score.num_accumulators
+        return data.nbytes, partial(files.form.encode, snapshot, data, accumulators, notes, states, **more)
 
     def _fetch(self, sequence: Sequence, most_tokens: int) -> Fetch:
         """Look for more than the index knows, and begin to read it."""
         assert sequence.prefix is not None, "who looks for a prefix has a chain"
-        self.tier.refresh()
-        fetch = self._snapshot_fetch(sequence) or self._run_fetch(sequence, sequence.prefix, most_tokens)
-        if fetch.parts:
-            fetch.future = self.tier.read(fetch.parts)
+        for files in self._sources:
+            files.refresh()
+        fetch = self._snapshot_fetch(sequence)
+        if fetch is None and self.cached is not None:
+            fetch = self._run_fetch(self.cached, sequence, sequence.prefix, most_tokens)
+        if fetch is None:
+            return Fetch([], [])
+        if fetch.files is not None and fetch.parts:
+            fetch.future = fetch.files.read(fetch.parts)
             self._fetches.add(fetch)
         return fetch
 
     def _snapshot_fetch(self, sequence: Sequence) -> Fetch | None:
-        assert sequence.prefix is not None, "who looks for a prefix has a chain"
-        for computed, (key, rule) in sequence.prefix.snapshots.items():
+        for computed, key, rule, _ in known_snapshots(sequence):
             if self._ledger.prefixes.knows(key):
                 return Fetch([], [])
-            file = self.tier.snapshot(key)
-            if file is not None and isinstance(rule, SequenceEviction) and is_portable(rule.policy):
-                accumulators = rule.policy.score.num_accumulators
-                return Fetch([DiskPart(file, key, sequence.token_ids[:computed], accumulators)], [0], rule)
+            if not isinstance(rule, SequenceEviction) or not is_portable(rule.policy):
+                continue
+            for files in self._sources:
+                if (file := files.snapshot(key)) is not None:
+                    accumulators = rule.policy.score.num_accumulators
+                    part = DiskPart(file, key, sequence.token_ids[:computed], accumulators)
+                    return Fetch([part], [0], rule, files)
         return None
 
-    def _run_fetch(self, sequence: Sequence, chain: PrefixChain, most_tokens: int) -> Fetch:
-        index, tier, size = self._ledger.prefixes, self.tier, self._ledger.layout.block_size
+    def _run_fetch(
+        self, tier: PrefixFiles, sequence: Sequence, chain: PrefixChain, most_tokens: int
+    ) -> Fetch:
+        index, size = self._ledger.prefixes, self._ledger.layout.block_size
         if chain.scored_by is not None:
             return Fetch([], [])
         keys = [key for key, _ in chain.links[: max(most_tokens, 0) // size]]
@@ -284,12 +328,12 @@ class DiskPrefixes:
         last = reach  # blocks that are needed
         if self._ledger.layout.state_bytes:
             start = index.num_tokens(index.longest_resumable(chain, known, sequence.token_ids, most_tokens))
-            last, tail = self._resume_point(sequence.token_ids, chain, reach, most_tokens, start)
+            last, tail = self._resume_point(tier, sequence.token_ids, chain, reach, most_tokens, start)
             places = places[:last] + ([tier.place(tail)] if tail else [])
             if last and not tail and index.knows(keys[last - 1]):  # but not with states
                 places[last - 1] = tier.place(keys[last - 1])
         else:
-            tail = self._longest_tail(sequence.token_ids, chain, last, most_tokens)[1]
+            tail = self._longest_tail(tier, sequence.token_ids, chain, last, most_tokens)[1]
             places = places[:last] + ([tier.place(tail)] if tail and not index.knows(tail) else [])
         wanted: dict[str, tuple[int, list[int]]] = {}  # by file: its first block, and which of its blocks
         for number, place in enumerate(places):
@@ -304,55 +348,54 @@ class DiskPrefixes:
             parts.append(
                 DiskPart(file, run_key(file.links), sequence.token_ids[begin : begin + tokens], 0, skip)
             )
-        return Fetch(parts, [start + min(numbers) for start, numbers in wanted.values()])
+        return Fetch(parts, [start + min(numbers) for start, numbers in wanted.values()], None, tier)
 
     def _resume_point(
-        self, token_ids: list[int], chain: PrefixChain, reach: int, most_tokens: int, start: int
+        self,
+        files: PrefixFiles,
+        token_ids: list[int],
+        chain: PrefixChain,
+        reach: int,
+        most_tokens: int,
+        start: int,
     ) -> tuple[int, PrefixKey | None]:
         """Return after how many blocks, and which tail, states are on disk; 0: nowhere behind `start` tokens."""
         size = self._ledger.layout.block_size
         for count in range(reach, -1, -1):
-            num_tokens, tail = self._longest_tail(token_ids, chain, count, most_tokens)
+            num_tokens, tail = self._longest_tail(files, token_ids, chain, count, most_tokens)
             if tail is not None and count * size + num_tokens > start:
                 return count, tail
             if count * size <= start:
                 break
-            if self.tier.holds(chain.key_after(count), resumable=True):
+            if files.holds(chain.key_after(count), resumable=True):
                 return count, None
         return 0, None
 
     def _longest_tail(
-        self, token_ids: list[int], chain: PrefixChain, count: int, most_tokens: int
+        self, files: PrefixFiles, token_ids: list[int], chain: PrefixChain, count: int, most_tokens: int
     ) -> tuple[int, PrefixKey | None]:
         """Return tokens and key of the longest tail on disk with which a prompt continues after `count` blocks."""
-        first = count * self._ledger.layout.block_size
-        found: tuple[int, PrefixKey | None] = 0, None
         if self._ledger.layout.wide.any and not self._ledger.layout.state_bytes:
-            return found  # as in memory: first tokens of a block bring no KVs in 16 bits
-        for key, num_tokens in self.tier.tails(chain.key_after(count)):
-            end = first + num_tokens
-            is_longer = found[0] < num_tokens and end <= most_tokens
-            if is_longer and chain.tail_key_after(count, token_ids[first:end]) == key:
-                found = num_tokens, key
-        return found
+            return 0, None  # as in memory: first tokens of a block bring no KVs in 16 bits
+        first, size = count * self._ledger.layout.block_size, self._ledger.layout.block_size
+        return files.longest_tail(chain, count, token_ids[first : min(first + size, most_tokens)])
 
     def _place(self, fetch: Fetch) -> None:
         """Let the index know what was read, once, as far as memory lasts."""
-        future, fetch.future = fetch.future, None
-        if future is not None and future.exception() is None:
-            self._place_parts(fetch, future.result())
-        fetch.parts = []
-
-    def _place_parts(self, fetch: Fetch, found: list[SavedPrefix]) -> None:
-        for part, first, prefix in zip(fetch.parts, fetch.first, found, strict=False):
+        parts, future, files = fetch.parts, fetch.future, fetch.files
+        fetch.parts, fetch.future = [], None
+        if future is None or files is None or future.exception() is not None:
+            return
+        for part, first, prefix in zip(parts, fetch.first, future.result(), strict=False):
             token_ids = list(part.token_ids)
             if fetch.rule is not None:
-                if self._ledger.prefixes.knows(part.key) or self._saved.place(
+                if self._ledger.prefixes.knows(part.key) or self._place_snapshot(
                     prefix, part.key, token_ids, fetch.rule
                 ):
-                    self.tier.count_loaded(len(token_ids))
+                    files.count_loaded(len(token_ids))
+                    self.documents.is_used |= files is self._saved
                 return
-            blocks = self._saved.take_filled(prefix)
+            blocks = self._take_filled(prefix)
             if blocks is None:
                 return
             size = self._ledger.layout.block_size
@@ -373,4 +416,33 @@ class DiskPrefixes:
                 }
                 if states:
                     self._executor.write_states(key, states)
-            self.tier.count_loaded(sum(len(links[numbers[key]][1]) for key in kept))
+            files.count_loaded(sum(len(links[numbers[key]][1]) for key in kept))
+
+    def _place_snapshot(
+        self, found: SavedPrefix, key: PrefixKey, token_ids: list[int], rule: SequenceEviction
+    ) -> bool:
+        """Add a snapshot that was read to the index. Returns False if there is no memory for it."""
+        blocks = self._take_filled(found)
+        if blocks is None:
+            return False
+        snapshot = Snapshot.of(
+            key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset
+        )
+        if not self._ledger.prefix_rows.keep_snapshot(snapshot):
+            return False
+        self._executor.write_states(key, found.states)
+        return True
+
+    def _take_filled(self, found: SavedPrefix) -> IntArray | None:
+        """Take blocks and fill them with what was read: int32 [n]; None: there is no memory."""
+        blocks = self._ledger.prefix_rows.take_blocks_for(found.lengths)
+        if blocks is None:
+            return None
+        try:
+            # What the ledger has done so far may still read or write these blocks.
+            self._executor.apply(self._ledger.take_update())
+            self._executor.write_blocks(blocks, found.data)
+        except BaseException:
+            self._ledger.allocator.release(blocks)
+            raise
+        return blocks

@@ -1,22 +1,17 @@
-"""Preemption when blocks run out: of which sequence, and how."""
+"""SWAP: private copies of running sequences in host memory, or their tokens computed again, whichever is cheaper."""
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-import numpy as np
-
-from winnow.cache import Ledger
+from winnow.cache import HostTierError, Ledger
 from winnow.engine.executor import Executor
+from winnow.engine.memory.swap_costs import MeasuredCosts, SwapCosts
 from winnow.engine.plan import StepPlan
-from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.host_copies import HostCopies
-from winnow.engine.residency.preemption_costs import MeasuredCosts, PreemptionCosts
-from winnow.engine.scheduling.accounts import TenantAccounts
-from winnow.engine.scheduling.orders import Order
+from winnow.values.tenants import TenantName, TenantTable
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
 _SECONDS_PER_TOKEN = 1e-3
@@ -34,53 +29,8 @@ class PreemptionTally:
     recompute_seconds: float = 0.0
 
 
-class VictimPolicy(Protocol):
-    def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        """Return the sequence to preempt, out of at least one, in the order in which they were admitted."""
-
-
-class LeastLoss:
-    """Choice of the sequence of the lowest priority, where the order minds priorities.
-
-    Ties go, in this order, to those that have advanced since they were last preempted, to the least time lost per byte
-    that comes free, and to the one served last.
-
-    The sequence first in the serving order is never preempted for another. Where no tenant has a quota they are all
-    that run, so that one continues to its end: whatever the others do, requests end. Else the scheduler offers the
-    sequences of tenants that borrow blocks, if there are any (`TenantAccounts.borrowers`), before all others and
-    whatever their priority.
-
-    Args:
-        loss: seconds that preempting a sequence costs per byte.
-        progressed: whether a sequence has computed enough since it was last preempted.
-        order: who is served first.
-    """
-
-    def __init__(
-        self,
-        loss: Callable[[Sequence], float],
-        progressed: Callable[[Sequence], bool],
-        order: Order,
-    ) -> None:
-        self._loss = loss
-        self._progressed = progressed
-        self._order = order
-
-    def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        rank, level = self._order.rank, self._order.level
-        first = min(running, key=rank)
-        safe = group(first)  # beams go together
-        others = [sequence for sequence in running if sequence not in safe] or [first]
-        lowest = min(map(level, others))
-        equals = [sequence for sequence in others if level(sequence) == lowest]
-        equals = [sequence for sequence in equals if self._progressed(sequence)] or equals
-        losses = {sequence: self._loss(sequence) for sequence in equals} if len(equals) > 1 else {}
-        least = min(losses.values(), default=0.0)
-        return max((s for s in equals if losses.get(s, 0.0) <= least), key=rank)
-
-
-class Preemption:
-    """Preemption of running sequences, and resumption of swapped ones.
+class Swap:
+    """Ways of running sequences out of the cache, and of swapped ones back.
 
     A swapped sequence has a private copy of all its rows in the host tier, also of blocks that others hold, and comes
     back into blocks of its own. One without a copy computes its tokens again. The cheaper way is taken, by what copies
@@ -90,6 +40,7 @@ class Preemption:
     Attributes:
         costs: what copies and steps cost.
         total: what all preemptions so far came to.
+        host_bytes: by tenant, what its requests hold on the host tier.
     """
 
     def __init__(
@@ -97,18 +48,19 @@ class Preemption:
         executor: Executor,
         ledger: Ledger,
         clock: Callable[[], float],
-        costs: PreemptionCosts | None = None,
-        accounts: TenantAccounts | None = None,
+        tenants: TenantTable,
+        costs: SwapCosts | None = None,
     ) -> None:
-        self._accounts = accounts or TenantAccounts((), ledger)
         self.costs = costs or MeasuredCosts()
         self.total = PreemptionTally()
+        self.host_bytes: Counter[TenantName] = Counter()
+        self._executor = executor
+        self._tenants = tenants
         self._ledger = ledger
         self._clock = clock
         self._any_dropped = False
-        self._copies = HostCopies(executor, ledger, clock, self.costs)
 
-    # -- who -----------------------------------------------------------------------------------------------------
+    # -- what it costs -------------------------------------------------------------------------------------------
 
     def loss(self, sequence: Sequence) -> float:
         """Return seconds that preempting a running sequence costs per byte that this frees."""
@@ -117,11 +69,15 @@ class Preemption:
         if not freed:
             return float("inf")
         seconds = self._recompute_seconds(sequence)
-        nbytes = self._copy_bytes(sequence)
+        nbytes = self._room_for_copy(sequence)
         swap = None if nbytes is None else self.costs.swap_seconds(nbytes)
         if swap is not None:
             seconds = swap if _is_compressed(sequence) else min(swap, seconds)
         return seconds / freed
+
+    def copy_bytes(self, slot: int) -> int:
+        """Return bytes that a copy of a sequence takes."""
+        return self._ledger.host.nbytes(self._ledger.lengths[slot], self._executor.state_bytes(slot))
 
     def has_progressed(self, sequence: Sequence) -> bool:
         """Return whether a sequence got a block of tokens since its last preemption; else it would go to and fro."""
@@ -161,7 +117,7 @@ class Preemption:
         host_id, start = _host_id(sequence), self._clock()
         nbytes = self._ledger.host.copies[host_id].nbytes
         try:
-            slot = self._copies.load(host_id)
+            slot = self._load(host_id)
         except BaseException:
             self.discard(sequence)
             raise
@@ -181,7 +137,7 @@ class Preemption:
             self._discard_copy(sequence)
             sequence.kv = KVState()
 
-    # -- what it costs -------------------------------------------------------------------------------------------
+    # -- records -------------------------------------------------------------------------------------------------
 
     def record_copies(self, nbytes: int, out: float, back: float) -> None:
         """Record the seconds that copies of `nbytes` to the host and back took."""
@@ -203,22 +159,22 @@ class Preemption:
 
     def _discard_copy(self, sequence: Sequence) -> None:
         host_id = _host_id(sequence)
-        self._accounts.host_bytes[sequence.request.tenant] -= self._ledger.host.copies[host_id].nbytes
+        self.host_bytes[sequence.request.tenant] -= self._ledger.host.copies[host_id].nbytes
         self._ledger.discard(host_id)
 
-    def _copy_bytes(self, sequence: Sequence) -> int | None:
+    def _room_for_copy(self, sequence: Sequence) -> int | None:
         """Return bytes of a running sequence's copy in the host tier; None: it may not have one, or has no room."""
         request, host = sequence.request, self._ledger.host
         # Beams share what they have in common, and a copy comes back without what was reserved.
         if not host.limit or request.beams is not None or request.reserved_tokens is not None:
             return None
-        nbytes = self._copies.nbytes(sequence.kv.running_slot)
-        held = self._accounts.host_bytes[request.tenant]
-        allowed = held + nbytes <= self._accounts.host_limit(request.tenant, host.limit)
+        nbytes = self.copy_bytes(sequence.kv.running_slot)
+        limit = int(self._tenants.of(request.tenant).host_limit * host.limit)
+        allowed = self.host_bytes[request.tenant] + nbytes <= limit
         return nbytes if allowed and host.has_room_for(nbytes) else None
 
     def _prefers_swap(self, sequence: Sequence) -> bool:
-        nbytes = self._copy_bytes(sequence)
+        nbytes = self._room_for_copy(sequence)
         if nbytes is None:
             return False
         if _is_compressed(sequence):
@@ -237,14 +193,48 @@ class Preemption:
     def _swap_out(self, sequence: Sequence) -> bool:
         """Copy a sequence to the host and close its slot. Returns False, with nothing changed, if copying failed."""
         start, slot = self._clock(), sequence.kv.running_slot
-        host_id = self._copies.save(slot)
+        host_id = self._save(slot)
         if host_id is None:
             return False
         self._ledger.close(slot)
         sequence.kv = replace(sequence.kv, slot=None, host_id=host_id, last_served=-1)
         nbytes = self._ledger.host.copies[host_id].nbytes
-        self._accounts.host_bytes[sequence.request.tenant] += nbytes
+        self.host_bytes[sequence.request.tenant] += nbytes
         self._count(sequence, num_swaps=1, swap_bytes_out=nbytes, swap_seconds=self._clock() - start)
+        return True
+
+    def _save(self, slot: int) -> int | None:
+        """Copy a sequence, which stays as it is. Returns the copy's id; None: the system lacks memory."""
+        self._executor.apply(self._ledger.take_update())
+        host_id = self._ledger.save(slot, self._executor.state_bytes(slot))
+        done = False
+        try:
+            done = self._copy(host_id, back=False)
+        finally:
+            if not done:
+                self._ledger.discard(host_id)
+        return host_id if done else None
+
+    def _load(self, host_id: int) -> int | None:
+        """Copy a sequence, which fits, back to a slot of its own; the copy stays. Returns the slot; None: it failed."""
+        self._executor.apply(self._ledger.take_update())
+        slot, done = self._ledger.open(), False
+        try:
+            self._ledger.load(host_id, slot)
+            done = self._copy(host_id, back=True)
+        finally:
+            if not done:
+                self._ledger.close(slot)
+        return slot if done else None
+
+    def _copy(self, host_id: int, *, back: bool) -> bool:
+        """Make the copy that the ledger has planned. Returns False if the system lacks memory."""
+        start, nbytes = self._clock(), self._ledger.host.copies[host_id].nbytes
+        try:
+            self._executor.apply(self._ledger.take_update())
+        except HostTierError:
+            return False
+        self.costs.record_copy(nbytes, self._clock() - start, back=back)
         return True
 
     def _count(self, sequence: Sequence, **more: float) -> None:
@@ -253,12 +243,6 @@ class Preemption:
         request.update_metrics(**{name: getattr(request.metrics, name) + n for name, n in more.items()})
         for name, amount in more.items():
             setattr(self.total, name, getattr(self.total, name) + amount)
-
-
-def kept_on_host(sequence: Sequence, ledger: Ledger) -> Any:
-    """Return KVs of the rows of a swapped sequence, int32 [layers, heads], less those of a replay."""
-    lengths = ledger.host.copies[_host_id(sequence)].lengths
-    return np.minimum(lengths, sequence.kv.num_computed).astype(lengths.dtype)
 
 
 def _host_id(sequence: Sequence) -> int:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.engine.residency.prefix_format import SUFFIX
 from winnow.errors import ConfigError
 from winnow.extras import install_hint
+from winnow.storage.prefix_format import SUFFIX
 
 _NAME = re.compile(r"[0-9a-f]{64}" + re.escape(SUFFIX))
 _UNFINISHED = re.compile(r"\." + _NAME.pattern + r"\.\d+")
@@ -158,6 +158,24 @@ class Directory:
 
     def close(self) -> None:
         os.close(self._guard)
+
+
+class SavedDirectory(Directory):
+    """Directory of files that a user saved: none is deleted for room, and none is marked as used."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            raise ConfigError(f"prefix_store must be a directory, got {str(path)!r}")
+        self._path, self._seen_at = path, 0
+
+    def write(self, name: str, content: bytes) -> None:
+        write_whole(self._path / name, content)
+
+    def touch(self, names: Sequence[str]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 class _Remote(ABC):

@@ -1,48 +1,70 @@
 """Sequences that go on from the KVs of another one, between two steps."""
 
-from winnow.cache import Ledger, OutOfBlocksError
+from collections.abc import Callable
+
 from winnow.engine.executor import Executor
+from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import NewSequence
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.residency.running import Running
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.running import Running
 
 
-class SequenceForks:
-    """Forks of the scheduler's sequences in its ledger, which the executor follows.
+class Forks:
+    """Forks of running sequences, which the executor follows.
 
     Args:
         waiting: where a beam goes that finds no slot.
     """
 
-    def __init__(self, ledger: Ledger, executor: Executor, running: Running, waiting: WaitingQueue) -> None:
-        self._ledger = ledger
+    def __init__(
+        self,
+        memory: Memory,
+        executor: Executor,
+        clock: Callable[[], float],
+        running: Running,
+        waiting: WaitingQueue,
+    ) -> None:
+        self._memory = memory
         self._executor = executor
+        self._clock = clock
         self._running = running
         self._waiting = waiting
+
+    def start(self, parent: Sequence, request: Request) -> None:
+        """Start a request of one sequence that continues from what `parent` has computed so far.
+
+        It computes its tokens itself, later, where `parent` has no slot or there is none for it.
+        """
+        [child] = request.sequences
+        self._waiting.add(request)
+        if self.fork(parent, child):
+            self._waiting.remove(child)
+            parent.request.forked = request.forked = True
+            request.num_cached_tokens = min(child.kv.num_computed, child.prompt_len)
+            request.update_metrics(first_scheduled_time=self._clock())
 
     def fork(self, parent: Sequence, child: Sequence) -> bool:
         """Give `child`, which begins with the computed tokens of `parent`, its KVs. False: no slot is free."""
         slot = parent.kv.slot
-        own = None if slot is None else fork_slot(self._ledger, slot, child)
-        if slot is None or own is None:
+        if slot is None or not self._memory.fork(parent, child):
             return False
-        child.kv = parent.kv.fork(own)
         child.prefix = None if parent.prefix is None else parent.prefix.fork()
         self._running.enter(child, announced=True)
-        self._executor.apply(self._ledger.take_update())
+        self._executor.apply(self._memory.ledger.take_update())
         self._executor.fork(slot, new_sequence(child))
         return True
 
-    def continue_beams(self, request: Request, chosen: list[Continuation]) -> dict[int, float]:
-        """Replace the beams of the last step by those of the next. Returns the logprob of each.
+    def continue_beams(self, request: Request, chosen: list[Continuation]) -> None:
+        """Replace the beams of the last step by those of the next.
 
         The first child of a beam continues in its slot, further ones in slots of beams that end. Where there is none, a
         beam waits, and computes its tokens itself.
         """
-        sequences, logprobs = request.sequences, {}
+        assert request.beams is not None, "only beams are chosen"
+        sequences, logprobs = request.sequences, dict[int, float]()
         first = {each.parent: each for each in reversed(chosen)}
         for sequence in sequences:
             sequence.kv.last_served = -1
@@ -61,25 +83,7 @@ class SequenceForks:
         for each in first.values():
             sequences[each.parent].token_ids.append(each.token)
             logprobs[each.parent] = each.logprob
-        return logprobs
-
-
-def fork_slot(ledger: Ledger, slot: int, child: Sequence) -> int | None:
-    """Fork a slot for `child`, with the blocks that it reserves. None: there is no slot, or too few blocks."""
-    reserved = child.request.reserved_tokens
-    if not ledger.can_fork(slot):
-        return None
-    # What it shares at first is copied before its next token.
-    if reserved is not None and ledger.layout.blocks_for(reserved) > ledger.allocator.num_free:
-        return None
-    own = ledger.fork(slot)
-    if reserved is not None:
-        try:
-            ledger.reserve(own, reserved)
-        except OutOfBlocksError:  # of table pages
-            ledger.close(own)
-            return None
-    return own
+        request.beams.go_on(logprobs)
 
 
 def new_sequence(sequence: Sequence) -> NewSequence:

@@ -1,22 +1,21 @@
 """WHO begins with KVs that another has computed, and who must have its blocks for itself."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.accounting.prefix_index import Snapshot
+from winnow.engine.memory.chains import chain_of, is_portable, known_snapshots, snapshots_of
+from winnow.engine.memory.file_store import FileStore
+from winnow.engine.memory.sessions import SessionRule, Sessions
 from winnow.engine.requests.kv_state import EARLIER_ROUND, KVState
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.disk_prefixes import DiskPrefixes
-from winnow.engine.residency.prefix_store import PrefixStore
-from winnow.engine.residency.saved_prefixes import SavedPrefixes, chain_of, is_portable, snapshots_of
-from winnow.engine.residency.sessions import SessionRule, Sessions
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
+from winnow.storage.prefix_files import PrefixFiles
 
 _LOOKED_AT = 256
 """Waiting sequences whose prefixes are kept for them."""
@@ -59,24 +58,15 @@ class PrefixSharing:
 
     Args:
         enabled: False: no sequence takes part.
-        saved: compressed prefixes on disk; None: there are none.
-        disk: prefixes that go to disk by themselves; None: none do.
-        sessions: what conversations begin with; None: with no more than others.
+        files: what lies outside of memory.
+        sessions: what conversations begin with.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        enabled: bool,
-        saved: SavedPrefixes | None = None,
-        disk: DiskPrefixes | None = None,
-        sessions: Sessions | None = None,
-    ) -> None:
-        self._disk = disk
+    def __init__(self, ledger: Ledger, enabled: bool, files: FileStore, sessions: Sessions) -> None:
+        self._files = files
         self._ledger = ledger
         self._sessions = sessions
         self._enabled = enabled
-        self._saved = saved
 
     def find(self, sequence: Sequence) -> FoundPrefix:
         """Find the longest prefix that a waiting sequence can reuse."""
@@ -84,8 +74,6 @@ class PrefixSharing:
             return FoundPrefix()
         chain = self._known_chain(sequence)
         chain.extend(sequence.token_ids)
-        if chain.looked_up_at != self._ledger.prefixes.num_forgotten:
-            self._load(sequence)  # what lies on disk may have been forgotten
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
         index, most = self._ledger.prefixes, self._most_as_computed(sequence)
@@ -110,9 +98,9 @@ class PrefixSharing:
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
     def prefetch(self, sequence: Sequence) -> None:
-        """Start to read prefixes of a new sequence from disk."""
-        if self._disk is not None and self._may_begin_with_others(sequence):
-            self._disk.prefetch(sequence, self._most_as_computed(sequence))
+        """Start to read prefixes of a new sequence from files."""
+        if self._files.has_any and self._may_begin_with_others(sequence):
+            self._files.prefetch(sequence, self._most_as_computed(sequence))
 
     def is_ready(self, sequence: Sequence, has_room: Callable[[], bool]) -> bool:
         """Return whether nothing is being read from disk for a waiting sequence.
@@ -120,18 +108,9 @@ class PrefixSharing:
         Args:
             has_room: whether the sequence could start beside those that run; else what was read stays where it is.
         """
-        if self._disk is None or not self._may_begin_with_others(sequence):
+        if not self._files.has_any or not self._may_begin_with_others(sequence):
             return True
-        return self._disk.is_ready(sequence, self._most_as_computed(sequence), has_room)
-
-    def await_any(self, waiting: Iterable[Sequence]) -> bool:
-        """Wait until something was read from disk for a waiting sequence. False: nothing is being read."""
-        return self._disk is not None and self._disk.await_any(waiting)
-
-    def write_to_disk(self) -> None:
-        """Start threads that write the prefixes of ended sequences to disk."""
-        if self._disk is not None:
-            self._disk.write()
+        return self._files.is_ready(sequence, self._most_as_computed(sequence), has_room)
 
     def note_wanted(self, waiting: Iterable[Sequence]) -> None:
         """Mark the compressed prefixes that waiting sequences begin with, so that they are evicted last."""
@@ -142,12 +121,12 @@ class PrefixSharing:
         for sequence in islice(waiting, _LOOKED_AT):
             if _takes_part(sequence):
                 self._known_chain(sequence)
-                keys += (key for _, key, _, _ in self._known_snapshots(sequence))
+                keys += (key for _, key, _, _ in known_snapshots(sequence))
         index.want(keys)
 
     def num_wanted(self, sequence: Sequence) -> int:
         """Return blocks of compressed prefixes that other waiting sequences begin with, and no running one holds."""
-        own = () if sequence.prefix is None else [key for _, key, _, _ in self._known_snapshots(sequence)]
+        own = () if sequence.prefix is None else [key for _, key, _, _ in known_snapshots(sequence)]
         return self._ledger.prefixes.num_wanted(own)
 
     def is_worth_waiting(
@@ -177,8 +156,7 @@ class PrefixSharing:
             request.num_cached_tokens = sequence.kv.num_computed
             index.num_asked_tokens += sequence.prompt_len
             index.num_hit_tokens += sequence.kv.num_computed
-            if self._sessions is not None:
-                self._sessions.count_hit(sequence)
+            self._sessions.count_hit(sequence)
         if found and _observes(sequence, sequence.kv.num_computed, count):
             owns = self._ledger.own_or_forget(slot)
             assert owns, "there is room for all of its blocks"
@@ -224,12 +202,6 @@ class PrefixSharing:
             )
 
     def remember_end(self, sequence: Sequence) -> None:
-        """Index the end of a sequence that is about to lose its slot, for later requests, also after a restart."""
-        self._remember_tail(sequence)
-        if self._disk is not None:
-            self._disk.put_aside(sequence)
-
-    def _remember_tail(self, sequence: Sequence) -> None:
         """Let later requests find the block in which a sequence ends, too. Beams end within what others continue."""
         chain, computed = sequence.prefix, min(sequence.kv.num_computed, sequence.num_tokens)
         if chain is None or sequence.eviction is not None or sequence.kv.last_round or not computed:
@@ -291,8 +263,8 @@ class PrefixSharing:
             return self._ledger.is_shared_with_sequences(slot)
         return self._ledger.is_shared(slot)
 
-    def save(self, sequence: Sequence, store: PrefixStore) -> Path:
-        """Save the rows left by the round after a context, which an earlier request computed, to a store.
+    def save(self, sequence: Sequence, files: PrefixFiles) -> str:
+        """Save the rows left by the round after a context, which an earlier request computed. Returns a file's name.
 
         Raises:
             PrefixStoreError: there is no such snapshot, or the disk refuses it.
@@ -307,7 +279,7 @@ class PrefixSharing:
                 "eviction must be a policy of Winnow's own without a fitted predictor: what another keeps, another "
                 "process cannot check"
             )
-        if not self._enabled or self._saved is None:
+        if not self._enabled:
             raise PrefixStoreError("enable_prefix_caching must be on to save a prefix, got False")
         chain = self._chain(sequence)
         if eviction.context_len not in chain.snapshots:
@@ -322,7 +294,7 @@ class PrefixSharing:
                 "kv_memory is too small to keep the compressed prefix beside other requests"
             )
         document = chain.document_key(sequence.token_ids[: eviction.context_len])
-        return self._saved.save(found, document, eviction, store)
+        return self._files.save(files, found, document, eviction)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -368,27 +340,13 @@ class PrefixSharing:
         )
 
     def _known_chain(self, sequence: Sequence) -> PrefixChain:
-        """Return a waiting sequence's keys, made and looked up on disk when they are first asked for."""
+        """Return a waiting sequence's keys, made when they are first asked for."""
         if sequence.prefix is None:
             sequence.prefix = chain = self._chain(sequence)
             if self._ledger.prefixes.log is not None:
                 self._ledger.prefixes.log.name_root(chain.key_after(0), chain.salt, chain.scored_by)
-            if self._sessions is not None:
-                self._sessions.continue_chain(sequence, chain)
-            self._load(sequence)
+            self._sessions.continue_chain(sequence, chain)
         return sequence.prefix
-
-    def _load(self, sequence: Sequence) -> None:
-        """Look on disk for more than the index knows; again only after that has forgotten something."""
-        if self._saved is None or sequence.prefix is None:
-            return
-        sequence.prefix.looked_up_at = self._ledger.prefixes.num_forgotten
-        for computed, key, rule, _ in self._known_snapshots(sequence):
-            if not isinstance(rule, SequenceEviction):  # a session's, which is not on disk
-                continue
-            known = self._ledger.prefixes.knows(key)
-            if known or self._saved.load(key, sequence.token_ids[:computed], rule):
-                return
 
     def _to_be_found(self, sequence: Sequence, found: FoundPrefix, other: Sequence) -> int:
         """Return tokens beyond those found that a waiting sequence will find when a running one has computed them."""
@@ -414,7 +372,7 @@ class PrefixSharing:
 
     def _snapshot(self, sequence: Sequence) -> tuple[Snapshot | None, SequenceEviction | None]:
         """Return the known snapshot of most tokens of a waiting sequence, and its rule if that is an earlier one."""
-        for computed, key, rule, earlier in self._known_snapshots(sequence):
+        for computed, key, rule, earlier in known_snapshots(sequence):
             found = self._ledger.prefixes.snapshot(key, sequence.token_ids[:computed], rule)
             if found is None or not self._ledger.prefix_rows.has_pages_for(found):
                 continue
@@ -429,19 +387,6 @@ class PrefixSharing:
             return False
         layers = list(eviction.policy.evicts_from(self._ledger.layout))
         return found.lengths[layers].mean() + eviction.context_len - found.num_tokens > eviction.target
-
-    def _known_snapshots(
-        self, sequence: Sequence
-    ) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
-        """Yield number of tokens, key, rule and, if it is an earlier one, rule with its replay of all snapshots."""
-        assert sequence.prefix is not None, "who looks for a prefix has a chain"
-        for computed, (key, rule) in sequence.prefix.snapshots.items():
-            yield computed, key, rule, None
-        earlier = None if sequence.asked_eviction is None else sequence.asked_eviction.after
-        for key, rule in sequence.prefix.earlier:
-            assert earlier is not None, "the chain has as many"
-            yield earlier.context_len, key, rule, earlier
-            earlier = earlier.after
 
 
 def _takes_part(sequence: Sequence) -> bool:

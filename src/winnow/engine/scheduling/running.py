@@ -4,19 +4,12 @@ from collections.abc import Iterator
 from collections.abc import Sequence as SequenceType
 from typing import Any
 
-import numpy as np
-
-from winnow.cache import Ledger
-from winnow.engine.executor import Executor
+from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.beam_groups import group, share_prefix
 from winnow.engine.requests.request import Sequence
-from winnow.engine.residency.preemption import Preemption, VictimPolicy, kept_on_host
-from winnow.engine.residency.prefixes import PrefixSharing
-from winnow.engine.residency.replays import drop
-from winnow.engine.residency.sessions import Sessions
 from winnow.engine.scheduling.accounts import TenantAccounts
-from winnow.engine.scheduling.admission_budget import AdmissionBudget
 from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.victims import VictimPolicy
 
 
 class Running(SequenceType[Sequence]):
@@ -31,27 +24,13 @@ class Running(SequenceType[Sequence]):
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        ledger: Ledger,
-        waiting: WaitingQueue,
-        preemption: Preemption,
-        prefixes: PrefixSharing,
-        sessions: Sessions,
-        victims: VictimPolicy,
-        accounts: TenantAccounts,
-        budget: AdmissionBudget,
+        self, memory: Memory, waiting: WaitingQueue, victims: VictimPolicy, accounts: TenantAccounts
     ) -> None:
         self.num_preemptions = 0
-        self._executor = executor
-        self._ledger = ledger
+        self._memory = memory
         self._waiting = waiting
-        self._preemption = preemption
-        self._prefixes = prefixes
-        self._sessions = sessions
         self._victims = victims
         self._accounts = accounts
-        self._budget = budget
         self._sequences: list[Sequence] = []
         self._entered: dict[Sequence, None] = {}
         self._failed: list[Sequence] = []
@@ -88,8 +67,7 @@ class Running(SequenceType[Sequence]):
 
     def close(self, sequence: Sequence) -> None:
         """Free the slot and the blocks of a sequence that stops running."""
-        self._ledger.close(sequence.kv.running_slot)
-        sequence.kv.slot = None
+        self._memory.close(sequence)
         self._sequences.remove(sequence)
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
@@ -98,21 +76,12 @@ class Running(SequenceType[Sequence]):
         self._num_ended += 1
         self._ended_tokens += sequence.num_output_tokens
         if sequence.kv.slot is not None:
-            drop(self._ledger, sequence)
-            # A step that is in progress has room for one more.
-            lengths = self._ledger.lengths[sequence.kv.slot]
-            sequence.kept = np.minimum(lengths, sequence.kv.num_computed).astype(lengths.dtype)
-            self._prefixes.remember_end(sequence)
-            self._sessions.end_turn(sequence)
-            self.close(sequence)
+            self._sequences.remove(sequence)
         else:
             self._waiting.remove(sequence)
-            if sequence.kv.host_id is not None:
-                sequence.kept = kept_on_host(sequence, self._ledger)
-                self._preemption.discard(sequence)
-        if not self._sequences:  # no step may follow that would tell the executor
-            self._executor.apply(self._ledger.take_update())
-            self._prefixes.write_to_disk()
+        self._memory.release(sequence)
+        if not self._sequences:
+            self._memory.flush()
 
     def take_failed(self) -> list[Sequence]:
         """Return sequences that ended since the last call because they fit nowhere, with the reason set."""
@@ -135,7 +104,7 @@ class Running(SequenceType[Sequence]):
             first = self._waiting.first
             assert first is not None, "a sequence lacks room"
             if first.kv.host_id is not None:
-                self._preemption.discard(first)
+                self._memory.swap.discard(first)
             else:
                 self._fail(first)
             return
@@ -152,21 +121,30 @@ class Running(SequenceType[Sequence]):
         """Preempt a running sequence, and put it back into the waiting queue."""
         if victim.kv.slot is None:  # it went with another beam
             return
-        self._preemption.preempt(victim, alone=alone)
+        self._memory.swap.preempt(victim, alone=alone)
         self._requeue(victim)
         self.num_preemptions += 1
 
     def recompute_all(self) -> None:
-        """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted.
-
-        Nor is it known what the executor made of the last update.
-        """
-        self._ledger.prefixes.clear()
-        self._ledger.repeat_update()
+        """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
+        self._memory.distrust_all()
         for sequence in self._sequences[::-1]:
             if sequence.kv.slot is not None:  # it may have been requeued with another beam
-                self._preemption.drop(sequence)
+                self._memory.swap.drop(sequence)
                 self._requeue(sequence)
+
+    def own(self, sequence: Sequence) -> bool:
+        """Make a running sequence the only holder of its blocks.
+
+        While memory lacks, since others hold shared blocks, sequences give way, as where decoding finds no room: who is
+        served first continues. False: the sequence itself gave way.
+        """
+        slot, ledger = sequence.kv.running_slot, self._memory.ledger
+        while ledger.is_shared(slot) and not ledger.own_or_forget(slot):
+            self.preempt()
+            if sequence.kv.slot is None:
+                return False
+        return True
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -174,7 +152,7 @@ class Running(SequenceType[Sequence]):
         """Queue a sequence that has lost its slot. Beams beside it, which need it, lose theirs."""
         for each in group(sequence):
             if each.kv.slot is not None:
-                self._preemption.drop(each)
+                self._memory.swap.drop(each)
             if each in self._sequences:
                 self._sequences.remove(each)
             self._waiting.remove(each)
@@ -182,7 +160,7 @@ class Running(SequenceType[Sequence]):
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
-        sequence.error = self._budget.explain_lack(sequence)
+        sequence.error = self._memory.room.explain_lack(sequence)
         # Other samples were to share its prompt, and may fit where it does not. Beams do not.
         forks, sequence.forks = sequence.forks, []
         if sequence.request.beams is None:

@@ -1,0 +1,1 @@
+"""Memory: who holds which KVs, and where: rows, the index of prefixes, and stores beside the device."""

@@ -1,0 +1,88 @@
+"""KEYS of the prefixes with which a sequence may begin, those of snapshots that policies leave included."""
+
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as SequenceType
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from hashlib import sha256
+from typing import Any
+
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
+from winnow.engine.requests.request import Sequence
+from winnow.eviction import EvictionPolicy, SequenceEviction
+from winnow.values.json_values import dump_json, json_value
+from winnow.values.tenants import TenantName
+
+
+def chain_of(
+    token_ids: SequenceType[int], tenant: TenantName, block_size: int, eviction: SequenceEviction | None
+) -> PrefixChain:
+    """Return the keys of a prompt's prefixes, those of the snapshots that its policy leaves included."""
+    predictor = None if eviction is None else eviction.policy.score.needs.predictor
+    scored_by = None if predictor is None else predictor.path or ""
+    chain = PrefixChain(tenant or "", block_size, scored_by)
+    chain.extend(token_ids)
+    if eviction is not None:
+        chain.snapshots = snapshots_of(chain, token_ids, eviction)
+        rule = eviction.after
+        while rule is not None:
+            chain.earlier.append(_snapshot(chain, token_ids[: rule.context_len], rule, {}))
+            rule = rule.after
+    return chain
+
+
+def snapshots_of(
+    chain: PrefixChain, token_ids: SequenceType[int], eviction: SequenceEviction
+) -> dict[int, tuple[PrefixKey, Hashable]]:
+    """Return the keys and rules of the snapshots that a policy leaves, by number of tokens."""
+    digests: dict[SequenceEviction, bytes] = {}
+    return {
+        computed: _snapshot(chain, token_ids[:computed], rule, digests)
+        for computed, rule in eviction.snapshots()
+    }
+
+
+def _snapshot(
+    chain: PrefixChain,
+    token_ids: SequenceType[int],
+    rule: SequenceEviction,
+    digests: dict[SequenceEviction, bytes],
+) -> tuple[PrefixKey, Hashable]:
+    if rule not in digests:
+        digests[rule] = sha256(dump_json(json_value(rule)).encode()).digest()
+    # The passes follow from the rest, and are as long as the context.
+    return chain.snapshot_key(token_ids, digests[rule]), replace(rule, passes=())
+
+
+def known_snapshots(
+    sequence: Sequence,
+) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
+    """Yield number of tokens, key, rule and, if it is an earlier one, rule with its replay of all snapshots with which
+    a sequence may begin.
+    """
+    assert sequence.prefix is not None, "who looks for a prefix has a chain"
+    for computed, (key, rule) in sequence.prefix.snapshots.items():
+        yield computed, key, rule, None
+    earlier = None if sequence.asked_eviction is None else sequence.asked_eviction.after
+    for key, rule in sequence.prefix.earlier:
+        assert earlier is not None, "the chain has as many"
+        yield earlier.context_len, key, rule, earlier
+        earlier = earlier.after
+
+
+def is_portable(policy: EvictionPolicy) -> bool:
+    """Return whether what a policy keeps follows from its description in every process.
+
+    All of it is Winnow's own, and none of it comes from another file.
+    """
+    return _is_own(policy) and policy.score.needs.predictor is None
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether a value and all that it consists of are Winnow's or plain Python."""
+    if isinstance(value, tuple | list | frozenset):
+        return all(map(_is_own, value))
+    if not is_dataclass(value):
+        return value is None or isinstance(value, bool | int | float | str | Enum)
+    parts = (getattr(value, each.name) for each in fields(value))
+    return type(value).__module__.partition(".")[0] == "winnow" and all(map(_is_own, parts))

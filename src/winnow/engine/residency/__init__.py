@@ -1,1 +1,0 @@
-"""Residency of KVs: who shares, gives way, is copied out, and comes back."""
