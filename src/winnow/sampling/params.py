@@ -1,6 +1,6 @@
 """Sampling parameters of a request, checked when they are created."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cache, partial
@@ -8,27 +8,22 @@ from types import NoneType, UnionType
 from typing import Any, Self, get_args
 
 from winnow.errors import InvalidRequestError
+from winnow.sampling import list_params
+from winnow.sampling.list_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 from winnow.sampling.reasoning import AnswerEnd, ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs
 from winnow.values.checks import (
     Limits,
     check_integer,
-    check_length,
-    check_list,
     check_number,
     parameter,
     show,
 )
-from winnow.values.eviction_request import MAX_PROTECT, Amount, EvictionRequest, check_one_amount
+from winnow.values.eviction_request import Amount, EvictionRequest, check_one_amount
 from winnow.values.foreign_names import accept_fields
 from winnow.vllm import names as vllm_names
 
 MAX_N = 128
-MAX_STOP_STRINGS = 16
-MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back
-MAX_STOP_TOKEN_IDS = 1024
-MAX_LOGIT_BIAS_ENTRIES = 1024
-MAX_LOGIT_BIAS = 100.0
 MAX_LOGPROBS = 64
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
@@ -159,13 +154,13 @@ class SamplingParams(EvictionRequest):
             raise InvalidRequestError(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
-        self._store("stop", _stop_strings(self.stop))
-        self._store("stop_token_ids", _stop_token_ids(self.stop_token_ids))
-        self._store("logit_bias", _logit_bias(self.logit_bias))
-        self._store("bad_words", _bad_words(self.bad_words))
-        self._store("protect", _spans(self.protect))
-        self._store("earlier_rounds", _rounds(self.earlier_rounds))
-        self._store("forced_tokens", _forced_tokens(self.forced_tokens, self.n))
+        self._store("stop", list_params.stop_strings(self.stop))
+        self._store("stop_token_ids", list_params.stop_token_ids(self.stop_token_ids))
+        self._store("logit_bias", list_params.logit_bias(self.logit_bias))
+        self._store("bad_words", list_params.bad_words(self.bad_words))
+        self._store("protect", list_params.spans(self.protect))
+        self._store("earlier_rounds", list_params.rounds(self.earlier_rounds))
+        self._store("forced_tokens", list_params.forced_tokens(self.forced_tokens, self.n))
         if self.structured_outputs is not None and not isinstance(self.structured_outputs, StructuredOutputs):
             self._store("structured_outputs", StructuredOutputs.from_mapping(self.structured_outputs))
         if self.structured_outputs is not None:
@@ -250,7 +245,7 @@ class SamplingParams(EvictionRequest):
             if name != key and name in values:
                 raise InvalidRequestError(f"{key} and {name} mean the same, give one; got both")
             if name == "logit_bias" and isinstance(value, Mapping):
-                value = {_token_key(token): bias for token, bias in value.items()}
+                value = {list_params.token_key(token): bias for token, bias in value.items()}
             if value is not None or name not in known or name == "max_tokens":
                 chosen[name] = value
         return cls(**chosen)
@@ -339,8 +334,6 @@ SamplingParams.__setattr__ = _assign  # type: ignore[method-assign, assignment]
 
 _integer = partial(check_integer, error=InvalidRequestError)
 _number = partial(check_number, error=InvalidRequestError)
-_check_length = partial(check_length, error=InvalidRequestError)
-_list = partial(check_list, error=InvalidRequestError)
 
 
 @cache
@@ -369,109 +362,3 @@ def _scalar(name: str, value: Any, kinds: Set[Any], limits: Limits | None) -> An
     if limits.open and checked == limits.low:
         raise InvalidRequestError(f"{name} must be greater than {limits.low}, got {checked}")
     return checked
-
-
-def _stop_strings(stop: Any) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    if isinstance(stop, str):
-        stop = (stop,)
-    _list("stop", stop, "a string or a list of strings")
-    _check_length("stop", stop, MAX_STOP_STRINGS)
-    for text in stop:
-        if not isinstance(text, str):
-            raise InvalidRequestError(f"stop must hold strings, got {show(text)}")
-        if not text:
-            raise InvalidRequestError("stop must hold strings of at least 1 character, got ''")
-        if len(text) > MAX_STOP_LENGTH:
-            raise InvalidRequestError(
-                f"stop must hold strings of at most {MAX_STOP_LENGTH} characters, got one of {len(text)}"
-            )
-    return tuple(stop)
-
-
-def _stop_token_ids(ids: Any) -> tuple[int, ...]:
-    if ids is None:
-        return ()
-    _list("stop_token_ids", ids, "a list of integers")
-    _check_length("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
-    return tuple(_integer("a token id in stop_token_ids", token, 0) for token in ids)
-
-
-def _forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
-    """Return one list for all samples, or one for each of several."""
-    _list("forced_tokens", forced, "a list of integers")
-    if not forced or isinstance(forced[0], str | bytes) or not isinstance(forced[0], Sequence):
-        return _forced_list(forced)
-    if len(forced) != n:
-        raise InvalidRequestError(
-            f"forced_tokens must be one list, or one for each of the n = {n} samples, got {show(forced)}"
-        )
-    lists = tuple(_forced_list(each) for each in forced)
-    return lists if n > 1 else lists[0]
-
-
-def _forced_list(tokens: Any) -> tuple[int, ...]:
-    if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence):
-        raise InvalidRequestError(f"a list in forced_tokens must hold integers, got {show(tokens)}")
-    return tuple(_integer("a token id in forced_tokens", token, 0) for token in tokens)
-
-
-def _spans(spans: Any) -> tuple[tuple[int, int], ...]:
-    checked = []
-    for span in _pairs("protect", spans, "[start, end]"):
-        start = _integer("a start in protect", span[0], 0)
-        checked.append((start, _integer("an end in protect", span[1], start + 1)))
-    return tuple(checked)
-
-
-def _rounds(rounds: Any) -> tuple[tuple[int, int], ...]:
-    checked, least = [], 1
-    for pair in _pairs("earlier_rounds", rounds, "[tokens, kv_budget]"):
-        least = _integer("tokens in earlier_rounds", pair[0], least)
-        checked.append((least, _integer("a kv_budget in earlier_rounds", pair[1], 1)))
-    return tuple(checked)
-
-
-def _pairs(name: str, pairs: Any, form: str) -> Iterator[Sequence[Any]]:
-    _list(name, pairs, f"a list of pairs {form}")
-    _check_length(name, pairs, MAX_PROTECT)
-    for pair in pairs:
-        if isinstance(pair, str | bytes) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise InvalidRequestError(f"{name} must hold pairs {form}, got {show(pair)}")
-        yield pair
-
-
-def _bad_words(words: Any) -> tuple[Any, ...]:
-    """Return words as they are given, or tokens that `with_bad_tokens` made of them."""
-    found = (
-        (words,)
-        if isinstance(words, str)
-        else tuple(words or ())
-        if isinstance(words, list | tuple)
-        else (words,)
-    )
-    for word in found:
-        is_text = isinstance(word, str) and bool(word.strip())
-        if not (is_text or (isinstance(word, tuple) and word and all(type(token) is int for token in word))):
-            raise InvalidRequestError(f"bad_words must be texts that are not empty, got {show(words)}")
-    _check_length("bad_words", found, MAX_STOP_TOKEN_IDS)
-    return found
-
-
-def _logit_bias(bias: Any) -> dict[int, float] | None:
-    if bias is None:
-        return None
-    if not isinstance(bias, Mapping):
-        raise InvalidRequestError(f"logit_bias must map token ids to numbers, got {show(bias)}")
-    _check_length("logit_bias", bias, MAX_LOGIT_BIAS_ENTRIES)
-    checked = {}
-    for token, value in bias.items():
-        token = _integer("a token id in logit_bias", token, 0)
-        checked[token] = _number(f"logit_bias of token {show(token)}", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
-    return checked
-
-
-def _token_key(key: Any) -> Any:
-    """Return a JSON object's key as a token id where it is one; what is not, is left for `_logit_bias` to refuse."""
-    return int(key) if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20 else key

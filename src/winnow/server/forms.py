@@ -17,10 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from winnow.config.option import documented
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
 from winnow.openai.tools import MAX_TOOLS
+from winnow.sampling.list_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from winnow.sampling.params import (
     MAX_LOGPROBS,
-    MAX_STOP_LENGTH,
-    MAX_STOP_STRINGS,
     READERS,
     SamplingParams,
 )
