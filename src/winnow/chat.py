@@ -98,7 +98,16 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     if not isinstance(content, str):
         got = "none" if "content" not in message else json_kind(content)
         raise InvalidRequestError(f"content of {name} must be text, or stand beside tool_calls, got {got}")
-    return {**message, "content": content}
+    message = {**message, "content": content}
+    call = message.pop(
+        "function_call", None
+    )  # OpenAI's earlier form: the function's name stands for the call's id
+    if call and not message.get("tool_calls"):
+        called = call.get("name") if isinstance(call, Mapping) else None
+        message["tool_calls"] = [{"id": called, "type": "function", "function": call}]
+    if message["role"] == "function":
+        message |= {"role": "tool", "tool_call_id": message.get("name")}
+    return message
 
 
 def normalise_messages(messages: Any) -> list[dict[str, Any]]:

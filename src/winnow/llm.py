@@ -358,13 +358,11 @@ def _with_known_policy(config: EngineConfig) -> EngineConfig:
     """
     if config.eviction.compression != AUTO or config.eviction.eviction is not None:
         return config
-    policies = {name: preset.policy for name, preset in PRESETS.items()}
-    late = [
-        name
-        for name, policy in policies.items()
-        if (policy.observes[False], policy.score.replay, policy.score.needs.predictor, policy.compact)
-        == (None, None, None, None)
-    ]
+    late = []
+    for name, preset in PRESETS.items():
+        policy, score = preset.policy, preset.policy.score
+        if {policy.observes[False], score.replay, score.needs.predictor, policy.compact} == {None}:
+            late.append(name)
     model, most = config.model.model, UNKNOWN_MODEL.auto_compression
     known = best_known(model, most, KEYS, late) or best_known(model, most, SEEN, late)
     if known in (None, KEYS, SEEN):

@@ -198,6 +198,10 @@ def rounded(held: dict[str, torch.Tensor], kind: torch.dtype) -> dict[str, torch
             weights(lambda held: held.update({"model.norm.weight": torch.ones(7)})),
             r"model.norm.weight is of shape \[7\]",
         ),
+        (
+            text("adapter_config.json", "{}"),
+            r"holds an adapter \(adapter_config.json\), and adapters are not served",
+        ),
         (config(hidden_act="nonesuch"), "no hidden_act 'nonesuch'"),
         (config(pad_token_id=10**6), r"pad_token_id must be below vocab_size \(\d+\), got 1000000"),
         (config(rms_norm_eps=-1e-6), "rms_norm_eps must be a number of at least 0, got -1e-06"),
@@ -213,6 +217,16 @@ def test_what_a_model_leaves_out_is_named(damage: Callable[[Path], None], named:
     for load in (load_model, load_plain_model):
         with pytest.raises(UnsupportedModelError, match=named):
             load(ModelConfig(model))
+
+
+def test_weights_without_numbers_are_named(model: Path) -> None:
+    """Kernels that pass NaN over would answer in silence."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights(lambda held: held[name].fill_(torch.nan))(model)
+    with pytest.raises(
+        UnsupportedModelError, match="own code gives no logits that are finite: weights are NaN"
+    ):
+        load_model(ModelConfig(model))
 
 
 def test_tensors_that_change_nothing_may_stay(model: Path) -> None:

@@ -143,6 +143,12 @@ def test_a_refusal_names_the_key_and_the_file(tmp_path: Path) -> None:
         load_model(ModelConfig(path))
 
 
+def test_an_end_that_is_no_number_is_named(tmp_path: Path) -> None:
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), values={"tokenizer.ggml.eot_token_id": "<end>"})
+    with pytest.raises(UnsupportedModelError, match="eot_token_id must be a token's number, got '<end>'"):
+        load_model(ModelConfig(path))
+
+
 @pytest.mark.parametrize("rule", ["gpt-4o-of-tomorrow", "superbpe"])
 def test_ways_to_cut_text_that_are_not_known_are_refused(rule: str, tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), tokenizer=rule)

@@ -20,6 +20,7 @@ from tests.server.test_tools import CALL, MESSAGES, TEMPLATE, TOOLS, forced
 from winnow import LLM, SamplingParams
 from winnow.anthropic.context import CLEARED, edited
 from winnow.anthropic.request import chat_body
+from winnow.chat import normalise_messages
 from winnow.errors import CapacityError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.tools import CallRule
@@ -360,6 +361,12 @@ def test_items_that_are_referred_to(reading: Running) -> None:
         ({"reasoning": {"efort": "low"}}, "efort"),
         ({"stream_options": {"usage": True}}, "usage"),
         ({"tools": [{"type": "local_shell"}]}, "tools[0]"),
+        ({"text": {"verbosity": 5}}, "text.verbosity must be one of low, medium, high, got 5"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary must be one of auto, concise, detailed"),
+        ({"stream_options": {"include_obfuscation": "no"}}, "stream_options.include_obfuscation"),
+        ({"max_tool_calls": 0}, "max_tool_calls must be an integer of at least 1, got 0"),
+        ({"max_tool_calls": "x"}, "max_tool_calls"),
         (
             {"input": [{"type": "reasoning", "encrypted_content": "winnow-reasoning-1.x"}]},
             "encrypted_content",
@@ -369,6 +376,72 @@ def test_items_that_are_referred_to(reading: Running) -> None:
 def test_what_responses_do_not_do_is_named(reading: Running, change: dict[str, Any], named: str) -> None:
     response = reading.post(RESPONSES, {"input": "Hi"} | change)
     assert response.status_code == 400 and named in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "named"),
+    [
+        (CHAT, {"verbosity": "loud"}, "verbosity must be one of low, medium, high, got 'loud'"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "strict": "yes"}}]}, "function.strict"),
+        (MESSAGE, {"tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"}}, "parallel_tool_use must be"),
+        (MESSAGE, {"tool_choice": {"type": "auto", "parallel": False}}, "tool_choice has no field 'parallel'"),
+        (MESSAGE, {"messages": [{"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "a", "is_error": "no"}]}]}, "content[0].is_error must be true"),
+    ],
+)  # fmt: skip
+def test_values_that_would_do_nothing_are_named(
+    reading: Running, path: str, change: dict[str, Any], named: str
+) -> None:
+    body = {"model": MODEL, "messages": MESSAGES, "max_tokens": 1, **change}
+    response = reading.post(path, body)
+    assert response.status_code == 400 and named in response.json()["error"]["message"]
+
+
+def test_what_says_nothing_is_taken(reading: Running) -> None:
+    for change in (
+        {"verbosity": "low"},
+        {"chat_template_kwargs": {"enable_thinking": None}},
+        {"tools": [{"type": "function", "function": {"name": "f", "strict": None}}]},
+    ):
+        assert reading.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, **change}).status_code == 200
+    quiet = {"input": "Hi", "max_output_tokens": 1, "text": {"verbosity": "low"}, "max_tool_calls": 3}
+    assert reading.post(RESPONSES, quiet | {"reasoning": {"summary": "auto"}}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("said", "wrong", "shown"),
+    [
+        ("no such file", True, "Error: no such file"),
+        ("Error: none", True, "Error: none"),
+        ("<tool_use_error>none</tool_use_error>", True, "<tool_use_error>none</tool_use_error>"),
+        ("no such file", False, "no such file"),
+        ("no such file", None, "no such file"),
+    ],
+)
+def test_results_that_are_errors_say_so(said: str, wrong: bool | None, shown: str) -> None:
+    call = {"type": "tool_use", "id": "a", "name": "add", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": said, "is_error": wrong}
+    turns = [*MESSAGES, {"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    body = chat_body({"model": MODEL, "max_tokens": 1, "messages": turns})
+    assert body["messages"][-1] == {"role": "tool", "tool_call_id": "a", "content": shown}
+
+
+def test_calls_of_an_earlier_form() -> None:
+    """`function_call` and the role `function` are a call and its result, which templates know."""
+    call = {"name": "add", "arguments": '{"a": 3}'}
+    given = [
+        {"role": "assistant", "content": None, "function_call": call},
+        {"role": "function", "name": "add", "content": "4"},
+        {"role": "assistant", "content": "4", "function_call": None},
+    ]
+    first, second, third = normalise_messages(given)
+    assert first == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": "add", "type": "function", "function": call}],
+    }
+    assert second == {"role": "tool", "name": "add", "tool_call_id": "add", "content": "4"}
+    assert third == {"role": "assistant", "content": "4"}
 
 
 def test_one_call_where_one_is_allowed(reading: Running, llm: LLM) -> None:

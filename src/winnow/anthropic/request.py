@@ -41,6 +41,7 @@ _FOREIGN = (
 )  # fmt: skip
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _EFFORTS = {"max": "xhigh"}
+_ALONE = "disable_parallel_tool_use"
 
 
 def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
@@ -163,6 +164,8 @@ def _user(blocks: list[Any], name: str) -> list[Record]:
             content = block.get("content")
             parts = [] if content is None else _texts(content, f"{place}.content")
             text = "\n".join(part["text"] for part in parts)
+            if _switch(block, "is_error", place) and not text.lower().startswith(("error", "<")):
+                text = f"Error: {text}"  # templates have no place for it
             messages.append(
                 {"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": text}
             )
@@ -224,6 +227,13 @@ def _text(block: Mapping[str, Any], field: str, name: str) -> str:
     return value
 
 
+def _switch(given: Mapping[str, Any], field: str, name: str) -> bool:
+    value = given.get(field)
+    if not isinstance(value, bool | None):
+        _refuse(f"{name}.{field}", "true or false", value)
+    return bool(value)
+
+
 def _thinking(values: Record) -> Record:
     """Return what `thinking` and `output_config` ask, taken out of a body's `values`."""
     thinking, output = _object(values, "thinking"), _object(values, "output_config")
@@ -273,7 +283,12 @@ def _tools(values: Record) -> Record:
                 f"tool_choice.type must be auto, any, tool or none, got {kind!r:.80}",
                 "tool_choice",
             )
-        if choice.get("disable_parallel_tool_use"):
+        unknown = next((name for name in choice if name not in ("type", "name", _ALONE)), None)
+        if unknown is not None:
+            raise ApiError(
+                "unsupported_parameter", f"tool_choice has no field {unknown!r:.80}", "tool_choice"
+            )
+        if _switch(choice, _ALONE, "tool_choice"):
             found["parallel_tool_calls"] = False
     return found
 

@@ -20,6 +20,7 @@ _IGNORED: Mapping[str, type] = {
     "verbosity": str,
     "request_id": str,
 }
+VERBOSITIES = ("low", "medium", "high")
 _KINDS = {str: "a text", dict: "an object", bool: "true or false"}
 
 # Keys that Winnow knows but does not serve, and the values that mean the same as leaving them out.
@@ -106,6 +107,12 @@ def _take_ignored(values: dict[str, Any]) -> None:
             continue
         if not isinstance(value, kind):
             raise ApiError("invalid_request", f"{key} must be {_KINDS[kind]}, got {json_kind(value)}", key)
+        if key == "verbosity" and value not in VERBOSITIES:
+            raise ApiError(
+                "invalid_request",
+                f"verbosity must be one of {', '.join(VERBOSITIES)}, got {value!r:.80}",
+                key,
+            )
         if (
             isinstance(value, dict)
             and key == "metadata"

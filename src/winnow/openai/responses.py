@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from winnow.openai.errors import ApiError
+from winnow.openai.parameters import VERBOSITIES
 from winnow.openai.request import append_turn
 from winnow.values.json_values import json_kind
 
@@ -28,6 +29,7 @@ _SHARED = (
 )
 # `max_tool_calls` counts calls of tools that the server runs, of which there are none.
 _IGNORED = ("max_tool_calls", "client_metadata")
+_SUMMARIES = ("auto", "concise", "detailed")
 _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "prompt": (),
@@ -35,11 +37,12 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "prompt_logprobs": (),
 }
-_FIELDS = {
-    "text": ("format", "verbosity"),
-    "reasoning": ("effort", "summary", "generate_summary"),
-    "stream_options": ("include_obfuscation",),
+_FIELDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
+    "text": {"format": (), "verbosity": VERBOSITIES},
+    "reasoning": {"effort": (), "summary": _SUMMARIES, "generate_summary": _SUMMARIES},
+    "stream_options": {"include_obfuscation": (True, False)},
 }
+"""Objects of a body: their fields, and the values of those that say nothing about the answer's tokens."""
 ENCRYPTED, LOGPROBS = _INCLUDED = ("reasoning.encrypted_content", "message.output_text.logprobs")
 _INPUT: Record = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """Parameters of a custom tool, whose calls hold one text."""
@@ -92,6 +95,13 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
         ApiError: names the field, the value and what is allowed.
     """
     values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
+    most = body.get("max_tool_calls")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ApiError(
+            "invalid_request",
+            f"max_tool_calls must be an integer of at least 1, got {most!r:.80}",
+            "max_tool_calls",
+        )
     for name, harmless in _REFUSED.items():
         if name in values and values.pop(name) not in harmless:
             raise ApiError("unsupported_parameter", f"{name} is not supported", name)
@@ -133,7 +143,7 @@ def _included(include: Any) -> Sequence[str]:
     return include if isinstance(include, list) else []
 
 
-def _described(values: Record, name: str, known: Sequence[str]) -> Record:
+def _described(values: Record, name: str, known: Mapping[str, Sequence[Any]]) -> Record:
     """Take an object with known fields out of a body's `values`; empty where it is missing."""
     value = values.pop(name, {})
     if not isinstance(value, dict):
@@ -141,6 +151,12 @@ def _described(values: Record, name: str, known: Sequence[str]) -> Record:
     for field_name, each in value.items():
         if field_name not in known and each is not None:
             raise ApiError("invalid_request", f"{name} has no field {field_name!r:.80}", name)
+        if each is not None and known.get(field_name) and each not in known[field_name]:
+            raise ApiError(
+                "invalid_request",
+                f"{name}.{field_name} must be one of {', '.join(map(str, known[field_name]))}, got {each!r:.80}",
+                name,
+            )
     return value
 
 

@@ -112,6 +112,7 @@ def read_template_options(values: dict[str, Any], tools: Sequence[Mapping[str, A
             f"chat_template_kwargs must be an object, got {json_kind(variables)}",
             "chat_template_kwargs",
         )
+    variables = {name: value for name, value in variables.items() if value is not None}
     for name, value in variables.items():
         if name not in _VARIABLES:
             raise ApiError(
@@ -159,6 +160,12 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
                 "invalid_request",
                 f"tools[{index}] must be a function with a name: "
                 '{"type": "function", "function": {"name": ..., "parameters": ...}}',
+                f"tools[{index}]",
+            )
+        if not isinstance(function.get("strict"), bool | None):
+            raise ApiError(
+                "invalid_request",
+                f"tools[{index}].function.strict must be true or false, got {function['strict']!r:.80}",
                 f"tools[{index}]",
             )
         if not isinstance(function.get("parameters", {}), dict | None):

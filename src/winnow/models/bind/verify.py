@@ -135,6 +135,10 @@ class Trial:
         tolerance = _FULL if full else HALF
         differences = differences_of(found, self.logits)
         if not len(differences):
+            if found.isfinite().all():
+                raise UnsupportedModelError(
+                    f"model: {self.class_name}'s own code gives no logits that are finite: weights are NaN or infinite"
+                )
             return Verified(float("nan"), tolerance, 0, self.past)
         difference = float(differences.max() if full else differences.median())
         if not difference <= tolerance:

@@ -70,6 +70,11 @@ class ModelDirectory:
         self.path = path
 
     def config_values(self) -> dict[str, Any]:
+        if (self.path / "adapter_config.json").exists():
+            raise UnsupportedModelError(
+                f"model: cannot load {self.path}: it holds an adapter (adapter_config.json), and adapters are not "
+                "served: merge it into the weights"
+            )
         file = self.path / "config.json"
         if not file.exists():
             inside = sorted(self.path.glob("*.gguf"))

@@ -162,8 +162,11 @@ class GgufFile:
         from winnow.models.load.gguf.tokenizer import turn_ends
 
         # Not the configuration's: the class's default stands there, which may be any token of this file.
-        ends = (self._values.get(f"tokenizer.ggml.{name}") for name in _ENDS)
-        return [*(end for end in ends if end is not None), *turn_ends(self._values)]
+        ends = {name: self._values.get(f"tokenizer.ggml.{name}") for name in _ENDS}
+        for name, end in ends.items():
+            if end is not None and type(end) is not int:
+                raise _refused(self.path, f"tokenizer.ggml.{name} must be a token's number, got {end!r:.80}")
+        return [*(end for end in ends.values() if end is not None), *turn_ends(self._values)]
 
     @property
     def _file(self) -> str:
