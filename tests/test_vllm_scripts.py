@@ -21,7 +21,9 @@ from winnow import (
     TextPrompt,
     TokensPrompt,
 )
+from winnow.config import ModelConfig
 from winnow.errors import ConfigError, InvalidRequestError, UnsupportedModelError
+from winnow.models.load.loader import pack_model
 from winnow.sampling.params import RequestOutputKind
 
 PROMPTS = [
@@ -436,6 +438,20 @@ def test_a_gguf_file_with_a_tokenizer(tmp_path: Path, monkeypatch: pytest.Monkey
             [output] = tiny.chat([{"role": "user", "content": "Hi"}], GREEDY)
             assert output.prompt == "[Hi]"
             assert output.prompt_token_ids == tokenizer.encode("[Hi]", add_special_tokens=False)
+    # A directory's own files give way too, in the model cache and in a packed model.
+    tiny_llama().save_pretrained(tmp_path / "dir")
+    other = byte_level()
+    other.chat_template = {"default": "other", "tool_use": "tools"}  # type: ignore[assignment]
+    other.save_pretrained(tmp_path / "dir")
+    pack_model(ModelConfig(tmp_path / "dir", tokenizer=tmp_path / "own"), tmp_path / "packed")
+    named: dict[str, Any] = {"model": tmp_path / "dir", "tokenizer": tmp_path / "own"}
+    for options, prompt in ((named, "[Hi]"), (named, "[Hi]"), ({"model": tmp_path / "dir"}, "other"), (named, "[Hi]"),
+                            ({"model": tmp_path / "packed"}, "[Hi]")):  # fmt: skip
+        with LLM(**options, kv_memory="8MiB", threads=1) as tiny:
+            assert tiny.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].prompt == prompt
+    assert not (tmp_path / "packed" / "additional_chat_templates").exists()
+    with pytest.raises(ConfigError, match="tokenizer must be left out for a packed model"):
+        LLM(model=tmp_path / "packed", tokenizer=tmp_path / "own")
     with pytest.raises(
         UnsupportedModelError, match=r"tokenizer: .*none is no directory with a tokenizer\.json"
     ):

@@ -11,6 +11,19 @@ _SAMPLE_BYTES = 64 * 2**10
 BESIDE_WEIGHTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.txt", "tokenizer*")
 """Files of a model's directory that make its answers what they are, the weights aside."""
 
+BY_TOKENIZER = (
+    *(
+        "tokenizer*",
+        "*.model",
+        "*.txt",
+        "*.jinja",
+        "vocab.json",
+        "added_tokens.json",
+        "special_tokens_map.json",
+    ),
+    *("chat_template.json", "additional_chat_templates/*.jinja"),
+)
+"""Those of them that a tokenizer is made of."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 

@@ -15,7 +15,7 @@ from winnow.lazy import importing
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.automatic import settle_formats
 from winnow.models.load.damage import loading
-from winnow.models.load.hub import DEMO_MODEL, locate_model
+from winnow.models.load.hub import DEMO_MODEL, locate_model, locate_tokenizer
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.native import is_installed, native_kernels
 from winnow.process.progress import report
@@ -134,6 +134,6 @@ def pack_model(config: ModelConfig, out: Path) -> None:
     # What oneDNN keeps for matrix units cannot be written. Its reader takes native weights on any processor.
     loaded = load_model(replace(config, device="cpu", optimize=True), native=True)
     try:
-        write_packed(loaded, path, out)
+        write_packed(loaded, path, out, tokenizer=locate_tokenizer(config))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"cannot write {out}: {error}") from None

@@ -97,6 +97,8 @@ class CacheEntry:
     """The place of one model in the cache."""
 
     path: Path
+    tokenizer: Path | None = None
+    """Directory of the tokenizer that takes the place of the model's own."""
 
     @classmethod
     def of(cls, model: Path, config: ModelConfig) -> "CacheEntry | None":
@@ -121,7 +123,7 @@ class CacheEntry:
                 [os.environ.get(ISA_VARIABLE), instruction_sets(), int8_instruction_sets()],
             ]
             name = sha256(json.dumps(key).encode()).hexdigest()[:32]
-            return cls(cache_directory() / name)
+            return cls(cache_directory() / name, own)
         except (OSError, RuntimeError):  # a file that cannot be read, which loading will name; no home
             return None
 
@@ -175,7 +177,8 @@ class CacheEntry:
                 return
             report(f"keeping it for the next start, {format_bytes(size)} in {self.path.parent}")
             partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.path.parent))
-            write_packed(replace(loaded, trained_len=limit.tokens), source, partial, decoder=loaded.decoder)
+            kept = replace(loaded, trained_len=limit.tokens)
+            write_packed(kept, source, partial, decoder=loaded.decoder, tokenizer=self.tokenizer)
             _seal(partial)
             _remove(self.path)
             partial.rename(self.path)

@@ -29,7 +29,7 @@ from winnow.models.fast.packed_linear import PackedLinear
 from winnow.models.load.backend_tokenizer import TokenizerNumbers
 from winnow.models.load.loaded import LoadedModel
 from winnow.models.load.tokens import tokenizer_class
-from winnow.process.digest import BESIDE_WEIGHTS
+from winnow.process.digest import BESIDE_WEIGHTS, BY_TOKENIZER
 
 # A cache line: weights begin at a multiple of it.
 _ALIGNMENT = 64
@@ -37,12 +37,18 @@ _COPIED = (*BESIDE_WEIGHTS, "LICENSE*", "NOTICE*")
 
 
 def write_packed(
-    loaded: LoadedModel, source: Path, out: Path, *, decoder: PackedDecoder | None = None
+    loaded: LoadedModel,
+    source: Path,
+    out: Path,
+    *,
+    decoder: PackedDecoder | None = None,
+    tokenizer: Path | None = None,
 ) -> None:
     """Write a model that was loaded from `source`, with its tokenizer's files, into a new or empty directory `out`.
 
     Args:
         decoder: the model's parts, if they were extracted already.
+        tokenizer: directory of the tokenizer that takes the place of the model's own.
 
     Raises:
         UnsupportedModelError: the model computes something that packing would lose; nothing is written.
@@ -52,11 +58,17 @@ def write_packed(
     out.mkdir(parents=True, exist_ok=True)
     if source.is_file():
         _write_apart(loaded, out)
-    for path in sorted({path for pattern in _COPIED for path in source.glob(pattern)}):
-        if path.is_file() and not path.name.endswith(".index.json"):
-            copy = out / path.relative_to(source)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, copy)
+    for folder in (source,) if tokenizer is None else (source, tokenizer):
+        for path in sorted({path for pattern in _COPIED for path in folder.glob(pattern)}):
+            of_tokenizer = tokenizer is not None and any(path.match(pattern) for pattern in BY_TOKENIZER)
+            if (
+                path.is_file()
+                and of_tokenizer == (folder == tokenizer)
+                and not path.name.endswith(".index.json")
+            ):
+                copy = out / path.relative_to(folder)
+                copy.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, copy)
     _save_aligned(packed_tensors(decoder), out / PACKED)
     save_file({name: tensor.contiguous() for name, tensor in other_tensors(decoder)}, out / OTHERS)
     numbers = TokenizerNumbers.write(loaded.tokenizer, out)
