@@ -20,6 +20,7 @@ from winnow.attention.replay import replay_shortened_rows
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, EvictionPolicy, Fit, KeyNorm, Reconstruction, Replay, When
+from winnow.eviction.references import ReferenceProbe
 from winnow.eviction.signals import ReferenceQueries
 
 BLOCK = 4
@@ -179,7 +180,9 @@ def test_reference_queries_are_those_of_the_replay(directory: Path, monkeypatch:
 
         def remember() -> None:
             for each in executor._planned_rounds:
-                found.extend(executor._signals.reference_queries(layer, each.slots[0]) for layer in range(3))
+                found.extend(
+                    executor._signals.probe(ReferenceProbe).of(layer, each.slots[0]) for layer in range(3)
+                )
             compact()
 
         monkeypatch.setattr(executor._backend, "prepare", watched)
@@ -223,7 +226,7 @@ def test_rounds_within_a_prompt_fit_to_their_own_windows(
 
         def remember() -> None:
             for each in executor._planned_rounds:
-                reference = executor._signals.reference_queries(0, each.slots[0])
+                reference = executor._signals.probe(ReferenceProbe).of(0, each.slots[0])
                 assert reference is not None and len(reference.q) == len(reference.position)
                 blocks = each.ranking.rows.block[0].flatten()
                 before = executor.cache.pool.of_layer(0).biases_of(blocks)

@@ -168,7 +168,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
                 engine._executor.size,
             ),
         )
-        engine._executor = engine.scheduler.running._executor = engine.scheduler.rounds._executor = mirrored
+        engine._executor = engine.scheduler.memory._executor = engine.scheduler.rounds._executor = mirrored
         preemption = engine.scheduler.memory.swap
         preemption._executor, preemption.costs = mirrored, FixedCosts(1e-15, 1.0)
         for index in range(8):

@@ -24,6 +24,7 @@ from winnow import LLM, SamplingParams
 from winnow.eviction import PRESETS, EvictionPolicy, Fit, When
 from winnow.eviction.compact import queries_of_head
 from winnow.eviction.fit import RowKVs, RowQueries, fit_row, shares_of
+from winnow.eviction.references import ReferenceProbe
 from winnow_lab.checkout import ROOT
 
 ROUNDS = (1, 2, 4, 8)
@@ -40,7 +41,7 @@ def context_rows(llm: LLM, context: list[int]) -> list[tuple[RowKVs, RowQueries]
         [planned] = executor._planned_rounds
         held = planned.ranking.rows
         for index, layer in enumerate(held.layers):
-            reference = executor._signals.reference_queries(layer, planned.slots[0])
+            reference = executor._signals.probe(ReferenceProbe).of(layer, planned.slots[0])
             pool, heads = executor.cache.pool.of_layer(layer), held.length.shape[-1]
             for head, length in enumerate(held.length[index, 0].tolist()):
                 block = held.block[index, 0, head]

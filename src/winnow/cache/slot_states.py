@@ -115,7 +115,7 @@ class SlotStates:
             for state in self._states:
                 state.close(slot)
         for slot, everything in loads:
-            for state, saved in zip(self._states, everything, strict=True):
+            for state, saved in zip(self._states, everything, strict=False):  # some were added since
                 if saved is not None:
                     state.load(slot, saved)
         return failed

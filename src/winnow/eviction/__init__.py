@@ -19,6 +19,7 @@ from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import KEYS, PRESETS, SEEN, Preset, find_preset
+from winnow.eviction.probes import ChunkProbe, MomentsProbe, Probe, Watched
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
 from winnow.eviction.resolve import (
     OWN,
@@ -77,6 +78,7 @@ __all__ = [
     "ByOutputNorm",
     "ByValueNorm",
     "ChunkAttention",
+    "ChunkProbe",
     "Compactor",
     "Cumulative",
     "EqualHeads",
@@ -101,9 +103,11 @@ __all__ = [
     "Leverage",
     "MeanDeviation",
     "ModelTraits",
+    "MomentsProbe",
     "Needs",
     "PlannedRound",
     "Preset",
+    "Probe",
     "Pyramid",
     "QueryMoments",
     "Random",
@@ -118,6 +122,7 @@ __all__ = [
     "SequenceEviction",
     "Signals",
     "ValueAware",
+    "Watched",
     "When",
     "Window",
     "compact_round",

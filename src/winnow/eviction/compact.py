@@ -11,6 +11,7 @@ from winnow.attention import PagedCache
 from winnow.attention.ranked_rows import RankedRows
 from winnow.eviction.fit import Fit, RowKVs, RowQueries, fit_row, shares_of
 from winnow.eviction.ranking import Ranking
+from winnow.eviction.references import ReferenceProbe
 from winnow.eviction.signals import ReferenceQueries, Signals
 
 
@@ -58,7 +59,7 @@ def fit_round(
             continue
         stays = rows.valid & ~rows.lowest(lost, most)
         for member, slot in enumerate(slots):
-            reference = signals.reference_queries(layer, slot)
+            reference = signals.probe(ReferenceProbe).of(layer, slot)
             if reference is None:
                 continue
             for head in torch.nonzero(lost[member]).flatten().tolist():

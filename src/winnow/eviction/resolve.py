@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from winnow.config import AUTO, COMPRESSING, EvictionConfig
 from winnow.errors import ConfigError, InvalidRequestError
+from winnow.eviction.budgets import AdaptiveRows
+from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import KEYS, SEEN, find_preset
+from winnow.eviction.scores.base import Scorer
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.when import When
 from winnow.values.eviction_request import OWN_AMOUNT, Amount, EvictionRequest
@@ -146,7 +150,7 @@ def resolve_policy(
         ConfigError: there is no such policy, or an amount is given for one that takes none, or a pool for one that
             does not pool.
     """
-    chosen = config.chosen
+    chosen = as_policy(config.chosen)
     if isinstance(chosen, EvictionPolicy):
         name, policy, default_budget = OWN, chosen, None
     elif isinstance(chosen, str):
@@ -156,7 +160,7 @@ def resolve_policy(
         policy, default_budget = preset.policy, preset.kv_budget
     else:
         raise ConfigError(
-            f"eviction must be a preset's name or an EvictionPolicy, got {type(chosen).__name__}"
+            f"eviction must be a preset's name, an EvictionPolicy or a Scorer, got {type(chosen).__name__}"
         )
     # Beside no eviction a pool is for the policies that requests bring.
     pool = None if policy.when.never else config.pool
@@ -164,6 +168,18 @@ def resolve_policy(
     if config.compression == AUTO:
         policy, amount = _late(name, policy), Amount(traits.auto_compression)
     return ResolvedPolicy(name, policy, default_budget, amount, config.kv_floor)
+
+
+def as_policy(chosen: Any) -> Any:
+    """Return the policy of a score, or of a class of scores, that stands alone: it chooses as SnapKV's does.
+
+    All else is returned as it is.
+    """
+    if isinstance(chosen, type) and issubclass(chosen, Scorer):
+        chosen = chosen()
+    if not isinstance(chosen, Scorer):
+        return chosen
+    return EvictionPolicy(chosen, AdaptiveRows(), Keep(sinks=4, recent=16), When(after_prefill=True))
 
 
 def concrete_preset(name: str, traits: ModelTraits = UNKNOWN_MODEL, *, asked_later: bool) -> str:

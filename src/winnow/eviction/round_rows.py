@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from winnow.attention import PagedCache
 from winnow.cache.layout import ceil_div
-from winnow.eviction.signals import KeyDirections, QueryMoments, RotationTable, Signals
+from winnow.eviction.signals import KeyDirections, RotationTable, Signals
 from winnow.process.ranks import ALONE, Ranks
 
 
@@ -132,6 +133,9 @@ class RoundRows:
         return kept
 
 
+P = TypeVar("P")
+
+
 class LayerRows:
     """The KVs of one layer, padded to N slots a row.
 
@@ -225,20 +229,23 @@ class LayerRows:
         """Return the rotation of keys at the positions of all KVs. Requires `Needs(rotation=True)`."""
         return self._signals.rotation_table(self.layer, self.round.num_positions)
 
-    def query_moments(self) -> QueryMoments:
-        """Return moments of the context's queries. Requires `Needs(moments_from=...)`."""
-        return self._signals.moments(self.layer, self.round.slots)
+    def probe(self, kind: type[P]) -> P:
+        """Return a probe. Requires `Needs(probes=...)` with it."""
+        found: P = self._signals.probe(kind)
+        return found
 
-    def chunk_attention(self) -> Tensor:
-        """Return attention that each KV's token received within its chunk of the context, float32 [B, H, N].
+    @property
+    def query_shape(self) -> tuple[int, int]:
+        """Query heads of the layer, and numbers in a query."""
+        heads, _, size = self._signals.shape(self.layer)
+        return heads, size
 
-        Sum over the chunk's queries, mean over the group. Requires `Needs(chunk=...)`.
-        """
-        attention = self._signals.chunk_attention(self.layer, self.round.slots)
-        last = max(attention.shape[-1] - 1, 0)
+    def by_position(self, numbers: Tensor) -> Tensor:
+        """Return, of numbers of each position, [B, H, P], those of the KVs, [B, H, N]; 0 beyond P."""
+        last = max(numbers.shape[-1] - 1, 0)
         place = self.position.long().masked_fill(~self.valid, 0)
         outside = ~self.valid | (place > last)
-        return attention.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
+        return numbers.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
 
     def mean_rotation(self, count: int) -> Tensor:
         """Return the mean of the rotations to the next `count` positions, float32 [B, d, d].

@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from winnow.attention import AttentionSpec
@@ -15,10 +16,12 @@ from winnow.process.ranks import Ranks
 class Needs:
     """Signals that a scorer uses; the engine collects nothing else."""
 
+    probes: tuple[type[Any], ...] = ()
+    """Classes of what is kept of the context's queries, keys and values (`winnow.eviction.Probe`)."""
     moments_from: int | None = None
-    """Mean and covariance of the context's unrotated queries from this position on; None: not collected."""
+    """First position of which `MomentsProbe` keeps queries."""
     chunk: int | None = None
-    """Non-causal attention within chunks of the context of this many tokens; None: not collected."""
+    """Tokens of the chunks of `ChunkProbe`."""
     chunk_from: int = 0
     """Position at which the first chunk begins."""
     rotation: bool = False
@@ -38,8 +41,8 @@ class Needs:
 
     @property
     def queries(self) -> bool:
-        """Return whether the context's queries must be collected."""
-        return self.moments_from is not None or self.chunk is not None
+        """Return whether the context's queries must be looked at."""
+        return bool(self.probes)
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,15 @@ class Signals(Protocol):
     def kinds(self, slots: Sequence[int]) -> Tensor:
         """Return the kind of each token, 0, SPECIAL or PUNCTUATION: uint8 [B, longest]."""
 
-    def moments(self, layer: int, slots: Sequence[int]) -> QueryMoments:
-        """Return moments of the queries of each sequence so far."""
+    @property
+    def device(self) -> torch.device:
+        """The device on which the model computes."""
 
-    def chunk_attention(self, layer: int, slots: Sequence[int]) -> Tensor:
-        """Return attention that each token received within its chunk: float32 [B, H, longest]; zeros outside chunks."""
+    def probe(self, kind: type[Any]) -> Any:
+        """Return the probe of a class that a policy named."""
+
+    def shape(self, layer: int) -> tuple[int, int, int]:
+        """Return query heads, KV heads and head size of a layer."""
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         """Rotate keys, float32 [..., d], by `difference` positions, [...]."""
@@ -133,9 +140,6 @@ class Signals(Protocol):
 
     def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
         """Return the mean rotation over `count` positions starting at `first`, [B]: float32 [B, d, d]."""
-
-    def reference_queries(self, layer: int, slot: int) -> ReferenceQueries | None:
-        """Return the queries that a policy with `compact` fits to; None: none were computed."""
 
     def output_weights(self, layer: int) -> Tensor:
         """Return the output projection of each query head, [Hq, d, hidden_size]."""

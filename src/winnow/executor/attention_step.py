@@ -11,10 +11,9 @@ from winnow.attention.native_step import NativeStep
 from winnow.attention.torch_backend import written_slots
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.eviction.predictor import PredictorSource
+from winnow.eviction.probes import Probe, Watched
 from winnow.eviction.reconstruction import ReplaySpan, ReplayWeights, observe_replay
 from winnow.executor.occupants import Occupants
-from winnow.executor.query_signals import WatchedQueries
-from winnow.executor.reference_queries import ReferenceSpan
 from winnow.executor.signals import EngineSignals
 
 
@@ -36,10 +35,8 @@ class PagedAttentionStep:
     """Tokens that count for the similarity of hidden states, [T]."""
     logits_indices: Tensor | None
     """Tokens whose logits are wanted, int64 [n]; None: all of the batch."""
-    queries: tuple[WatchedQueries, ...] = ()
-    """Sequences whose queries are looked at."""
-    references: tuple[ReferenceSpan, ...] = ()
-    """Tokens whose queries are remembered until the round."""
+    probes: tuple[tuple[Probe, Watched], ...] = ()
+    """Tokens that policies watch."""
     replays: tuple[ReplaySpan, ...] = ()
     """Tokens that repeat a context."""
     predicted: tuple[PredictedSpan, ...] = ()
@@ -52,7 +49,7 @@ class PagedAttentionStep:
     @property
     def native(self) -> NativeStep | None:
         """Return the batch for layers that are one native call; None: something between is looked at."""
-        looked_at = self.queries or self.references or self.replays or self.predicted
+        looked_at = self.probes or self.replays or self.predicted
         return None if looked_at else self.batch.whole_layers
 
     @property
@@ -82,10 +79,9 @@ class PagedAttentionStep:
         return self.attend_written(layer, q, k, v, spec)
 
     def attend_written(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-        if self.queries:
-            self.signals.queries.add(layer, self.queries, q, k, spec.scale)
-        if self.references and layer in self.batch.cache.pool.layout.evictable:
-            self.signals.references.add(layer, self.references, q, spec)
+        for probe, seen in self.probes:
+            if not probe.evictable_only or layer in self.batch.cache.pool.layout.evictable:
+                probe.at(layer, seen, q[seen.tokens], k[seen.tokens], v[seen.tokens], spec)
         if self.predicted:
             self._predict(layer, k, v)
         # Layers with a window take no part in rounds, and hold no more of the context than it sees.

@@ -13,14 +13,13 @@ from winnow.attention import Spans
 from winnow.cache.slot_states import SlotState
 from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
-from winnow.eviction import KeyDirections, Needs, QueryMoments, RotationTable
+from winnow.eviction import EvictionPolicy, KeyDirections, RotationTable
 from winnow.eviction.positions import Rotation
 from winnow.eviction.predictor import PredictorSource, TokenScorer
-from winnow.eviction.signals import ReferenceQueries
+from winnow.eviction.probes import Probe, Watched
+from winnow.eviction.references import probes_of
 from winnow.executor.key_directions import DirectionStates
 from winnow.executor.occupants import Occupants
-from winnow.executor.query_signals import QuerySignals
-from winnow.executor.reference_queries import ReferenceStates
 from winnow.models import LoadedModel
 from winnow.models.bind.outputs import output_projections, projection_weights
 
@@ -29,8 +28,7 @@ class EngineSignals(SlotState):
     """See `winnow.eviction.Signals`.
 
     Attributes:
-        queries: what is learnt of queries.
-        references: queries that policies fit to.
+        probes: what policies watch, by class.
         directions: sums of the directions of keys.
     """
 
@@ -42,8 +40,7 @@ class EngineSignals(SlotState):
         """Create the signals; `locate` returns the path of the model, beside which its predictor lies."""
         num_layers, device = model.geometry.num_layers, model.device
         self.ranks = model.ranks
-        self.queries = QuerySignals(device)
-        self.references = ReferenceStates(device)
+        self.probes: dict[type[Probe], Probe] = {}
         self.directions = DirectionStates(device)
         self._model = model
         self._locate = locate
@@ -52,13 +49,8 @@ class EngineSignals(SlotState):
         self._watched: set[int] = set()  # slots whose policies ask for kinds of tokens, or for similarity
         self._sums = torch.zeros((max_num_seqs, num_layers), dtype=torch.float32, device=device)
         self._counts = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        self._device = device
+        self.device = device
         self._products: dict[int, Tensor] = {}
-
-    @property
-    def states(self) -> tuple[SlotState, ...]:
-        """What it keeps of sequences beside itself."""
-        return self.queries, self.references, self.directions
 
     def note(self, plan: StepPlan) -> Tensor | None:
         """Start a step. Returns the mask of the batch's tokens that count for similarity, bool [T]; None: none do."""
@@ -78,7 +70,7 @@ class EngineSignals(SlotState):
         if not watched:
             return None
         counts = [entry.slot in watched for entry in plan.entries for _ in range(entry.count)]
-        return torch.tensor(counts, device=self._device)
+        return torch.tensor(counts, device=self.device)
 
     def add_similarity(self, layer: int, spans: Spans, counts: Tensor, before: Tensor, after: Tensor) -> None:
         """Add a batch's cosines. counts [T]; before and after attention [T, hidden_size]."""
@@ -117,33 +109,49 @@ class EngineSignals(SlotState):
             self._model.token_kinds[torch.tensor(self._occupants[slot].token_ids, device="cpu")]
             for slot in slots
         ]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self._device)
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).to(self.device)
 
-    def prepare(self, needs: Needs) -> None:
-        """Open what a score needs, such as a predictor.
+    def prepare(self, policy: EvictionPolicy) -> list[Probe]:
+        """Open what a policy needs, such as a predictor. Returns its probes that are new.
 
         Raises:
             UnsupportedModelError: the model does not allow it.
         """
+        needs, new = policy.score.needs, list[Probe]()
         if needs.rotation or needs.moments_from is not None:
-            self.queries.rotation = self._rotation
+            self._rotation  # noqa: B018  # known, or refused
         if needs.output:
             self._projections  # noqa: B018  # found, or refused
         if needs.predictor is not None and needs.predictor not in self._predictors:
-            like = torch.empty(0, dtype=self._model.dtype, device=self._device)
+            like = torch.empty(0, dtype=self._model.dtype, device=self.device)
             opened = needs.predictor.open(self._locate, self._model.key_probe, like)
             self._predictors[needs.predictor] = opened
+        for kind in probes_of(policy):
+            if kind not in self.probes:
+                self.probes[kind] = kind(self)
+                new.append(self.probes[kind])
+        return new
 
-    def moments(self, layer: int, slots: SequenceType[int]) -> QueryMoments:
-        query_heads, _, head_dim = self._model.geometry.shape(layer)
-        return self.queries.moments(layer, slots, (query_heads, head_dim))
+    def probe(self, kind: type[Probe]) -> Probe:
+        return self.probes[kind]
 
-    def chunk_attention(self, layer: int, slots: SequenceType[int]) -> Tensor:
-        _, kv_heads, _ = self._model.geometry.shape(layer)
-        return self.queries.chunk_attention(layer, slots, kv_heads).to(self._device)
+    def shape(self, layer: int) -> tuple[int, int, int]:
+        return self._model.geometry.shape(layer)
 
-    def reference_queries(self, layer: int, slot: int) -> ReferenceQueries | None:
-        return self.references.of(layer, slot)
+    def watch(self, plan: StepPlan) -> tuple[tuple[Probe, Watched], ...]:
+        """Start a step. Returns which of its tokens probes are shown."""
+        found, first = list[tuple[Probe, Watched]](), 0
+        for entry in plan.entries:
+            eviction, end = self._occupants[entry.slot].eviction, first + entry.count
+            for kind in () if eviction is None else probes_of(eviction.policy):
+                assert eviction is not None, "it has a policy"
+                position = entry.start - entry.position_offset
+                tokens = slice(first, end)
+                seen = Watched(entry.slot, eviction, tokens, entry.start, position, entry.replay)
+                if (some := self.probes[kind].watch(seen)) is not None:
+                    found.append((self.probes[kind], some))
+            first = end
+        return tuple(found)
 
     def rotation_table(self, layer: int, positions: int) -> RotationTable:
         return self._rotation.table(layer, positions)
@@ -167,7 +175,7 @@ class EngineSignals(SlotState):
     def output_weights(self, layer: int) -> Tensor:
         query_heads, _, head_dim = self._model.geometry.shape(layer)
         width = query_heads * head_dim
-        like = torch.empty(0, dtype=self._model.dtype, device=self._device)
+        like = torch.empty(0, dtype=self._model.dtype, device=self.device)
         weights = projection_weights(self._projections[layer], width, like)
         return weights.unflatten(0, (query_heads, head_dim))
 

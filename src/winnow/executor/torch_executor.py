@@ -19,7 +19,7 @@ from winnow.cache import (
 )
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
-from winnow.cache.layout import IntArray, ceil_div
+from winnow.cache.layout import IntArray
 from winnow.cache.memory import require_host_memory, require_memory
 from winnow.cache.recurrent import Computed
 from winnow.cache.tiers.tier_traffic import TierTraffic
@@ -41,7 +41,9 @@ from winnow.eviction import (
     compact_round,
     plan_round,
 )
+from winnow.eviction.references import probes_of
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
+from winnow.executor.contents import check_contents, kept_positions, kept_weights
 from winnow.executor.occupants import Occupants
 from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
@@ -104,7 +106,7 @@ class TorchExecutor:
         self._signals = EngineSignals(
             size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
         )
-        self.cache.states.add(self._occupants, self._signals, *self._signals.states)
+        self.cache.states.add(self._occupants, self._signals, self._signals.directions)
         self.overlaps = computes_apart(model.device) and model.ranks.size == 1
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
         self._recurrent = model.open_states(size.max_num_seqs)
@@ -164,8 +166,7 @@ class TorchExecutor:
             self._signals,
             self._signals.note(plan) if evicts else None,
             None if len(wanted) == len(spans.position) else wanted,
-            self._signals.queries.note(plan, self._occupants) if evicts else (),
-            self._signals.references.note(plan, self._occupants) if evicts else (),
+            self._signals.watch(plan) if evicts else (),
             replays,
             predicted_spans(plan, self._occupants) if evicts else (),
         )
@@ -257,8 +258,9 @@ class TorchExecutor:
         for each in planned:
             rotation = self._model.rotation if each.policy.reassign_positions else None
             compact_round(self.cache, self._backend, each, self._signals, rotation)
-            for slot in each.slots:
-                self._signals.references.close(slot)
+            for probe in map(self._signals.probe, probes_of(each.policy)):
+                for slot in each.slots:
+                    probe.end_round(slot)
         for evicted in self._planned:
             for sibling in evicted.siblings:
                 self._signals.directions.fork(evicted.slot, sibling)
@@ -283,32 +285,10 @@ class TorchExecutor:
         self.cache.states.write(key, states)
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        """Return positions of the KVs in a slot's rows, by layer and head, ascending; reads them from the device."""
-        blocks, lengths = self._held_blocks(slot)
-        held = self.cache.pool.numbers.positions_of(blocks).cpu().numpy()  # [L, H, N]
-        return [
-            [sorted(row[:length].tolist()) for row, length in zip(rows, layer.tolist(), strict=True)]
-            for rows, layer in zip(held, lengths, strict=True)
-        ]
+        return kept_positions(self.cache, slot)
 
     def kept_weights(self, slot: int) -> list[list[float]]:
-        blocks, lengths = self._held_blocks(slot)
-        if not self.layout.has_bias:
-            return lengths.astype(float).tolist()
-        pools = map(self.cache.pool.of_layer, range(len(blocks)))
-        bias = torch.stack([pool.biases_of(row) for pool, row in zip(pools, blocks, strict=True)])
-        within = (
-            torch.arange(bias.shape[-1], device=bias.device)
-            < torch.from_numpy(lengths).to(bias.device)[..., None]
-        )
-        return bias.exp().masked_fill(~within, 0.0).sum(dim=-1).tolist()
-
-    def _held_blocks(self, slot: int) -> tuple[Tensor, IntArray]:
-        """Return the blocks of a slot's rows, int64 [L, H, n], and their lengths, [L, H]."""
-        tables, lengths = self.cache.tables, self.cache.tables.host_lengths[slot]
-        most = ceil_div(int(lengths.max()), self.layout.block_size)
-        slots = torch.tensor([slot], device=tables.pages.device)
-        return tables.lookup_layers(slots, most)[:, 0].long(), lengths
+        return kept_weights(self.cache, slot)
 
     def prepare(self, policy: EvictionPolicy) -> None:
         if policy.reassign_positions and not self.layout.keys_can_turn:
@@ -329,7 +309,7 @@ class TorchExecutor:
                 f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"
             )
         try:
-            self._signals.prepare(policy.score.needs)
+            self.cache.states.add(*self._signals.prepare(policy))
             if policy.budget.needs_similarity and not self._watches_residuals:
                 watch_residuals(self._model.model, self._model.geometry.num_layers)
                 self._watches_residuals = True
@@ -340,24 +320,7 @@ class TorchExecutor:
             raise InvalidRequestError(str(error)) from None
 
     def check_integrity(self, held: Holdings) -> None:
-        tables, host = self.cache.tables, self.cache.host
-        assert host is not None and host.host_ids == held.host_ids == self.cache.states.host_ids, (
-            "the host tier holds other copies than the ledger counts"
-        )
-        assert host.nbytes <= held.host_bytes, "the host tier holds more bytes than the ledger counts"
-        assert np.array_equal(tables.host_lengths, held.lengths), "lengths differ from the ledger's"
-        assert np.array_equal(tables.lengths.cpu().numpy(), held.lengths), "lengths differ on the device"
-        for slot, pages in held.pages.items():
-            assert np.array_equal(tables.page_table[slot, : len(pages)].cpu().numpy(), pages), (
-                "a page table differs from the ledger's"
-            )
-            most = ceil_div(int(held.lengths[slot].max()), self.layout.block_size)
-            found = tables.lookup_layers(torch.tensor([slot], device=tables.pages.device), most)[:, 0]
-            num_blocks = self.layout.row_blocks(held.lengths[slot])
-            filled = np.arange(most) < num_blocks[..., None]
-            assert np.array_equal(found.cpu().numpy()[filled], held.blocks[slot]), (
-                "a block table differs from the ledger's"
-            )
+        check_contents(self.cache, held)
 
     def close(self) -> None:
         """Do nothing: it computes in this process."""
@@ -422,7 +385,7 @@ class TorchExecutor:
         """
         tokens = self._token_ids(plan)
         if self._graphs is not None and not (
-            step.watching or step.wants_inputs or step.queries or step.references or step.replays
+            step.watching or step.wants_inputs or step.probes or step.replays
         ):
             logits = self._graphs.run(tokens, spans, indices)
             if logits is not None:

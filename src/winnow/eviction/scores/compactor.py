@@ -9,6 +9,7 @@ from torch import Tensor
 from winnow.attention import Smoothing
 from winnow.attention.observer_reference import smooth
 from winnow.errors import ConfigError
+from winnow.eviction.probes import ChunkProbe
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.expected import ChunkAttention
@@ -55,7 +56,7 @@ class Compactor(Scorer):
 
     @property
     def needs(self) -> Needs:
-        return Needs(chunk=self.chunk, chunk_from=self.sinks, rotation=True)
+        return Needs((ChunkProbe,), chunk=self.chunk, chunk_from=self.sinks, rotation=True)
 
     def score(self, rows: LayerRows) -> Tensor:
         counted = rows.valid & ~rows.protected

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow.errors import ConfigError
+from winnow.eviction.probes import ChunkProbe, MomentsProbe
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.signals import Needs
@@ -33,7 +34,7 @@ class ExpectedAttention(Scorer):
 
     @property
     def needs(self) -> Needs:
-        return Needs(moments_from=self.skip, rotation=True)
+        return Needs((MomentsProbe,), moments_from=self.skip, rotation=True)
 
     def score(self, rows: LayerRows) -> Tensor:
         keys, counted = rows.keys(), rows.valid & (rows.position >= self.skip)
@@ -50,7 +51,8 @@ class ExpectedAttention(Scorer):
 
     def _queries(self, rows: LayerRows, num_heads: int) -> tuple[Tensor, Tensor]:
         """Return the mean [B, H, g, d] and covariance [B, H, g, d, d] of future queries."""
-        moments, turn = rows.query_moments(), rows.mean_rotation(self.horizon)[:, None]
+        moments = rows.probe(MomentsProbe).of(rows.layer, rows.round.slots, rows.query_shape)
+        turn = rows.mean_rotation(self.horizon)[:, None]
         mean = (turn @ moments.mean[..., None])[..., 0]
         covariance = turn @ moments.covariance @ turn.mT
         return mean.unflatten(1, (num_heads, -1)), covariance.unflatten(1, (num_heads, -1))
@@ -76,7 +78,8 @@ class ChunkAttention(Scorer):
 
     @property
     def needs(self) -> Needs:
-        return Needs(chunk=self.chunk, chunk_from=self.skip)
+        return Needs((ChunkProbe,), chunk=self.chunk, chunk_from=self.skip)
 
     def score(self, rows: LayerRows) -> Tensor:
-        return rows.chunk_attention()
+        numbers = rows.probe(ChunkProbe).of(rows.layer, rows.round.slots, rows.position.shape[1])
+        return rows.by_position(numbers)
