@@ -1,4 +1,4 @@
-"""What is made of measured times: speeds, crossings and tables."""
+"""The study of KCache: settings, tables, and questions in turn."""
 
 import argparse
 from itertools import pairwise
@@ -9,7 +9,6 @@ import pytest
 
 from winnow import LLM, RequestOutput
 from winnow.values.value_tier import ValueTier
-from winnow_lab.memory.value_tier import Measured, crossing, fitted, tables
 from winnow_lab.papers.kcache.answers import Answered, prompt_lengths
 from winnow_lab.papers.kcache.command import configure
 from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS, Setting, settings
@@ -23,35 +22,7 @@ from winnow_lab.papers.kcache.results import (
 )
 from winnow_lab.papers.kcache.throughput import Cell
 from winnow_lab.papers.kcache.turns import conversations
-from winnow_lab.plan.value_tier import TierModel, TierSpeeds, tier_gain
 from winnow_lab.tasks import load_task
-
-MODEL = TierModel(1, 1, 8, 2, 0.0, 256.0, 256.0)
-SPEEDS = TierSpeeds(2e10, 1.0, 1.0, 4e9, 1e-10, 2e-6, 0.0, in_place=True)
-LENGTHS = (512, 1024, 2048, 4096, 8192)
-
-
-def measured(length: int, top_n: int) -> Measured:
-    gain = tier_gain(MODEL, SPEEDS, layers=0, top_n=top_n, length=length, batch=3)
-    ratio = gain.tiered_seconds / gain.full_seconds
-    return Measured(length, top_n, gain.full_seconds, gain.tiered_seconds, ratio, float(top_n))
-
-
-def test_four_numbers_give_the_speeds_that_made_them() -> None:
-    found = [measured(length, n) for length in LENGTHS for n in (1, 32, 128)]
-    speeds = fitted(found, MODEL, batch=3)
-    for name in ("bandwidth", "from_host", "score_seconds", "query_seconds"):
-        assert getattr(speeds, name) == pytest.approx(getattr(SPEEDS, name), rel=0.01), name
-    shown, crossings = tables(found, speeds, MODEL, batch=3)
-    for each in crossings:
-        assert each["predicted_from"] == pytest.approx(each["measured_from"], rel=0.15)
-    assert [name for name, _ in shown[0].rows] == ["512", "1,024", "2,048", "4,096", "8,192"]
-
-
-def test_crossings() -> None:
-    assert crossing([(100, 2.0), (400, 0.5)]) == pytest.approx(200.0)
-    assert crossing([(100, 0.9), (400, 0.5)]) == 100.0
-    assert crossing([(100, 2.0), (400, 1.5)]) is None
 
 
 def test_settings_are_those_of_the_paper() -> None:
