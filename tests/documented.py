@@ -125,4 +125,7 @@ def _is_script(file: str | None) -> bool:
 def _parses(script: Path) -> bool:
     """Whether a script parses its arguments: one that does not would begin to work."""
     text = script.read_text(encoding="utf-8")
-    return re.search(r"Parser\(|^from arguments|import main$", text, re.MULTILINE) is not None
+    return (
+        re.search(r"Parser\(|arguments import|import main$|run_study|parse\(Options", text, re.MULTILINE)
+        is not None
+    )

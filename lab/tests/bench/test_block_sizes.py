@@ -4,13 +4,25 @@ import json
 from pathlib import Path
 
 from winnow.models.load.loader import DEMO_MODEL
-from winnow_lab.memory.block_sizes import main
+from winnow_lab.memory.block_sizes import Options, study
+from winnow_lab.study import run_study
 
 
 def test_larger_blocks_waste_more(tmp_path: Path) -> None:
     words = ["--model", str(DEMO_MODEL), "--sizes", "1,32,2000", "--requests", "2", "--tokens", "240"]
-    words += ["--new-tokens", "8", "--windows", "128:2", "--repeat", "1", "--threads", "1"]
-    main([*words, "-o", str(tmp_path)])
+    words += [
+        "--new-tokens",
+        "8",
+        "--window-tokens",
+        "128",
+        "--windows",
+        "2",
+        "--repeat",
+        "1",
+        "--threads",
+        "1",
+    ]
+    run_study(Options, study, [*words, "-o", str(tmp_path)])
     sizes = json.loads((tmp_path / "block_sizes.json").read_text())["sizes"]
     assert [each["block_size"] for each in sizes] == [1, 32]
     waste = {name: [each["runs"][0][name]["waste"] for each in sizes] for name in sizes[0]["runs"][0]}

@@ -1,6 +1,5 @@
 """The study of KCache: settings, tables, and questions in turn."""
 
-import argparse
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from winnow import LLM, RequestOutput
 from winnow.values.value_tier import ValueTier
 from winnow_lab.papers.kcache.answers import Answered, prompt_lengths
-from winnow_lab.papers.kcache.command import configure
+from winnow_lab.papers.kcache.options import Options
 from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS, Setting, settings
 from winnow_lab.papers.kcache.results import (
     answer_table,
@@ -60,10 +59,7 @@ def test_subjects_have_a_table_beside_the_papers() -> None:
 
 
 def test_lengths_of_prompts() -> None:
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    arguments = parser.parse_args(["--lengths", "nq-open", "--samples", "3", "--kv-memory", "16MiB"])
-    found = prompt_lengths(arguments)
+    found = prompt_lengths(Options(lengths=("nq-open",), samples=3, kv_memory="16MiB"))
     [(task, entries)] = length_table(found, "model").rows
     [lengths] = found.values()
     assert task == "nq-open" and lengths == sorted(lengths) and 20 < lengths[0] <= lengths[2]
@@ -73,10 +69,7 @@ def test_lengths_of_prompts() -> None:
 def test_questions_in_turn_go_on_with_what_the_first_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parser = argparse.ArgumentParser()
-    configure(parser)
-    asked = ["--questions", "3", "--samples", "1", "--tokens", "256", "--top-n", "16", "--kv-memory", "16MiB"]
-    arguments = parser.parse_args([*asked, "--work", str(tmp_path)])
+    arguments = Options(questions=3, samples=1, tokens=(256,), top_n=(16,), kv_memory="16MiB", work=tmp_path)
     turns: list[tuple[list[int], RequestOutput]] = []
     generate = LLM.generate
 

@@ -5,7 +5,6 @@ import json
 import sys
 import types
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import load_task
-from winnow_lab.papers.__main__ import main
 from winnow_lab.papers.kvpress import run as run_module
-from winnow_lab.papers.kvpress.compare import Comparison, QuestionJudged
-from winnow_lab.papers.kvpress.presses import PACKAGE, PRESSES
+from winnow_lab.papers.kvpress.presses import PRESSES
 from winnow_lab.papers.kvpress.run import KvpressRun, PressCell
 from winnow_lab.peers.environment import Environment, PeerError
 
@@ -115,64 +112,6 @@ def test_all_but_the_last_token_is_compressed_with_a_question_that_is_seen(llm: 
     assert first["questions"][0]["token_ids"] == list(prompt.token_ids[-1:])
     kept = PressCell(PRESSES["KeyDiff"], 4.0).ask(0, len(prompt.token_ids) - 1, 1)["kept"]
     assert kept + 1 == -(-len(prompt.token_ids) // 4), "of the same budget"
-
-
-def test_query_aware_judges_all_but_the_last_line_of_the_same_prompts(llm: LLM) -> None:
-    task, maker = load_task("demo"), PromptMaker(llm.tokenizer)
-    plain, moved = (each.samples(demo_settings(llm)) for each in (task, QuestionJudged(task)))
-    for before, after in zip(plain, moved, strict=True):
-        one, two = (maker.make(each, each.questions[0]) for each in (before, after))
-        assert one.token_ids == two.token_ids
-        assert llm.tokenizer.decode(two.token_ids[two.context_tokens :]) == "\nAnswer:"
-        assert one.context_tokens < two.context_tokens
-        assert replace(after.questions[0], text="") == replace(before.questions[0], text="")
-
-
-def test_presets_and_presses_stand_in_one_evaluation(llm: LLM, played: Environment, tmp_path: Path) -> None:
-    comparison = Comparison(("keydiff",), (PRESSES["KeyDiff"],), (2.0,), ("agnostic", "aware"))
-    found = comparison.run(llm, demo_settings(llm), played, tmp_path, threads=1)
-    names = [each.cell.name for each in found.results]
-    assert names == [
-        "full cache",
-        *(
-            f"query-{query} {preset} 2x"
-            for query in ("agnostic", "aware")
-            for preset in ("keydiff", "recent", "random", "kvpress KeyDiff")
-        ),
-    ]
-    assert found.queries == ("agnostic", "aware")
-    assert all(len(each.outcomes) == 2 for each in found.results)
-
-
-def test_the_command(played: Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, folder = tmp_path / "out", tmp_path / "folder"
-    command = "kvpress --presets winnow --presses KeyDiff,TOVA --compression 4 --query agnostic --samples 1"
-    typed = [
-        *command.split(),
-        "--tokens",
-        "200",
-        "--threads",
-        "1",
-        "--progress",
-        "off",
-        "--kv-memory",
-        "16MiB",
-    ]
-    assert main([*typed, "--folder", str(folder), "-o", str(out)]) == 0
-    shown = capsys.readouterr().out
-    assert "kvpress KeyDiff" in shown
-    assert "ValueError: too short" in shown
-    page, data = (out / "kvpress.md").read_text(), json.loads((out / "kvpress.json").read_text())
-    assert PACKAGE in page
-    assert "| kvpress KeyDiff |" in page
-    assert [cell["preset"] for cell in data["cells"]] == [
-        "full", "winnow", "recent", "random", "kvpress KeyDiff", "kvpress TOVA",
-    ]  # fmt: skip
-
-
-def test_an_unknown_press_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["kvpress", "--presses", "KeyDif"]) == 2
-    assert "no press 'KeyDif'; did you mean KeyDiff? Known: KeyDiff, AdaKV+SnapKV" in capsys.readouterr().err
 
 
 class TestPeer:

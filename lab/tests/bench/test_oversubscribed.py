@@ -1,24 +1,19 @@
 """The benchmark of oversubscribed prompts, small: every row answers all, and each in its own way."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 from tiny_llama import save_tiny_llama
 
-from winnow_lab.memory.oversubscribed import ROWS, main
+from winnow_lab.memory.oversubscribed import ROWS, Options, study
+from winnow_lab.study import run_study
 
 
-def test_each_row_is_what_its_name_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_row_is_what_its_name_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, written = save_tiny_llama(tmp_path / "model", seed=1), tmp_path / "out.json"
     sizes = ["--requests", "8", "--prompt", "80", "--answer", "64", "--fits", "3"]
-    monkeypatch.setattr(
-        sys, "argv", ["oversubscribed.py", "--model", str(model), *sizes, "--json", str(written)]
-    )
-    main()
+    run_study(Options, study, ["--model", str(model), *sizes, "--json", str(written)])
     assert "8 prompts of 80 tokens, answers of 64" in capsys.readouterr().out
     report = json.loads(written.read_text())
     rows = {name: measured for name, [measured] in report["rows"].items()}

@@ -123,7 +123,9 @@ def test_marks_of_one_policy_are_joined(load: Load) -> None:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sys.path.insert(0, str(PEERS))
     try:
-        return importlib.import_module("works").RealModel(DEMO_MODEL, tmp_path_factory.mktemp("models"))
+        return importlib.import_module("winnow_lab.peers.works").RealModel(
+            DEMO_MODEL, tmp_path_factory.mktemp("models")
+        )
     finally:
         sys.path.remove(str(PEERS))
 

@@ -33,12 +33,12 @@ Play = Callable[..., Any]
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module of the command, with one peer less to install: none."""
     monkeypatch.syspath_prepend(str(PEERS))
-    return importlib.import_module("run")
+    return importlib.import_module("winnow_lab.peers.run")
 
 
 @pytest.fixture
 def environment(bench: Any) -> Any:
-    return sys.modules["environment"]
+    return sys.modules["winnow_lab.peers.environment"]
 
 
 @pytest.fixture
@@ -48,7 +48,9 @@ def play(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     def run(
         scripts: dict[str, tuple[str, dict[str, dict[str, Any]]]], *typed: str
     ) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
-        monkeypatch.setattr(sys.modules["works"], "save_with_tokenizer", lambda shape, folder: tmp_path)
+        monkeypatch.setattr(
+            sys.modules["winnow_lab.peers.works"], "save_with_tokenizer", lambda shape, folder: tmp_path
+        )
         (tmp_path / "config.json").write_text("{}")
         bench.PEERS.clear()
         for name, (text, options) in scripts.items():
@@ -66,9 +68,9 @@ def play(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
         return code, {(entry["peer"], entry["configuration"]): entry for entry in entries}
 
     own = dict(bench.PEERS)
-    for module in (bench, sys.modules["arguments"]):
+    for module in (bench, sys.modules["winnow_lab.peers.arguments"]):
         monkeypatch.setattr(module, "PEERS", own)
-    monkeypatch.setattr(bench, "peers", sys.modules["peers"], raising=False)
+    monkeypatch.setattr(bench, "peers", sys.modules["winnow_lab.peers.peers"], raising=False)
     return run
 
 
@@ -129,7 +131,7 @@ def test_an_answer_is_judged_up_to_its_end(bench: Any) -> None:
             return " ".join(map(str, tokens))
 
     questions = [Question("", (right,), "match-all", 4, stop=("9",)) for right in ("11", "12", "13", "14")]
-    exam = sys.modules["works"].Exam(Words(), [*questions, None], frozenset({2}))
+    exam = sys.modules["winnow_lab.peers.works"].Exam(Words(), [*questions, None], frozenset({2}))
     assert exam.scores([[11, 2, 5], [5, 2, 12], [5, 5, 5], [9, 14], [15]]) == [1.0, 0.0, 0.0, 0.0]
 
 
@@ -197,7 +199,9 @@ def test_a_peer_that_cannot_be_installed_is_reported(
         raise environment.PeerError("No matching distribution found")
 
     monkeypatch.setattr(environment, "call", no_pip)
-    monkeypatch.setattr(sys.modules["works"], "save_with_tokenizer", lambda shape, folder: tmp_path)
+    monkeypatch.setattr(
+        sys.modules["winnow_lab.peers.works"], "save_with_tokenizer", lambda shape, folder: tmp_path
+    )
     assert bench.main([*SMALL, "--folder", str(tmp_path / "f"), "--peers", "openvino"]) == 1
     shown = capsys.readouterr()
     assert "openvino: No matching distribution found" in shown.out
@@ -267,7 +271,7 @@ class TestEnvironment:
 
 
 def test_limits_of_all_peers_hold_the_same_sequences(bench: Any) -> None:
-    Load = sys.modules["configurations"].Load  # noqa: N806
+    Load = sys.modules["winnow_lab.peers.configurations"].Load  # noqa: N806
     load = Load(requests=32, sequence_tokens=1152, kv_seqs=8)
     by_name = {
         (peer.name, each.name): each.options
@@ -382,7 +386,7 @@ def test_a_server_ends_with_a_peer_that_takes_too_long(environment: Any) -> None
 
 
 def test_the_page_shows_ratios_and_reasons(bench: Any) -> None:
-    page = importlib.import_module("page")
+    page = importlib.import_module("winnow_lab.peers.page")
 
     def row(peer: str, name: str, rates: list[float], error: str | None = None) -> dict[str, Any]:
         median = rates[0] if rates else None

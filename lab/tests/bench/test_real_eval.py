@@ -13,10 +13,12 @@ from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell
 from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.result import CellResult, Refusal
 from winnow_lab.real import command
-from winnow_lab.real.command import parse, write_results
+from winnow_lab.real.command import RealOptions, result
 from winnow_lab.real.rows import Row, complete_cells, counts, row_of
 from winnow_lab.real.tables import tables
 from winnow_lab.real.work import Work, works
+from winnow_lab.study import parse
+from winnow_lab.study.study import perform
 
 SNAPKV = Cell("snapkv", Amount(4.0), AGNOSTIC)
 KVZIP = Cell("kvzip", Amount(4.0), AGNOSTIC)
@@ -157,17 +159,9 @@ def test_cells_that_were_not_run_leave_their_entries_empty() -> None:
 
 
 def test_files_hold_every_row(tmp_path: Path) -> None:
-    machine = {"cpu": "a processor", "cores": 2, "torch_version": "2.13.0", "accelerator": None}
-    head = {
-        "command": ["python", "-m", "winnow_lab.real"],
-        "date": "2026-11-25T00:00:00+00:00",
-        "commit": "abc",
-        "machine": machine,
-        "model": "tiny.gguf",
-        "engine": {"dtype": "bfloat16"},
-        "chat_template": True,
-    }
-    write_results(tmp_path / "out", head, 0.5, ROWS, [])
+    facts = {"model": "tiny.gguf", "engine": {"dtype": "bfloat16"}, "chat_template": True}
+    options = RealOptions(model="tiny.gguf", output=tmp_path / "out")
+    assert perform(options, lambda _: result(facts, 0.5, ROWS, []), "real") == 0
     written = json.loads((tmp_path / "out" / "real.json").read_text())
     assert [each["cell"] for each in written["rows"]] == [each.cell for each in ROWS]
     assert written["rows"][1]["reached"] == 3.5 and written["perplexity"] == []
@@ -186,11 +180,12 @@ def test_files_hold_every_row(tmp_path: Path) -> None:
         ("--query sen", "no 'sen'; known: seen, later"),
         ("--kvpress env --kvpress-model nowhere", "--kvpress needs --kvpress-model DIR"),
         ("--samples many", "argument --samples"),
+        ("--samples 0", "--samples must be at least 1, got 0"),
     ],
 )
 def test_what_is_refused(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["--model", "model.gguf", *words.split()])
+        parse(RealOptions, "", ["--model", "model.gguf", *words.split()])
     assert message in " ".join(capsys.readouterr().err.split())
 
 
@@ -199,34 +194,24 @@ def test_without_a_model_it_says_where_one_comes_from(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        parse([])
+        parse(RealOptions, "", [])
     assert "run make real-model" in capsys.readouterr().err
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "SmolLM2-135M.gguf").touch()
-    assert parse([]).model == "models/SmolLM2-135M.gguf"
+    assert parse(RealOptions, "", []).model == "models/SmolLM2-135M.gguf"
 
 
 def test_query_modes_are_named_by_what_the_policy_has_seen() -> None:
-    assert parse(["--model", "m", "--query", "seen"]).query == (AWARE,)
-    assert parse(["--model", "m"]).query == (AWARE, AGNOSTIC)
+    assert parse(RealOptions, "", ["--model", "m", "--query", "seen"]).query == (AWARE,)
+    assert parse(RealOptions, "", ["--model", "m"]).query == (AWARE, AGNOSTIC)
 
 
 @pytest.mark.slow
 def test_a_run_is_written_and_goes_on(tmp_path: Path) -> None:
     """A model of random weights knows no needle: the full cache is run, written, and not run again."""
     model = save_gguf(tmp_path / "tiny.gguf", tiny_llama())
-    words = [
-        "--model",
-        str(model),
-        "--tasks",
-        "needle",
-        "--tokens",
-        "400",
-        "--samples",
-        "1",
-        "--dtype",
-        "float32",
-    ]
+    words = ["--model", str(model), "--tasks", "needle", "--tokens", "400", "--samples", "1"]
+    words += ["--dtype", "float32"]
     words += ["--kv-memory", "8MiB", "--work", str(tmp_path / "work"), "-o", str(tmp_path / "out")]
     command.main(words)
     [journal] = (tmp_path / "work").iterdir()

@@ -1,17 +1,26 @@
 """lab/winnow_lab/memory/reservation.py measures what the paper's table says of contiguous caches."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from winnow_lab.memory.reservation import WORKLOADS, allocators, lengths, measure, of_trace, save_model, split
+from winnow_lab.memory.reservation import (
+    WORKLOADS,
+    Options,
+    Workload,
+    allocators,
+    lengths,
+    measure,
+    of_trace,
+    save_model,
+    split,
+)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=lambda workload: workload.name)
-def test_the_more_is_reserved_the_more_is_wasted(tmp_path: Path, workload: object) -> None:
+def test_the_more_is_reserved_the_more_is_wasted(tmp_path: Path, workload: Workload) -> None:
     save_model(tmp_path, 256)
-    arguments = Namespace(requests=8, scale=16, seqs=2, seed=0)
+    arguments = Options(requests=8, scale=16, seqs=2, seed=0)
     found = {mode: measure(tmp_path, workload, mode, arguments) for mode in ("max", "prompt", "on-demand")}
     mean, longest = sum(lengths(workload, 8, 16, 0)) / 8, workload.max_len // 16
     assert mean / longest == pytest.approx(workload.mean_len / workload.max_len, abs=0.03)
@@ -31,11 +40,11 @@ def test_a_trace_brings_its_own_lengths(tmp_path: Path) -> None:
     file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines, encoding="utf-8")
     workload = of_trace(file, 250)
     assert workload.sizes == ((40, 8), (80, 9), (120, 10), (160, 11), (200, 12)), "the sixth is longer"
-    assert split(workload, Namespace(requests=2, scale=4)) == [(10, 2), (30, 2)]
+    assert split(workload, Options(requests=2, scale=4)) == [(10, 2), (30, 2)]
     waste = dict(allocators(workload))
     assert waste["whole buffers"] == pytest.approx(1 - 650 / (5 * 250))
     assert waste["buffers that double"] == pytest.approx(1 - 650 / (64 + 128 + 256 + 256 + 256))
     assert waste["blocks of 1"] == 0 < waste["blocks of 16"] < waste["blocks of 128"]
     save_model(tmp_path / "model", 64)
-    found = measure(tmp_path / "model", workload, "on-demand", Namespace(requests=2, scale=4, seqs=2, seed=0))
+    found = measure(tmp_path / "model", workload, "on-demand", Options(requests=2, scale=4, seqs=2, seed=0))
     assert found.at_end < 0.3 < found.running

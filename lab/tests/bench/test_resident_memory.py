@@ -10,6 +10,7 @@ import pytest
 
 from winnow.models import DEMO_MODEL
 from winnow_lab.bench.workload import Workload
+from winnow_lab.study import run_study
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc")
 
@@ -85,4 +86,4 @@ def test_what_cannot_run_is_refused(bench: Any, typed: list[str], monkeypatch: p
     monkeypatch.setattr("winnow_lab.bench.presets.LlamaShape.save", lambda *_: DEMO_MODEL)
     monkeypatch.setattr(bench, "measure_apart", lambda *_: pytest.fail("nothing may be measured"))
     with pytest.raises(SystemExit, match="error: "):
-        bench.main([*typed, "--prompt-tokens", "8", "--new-tokens", "2"])
+        run_study(bench.Options, bench.study, [*typed, "--prompt-tokens", "8", "--new-tokens", "2"])

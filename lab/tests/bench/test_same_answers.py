@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from winnow_lab.study import run_study
+
 ROWS = (((0, 1, 2), (0, 2)), ((1, 2), (0, 1, 2)))
 
 
@@ -59,7 +61,11 @@ def test_the_command(
     )
     monkeypatch.setitem(bench.PRESETS, "w1", tiny)
     words = ["--requests", "2", "--prompt-tokens", "400", "--new-tokens", "4", "--threads", "1"]
-    bench.main([*words, "--eviction", "full,batch-max", "--json", str(tmp_path / "same.json")])
+    run_study(
+        bench.Options,
+        bench.study,
+        [*words, "--eviction", "full,batch-max", "--json", str(tmp_path / "same.json")],
+    )
     assert "batch-max 4x" in capsys.readouterr().out
     found = json.loads((tmp_path / "same.json").read_text())["agreement"]
     for name, kvs in (("full", 2 * 400 * 4), ("batch-max 4x", None)):
@@ -73,5 +79,5 @@ def test_the_command(
 
 def test_bad_input_is_refused_by_name(bench: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        bench.main(["--requests", "0"])
+        run_study(bench.Options, bench.study, ["--requests", "0"])
     assert "requests must be at least 1, got 0" in capsys.readouterr().err

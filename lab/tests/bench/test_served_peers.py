@@ -15,7 +15,7 @@ PEERS = ROOT / "lab/winnow_lab/peers"
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(PEERS))
-    return importlib.import_module("served")
+    return importlib.import_module("winnow_lab.peers.served")
 
 
 def test_a_server_that_is_not_there_does_not_end_the_others(

@@ -7,12 +7,13 @@ import pytest
 from tiny_llama import save_tiny_llama
 
 from winnow_lab.memory import stack
-from winnow_lab.memory.stack import LAYERS, Measured, latencies, main, options_of, parse, table
+from winnow_lab.memory.stack import LAYERS, Measured, Options, latencies, options_of, study, table
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import run_study
 
 
 def test_rows_build_on_those_above() -> None:
-    typed = parse(["--fits", "3", "--requests", "9", "--eviction", "keydiff"])
+    typed = Options(fits=3, requests=9, eviction="keydiff")
     options = {layer.name: options_of(layer, None, 1 << 20, typed) for layer in LAYERS}
     assert options["padded"]["max_num_seqs"] == 3 and options["contiguous"]["max_num_seqs"] == 9
     assert options["contiguous"]["kv_reservation"] == "max"
@@ -41,7 +42,8 @@ def test_rows_hold_more_and_answer_all(tmp_path: Path, monkeypatch: pytest.Monke
     )
     names = ["padded", "contiguous", "paged", "prefix cache", "eviction"]
     words = ["--model", str(model), "--requests", "6", "--scale", "32", "--fits", "2", "--threads", "1"]
-    main([*words, "--eviction", "keydiff", "--compression", "2", "-o", str(tmp_path), "--rows", *names])
+    words += ["--eviction", "keydiff", "--compression", "2", "-o", str(tmp_path), "--rows", ",".join(names)]
+    run_study(Options, study, words)
     rows = json.loads((tmp_path / "stack.json").read_text())["rows"]
     found = {row["row"]: row["median"] for row in rows}
     assert [*found] == names

@@ -1,17 +1,14 @@
 """Which parts of a policy matter on a model: one base per way of asking, and one part of it changed at a time.
 
-    python -m winnow_lab.answers.ablations MODEL [--samples 8] [--tokens 2048] [--compression 2,4]
-        [--query aware,agnostic]
-        [--parts floors,sinks,...] [--task ruler] [--categories a,b] [--journal FILE] [--out FILE]
+    python -m winnow_lab.answers.ablations MODEL --parts floors,sinks --json FILE
 
 Every row is a base with one change; "base" itself stands first. A part's rows are compared with the base on the same
 prompts, whose seed is kept for choosing: reported tables use others. The journal keeps answers as they come; the same
 command resumes where it was killed, also with more parts or compressions.
 """
 
-import argparse
-import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from math import sqrt
@@ -19,7 +16,6 @@ from pathlib import Path
 from statistics import stdev
 
 from rich.console import Console
-from rich.table import Table
 
 from winnow import LLM
 from winnow.attention import Group, Smoothing
@@ -49,10 +45,12 @@ from winnow_lab.evaluate.result import CellResult, Evaluation
 from winnow_lab.evaluate.runner import evaluate
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import TASKS, load_task
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 SEED = 7000
 """Of the prompts that choices are made on."""
-CATEGORIES = "niah_single_1,niah_single_2,niah_multikey_1"
+CATEGORIES = ("niah_single_1", "niah_single_2", "niah_multikey_1")
 
 
 @dataclass(frozen=True)
@@ -189,62 +187,68 @@ PARTS = {
 }
 
 
-def main() -> None:
-    options = _options()
-    queries = options.query.split(",")
-    amounts = amounts_of(map(float, options.compression.split(",")))
-    bases = BASES
-    if options.score is not None:
-        bases = {query: replace(base, score=SCORES[options.score]) for query, base in BASES.items()}
-    rows = {query: dict(_rows(bases[query], options.parts.split(","))) for query in queries}
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The model, its prompts, and what is changed."""
+
+    model: str = flag(positional=True)
+    samples: int = flag(8, "prompts of each category", least=1)
+    tokens: int = flag(2048, least=1)
+    compression: tuple[float, ...] = flag((2.0, 4.0), least=1)
+    query: tuple[str, ...] = flag((AWARE, AGNOSTIC), choices=(AWARE, AGNOSTIC))
+    parts: tuple[str, ...] = flag(tuple(PARTS), choices=tuple(PARTS))
+    score: str | None = flag(None, "another score of the bases", choices=tuple(SCORES))
+    task: str = flag("ruler", choices=sorted(TASKS))
+    categories: tuple[str, ...] = flag(CATEGORIES)
+    seed: int = flag(SEED)
+    chat: str = flag("on", choices=("auto", "on", "off"))
+    kv_memory: str = flag("1GiB")
+    journal: Path = flag(Path("ablations.jsonl"))
+
+
+def study(options: Options) -> Result:
+    """All rows, a table for each way of asking and amount."""
+    amounts = amounts_of(options.compression)
     cells: list[Cell] = [FULL_CELL]
-    for query in queries:
-        cells += [
-            Variant(name, amount, query, policy) for name, policy in rows[query].items() for amount in amounts
-        ]
-    llm = LLM(options.model, kv_memory=options.kv_memory, **engine_needs(cells), kv_floor=32)
-    settings = settings_for(
-        llm,
-        samples=options.samples,
-        tokens=(options.tokens,),
-        categories=tuple(options.categories.split(",")),
-        seed=options.seed,
-    )
-    plan = EvaluationPlan(options.task, load_task(options.task), settings, tuple(cells), chat=options.chat)
-    console = Console()
-    with console.status("") as status:
-        found = evaluate(
+    for query in options.query:
+        base = BASES[query]
+        base = base if options.score is None else replace(base, score=SCORES[options.score])
+        rows = dict(_rows(base, options.parts))
+        cells += [Variant(name, amount, query, policy) for name, policy in rows.items() for amount in amounts]
+    with LLM(options.model, kv_memory=options.kv_memory, **engine_needs(cells), kv_floor=32) as llm:
+        settings = settings_for(
             llm,
-            plan,
-            journal=options.journal,
-            on_step=lambda at: status.update(f"{at.done}/{at.total} {at.cell}"),
+            samples=options.samples,
+            tokens=(options.tokens,),
+            categories=options.categories,
+            seed=options.seed,
         )
-    for query in queries:
-        for amount in amounts:
-            console.print(_table(found, query, amount))
-    if options.out is not None:
-        options.out.write_text(json.dumps(found.to_json(), indent=1) + "\n", encoding="utf-8")
+        plan = EvaluationPlan(
+            options.task, load_task(options.task), settings, tuple(cells), chat=options.chat
+        )
+        with Console().status("") as status:
+            show = lambda at: status.update(f"{at.done}/{at.total} {at.cell}")  # noqa: E731
+            found = evaluate(llm, plan, journal=options.journal, on_step=show)
+    tables = [_table(found, query, amount) for query in options.query for amount in amounts]
+    return Result("Parts of policies", tables, numbers=found.to_json())
 
 
-def _rows(base: EvictionPolicy, parts: list[str]) -> Iterator[tuple[str, EvictionPolicy]]:
+def _rows(base: EvictionPolicy, parts: Sequence[str]) -> Iterator[tuple[str, EvictionPolicy]]:
     yield "base", base
     for part in parts:
         yield from PARTS[part](base)
 
 
-def _table(found: Evaluation, query: str, amount: Amount) -> Table:
+def _table(found: Evaluation, query: str, amount: Amount) -> TextTable:
     asked = "question seen" if query == AWARE else "question not seen"
-    table = Table(title=f"{asked}, {amount.label}, {found.prompts} prompts a row")
-    table.add_column("row")
-    for name in (*found.categories, "mean", "+-", "held"):
-        table.add_column(name, justify="right")
+    lines = []
     for result in filter(None, [found.full, *found.compared(query, amount)]):
+        refused = result.refusal and (f"refused: {result.refusal.reason}",)
         name = "full cache" if result.cell.is_full else result.cell.preset
-        if result.refusal is not None:
-            table.add_row(name, f"refused: {result.refusal.reason}")
-            continue
-        table.add_row(name, *_numbers(found, result))
-    return table
+        lines.append((name, refused or tuple(_numbers(found, result))))
+    columns = (*found.categories, "mean", "+-", "held")
+    title = f"{asked}, {amount.label}, {found.prompts} prompts a row"
+    return TextTable(title, "row", columns, tuple(lines))
 
 
 def _numbers(found: Evaluation, result: CellResult) -> Iterator[str]:
@@ -256,26 +260,5 @@ def _numbers(found: Evaluation, result: CellResult) -> Iterator[str]:
     yield f"{(result.kv_bytes or 0) / 2**20:.1f} MiB"
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model")
-    parser.add_argument("--samples", type=int, default=8, help="prompts of each category")
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--compression", default="2,4")
-    parser.add_argument("--query", default=f"{AWARE},{AGNOSTIC}")
-    parser.add_argument("--parts", default=",".join(PARTS), help="of: %(default)s")
-    parser.add_argument("--score", choices=SCORES, help="another score of the bases")
-    parser.add_argument("--task", default="ruler", choices=sorted(TASKS))
-    parser.add_argument("--categories", default=CATEGORIES)
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--chat", default="on", choices=("auto", "on", "off"))
-    parser.add_argument("--kv-memory", default="1GiB")
-    parser.add_argument("--journal", type=Path, default=Path("ablations.jsonl"))
-    parser.add_argument("--out", type=Path)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -7,7 +7,6 @@ must be those of the model's own eager forward, without a cache. What an engine 
     python -m winnow_lab.answers.architectures llama bart mamba
 """
 
-import argparse
 import contextlib
 import io
 import logging
@@ -29,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from winnow import LLM, SamplingParams
 from winnow.errors import WinnowError
+from winnow_lab.study import flag, parse
 
 # Classes are tried one by one in forks of a process that has only imported what all of them need.
 FORK = multiprocessing.get_context("fork")
@@ -219,7 +219,8 @@ def expected(model: Any, prompts: list[list[int]]) -> list[list[Chosen]]:
     """
     found = []
     for prompt in prompts:
-        tokens, chosen = list(prompt), []
+        tokens = list(prompt)
+        chosen: list[Chosen] = []
         while len(chosen) < MAX_TOKENS and tokens[-1] != SIZES["pad_token_id"]:
             logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits
             logprobs = logits[0, -1].float().log_softmax(dim=-1)
@@ -375,17 +376,18 @@ def page(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+@dataclass(frozen=True)
+class Options:
+    """What is tried, and the page."""
+
+    model_types: tuple[str, ...] = flag((), "all, if none is given", positional=True)
+    write: Path | None = flag(None, "write the table to this file")
+    seconds: float = flag(120.0, "that a class may take", least=0)
+
+
 def main() -> None:
     """Try what the command line names, or all."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model_types", nargs="*", help="all, if none is given")
-    parser.add_argument("--write", type=Path, metavar="FILE.md", help="write the table there")
-    parser.add_argument(
-        "--seconds", type=float, default=120, metavar="S", help="that a class may take (default: %(default)s)"
-    )
-    options = parser.parse_args()
+    options = parse(Options, __doc__)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
     transformers.logging.disable_progress_bar()
@@ -393,9 +395,8 @@ def main() -> None:
         import_module(name)
     rows = []
     for model_type in options.model_types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        row = attempt_in_time(model_type, options.seconds)
-        rows.append(row)
-        print(*row.cells, sep=" | ", flush=True)
+        rows.append(attempt_in_time(model_type, options.seconds))
+        print(*rows[-1].cells, sep=" | ", flush=True)
     if options.write is not None:
         options.write.write_text(page(rows), encoding="utf-8")
 

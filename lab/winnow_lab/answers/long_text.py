@@ -10,20 +10,32 @@ measurements on the demo model (trained on 4,096 tokens), in windows of 2,000 to
 Flat columns mean that the model does not notice. Run: python -m winnow_lab.answers.long_text --tokens 20000
 """
 
-import argparse
 import json
 import math
-import platform
+import sys
+from dataclasses import dataclass
 
-import torch
 from transformers import AutoTokenizer
 
 from winnow import LLM, SamplingParams
 from winnow.models import DEMO_MODEL
 from winnow.outputs import LogprobDict
 from winnow_lab.checkout import ROOT
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 PROMPTS = ROOT / "examples" / "demo" / "prompts.jsonl"
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The text and the cache."""
+
+    tokens: int = flag(20_000, least=501)
+    window: int = flag(2_000, least=2)
+    kv_budget: int = flag(1_024, least=1)
+    seed: int = flag(0)
+    skip_written: bool = flag(False, "score given text only")
 
 
 def prose(tokens: int) -> list[int]:
@@ -49,51 +61,36 @@ def windows(values: list[float], size: int) -> list[float]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--tokens", type=int, default=20_000)
-    parser.add_argument("--window", type=int, default=2_000)
-    parser.add_argument("--kv-budget", type=int, default=1_024)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--skip-written", action="store_true", help="score given text only")
-    arguments = parser.parse_args()
-    llm = LLM(
+def study(options: Options) -> Result:
+    """The three measurements."""
+    size, rows = options.window, {}
+    with LLM(
         eviction="streaming-shift",
-        kv_budget=arguments.kv_budget,
+        kv_budget=options.kv_budget,
         kv_memory="32MiB",
-        max_model_len=arguments.tokens + 16,
-        seed=arguments.seed,
-    )
-    print(
-        f"demo model, trained on 4096 tokens; streaming-shift with {arguments.kv_budget} KVs per row; "
-        f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
-    text = prose(arguments.tokens)
-    rows = {}
-    [read] = llm.generate([text], SamplingParams(max_tokens=1, prompt_logprobs=0))
-    rows["scored"] = windows(losses(text, read.prompt_logprobs or []), arguments.window)
-    pieces = [
-        text[i : i + arguments.window] for i in range(0, len(text) - arguments.window + 1, arguments.window)
-    ]
-    alone = llm.generate(pieces, SamplingParams(max_tokens=1, prompt_logprobs=0, eviction="full"))
-    rows["apart"] = [
-        windows(losses(piece, output.prompt_logprobs or []), arguments.window - 1)[0]
-        for piece, output in zip(pieces, alone, strict=True)
-    ]
-    if not arguments.skip_written:
-        start = text[:500]
-        params = SamplingParams(max_tokens=arguments.tokens - len(start), ignore_eos=True, logprobs=0)
-        [written] = llm.generate([start], params)
-        answer = written.outputs[0]
-        rows["written"] = windows(losses(answer.token_ids, answer.logprobs or []), arguments.window)
-    for name, perplexities in rows.items():
-        print(
-            f"{name:8} perplexity by window of {arguments.window}:",
-            " ".join(f"{p:.1f}" for p in perplexities),
-        )
+        max_model_len=options.tokens + 16,
+        seed=options.seed,
+    ) as llm:
+        text = prose(options.tokens)
+        [read] = llm.generate([text], SamplingParams(max_tokens=1, prompt_logprobs=0))
+        rows["scored"] = windows(losses(text, read.prompt_logprobs or []), size)
+        pieces = [text[i : i + size] for i in range(0, len(text) - size + 1, size)]
+        alone = llm.generate(pieces, SamplingParams(max_tokens=1, prompt_logprobs=0, eviction="full"))
+        rows["apart"] = [
+            windows(losses(piece, output.prompt_logprobs or []), size - 1)[0]
+            for piece, output in zip(pieces, alone, strict=True)
+        ]
+        if not options.skip_written:
+            start = text[:500]
+            params = SamplingParams(max_tokens=options.tokens - len(start), ignore_eos=True, logprobs=0)
+            answer = llm.generate([start], params)[0].outputs[0]
+            rows["written"] = windows(losses(list(answer.token_ids), answer.logprobs or []), size)
+    columns = tuple(f"to {size * (i + 1):,}" for i in range(len(rows["scored"])))
+    lines = tuple((name, tuple(f"{each:.1f}" for each in found)) for name, found in rows.items())
+    fact = f"Demo model, trained on 4,096 tokens; streaming-shift with {options.kv_budget} KVs per row."
+    table = TextTable(f"Perplexity by window of {size:,}", "", columns, lines)
+    return Result("Text beyond the trained length", [table], [fact], numbers={"perplexity": rows})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -12,33 +12,33 @@ all tokens alike, so now and then that digit decides which KV stays, and what fo
 sides quantize alike, and that digit now and then decides an activation's code, which differs by more.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from winnow import LLM, SamplingParams
-from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.config import WEIGHT_DTYPES
-from winnow.errors import WinnowError
 from winnow.inspect.inspection import Rows
-from winnow.report.provenance import Machine, report_head
 from winnow_lab.bench.presets import PRESETS, model_cache
-from winnow_lab.peers.work_arguments import (
-    add_eviction_arguments,
-    add_work_arguments,
-    options_by_eviction,
-    take_work,
-)
-from winnow_lab.report.console import console, print_tables
+from winnow_lab.bench.work_options import WorkOptions, options_by_eviction
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, flag, run_study
 
 PLAIN: dict[str, Any] = {"attention_backend": "reference", "optimize": False}
-REQUESTS, NEW_TOKENS = 3, 24
+
+
+@dataclass(frozen=True)
+class Options(WorkOptions):
+    """The work, shorter than it is, and how it is computed."""
+
+    requests: int | None = flag(3, "prompts")
+    new_tokens: int | None = flag(24, "of an answer")
+    dtype: str = flag("float32", choices=("float32", "bfloat16", "float16"))
+    weight_dtype: str = flag("auto", choices=WEIGHT_DTYPES)
+    threads: int = flag(torch.get_num_threads(), "of torch", least=1)
 
 
 @dataclass(frozen=True)
@@ -109,73 +109,33 @@ class Agreement:
 
 def table(title: str, found: dict[str, Agreement]) -> TextTable:
     """A line for each configuration."""
-    rows = tuple(
-        (
-            name,
-            (
-                f"{each.equal_tokens:,} of {each.tokens:,}",
-                f"{each.shared_kvs:,} of {each.kvs:,}",
-                f"{each.difference:.1e} ({each.compared:,})",
-            ),
-        )
-        for name, each in found.items()
-    )
-    notes = ("log probability: the largest difference as far as KVs and tokens agree, of so many tokens",)
-    return TextTable(
-        title, "configuration", ("equal tokens", "KVs in common", "log probability"), rows, notes
-    )
+    columns: dict[str, Callable[[Agreement], str]] = {
+        "equal tokens": lambda each: f"{each.equal_tokens:,} of {each.tokens:,}",
+        "KVs in common": lambda each: f"{each.shared_kvs:,} of {each.kvs:,}",
+        "log probability": lambda each: f"{each.difference:.1e} ({each.compared:,})",
+    }
+    note = "log probability: the largest difference as far as KVs and tokens agree, of so many tokens"
+    return TextTable.of(title, "configuration", found, columns, (note,))
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments, checked; `workload` holds the preset's with what was typed in its place."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_work_arguments(parser)
-    parser.set_defaults(requests=REQUESTS, new_tokens=NEW_TOKENS)
-    add_eviction_arguments(parser)
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
-    parser.add_argument("--weight-dtype", choices=WEIGHT_DTYPES, default="auto")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
-    parser.add_argument("--json", type=Path, help="write what was found to this file")
-    arguments = parser.parse_args(argv)
-    take_work(parser, arguments)
-    return arguments
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Answer with every configuration on both sides, print the table."""
-    arguments = parse(argv)
-    torch.set_num_threads(arguments.threads)
-    preset, work = PRESETS[arguments.work], arguments.workload
-    found = {}
-    try:
-        check_json_path(arguments.json)
-        options = {
-            "model": str(preset.shape.save(model_cache())),
-            "dtype": arguments.dtype,
-            "weight_dtype": arguments.weight_dtype,
-        }
-        prompts = work.prompts(preset.shape.vocab_size)
-        cases = options_by_eviction(
-            arguments.eviction, arguments.compression, options, arguments.kv_seqs, work.sequence_tokens
-        )
-        for name, case in cases.items():
-            ours = answer(case, prompts, work.new_tokens)
-            found[name] = Agreement.of(ours, answer(case | PLAIN, prompts, work.new_tokens))
-            print(f"{name}: done", file=sys.stderr, flush=True)
-    except WinnowError as error:
-        raise SystemExit(f"error: {error}") from None
-    machine = Machine.here()
-    head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)
+def study(options: Options) -> Result:
+    """Every configuration on both sides."""
+    torch.set_num_threads(options.threads)
+    preset, work, found = PRESETS[options.work], options.workload, {}
+    model = str(preset.shape.save(model_cache()))
+    common = {"model": model, "dtype": options.dtype, "weight_dtype": options.weight_dtype}
+    prompts = work.prompts(preset.shape.vocab_size)
+    for name, case in options_by_eviction(options, common).items():
+        ours = answer(case, prompts, work.new_tokens)
+        found[name] = Agreement.of(ours, answer(case | PLAIN, prompts, work.new_tokens))
+        print(f"{name}: done", file=sys.stderr, flush=True)
     title = (
-        f"{machine}; commit {head['commit']}, {head['date']}; "
-        f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens, {arguments.dtype}"
-        f"{'' if arguments.weight_dtype == 'auto' else f', {arguments.weight_dtype} weights'}"
+        f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens, {options.dtype}"
+        f"{'' if options.weight_dtype == 'auto' else f', {options.weight_dtype} weights'}"
     )
-    print_tables(console(), [table(title, found)])
-    write_json(arguments.json, head | {"agreement": {name: asdict(each) for name, each in found.items()}})
+    numbers = {"agreement": {name: asdict(each) for name, each in found.items()}}
+    return Result("Answers beside those of plain torch", [table(title, found)], numbers=numbers)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -1,6 +1,6 @@
 """Whether codes of 4 bits and fewer should be symmetric around zero, which saves a min in 16 bits for each group.
 
-    python -m winnow_lab.answers.symmetric_codes [--model DIR] [--tokens 1024] [-o docs/results]
+    python -m winnow_lab.answers.symmetric_codes -o docs/results
 
 Keys and values of a text are taken from a cache of float32 and encoded. What is compared at equal bytes is a symmetric
 group of 32 channels (a scale) and an asymmetric one of 64 (a scale and a min), beside the default of 32 with both.
@@ -8,9 +8,11 @@ Error: that of what is decoded, as a share of the vectors' squared norm, mean ov
 first, as the codecs do.
 """
 
-import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +21,16 @@ from winnow import LLM, SamplingParams
 from winnow.cache.codec import rotation_block
 from winnow.cache.formats import AffineFormat
 from winnow.cache.packing import hadamard
-from winnow.report.provenance import Machine, report_head
 from winnow_lab.evaluate.wikitext import wikitext
-from winnow_lab.papers.page import page, results_json
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import RealModelOptions, Result, flag, run_study
+
+
+@dataclass(frozen=True)
+class Options(RealModelOptions):
+    """The text."""
+
+    tokens: int = flag(1024, least=64)
 
 
 def symmetric(x: Tensor, bits: int, group: int) -> Tensor:
@@ -63,54 +71,32 @@ def vectors(model: str, tokens: int) -> tuple[Tensor, Tensor]:
     return hadamard(k, rotation_block(k.shape[-1])), v
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m winnow_lab.answers.symmetric_codes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default="models/SmolLM2-135M-Instruct.Q4_1.gguf")
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
-    arguments = parser.parse_args()
-    sides = vectors(arguments.model, arguments.tokens)
+def study(options: Options) -> Result:
+    """Errors of each kind of codes."""
+    sides = vectors(options.model, options.tokens)
     kinds = {
         "asymmetric, 32": (asymmetric, 32, 32),
         "asymmetric, 64": (asymmetric, 64, 32),
         "symmetric, 32": (symmetric, 32, 16),
     }
     rows = [
-        {
-            "bits": bits,
-            "codes": name,
-            "bits_a_channel": bits + extra / group,
-            "k": error(sides[0], decode(sides[0], bits, group)),
-            "v": error(sides[1], decode(sides[1], bits, group)),
-        }
+        {"bits": bits, "codes": name, "bits_a_channel": bits + extra / group}
+        | {side: error(x, decode(x, bits, group)) for side, x in zip("kv", sides, strict=True)}
         for bits in (4, 3, 2)
         for name, (decode, group, extra) in kinds.items()
     ]
-    command = ["python", "-m", "winnow_lab.answers.symmetric_codes", *sys.argv[1:]]
-    head = report_head(command, Machine.here("cpu")) | {"model": Path(arguments.model).name}
-    lines = tuple(
-        (
-            f"int{row['bits']} {row['codes']}",
-            (f"{row['bits_a_channel']:.2f}", f"{row['k']:.2f} %", f"{row['v']:.2f} %"),
-        )
-        for row in rows
-    )
-    table = TextTable("Error of what is decoded", "codes", ("bits a channel", "keys", "values"), lines)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "symmetric_codes.json").write_text(
-        results_json(head | {"rows": rows}, ("rows",)), encoding="utf-8"
-    )
-    facts = [f"KVs of {arguments.tokens:,} tokens of WikiText-2 in {head['model']}."]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "bits a channel": lambda row: f"{row['bits_a_channel']:.2f}",
+        "keys": lambda row: f"{row['k']:.2f} %",
+        "values": lambda row: f"{row['v']:.2f} %",
+    }
+    named = {f"int{row['bits']} {row['codes']}": row for row in rows}
+    model = Path(options.model).name
+    facts = [f"KVs of {options.tokens:,} tokens of WikiText-2 in {model}."]
     note = "The share of the squared norm of vectors that is lost, mean over layers and heads; keys are rotated.\n"
-    (arguments.output / "symmetric_codes.md").write_text(
-        page("Symmetric codes of few bits", [head], facts, note, [table]), encoding="utf-8"
-    )
+    table = TextTable.of("Error of what is decoded", "codes", named, columns)
+    return Result("Symmetric codes of few bits", [table], facts, note, {"model": model, "rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -6,25 +6,27 @@ Writes prompts, runs the search over them (with a journal in the folder, so that
 measures the winner, the default preset and the full cache again on the prompts that were held back, in turn.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winnow import LLM
-from winnow.cli.flags.paths import write_json
 from winnow.cli.main import main as winnow
 from winnow.config import FULL
-from winnow.report.provenance import Machine, report_head, typed_command
 from winnow_lab.cli.tune import read_prompts
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks.demo import DEMO
 from winnow_lab.plan.tuning.candidates import Candidate, from_json
 from winnow_lab.plan.tuning.measure import TunePrompt, agreement, run, wilson
 from winnow_lab.plan.tuning.search import Search
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 AGREEMENT, TOKENS, SAMPLES = 0.95, 1024, 12
 PRESETS = ("winnow", "leverage-pd", "kv-compress", "kv-compress-pd", "snapkv", "streaming")
@@ -33,6 +35,13 @@ BATCH = 32
 DEFAULT = Candidate("winnow", 4.0, BATCH)
 """What `--compression` alone gives."""
 PASSES = 3
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """Where prompts and the search's journal lie."""
+
+    folder: Path = flag()
 
 
 def write_prompts(path: Path) -> None:
@@ -90,40 +99,27 @@ def again(candidates: dict[str, Candidate], held_back: list[TunePrompt]) -> dict
     }
 
 
-def main() -> int:
-    """Run all of it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--json", type=Path)
-    namespace = parser.parse_args()
-    head = report_head(typed_command(), Machine.here())
-    namespace.folder.mkdir(parents=True, exist_ok=True)
-    prompts = namespace.folder / "prompts.jsonl"
+def study(options: Options) -> Result:
+    """Search, then measure the winner, the default and the full cache again."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    prompts = options.folder / "prompts.jsonl"
     if not prompts.is_file():
         write_prompts(prompts)
-    report, printed = search(prompts, namespace.folder)
+    report, printed = search(prompts, options.folder)
     print(printed)
     _, held_back = Search(AGREEMENT).split(read_prompts(prompts, 64))
-    tried = {
-        "winner": from_json(report["best"]["candidate"]),
-        "default": DEFAULT,
-        "full": Candidate(FULL, None, BATCH),
+    winner, full = from_json(report["best"]["candidate"]), Candidate(FULL, None, BATCH)
+    found = again({"winner": winner, "default": DEFAULT, "full": full}, held_back)
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "candidate": lambda each: each["candidate"],
+        "tokens/s": lambda each: f"{each['rate']:.1f}",
+        "agreement": lambda each: f"{each['agreement']:.3f}",
+        "above, with 95 % confidence": lambda each: f"{each['bounds'][0]:.2f}",
     }
-    found = again(tried, held_back)
-    for name, values in found.items():
-        low = values["bounds"][0]
-        print(
-            f"{name}: {values['candidate']}: {values['rate']:.1f} tokens/s, agreement {values['agreement']:.3f}, "
-            f"with 95 % confidence above {low:.2f}"
-        )
-    write_json(
-        namespace.json,
-        head | {"engine": ENGINE, "prompts": len(held_back), "held_back": found, "search": report},
-    )
-    return 0
+    table = TextTable.of("On the prompts held back", "", found, columns)
+    numbers = {"engine": ENGINE, "prompts": len(held_back), "held_back": found, "search": report}
+    return Result("What a search for settings promises", [table], numbers=numbers)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(run_study(Options, study))

@@ -225,8 +225,8 @@ def _journal(
     if namespace.journal is None:
         return None
     from winnow.report.fingerprint import fingerprint
-    from winnow_lab.evaluate.journal import ResultJournal
     from winnow_lab.plan.tuning.measure import Trial
+    from winnow_lab.study.journal import ResultJournal
 
     digest = hashlib.sha256(namespace.prompts.read_bytes()).hexdigest()
     settings = EngineConfig.from_options(options).settings()

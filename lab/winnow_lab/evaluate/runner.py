@@ -11,7 +11,7 @@ from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestErr
 from winnow.metrics import require_metric
 from winnow.outputs import EngineStats, RequestOutput
 from winnow_lab.evaluate.cell import Cell
-from winnow_lab.evaluate.journal import OutcomeJournal
+from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import Prompt, PromptMaker
 from winnow_lab.evaluate.requests import EvalRequest, make_requests, shared_cells
@@ -19,6 +19,7 @@ from winnow_lab.evaluate.result import CellResult, Evaluation, Refusal
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.scoring import outcome_of
 from winnow_lab.evaluate.uninformative import MIN_FULL_SCORE
+from winnow_lab.study.journal import ResultJournal
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -68,7 +69,9 @@ def evaluate(
         book = None
         if journal is not None:
             identity = plan.identity(llm, samples)
-            book = stack.enter_context(OutcomeJournal(journal, identity, overwrite=overwrite))
+            book = stack.enter_context(
+                ResultJournal(journal, identity, Outcome.from_json, overwrite=overwrite, answers_alone=True)
+            )
         run = _Run(llm, plan.cells, samples, prompts, book, on_step)
         stack.callback(run.abandon)
         run.answer_all()
@@ -91,7 +94,7 @@ class _Run:
         cells: Sequence[Cell],
         samples: Sequence[Sample],
         prompts: dict[str, list[Prompt]],
-        journal: OutcomeJournal | None,
+        journal: ResultJournal[Outcome] | None,
         on_step: OnStep | None,
     ) -> None:
         self._llm = llm

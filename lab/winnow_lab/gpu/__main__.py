@@ -93,10 +93,12 @@ def _parts(device: str) -> dict[str, Callable[[], None]]:
 
 
 def _run_all(options: argparse.Namespace) -> int:
-    from winnow_lab.gpu.rows import page, read_rows
+    from winnow_lab.gpu.rows import Row, page, read_rows
 
     wanted = [name for name in SHARES if name in options.parts.split(",")]
-    end, found, notes = time.monotonic() + 60 * options.minutes - 5, {}, {}
+    end = time.monotonic() + 60 * options.minutes - 5
+    found: dict[str, list[Row]] = {}
+    notes: dict[str, str] = {}
     for index, name in enumerate(wanted):
         later = sum(SHARES[each] for each in wanted[index + 1 :]) * options.minutes / 6
         python = options.vllm_python if name == "vllm" else sys.executable

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from winnow.attention.triton.tuning import Tuning
 
 FORMATS = ("fp8_e4m3", "int8", "int4", "k=int8,v=int4")
-SHAPES = {
+SHAPES: dict[str, dict[str, Any]] = {
     "64 x 4,096, rows uneven": {"uneven": True},
     "16 x 4,096": {"batch": 16},
     "8 x 32,768": {"batch": 8, "context": 32768},
@@ -128,9 +128,9 @@ def _launches(device: str) -> Iterator[tuple[str, str, "Tuning"]]:
         yield from ((kind, *each) for kind, each in zip(("decode", "prefill"), pair, strict=True) if each)
 
 
-def _case(device: str, **shape: object) -> KernelCase:
+def _case(device: str, **shape: Any) -> KernelCase:
     if device == "cpu":
-        small = {
+        small: dict[str, Any] = {
             "batch": 2,
             "context": 32,
             "query_heads": 4,
@@ -140,10 +140,10 @@ def _case(device: str, **shape: object) -> KernelCase:
             "prefills": 1,
         }
         kv_format = shape.get("kv_cache_dtype", "auto")
-        config = KernelConfig(device=device, dtype="float32", kv_cache_dtype=str(kv_format), **small)  # type: ignore[arg-type]
+        config = KernelConfig(device=device, dtype="float32", kv_cache_dtype=str(kv_format), **small)
     else:
         sizes = {"batch": 64, "context": 4096, "query_heads": 32, "kv_heads": 8, "head_dim": 128, **shape}
-        config = KernelConfig(device=device, **sizes)  # type: ignore[arg-type]
+        config = KernelConfig(device=device, **sizes)
     return KernelCase.build(config, 1)
 
 

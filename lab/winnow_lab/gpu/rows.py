@@ -63,7 +63,7 @@ def _number(value: float) -> str:
 
 def read_rows(lines: Iterable[str]) -> list[Row]:
     """The rows among what a part printed; libraries print too."""
-    found = []
+    found: list[Row] = []
     for line in lines:
         try:
             row = json.loads(line)

@@ -1,9 +1,6 @@
 """Block sizes by waste, speed and accuracy: kv-cache-memory's "Block Size Tradeoff", measured, and under eviction.
 
-    python -m winnow_lab.memory.block_sizes [--model MODEL] [--sizes 1,2,4,8,16,32,64,128] [--requests 32]
-        [--tokens 800]
-        [--new-tokens 200] [--eviction kv-compress] [--compression 8] [--windows 1024:8] [--repeat 3] [--threads 1]
-        [--seed 0] [-o docs/results]
+    python -m winnow_lab.memory.block_sizes --requests 16 --repeat 2
 
 For each size an engine answers the same prompts, stretches of WikiText-2 of --tokens on average between half and one
 and a half times as long, with the full cache and under a policy. A block holds KVs of one head and layer: a round of
@@ -16,8 +13,8 @@ not depend on blocks and is measured once.
 block_sizes.md has the table, with what the text prints beside it, and block_sizes.json every run.
 """
 
-import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -27,16 +24,33 @@ from typing import Any
 from winnow import LLM, SamplingParams
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.outputs import EngineStats
-from winnow.report.provenance import Machine, report_head, typed_command
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.evaluate.cell import AGNOSTIC, Cell, amounts_of, engine_needs, plan_cells
 from winnow_lab.evaluate.likelihood import Keeping
 from winnow_lab.evaluate.perplexity import Perplexity, measure_perplexity
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
-from winnow_lab.papers.page import page, results_json
 from winnow_lab.papers.plan.memory_text import BLOCK_OVERHEADS
-from winnow_lab.real.command import default_model
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import RealModelOptions, Result, flag, run_study
+
+
+@dataclass(frozen=True)
+class Options(RealModelOptions):
+    """The work, and sizes of blocks."""
+
+    sizes: tuple[int, ...] = flag((1, 2, 4, 8, 16, 32, 64, 128), "slots of a block", least=1)
+    requests: int = flag(32, least=1)
+    tokens: int = flag(800, "of a prompt, on average", least=2)
+    new_tokens: int = flag(200, "of an answer, on average", least=1)
+    eviction: str = flag("kv-compress")
+    compression: float = flag(8.0, least=1)
+    window_tokens: int = flag(1024, "of a window of text", least=2)
+    windows: int = flag(8, "of text for perplexity", least=1)
+    repeat: int = flag(3, least=1)
+    dtype: str = flag("bfloat16")
+    kv_memory: str = flag("2GiB")
+    threads: int | None = flag(None, "of torch", least=1)
+    seed: int = flag(0)
 
 
 @dataclass(frozen=True)
@@ -68,10 +82,11 @@ class Blocks:
         self.filled += self._llm.occupancy().filled_bytes
 
 
-def prompts_of(llm: LLM, typed: argparse.Namespace) -> list[list[int]]:
+def prompts_of(llm: LLM, typed: Options) -> list[list[int]]:
     """Stretches of the text, one behind the other, from its beginning again where it ends."""
-    chance = Random(typed.seed)  # no secret
-    text: list[int] = llm.tokenizer.encode(wikitext(None), add_special_tokens=False)
+    chance = Random(typed.seed)
+    tokenizer: Any = llm.tokenizer
+    text: list[int] = tokenizer.encode(wikitext(None), add_special_tokens=False)
     prompts, start = [], 0
     for _ in range(typed.requests):
         length = chance.randint(typed.tokens // 2, typed.tokens + typed.tokens // 2)
@@ -81,7 +96,7 @@ def prompts_of(llm: LLM, typed: argparse.Namespace) -> list[list[int]]:
     return prompts
 
 
-def answer(llm: LLM, prompts: Sequence[list[int]], typed: argparse.Namespace, cell: Cell) -> Answered:
+def answer(llm: LLM, prompts: Sequence[list[int]], typed: Options, cell: Cell) -> Answered:
     """Answer all prompts."""
     keeping = Keeping.of(cell)
     chance = Random(typed.seed)
@@ -101,7 +116,7 @@ def answer(llm: LLM, prompts: Sequence[list[int]], typed: argparse.Namespace, ce
 
 
 def measure(
-    typed: argparse.Namespace, size: int, cells: Sequence[Cell], scored: Sequence[Cell]
+    typed: Options, size: int, cells: Sequence[Cell], scored: Sequence[Cell]
 ) -> tuple[dict[str, Answered], dict[str, Perplexity]]:
     """Answer under each cell with blocks of one size, and score windows under those of `scored`.
 
@@ -122,8 +137,8 @@ def measure(
         prompts = prompts_of(llm, typed)
         llm.generate([prompts[0][:64]], fixed_length(2))  # first steps cost more
         answered = {cell.label: answer(llm, prompts, typed, cell) for cell in cells}
-        tokens, count = typed.windows
-        windows = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count) if scored else []
+        tokens, text = typed.window_tokens, wikitext(None)
+        windows = cut_windows(llm.tokenizer, text, tokens, tokens // 2, typed.windows) if scored else []
         keepings = {cell.label: Keeping.of(cell) for cell in scored}
         found = measure_perplexity(llm, windows, keepings) if windows else []
         return answered, {each.name: each for each in found}
@@ -178,78 +193,8 @@ def table(
     return TextTable("Blocks by their size", "slots", columns, tuple(lines), tuple(notes))
 
 
-def write_results(
-    typed: argparse.Namespace,
-    runs: dict[int, list[dict[str, Answered]]],
-    scores: dict[int, dict[str, Perplexity]],
-    shown: TextTable,
-) -> None:
-    """The page, and JSON with every run."""
-    head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(typed.model).name}
-    sizes: list[dict[str, Any]] = [
-        {
-            "block_size": size,
-            "runs": [{name: asdict(found) for name, found in run.items()} for run in each],
-            "perplexity": [score.to_json() for score in scores[size].values()],
-        }
-        for size, each in runs.items()
-    ]
-    typed.output.mkdir(parents=True, exist_ok=True)
-    text = results_json(head | {"sizes": sizes}, ("sizes",))
-    (typed.output / "block_sizes.json").write_text(text, encoding="utf-8")
-    tokens, count = typed.windows
-    facts = [
-        f"{head['model']}, {typed.dtype}; {typed.requests} prompts of {typed.tokens} tokens on average, answers of "
-        f"{typed.new_tokens}; {count} windows of {tokens:,} tokens. Medians of {typed.repeat}."
-    ]
-    notes = (
-        "waste: part of the blocks held which is empty, over all steps. fewer bytes: of the blocks held under the "
-        "policy, mean over steps. Printed: `kv-cache-memory`, Llama 3 70B; its overhead in all adds page tables to "
-        "what is unused. perplexity: change over the full cache's, mean over windows.\n"
-    )
-    (typed.output / "block_sizes.md").write_text(
-        page("Block sizes", [head], facts, notes, [shown]), encoding="utf-8"
-    )
-
-
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m winnow_lab.memory.block_sizes",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    integers = lambda between: lambda text: tuple(map(int, text.split(between)))  # noqa: E731
-    parser.add_argument("--model", default=default_model(), help="(default: models/SmolLM2*.gguf)")
-    parser.add_argument("--sizes", type=integers(","), default=(1, 2, 4, 8, 16, 32, 64, 128))
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=800, help="of a prompt, on average (default: 800)")
-    parser.add_argument("--new-tokens", type=int, default=200, help="on average (default: 200)")
-    parser.add_argument("--eviction", default="kv-compress")
-    parser.add_argument("--compression", type=float, default=8.0)
-    parser.add_argument("--windows", type=integers(":"), default=(1024, 8), help="tokens:number")
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--kv-memory", default="2GiB")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
-    typed = parser.parse_args(words)
-    if typed.model is None:
-        parser.error("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
-    for name in ("requests", "new_tokens", "repeat"):
-        if getattr(typed, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(typed, name)}")
-    if typed.tokens < 2:
-        parser.error(f"--tokens must be at least 2, got {typed.tokens}")
-    if len(typed.windows) != 2:
-        parser.error("--windows must be tokens:number, such as 1024:8")
-    return typed
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure, print and write, after each round anew."""
-    typed = parse(words)
+def study(typed: Options) -> Iterator[Result]:
+    """All sizes in turn, some times."""
     cells = plan_cells([typed.eviction], amounts_of([typed.compression]), [AGNOSTIC])
     runs: dict[int, list[dict[str, Answered]]] = {}
     scores: dict[int, dict[str, Perplexity]] = {}
@@ -265,10 +210,36 @@ def main(words: Sequence[str] | None = None) -> None:
             runs.setdefault(size, []).append(answered)
             scores.setdefault(size, found)
             print(size, answered, {name: each.value for name, each in found.items()}, flush=True)
-        shown = table(runs, scores, refused, cells)
-        write_results(typed, runs, scores, shown)
-    print("\n".join(shown.markdown()))
+        yield result(typed, runs, scores, table(runs, scores, refused, cells))
+
+
+def result(
+    typed: Options,
+    runs: dict[int, list[dict[str, Answered]]],
+    scores: dict[int, dict[str, Perplexity]],
+    shown: TextTable,
+) -> Result:
+    """The words, and every run."""
+    sizes: list[dict[str, Any]] = [
+        {
+            "block_size": size,
+            "runs": [{name: asdict(found) for name, found in run.items()} for run in each],
+            "perplexity": [score.to_json() for score in scores[size].values()],
+        }
+        for size, each in runs.items()
+    ]
+    model = Path(typed.model).name
+    facts = [
+        f"{model}, {typed.dtype}; {typed.requests} prompts of {typed.tokens} tokens on average, answers of "
+        f"{typed.new_tokens}; {typed.windows} windows of {typed.window_tokens:,} tokens. Medians of {typed.repeat}."
+    ]
+    notes = (
+        "waste: part of the blocks held which is empty, over all steps. fewer bytes: of the blocks held under the "
+        "policy, mean over steps. Printed: `kv-cache-memory`, Llama 3 70B; its overhead in all adds page tables to "
+        "what is unused. perplexity: change over the full cache's, mean over windows.\n"
+    )
+    return Result("Block sizes", [shown], facts, notes, {"model": model, "sizes": sizes}, ("sizes",))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -1,7 +1,6 @@
 """Long prompts that ask for six times the memory there is: what admission and preemption make of them.
 
-    python -m winnow_lab.memory.oversubscribed [--model MODEL] [--requests 24] [--prompt 2000] [--answer 128] [--fits 4]
-        [--eviction leverage] [--compression 4] [--rows NAME ...] [--repeat 1] [--json FILE]
+    python -m winnow_lab.memory.oversubscribed --json FILE
 
 All requests come at once, with answers of the same length, and the KV memory holds the prompts of `--fits` of them and
 a little more: their answers do not fit. Each row is an engine of its own, in one process, one after the other:
@@ -18,11 +17,10 @@ compress at once: the same after the prompt, and under pressure.
 The ratio is to the slowest row. Compressed rows answer from fewer KVs; what that costs in accuracy `winnow eval` says.
 """
 
-import argparse
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -34,13 +32,26 @@ from winnow.engine.memory.room import Room
 from winnow.engine.requests.request import Sequence as Sample
 from winnow.eviction import When
 from winnow.eviction.presets import find_preset
-from winnow.report.provenance import Machine, origin, report_head, typed_command
-from winnow.values.json_values import dump_json
 from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import ModelOptions, Result, flag, in_turn, run_study
 
 ROWS = ("prompt", "recompute", "swap", "greedy", "compress", "compress at once")
+
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    """Work, memory and rows."""
+
+    requests: int = flag(24, least=1)
+    prompt: int = flag(2000, "tokens of each prompt", least=1)
+    answer: int = flag(128, "tokens of each answer", least=1)
+    fits: int = flag(4, "prompts that the KV memory holds", least=1)
+    eviction: str = flag("leverage", "whose score and budget the compressed rows have")
+    compression: float = flag(4.0, least=1)
+    rows: tuple[str, ...] = flag(ROWS, choices=ROWS)
+    repeat: int = flag(1, "times that all rows run; medians of seconds count", least=1)
 
 
 @dataclass(frozen=True)
@@ -142,77 +153,43 @@ def table(title: str, rows: dict[str, Measured]) -> TextTable:
     """A line per row, with its ratio to the slowest."""
     slowest = max(each.seconds for each in rows.values())
 
-    def entries(each: Measured) -> tuple[str, ...]:
-        return (
-            f"{each.seconds:.1f}",
-            f"{each.output_rate:,.1f}",
-            f"{slowest / each.seconds:.2f}x",
-            f"{each.running:.1f}",
-            f"{each.most_running}",
-            f"{each.preemptions}",
-            f"{each.swaps}",
-            f"{each.recomputed:,}",
-            f"{each.rounds}",
-        )
-
-    columns = (
-        "s",
-        "output tokens/s",
-        "ratio",
-        "batch, mean",
-        "most",
-        "preemptions",
-        "swaps",
-        "tokens recomputed",
-        "rounds",
-    )
-    return TextTable(title, "", columns, tuple((name, entries(each)) for name, each in rows.items()))
+    columns: dict[str, Callable[[Measured], str]] = {
+        "s": lambda each: f"{each.seconds:.1f}",
+        "output tokens/s": lambda each: f"{each.output_rate:,.1f}",
+        "ratio": lambda each: f"{slowest / each.seconds:.2f}x",
+        "batch, mean": lambda each: f"{each.running:.1f}",
+        "most": lambda each: f"{each.most_running}",
+        "preemptions": lambda each: f"{each.preemptions}",
+        "swaps": lambda each: f"{each.swaps}",
+        "tokens recomputed": lambda each: f"{each.recomputed:,}",
+        "rounds": lambda each: f"{each.rounds}",
+    }
+    return TextTable.of(title, "", rows, columns)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", help="directory or GGUF file (default: the demo model)")
-    parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--prompt", type=int, default=2000, help="tokens of each prompt")
-    parser.add_argument("--answer", type=int, default=128, help="tokens of each answer")
-    parser.add_argument("--fits", type=int, default=4, help="prompts that the KV memory holds")
-    parser.add_argument(
-        "--eviction", default="leverage", help="whose score and budget the compressed rows have"
-    )
-    parser.add_argument("--compression", type=float, default=4.0)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument(
-        "--repeat", type=int, default=1, help="times that all rows run; medians of seconds count"
-    )
-    parser.add_argument("--json", type=Path, help="write the numbers too")
-    typed = parser.parse_args()
-    for name in ("requests", "prompt", "answer", "fits", "repeat"):
-        if getattr(typed, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(typed, name)}")
+def study(typed: Options) -> Iterator[Result]:
+    """All rows in turn, some times; the median by seconds counts."""
     memory, vocab = look_at(typed.model, typed.fits, typed.prompt, typed.answer)
     chance = Random(0)
     prompts = [chance.choices(range(3, vocab), k=typed.prompt) for _ in range(typed.requests)]
-    runs: dict[str, list[Measured]] = {row: [] for row in typed.rows}
-    for _ in range(typed.repeat):
-        for row, measured in runs.items():
-            options = settings(row, memory, typed.eviction, typed.compression)
-            measured.append(measure(typed.model, row, options, prompts, typed.answer))
-    rows = {row: sorted(each, key=lambda m: m.seconds)[len(each) // 2] for row, each in runs.items()}
-    head = report_head(typed_command(), Machine.here())
+
+    def of_row(row: str) -> Measured:
+        options = settings(row, memory, typed.eviction, typed.compression)
+        return measure(typed.model, row, options, prompts, typed.answer)
+
     title = (
         f"{typed.requests} prompts of {typed.prompt:,} tokens, answers of {typed.answer}, in {format_bytes(memory)}, "
         f"which hold {typed.fits} prompts"
     )
-    print("\n".join([*table(title, rows).markdown(), "", *origin(head)]))
-    if typed.json is not None:
-        numbers = {
-            "kv_memory": memory,
-            "rows": {row: [asdict(each) for each in measured] for row, measured in runs.items()},
-        }
-        typed.json.write_text(dump_json(head | numbers, indent=2) + "\n")
+    for runs in in_turn({row: row for row in typed.rows}, typed.repeat, of_row):
+        rows = {row: sorted(each, key=lambda m: m.seconds)[len(each) // 2] for row, each in runs.items()}
+        numbers = {row: [asdict(each) for each in found] for row, found in runs.items()}
+        yield Result(
+            "Long prompts in scarce memory",
+            [table(title, rows)],
+            numbers={"kv_memory": memory, "rows": numbers},
+        )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

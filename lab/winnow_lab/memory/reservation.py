@@ -1,6 +1,6 @@
 """What reserving blocks wastes: the paper's "Memory Waste in Contiguous Allocation", measured in the ledger.
 
-    python -m winnow_lab.memory.reservation [--requests 32] [--scale 8] [--seqs 4] [--trace FILE,... [--max-len 8192]]
+    python -m winnow_lab.memory.reservation [--trace FILE,...]
 
 For each of the paper's workloads (kv-cache-memory: average and longest sequence) requests with random lengths of that
 average run through an engine under each `kv_reservation`. Their answers end by a stop token, as a rule before
@@ -16,30 +16,41 @@ external: part of the pool that is free while a request waits: what it would res
 what running ones will soon take is kept for them.
 """
 
-import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from winnow import LLM, SamplingParams
 from winnow.cache import CacheLayout, CacheSize
 from winnow.config import KV_RESERVATIONS
 from winnow_lab.bench.traces import read_trace
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 VOCAB, STOP = 97, 3
 BLOCK = 16
 BLOCK_SIZES = (1, 4, 8, 16, 32, 64, 128)
 """The text's."""
 LAYERS = HEADS = 1
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The requests, and the pool."""
+
+    requests: int = flag(32, least=1)
+    scale: int = flag(8, "lengths, blocks and chunks are divided by it", least=1)
+    seqs: int = flag(4, "sequences of the longest kind in the pool", least=1)
+    seed: int = flag(0)
+    trace: tuple[Path, ...] = flag((), "files whose requests' lengths are taken")
+    max_len: int = flag(8192, "longer requests of a trace are left out", least=1)
 
 
 @dataclass(frozen=True)
@@ -76,7 +87,7 @@ class Waste:
 
 def lengths(workload: Workload, requests: int, scale: int, seed: int) -> list[int]:
     """Tokens of each sequence, prompt and answer: random between 8 and the longest, with the workload's mean."""
-    chance, longest = Random(seed), workload.max_len // scale  # no secret
+    chance, longest = Random(seed), workload.max_len // scale
     share = workload.mean_len / workload.max_len
     # A beta distribution with this mean, broad as traces are.
     drawn = [chance.betavariate(2 * share, 2 * (1 - share)) for _ in range(requests)]
@@ -102,14 +113,14 @@ def allocators(workload: Workload) -> Iterator[tuple[str, float]]:
         yield name, 1 - sum(used) / slots
 
 
-def split(workload: Workload, arguments: argparse.Namespace) -> list[tuple[int, int]]:
+def split(workload: Workload, arguments: Options) -> list[tuple[int, int]]:
     """Tokens of prompt and answer of each request, scaled: a trace's own, or an answer of a quarter."""
     scale, count = arguments.scale, arguments.requests
     if not workload.sizes:
         drawn = lengths(workload, count, scale, arguments.seed)
         return [(each - max(each // 4, 1), max(each // 4, 1)) for each in drawn]
     step = max(len(workload.sizes) // count, 1)
-    return [tuple(max(part // scale, 1) for part in size) for size in workload.sizes[::step][:count]]
+    return [(max(prompt // scale, 1), max(new // scale, 1)) for prompt, new in workload.sizes[::step][:count]]
 
 
 def request(size: tuple[int, int], max_len: int, chance: Random) -> tuple[list[int], SamplingParams]:
@@ -125,7 +136,7 @@ def request(size: tuple[int, int], max_len: int, chance: Random) -> tuple[list[i
     )
 
 
-def measure(model: Path, workload: Workload, mode: str, arguments: argparse.Namespace) -> Waste:
+def measure(model: Path, workload: Workload, mode: str, arguments: Options) -> Waste:
     """Serve a workload under a reservation, all requests waiting from the start."""
     scale, max_len = arguments.scale, workload.max_len // arguments.scale
     layout = CacheLayout.even(LAYERS, HEADS, 16, max(BLOCK // scale, 1), torch.float32, 1)
@@ -192,56 +203,43 @@ def save_model(path: Path, max_len: int) -> None:
     LlamaForCausalLM(config).save_pretrained(path)
 
 
-def main() -> int:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--scale", type=int, default=8)
-    parser.add_argument("--seqs", type=int, default=4)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--trace", type=lambda text: [Path(name) for name in text.split(",")], default=[])
-    parser.add_argument("--max-len", type=int, default=8192, help="longer requests of a trace are left out")
-    arguments = parser.parse_args()
-    for name in ("requests", "scale", "seqs"):
-        if getattr(arguments, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(arguments, name)}")
-    workloads = [of_trace(path, arguments.max_len) for path in arguments.trace] or WORKLOADS
-    console = Console(width=120)
-    if arguments.trace:
-        shown = [dict(allocators(workload)) for workload in workloads]
-        ends = Table("allocator", title="held and empty at the ends of all requests of a trace")
-        for workload in workloads:
-            ends.add_column(f"{workload.name}, {len(workload.sizes):,} requests", justify="right")
-        for name in shown[0]:
-            ends.add_row(name, *(f"{each[name]:.2%}" for each in shown))
-        console.print(ends)
-    table = Table(title=f"KV memory that is held and empty; lengths divided by {arguments.scale}")
-    columns = ("workload", "mean", "longest", "paper", "reservation", "at the end", "internal", "external")
-    for column in (*columns, "running", "steps"):
-        table.add_column(column, justify="left" if column in ("workload", "reservation") else "right")
+def ends(workloads: Sequence[Workload]) -> TextTable:
+    """What is held and empty by allocator, a column for each trace."""
+    shown = [dict(allocators(workload)) for workload in workloads]
+    columns = tuple(f"{each.name}, {len(each.sizes):,} requests" for each in workloads)
+    rows = tuple((name, tuple(f"{each[name]:.2%}" for each in shown)) for name in shown[0])
+    return TextTable("Held and empty at the ends of all requests of a trace", "allocator", columns, rows)
+
+
+def study(options: Options) -> Result:
+    """Each workload under each reservation."""
+    workloads = [of_trace(path, options.max_len) for path in options.trace] or WORKLOADS
+    rows = []
     with tempfile.TemporaryDirectory() as directory:
-        save_model(Path(directory), max(each.max_len for each in workloads) // arguments.scale)
+        save_model(Path(directory), max(each.max_len for each in workloads) // options.scale)
         for workload in workloads:
             for mode in reversed(KV_RESERVATIONS):
-                waste = measure(Path(directory), workload, mode, arguments)
-                first = (
-                    workload.name,
-                    f"{workload.mean_len}",
-                    f"{workload.max_len}",
-                    "" if workload.waste is None else f"{workload.waste:.0%}",
-                )
-                table.add_row(
-                    *(first if mode == "max" else ("", "", "", "")),
-                    mode,
-                    *(f"{each:.1%}" for each in (waste.at_end, waste.internal, waste.external)),
-                    f"{waste.running:.1f}",
-                    f"{waste.steps}",
-                )
-    console.print(table)
-    return 0
+                waste = measure(Path(directory), workload, mode, options)
+                parts = (f"{each:.1%}" for each in (waste.at_end, waste.internal, waste.external))
+                paper = "" if workload.waste is None else f"{workload.waste:.0%}"
+                first = (f"{workload.mean_len}", f"{workload.max_len}", paper) if mode == "max" else ("",) * 3
+                steps = (f"{waste.running:.1f}", f"{waste.steps}")
+                rows.append((workload.name if mode == "max" else "", (*first, mode, *parts, *steps)))
+    columns = (
+        "mean",
+        "longest",
+        "paper",
+        "reservation",
+        "at the end",
+        "internal",
+        "external",
+        "running",
+        "steps",
+    )
+    title = f"KV memory that is held and empty; lengths divided by {options.scale}"
+    table = TextTable(title, "workload", columns, tuple(rows), words=(3,))
+    return Result("What reserving blocks wastes", [*([ends(workloads)] if options.trace else []), table])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_study(Options, study))

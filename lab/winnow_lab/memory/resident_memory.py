@@ -2,8 +2,6 @@
 
     python -m winnow_lab.memory.resident_memory
     python -m winnow_lab.memory.resident_memory --packed
-    python -m winnow_lab.memory.resident_memory --eviction full,batch-max --compression 8 --json runs/memory.json
-    python -m winnow_lab.memory.resident_memory --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
 
 Every configuration answers the work in a fresh process, which reads its resident set from /proc (Linux): after
 `import torch`, after that of Winnow, with the model loaded, and at its highest while it answers. Pages of
@@ -12,28 +10,36 @@ files, such as the code of libraries, count as resident though processes share t
 Extras that are installed can be imported by transformers: what an installation costs is measured in one without them.
 """
 
-import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from winnow.config import WEIGHT_DTYPES
-from winnow.errors import ConfigError
 from winnow_lab.bench.presets import PRESETS, Preset, model_cache
+from winnow_lab.bench.work_options import WorkOptions, options_by_eviction
 from winnow_lab.bench.workload import Workload
 from winnow_lab.checkout import ROOT
-from winnow_lab.peers.work_arguments import add_eviction_arguments, add_work_arguments, take_work
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, flag, run_study
 
 MIB = 2**20
 TIMEOUT = 1800
 # What an engine may take besides its weights and KVs, and by how much all of it may be exceeded.
 ALLOWANCE, FACTOR = 200 * MIB, 1.2
+
+
+@dataclass(frozen=True)
+class Options(WorkOptions):
+    """The work, and how the model is held."""
+
+    weight_dtype: str = flag("auto", choices=WEIGHT_DTYPES)
+    packed: bool = flag(False, "run the model as `winnow pack` writes it")
+    threads: int = flag(len(os.sched_getaffinity(0)), "of torch", least=1)
 
 
 @dataclass(frozen=True)
@@ -102,7 +108,8 @@ class Stages:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Stages":
         """From `asdict`."""
-        return cls(**{n: v if isinstance(v, int) else Resident(**v) for n, v in values.items()})
+        resident: dict[str, Any] = {n: v if isinstance(v, int) else Resident(**v) for n, v in values.items()}
+        return cls(**resident)
 
 
 @dataclass(frozen=True)
@@ -195,23 +202,6 @@ def table(title: str, found: dict[str, Stages], weights: int, kv_memory: int) ->
     return TextTable(title, "resident", tuple(found), rows, notes)
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments, checked; `workload` holds the preset's with what was typed in its place."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_work_arguments(parser)
-    add_eviction_arguments(parser)
-    parser.add_argument("--weight-dtype", choices=WEIGHT_DTYPES, default="auto")
-    parser.add_argument("--packed", action="store_true", help="run the model as `winnow pack` writes it")
-    cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", type=int, default=cores, help="of torch (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write everything measured to this file")
-    arguments = parser.parse_args(argv)
-    take_work(parser, arguments)
-    return arguments
-
-
 def packed(model: Path, preset: Preset, weight_dtype: str, folder: str) -> Path:
     """The model packed for this processor, below a folder."""
     from winnow.config import ModelConfig
@@ -222,53 +212,31 @@ def packed(model: Path, preset: Preset, weight_dtype: str, folder: str) -> Path:
     return directory
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure every configuration, print the table."""
-    arguments = parse(argv)
-    preset = PRESETS[arguments.work]
-    from winnow.cli.flags.paths import write_json
-    from winnow.report.provenance import Machine, report_head
-    from winnow_lab.peers.environment import PeerError
-    from winnow_lab.peers.work_arguments import options_by_eviction
-    from winnow_lab.report.console import console, print_tables
-
-    found = {}
-    model = preset.shape.save(model_cache())
-    try:
-        with TemporaryDirectory() as folder:
-            weight_dtype = arguments.weight_dtype
-            path = packed(model, preset, weight_dtype, folder) if arguments.packed else model
-            options = {"model": str(path), "dtype": preset.dtype, "weight_dtype": weight_dtype}
-            cases = options_by_eviction(
-                arguments.eviction,
-                arguments.compression,
-                options,
-                arguments.kv_seqs,
-                arguments.workload.sequence_tokens,
-            )
-            for name, own in cases.items():
-                case = Case(own, arguments.workload, preset.shape.vocab_size, arguments.threads)
-                found[name] = measure_apart(case, name)
-    except (ConfigError, PeerError) as error:
-        raise SystemExit(f"error: {error}") from None
+def study(options: Options) -> Result:
+    """Every configuration in a process of its own."""
+    preset, work = PRESETS[options.work], options.workload
+    model, weight_dtype = preset.shape.save(model_cache()), options.weight_dtype
+    with TemporaryDirectory() as folder:
+        path = packed(model, preset, weight_dtype, folder) if options.packed else model
+        common = {"model": str(path), "dtype": preset.dtype, "weight_dtype": weight_dtype}
+        cases = options_by_eviction(options, common)
+        found = {
+            name: measure_apart(Case(own, work, preset.shape.vocab_size, options.threads), name)
+            for name, own in cases.items()
+        }
     kv_memory = next(iter(cases.values()))["kv_memory"]
     weights = weight_bytes({"model": model, "dtype": preset.dtype, "weight_dtype": weight_dtype})
-
-    machine = replace(Machine.here(), threads=arguments.threads)
-    head = report_head([Path(sys.argv[0]).name, *(sys.argv[1:] if argv is None else argv)], machine)
-    work = arguments.workload
     title = (
-        f"{machine}; commit {head['commit']}, {head['date']}; "
-        f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens"
-        f"{', packed model' * arguments.packed}{'' if weight_dtype == 'auto' else f', {weight_dtype} weights'}"
+        f"{work.requests} requests of {work.prompt_tokens} + {work.new_tokens} tokens, {options.threads} threads"
+        f"{', packed model' * options.packed}{'' if weight_dtype == 'auto' else f', {weight_dtype} weights'}"
     )
-    print_tables(console(), [table(title, found, weights, kv_memory)])
     sizes = {name: asdict(stages) for name, stages in found.items()}
-    write_json(arguments.json, head | {"weights": weights, "kv_memory": kv_memory, "resident": sizes})
+    numbers = {"weights": weights, "kv_memory": kv_memory, "resident": sizes}
+    return Result("Resident memory", [table(title, found, weights, kv_memory)], numbers=numbers)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--case"]:
         serve(sys.argv[2])
     else:
-        main()
+        sys.exit(run_study(Options, study))

@@ -1,7 +1,6 @@
 """What each way to hold KVs adds: the stack of kv-cache-memory's "End-to-End Serving Throughput", measured.
 
-    python -m winnow_lab.memory.stack [--model MODEL] [--requests 128] [--scale 4] [--fits 4] [--eviction leverage]
-        [--compression 4] [--rows NAME ...] [--repeat 1] [--seed 0] [--name stack] [-o docs/results]
+    python -m winnow_lab.memory.stack --requests 64 --fits 2 --repeat 2
 
 The requests are those that `python -m winnow_lab.papers plan stack` simulates, with lengths divided by --scale:
 all there at once, 1024 + 512 tokens on average, exponentially drawn, of which 512 begin every prompt. The KV memory
@@ -19,24 +18,25 @@ NAME.md has tables of throughput, latency and memory in use with what the text p
 one; NAME.svg shows throughput.
 """
 
-import argparse
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from winnow import LLM
 from winnow.cache import CacheSize
-from winnow.report.provenance import Machine, report_head, typed_command
+from winnow.errors import ConfigError
 from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.bench.serve import percentile_of
 from winnow_lab.bench.traces import TraceRequest
-from winnow_lab.papers.page import page, results_json
 from winnow_lab.papers.plan.memory_text_serving import STACK, stack, workload
-from winnow_lab.report.plots import Axis, Line, Panel, can_draw, line_chart, save_figure
+from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import PageOptions, Result, flag, in_turn, run_study
 
 LONGEST = 8192
 """Tokens that a contiguous cache reserves, before --scale."""
@@ -62,6 +62,28 @@ LAYERS = (
     Layer("int4", {"kv_cache_dtype": "int4"}, printed=4),
     Layer("eviction", {}),
 )
+NAMES = tuple(layer.name for layer in LAYERS)
+
+
+@dataclass(frozen=True)
+class Options(PageOptions):
+    """Work, memory and rows."""
+
+    model: str | None = flag(None, "directory or GGUF file (default: the demo model)")
+    requests: int = flag(128, least=1)
+    scale: int = flag(4, "lengths are divided by it", least=1)
+    fits: int = flag(4, "longest sequences in the KV memory", least=1)
+    eviction: str = flag("leverage")
+    compression: float = flag(4.0, least=1)
+    rows: tuple[str, ...] = flag(NAMES, choices=NAMES)
+    repeat: int = flag(1, least=1)
+    threads: int | None = flag(None, "of torch", least=1)
+    seed: int = flag(0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale > 512:
+            raise ConfigError(f"--scale must be at most 512, got {self.scale}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +112,7 @@ class Measured:
     used: float
 
 
-def options_of(layer: Layer, model: str | None, kv_memory: int, typed: argparse.Namespace) -> dict[str, Any]:
+def options_of(layer: Layer, model: str | None, kv_memory: int, typed: Options) -> dict[str, Any]:
     """The engine's options of a row: its own and those of the rows above."""
     options: dict[str, Any] = {"model": model, "dtype": "bfloat16", "kv_memory": kv_memory}
     options |= {"max_model_len": LONGEST // typed.scale, "threads": typed.threads}
@@ -142,7 +164,7 @@ def measure(options: dict[str, Any], requests: Sequence[TraceRequest], vocab_siz
     held = sum(stats.kv_bytes_held for stats in counted)
     running = sum(stats.num_running for stats in counted)
     new_tokens = sum(each.output_tokens for each in requests)
-    times = [output.metrics for output in answered.outputs]
+    times: list[Any] = [output.metrics for output in answered.outputs]
     return Measured(
         answered.seconds,
         new_tokens / answered.seconds,
@@ -171,72 +193,42 @@ def label(layer: Layer) -> str:
     return layer.name if layer.name in ("padded", "contiguous", "paged") else f"+ {layer.name}"
 
 
-def table(rows: dict[str, Measured]) -> TextTable:
+def table(rows: Mapping[str, Measured]) -> TextTable:
     """A line per row: what it brought over the row before, beside what the text prints."""
-    lines, before = [], None
-    printed_before = None
-    for layer in LAYERS:
-        if layer.name not in rows:
-            continue
-        row = rows[layer.name]
-        text = None if layer.printed is None else STACK[layer.printed]
-        lines.append(
-            (
-                label(layer),
-                (
-                    f"{row.fit:.1f}",
-                    f"{row.most_running}",
-                    "" if text is None else f"{text.printed_batch}",
-                    f"{row.output_rate:,.0f}",
-                    "" if before is None else f"{row.output_rate / before.output_rate:.2f}x",
-                    ""
-                    if text is None or printed_before is None
-                    else f"{text.printed_rate / printed_before:.2f}x",
-                    f"{row.computed:,}",
-                    f"{row.preemptions}",
-                ),
-            )
+    lines: list[tuple[str, tuple[str, ...]]] = []
+    before, printed_before = None, None
+    for layer in (layer for layer in LAYERS if layer.name in rows):
+        row, text = rows[layer.name], None if layer.printed is None else STACK[layer.printed]
+        printed_gain = text.printed_rate / printed_before if text and printed_before else None
+        entries = (
+            f"{row.fit:.1f}",
+            f"{row.most_running}",
+            "" if text is None else f"{text.printed_batch}",
+            f"{row.output_rate:,.0f}",
+            "" if before is None else f"{row.output_rate / before.output_rate:.2f}x",
+            "" if printed_gain is None else f"{printed_gain:.2f}x",
+            f"{row.computed:,}",
+            f"{row.preemptions}",
         )
+        lines.append((label(layer), entries))
         before, printed_before = row, None if text is None else text.printed_rate
-    columns = (
-        "sequences that fit",
-        "most at once",
-        "printed",
-        "output tokens/s",
-        "gain",
-        "printed",
-        "prompt tokens computed",
-        "preemptions",
-    )
-    return TextTable("Measured", "configuration", columns, tuple(lines))
+    columns = ("sequences that fit", "most at once", "printed", "output tokens/s", "gain", "printed")
+    counted = ("prompt tokens computed", "preemptions")
+    return TextTable("Measured", "configuration", (*columns, *counted), tuple(lines))
 
 
-def latencies(rows: dict[str, Measured]) -> TextTable:
+def latencies(rows: Mapping[str, Measured]) -> TextTable:
     """A line per row: how long tokens and requests took, and how much of the memory was in use."""
     lines = []
-    for layer in LAYERS:
-        if layer.name not in rows:
-            continue
-        row = rows[layer.name]
-        printed = ("", "", "")
+    for layer in (layer for layer in LAYERS if layer.name in rows):
+        row, printed = rows[layer.name], ("", "", "")
         if layer.printed is not None:
             text = STACK[layer.printed]
-            printed = (*(f"{each}" for each in text.printed_token_ms), f"{text.printed_use} %")
-        lines.append(
-            (
-                label(layer),
-                (
-                    f"{row.token_ms[0]:.1f}",
-                    printed[0],
-                    f"{row.token_ms[1]:.1f}",
-                    printed[1],
-                    f"{row.latency_s[0]:.1f}",
-                    f"{row.latency_s[1]:.1f}",
-                    f"{row.used:.0%}",
-                    printed[2],
-                ),
-            )
-        )
+            low, high = text.printed_token_ms
+            printed = (f"{low}", f"{high}", f"{text.printed_use} %")
+        tokens = (f"{row.token_ms[0]:.1f}", printed[0], f"{row.token_ms[1]:.1f}", printed[1])
+        requests = (f"{row.latency_s[0]:.1f}", f"{row.latency_s[1]:.1f}", f"{row.used:.0%}", printed[2])
+        lines.append((label(layer), (*tokens, *requests)))
     columns = (
         "ms a token, p50",
         "printed",
@@ -250,69 +242,38 @@ def latencies(rows: dict[str, Measured]) -> TextTable:
     return TextTable("Latency and memory", "configuration", columns, tuple(lines))
 
 
-def figure(rows: dict[str, Measured]) -> Any:
+def figure(rows: Mapping[str, Measured]) -> Any:
     """Sequences at once and tokens a second, as multiples of the contiguous cache's; printed ones beside."""
     names = [layer.name for layer in LAYERS if layer.name in rows]
-    base, places = rows["contiguous"], range(len(names))
-    text = [(place, layer.printed) for place, layer in enumerate(LAYERS) if layer.printed is not None]
-    across = Axis("", ticks=names)
-    batches = [
-        Line("measured", places, [rows[name].fit / base.fit for name in names]),
-        Line(
-            "printed (70B)",
-            [place for place, _ in text],
-            [STACK[row].printed_batch / STACK[0].printed_batch for _, row in text],
-            reference=True,
-        ),
-    ]
-    rates = [
-        Line("measured", places, [rows[name].output_rate / base.output_rate for name in names]),
-        Line(
-            "printed (70B)",
-            [place for place, _ in text],
-            [STACK[row].printed_rate / STACK[0].printed_rate for _, row in text],
-            reference=True,
-        ),
-    ]
-    return line_chart(
-        [
-            Panel("sequences that fit", across, Axis("times contiguous", low=0.0), batches),
-            Panel("output tokens/s", across, Axis("times contiguous", low=0.0), rates),
-        ]
-    )
+    text = [(place, STACK[layer.printed]) for place, layer in enumerate(LAYERS) if layer.printed is not None]
+    across, up = Axis("", ticks=names), Axis("times contiguous", low=0.0)
+
+    def panel(title: str, measured: str, printed: str) -> Panel:
+        base, said = getattr(rows["contiguous"], measured), getattr(STACK[0], printed)
+        ours = [getattr(rows[name], measured) / base for name in names]
+        theirs = [getattr(each, printed) / said for _, each in text]
+        beside = Line("printed (70B)", [place for place, _ in text], theirs, reference=True)
+        return Panel(title, across, up, [Line("measured", range(len(names)), ours), beside])
+
+    batches = panel("sequences that fit", "fit", "printed_batch")
+    return line_chart([batches, panel("output tokens/s", "output_rate", "printed_rate")])
 
 
-def write_results(
-    typed: argparse.Namespace,
-    kv_memory: int,
-    runs: dict[str, list[Measured]],
-    rows: dict[str, Measured],
-    simulated: TextTable,
-) -> None:
-    """stack.json with every run; the page and its picture."""
-    head = report_head(typed_command(), Machine.here())
-    typed.output.mkdir(parents=True, exist_ok=True)
-    numbers = {
-        "kv_memory": kv_memory,
-        "rows": [
-            {"row": row, "median": asdict(rows[row]), "runs": [asdict(each) for each in measured]}
-            for row, measured in runs.items()
-        ],
-    }
-    (typed.output / f"{typed.name}.json").write_text(
-        results_json(head | numbers, ("rows",)), encoding="utf-8"
-    )
-    figures = (
-        [save_figure(figure(rows), typed.output / typed.name)]
-        if can_draw() and len(rows) == len(LAYERS)
-        else []
-    )
+def study(typed: Options) -> Iterator[Result]:
+    """All rows in turn, some times; the median by seconds counts."""
+    kv_memory, vocab_size = memory_for(typed.model, typed.fits, LONGEST // typed.scale, typed.requests)
+    requests = requests_of(typed.requests, typed.scale, typed.seed)
+    layers, simulated = {layer.name: layer for layer in LAYERS if layer.name in typed.rows}, stack()
+
+    def of_layer(layer: Layer) -> Measured:
+        return measure(options_of(layer, typed.model, kv_memory, typed), requests, vocab_size)
+
     model = "The demo model" if typed.model is None else Path(typed.model).name
     facts = [
         f"{model}, bfloat16; {typed.requests} requests at once, {1024 // typed.scale} + {512 // typed.scale} tokens on "
         f"average, exponentially drawn, the first {512 // typed.scale} the same. {format_bytes(kv_memory)} of KV "
         f"memory: {typed.fits} sequences of {LONGEST // typed.scale:,} tokens in bfloat16. Eviction: "
-        f"{typed.eviction} {typed.compression:g}x. Medians of {len(next(iter(runs.values())))}.",
+        f"{typed.eviction} {typed.compression:g}x. Medians of {typed.repeat}.",
     ]
     notes = (
         "sequences that fit: KV memory over the bytes that a running request held, mean over steps; padded batches "
@@ -321,57 +282,21 @@ def write_results(
         "ms a token: of a request, behind its first. memory in use: mean over steps; what is reserved counts. "
         "The last table is that of `python -m winnow_lab.papers plan stack`.\n"
     )
-    text = page(
-        "The stack of KV memory", [head], facts, notes, [table(rows), latencies(rows), simulated], figures
-    )
-    (typed.output / f"{typed.name}.md").write_text(text, encoding="utf-8")
-
-
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m winnow_lab.memory.stack",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", help="directory or GGUF file (default: the demo model)")
-    parser.add_argument("--requests", type=int, default=128)
-    parser.add_argument("--scale", type=int, default=4, help="lengths are divided by it (default: 4)")
-    parser.add_argument("--fits", type=int, default=4, help="longest sequences in the KV memory (default: 4)")
-    parser.add_argument("--eviction", default="leverage")
-    parser.add_argument("--compression", type=float, default=4.0)
-    names = [layer.name for layer in LAYERS]
-    parser.add_argument("--rows", nargs="+", choices=names, default=names)
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--name", default="stack", help="of the files (default: stack)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
-    typed = parser.parse_args(words)
-    for name in ("requests", "scale", "fits", "repeat"):
-        if getattr(typed, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(typed, name)}")
-    if 512 // typed.scale < 1:
-        parser.error(f"--scale must be at most 512, got {typed.scale}")
-    return typed
-
-
-def main(words: Sequence[str] | None = None) -> None:
-    """Measure, print and write."""
-    typed = parse(words)
-    kv_memory, vocab_size = memory_for(typed.model, typed.fits, LONGEST // typed.scale, typed.requests)
-    requests = requests_of(typed.requests, typed.scale, typed.seed)
-    layers, simulated = [layer for layer in LAYERS if layer.name in typed.rows], stack()
-    runs: dict[str, list[Measured]] = {layer.name: [] for layer in layers}
-    for _ in range(typed.repeat):
-        for layer in layers:
-            options = options_of(layer, typed.model, kv_memory, typed)
-            runs[layer.name].append(measure(options, requests, vocab_size))
-            print(layer.name, runs[layer.name][-1], flush=True)
+    for runs in in_turn(layers, typed.repeat, of_layer):
         rows = {name: sorted(each, key=lambda m: m.seconds)[len(each) // 2] for name, each in runs.items()}
-        write_results(typed, kv_memory, runs, rows, simulated)
-    print("\n".join(line for each in (table(rows), latencies(rows)) for line in each.markdown()))
+        numbers = [
+            {"row": row, "median": asdict(rows[row]), "runs": [asdict(each) for each in found]}
+            for row, found in runs.items()
+        ]
+        yield Result(
+            "The stack of KV memory",
+            [table(rows), latencies(rows), simulated],
+            facts,
+            notes,
+            {"kv_memory": kv_memory, "rows": numbers},
+            figures={"": partial(figure, rows)} if len(rows) == len(LAYERS) else {},
+        )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -1,22 +1,31 @@
 """What the KV cache saves: the same answer with it, and with every token computed from the whole text again.
 
-    python -m winnow_lab.memory.without_cache MODEL [--tokens 128,256,512] [--prompt 16] [--threads 1]
+    python -m winnow_lab.memory.without_cache [MODEL]
 
 The text on KV cache memory estimates 180 s without and 12 s with a cache for 4,096 tokens. Without one a token is a
 prompt of all tokens before it that is answered by one; both answers must be the same. Work without a cache grows with
 the square of the length, so the longest answer tells most.
 """
 
-import argparse
 import sys
 import time
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
+from dataclasses import dataclass
+from typing import Any
 
 from winnow import LLM
 from winnow_lab.bench.answering import fixed_length
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import ModelOptions, Result, flag, run_study
+
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    """Lengths of prompt and answers."""
+
+    model: str | None = flag(None, "directory or GGUF file (default: the demo model)", positional=True)
+    tokens: tuple[int, ...] = flag((128, 256, 512), "of an answer", least=1)
+    prompt: int = flag(16, "tokens", least=1)
 
 
 def seconds_with(llm: LLM, prompt: Sequence[int], tokens: int) -> tuple[list[int], float]:
@@ -35,35 +44,20 @@ def seconds_without(llm: LLM, prompt: Sequence[int], tokens: int) -> tuple[list[
     return text[len(prompt) :], time.perf_counter() - start
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model", nargs="?", help="(default: the demo model)")
-    parser.add_argument("--tokens", type=lambda text: [*map(int, text.split(","))], default=[128, 256, 512])
-    parser.add_argument("--prompt", type=int, default=16, help="tokens (default: %(default)s)")
-    parser.add_argument("--threads", type=int)
-    arguments = parser.parse_args()
-    table = Table("new tokens", "with a cache, s", "without, s", "times", "same tokens")
-    with LLM(
-        arguments.model,
-        kv_memory="1GiB",
-        dtype="float32",
-        threads=arguments.threads,
-        enable_prefix_caching=False,
-    ) as llm:
-        prompt = range(100, 100 + arguments.prompt)
+def measure(options: Options) -> Result:
+    """Answer in both ways at each length."""
+    rows = []
+    sizes: dict[str, Any] = {"kv_memory": "1GiB", "dtype": "float32", "threads": options.threads}
+    with LLM(options.model, enable_prefix_caching=False, **sizes) as llm:
+        prompt = range(100, 100 + options.prompt)
         seconds_with(llm, prompt, 2)  # libraries set themselves up
-        for tokens in arguments.tokens:
-            (kept, fast), (anew, slow) = (
-                measure(llm, prompt, tokens) for measure in (seconds_with, seconds_without)
-            )
+        for tokens in options.tokens:
+            (kept, fast), (anew, slow) = (way(llm, prompt, tokens) for way in (seconds_with, seconds_without))
             same = sum(a == b for a, b in zip(kept, anew, strict=True)) / tokens
-            table.add_row(f"{tokens:,}", f"{fast:.2f}", f"{slow:.2f}", f"{slow / fast:.1f}x", f"{same:.0%}")
-    Console().print(table)
-    return 0
+            rows.append((f"{tokens:,}", (f"{fast:.2f}", f"{slow:.2f}", f"{slow / fast:.1f}x", f"{same:.0%}")))
+    columns = ("with a cache, s", "without, s", "times", "same tokens")
+    return Result("What the KV cache saves", [TextTable("Seconds", "new tokens", columns, tuple(rows))])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_study(Options, measure))

@@ -15,7 +15,6 @@ EPILOG = f"""\
 examples:
   {PROGRAM} kv-compress
   {PROGRAM} baton --sets short --batches 2,8 --modes static,embedding
-  {PROGRAM} kvpress --help
 docs/benchmarks.md says what the columns mean.
 """
 STUDIES = {
@@ -25,7 +24,6 @@ STUDIES = {
     "batch-max": "the experiment of the Batch-Max paper on the demo model: memory is given, the batch is free",
     "kcache": "values that weigh most from the host: answers and tokens per second (KCache, Tables 2 and 3)",
     "plan": "what the texts print for their machines beside a planner fitted to some of it; runs nothing",
-    "kvpress": "answers beside NVIDIA's kvpress: same prompts, same KVs kept, bytes held",
 }
 
 

@@ -11,8 +11,8 @@ from winnow_lab.cli.eval import typed
 from winnow_lab.cli.eval.prompts import add_prompt_flags
 from winnow_lab.evaluate.result import Evaluation
 from winnow_lab.papers.harness import write_page
-from winnow_lab.papers.page import results_json
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study.page import results_json
 
 TASK = "demo"
 CONTROLS = ("recent", "random")

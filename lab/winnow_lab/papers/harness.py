@@ -11,10 +11,10 @@ from winnow.cli.flags.paths import require_writable
 from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.report.provenance import Machine, report_head, typed_command
-from winnow_lab.papers.page import page
 from winnow_lab.report.console import console, print_tables
 from winnow_lab.report.plots import can_draw, save_figure
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study.page import page
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +120,7 @@ def write_page(
     tables: Sequence[TextTable],
     figures: Sequence[Path] = (),
 ) -> None:
-    """Write the page of `winnow_lab.papers.page`, and say so."""
+    """Write the page of `winnow_lab.study.page`, and say so."""
     path.write_text(page(title, heads, facts, notes, tables, figures), encoding="utf-8")
     print("winnow: wrote", ", ".join(map(str, (path, *figures))), file=sys.stderr)
 

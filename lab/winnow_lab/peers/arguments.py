@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers import PEERS
-from work_arguments import take_work
+from winnow.errors import ConfigError
+from winnow_lab.bench.presets import PRESETS
+from winnow_lab.peers.peers import PEERS
 
 FOLDER = Path("runs") / "peers"
 _OF_THE_MACHINE = ("--folder", "--journal", "--json", "--lock", "--out")
@@ -27,8 +28,14 @@ def parse(argv: Sequence[str] | None, description: str | None) -> argparse.Names
     )
     add("--journal", type=Path, help="keep every run in this file, and run none that it has")
     add("--json", type=Path, help="write everything measured to this file")
-    arguments = parser.parse_args(argv, argparse.Namespace(work="w1"))
-    take_work(parser, arguments)
+    arguments = parser.parse_args(argv)
+    preset = PRESETS["w1"]
+    arguments.kv_seqs = preset.kv_seqs if arguments.kv_seqs is None else arguments.kv_seqs
+    numbers = {name: getattr(arguments, name) for name in ("requests", "prompt_tokens", "new_tokens")}
+    try:
+        arguments.workload = preset.workload_with(**numbers)
+    except ConfigError as error:
+        parser.error(str(error))
     check(parser, arguments)
     return arguments
 

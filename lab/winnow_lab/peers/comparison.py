@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from configurations import Load
-from environment import PeerError
-from journal import Entry, Journal
-from peers import Peer
-from preparing import Places
-from protocol import Work
 from rich.console import Console
-from runner import Outcome, Runner
-from works import GivenWork
+
+from winnow_lab.peers.configurations import Load
+from winnow_lab.peers.environment import PeerError
+from winnow_lab.peers.journal import Entry, Journal
+from winnow_lab.peers.peers import Peer
+from winnow_lab.peers.preparing import Places
+from winnow_lab.peers.protocol import Work
+from winnow_lab.peers.runner import Outcome, Runner
+from winnow_lab.peers.works import GivenWork
 
 
 class Steps:

@@ -181,15 +181,6 @@ def transformers(load: Load) -> list[Configuration]:
     ]
 
 
-def ctranslate2(load: Load) -> list[Configuration]:
-    """Static batches."""
-    if load.judged:
-        return []
-    return [
-        Configuration("int8 weights", load.within, {"compute_type": "int8", "batch": load.kv_seqs}),
-    ]
-
-
 def llama_cpp(load: Load) -> list[Configuration]:
     """f16 KVs beside weights of 16, 8.5 and about 4.8 bits; where answers are judged, q8_0 KVs in the same bytes."""
     # A slot ends an answer when its last KV is taken.

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from llama_cpp_peer import find_version, server_command
-from loopback import free_port, serving
-from to_gguf import write_tokens
 
 from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.report.provenance import Machine, report_head
+from winnow_lab.peers.llama_cpp_peer import find_version, server_command
+from winnow_lab.peers.loopback import free_port, serving
+from winnow_lab.peers.to_gguf import write_tokens
 from winnow_lab.speed.hybrid_decode import ANSWER_TOKENS, SHAPES, USER_TOKENS
 
 SHAPE = "granite-4-h-1b"

@@ -6,11 +6,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from environment import PeerError
-from peers import Configuration, Peer
-
 from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
 from winnow.report.provenance import commit
+from winnow_lab.peers.environment import PeerError
+from winnow_lab.peers.peers import Configuration, Peer
 
 FORM, VERSION = "winnow_peers", 1
 

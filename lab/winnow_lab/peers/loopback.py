@@ -64,7 +64,7 @@ def serving(
             _end(process)
 
 
-def wait_until_ready(address: str, process: "subprocess.Popen[str]", seconds: float) -> None:
+def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", seconds: float) -> None:
     """Return when the address is answered with 200.
 
     Raises:
@@ -80,7 +80,7 @@ def wait_until_ready(address: str, process: "subprocess.Popen[str]", seconds: fl
     raise RuntimeError(f"the server is not ready; exit code {process.poll()}")
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _end(process: "subprocess.Popen[bytes]") -> None:
     """End it, and what it started."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):

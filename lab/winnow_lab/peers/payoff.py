@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from arguments import check, command_line, make_parser
-from comparison import Comparison, Steps
-from payoff_page import chart, page
-from peers import PEERS
 from rich.console import Console
-from works import RealModel, real_works
 
 from winnow.errors import WinnowError
 from winnow.report.provenance import Machine, report_head
+from winnow_lab.peers.arguments import check, command_line, make_parser
+from winnow_lab.peers.comparison import Comparison, Steps
+from winnow_lab.peers.payoff_page import chart, page
+from winnow_lab.peers.peers import PEERS
+from winnow_lab.peers.works import RealModel, real_works
 from winnow_lab.report.plots import can_draw, save_figure
 
 UNFINISHED = 3

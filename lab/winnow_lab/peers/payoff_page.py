@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from configurations import PROMPTS_ALONE
-from page import versions
-
 from winnow.report.provenance import origin
+from winnow_lab.peers.configurations import PROMPTS_ALONE
+from winnow_lab.peers.page import versions
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import Footnotes, TextTable
 

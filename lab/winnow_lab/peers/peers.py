@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import configurations
-from configurations import Configuration, Load
+from winnow_lab.peers import configurations
+from winnow_lab.peers.configurations import Configuration, Load
 
 HERE = Path(__file__).parent
 Command = Sequence[str | Path]
@@ -46,10 +46,6 @@ def _fit_winnow(model: Path, out: Path, weights: str) -> Command | None:
     return ["python", HERE / "fit.py", model, out] if weights == "fitted" else None
 
 
-def _convert_ctranslate2(model: Path, out: Path, _: str) -> Command:
-    return ["ct2-transformers-converter", "--model", model, "--output_dir", out]
-
-
 def _convert_llama_cpp(model: Path, out: Path, weights: str) -> Command:
     return ["python", HERE / "to_gguf.py", model, out, weights]
 
@@ -80,13 +76,6 @@ PEERS = {
             "transformers_peer.py",
             configurations.transformers,
             ("transformers", "accelerate", "psutil"),
-        ),
-        Peer(
-            "ctranslate2",
-            "ctranslate2_peer.py",
-            configurations.ctranslate2,
-            ("ctranslate2", "transformers", "sentencepiece"),
-            convert=_convert_ctranslate2,
         ),
         Peer(
             "llama.cpp",

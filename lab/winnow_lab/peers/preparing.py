@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from environment import CONVERT_SECONDS, Environment, PeerError, alone, call
-from peers import Peer
+from winnow_lab.peers.environment import CONVERT_SECONDS, Environment, PeerError, alone, call
+from winnow_lab.peers.peers import Peer
 
 
 class Places:

@@ -7,10 +7,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from runner import Outcome
-from works import GivenWork
 
 from winnow.report.provenance import Machine
+from winnow_lab.peers.runner import Outcome
+from winnow_lab.peers.works import GivenWork
 
 WIDTH = 120
 # Ratios are to the first of these that ran: the fastest engine known for this within the same limit, else our own.

@@ -20,15 +20,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from arguments import command_line, parse
-from comparison import Comparison, Steps
-from environment import PeerError
-from peers import PEERS
-from report import show
 from rich.console import Console
-from works import make_w1
 
 from winnow.report.provenance import Machine, report_head
+from winnow_lab.peers.arguments import command_line, parse
+from winnow_lab.peers.comparison import Comparison, Steps
+from winnow_lab.peers.environment import PeerError
+from winnow_lab.peers.peers import PEERS
+from winnow_lab.peers.report import show
+from winnow_lab.peers.works import make_w1
 
 UNFINISHED = 3
 

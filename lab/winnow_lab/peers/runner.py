@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from environment import PeerError, alone, call
-from journal import Entry
-from peers import Configuration, Peer
-from protocol import Answers, Work
-from works import Exam
+from winnow_lab.peers.environment import PeerError, alone, call
+from winnow_lab.peers.journal import Entry
+from winnow_lab.peers.peers import Configuration, Peer
+from winnow_lab.peers.protocol import Answers, Work
+from winnow_lab.peers.works import Exam
 
 SCRIPTS = Path(__file__).parent
 

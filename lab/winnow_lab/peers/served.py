@@ -21,23 +21,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from arguments import FOLDER, command_line
-from environment import PeerError, call
-from journal import Journal
-from llama_cpp_peer import server_command
-from loopback import free_port, serving
-from page import served as served_table
-from peers import PEERS, Configuration, Peer
-from preparing import Places
 from rich.console import Console
-from vllm_peer import BLOCK, VARIABLES, kv_bytes
-from works import export
 
 from winnow.config import EngineConfig
 from winnow.models.load.published import open_published
 from winnow.report.provenance import Machine, report_head
 from winnow.values.json_values import dump_json
 from winnow_lab.bench.kv_memory import kv_memory_for
+from winnow_lab.peers.arguments import FOLDER, command_line
+from winnow_lab.peers.environment import PeerError, call
+from winnow_lab.peers.journal import Journal
+from winnow_lab.peers.llama_cpp_peer import server_command
+from winnow_lab.peers.loopback import free_port, serving
+from winnow_lab.peers.page import served as served_table
+from winnow_lab.peers.peers import PEERS, Configuration, Peer
+from winnow_lab.peers.preparing import Places
+from winnow_lab.peers.vllm_peer import BLOCK, VARIABLES, kv_bytes
+from winnow_lab.peers.works import export
 
 UNFINISHED = 3
 START_SECONDS = 600  # vLLM compiles its model at each first start

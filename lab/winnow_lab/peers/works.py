@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from manuals import manual_samples
-from tokenizer import save_with_tokenizer
 
 from winnow.metrics import score
 from winnow.models.load.published import Published, open_published
@@ -23,6 +21,8 @@ from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks import load_task
 from winnow_lab.evaluate.tasks.task import TaskSettings
+from winnow_lab.peers.manuals import manual_samples
+from winnow_lab.peers.tokenizer import save_with_tokenizer
 
 
 @dataclass(frozen=True)

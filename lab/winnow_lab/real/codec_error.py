@@ -1,7 +1,6 @@
 """What rounding does to keys, values and attention, apart from each other: why a format costs what it costs.
 
-    python -m winnow_lab.real.codec_error [--model DIR] [--tokens 1024] [--codecs 'int8;int4;int4 rotate=none']
-        [-o docs/results]
+    python -m winnow_lab.real.codec_error -o docs/results
 
 The model reads the first tokens of WikiText-2 once, as transformers computes it. In every layer its keys and values are
 encoded and decoded; nothing of that reaches the next layer. Errors are those of a layer alone, means over layers:
@@ -18,10 +17,11 @@ Of keys, the page says how much of their squared norm is the mean over tokens of
 stands out: a constant part costs range, and is no information.
 """
 
-import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,24 +33,45 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from winnow.cache.codec import KVCodec, make_codec
 from winnow.config import ModelConfig
+from winnow.errors import ConfigError
 from winnow.models.load.loader import load_plain_model
-from winnow.report.provenance import Machine, report_head, typed_command
 from winnow.values.kv_dtype import KVDtype
 from winnow_lab.evaluate.wikitext import wikitext
-from winnow_lab.papers.page import page, results_json
-from winnow_lab.real.codec_rows import Codec
-from winnow_lab.real.command import default_model
+from winnow_lab.real.codec_rows import Codec, read_codecs
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import RealModelOptions, Result, flag, run_study
 
 CODECS = (
-    "bfloat16;fp8_e4m3;int8;int4;int4 rotate=none;int4 rotate=kv;int4 group=16;int4 group=64;int4-outlier;"
-    "int3;int2;int2 rotate=none;int4 centred;int2 centred"
+    *(
+        "bfloat16",
+        "fp8_e4m3",
+        "int8",
+        "int4",
+        "int4 rotate=none",
+        "int4 rotate=kv",
+        "int4 group=16",
+        "int4 group=64",
+    ),
+    *("int4-outlier", "int3", "int2", "int2 rotate=none", "int4 centred", "int2 centred"),
 )
 QUERIES = 32
 """The last queries, whose attention is computed anew."""
 _CENTRED = " centred"
 _NAME = "winnow-codec-error"
 Errors = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Options(RealModelOptions):
+    """The text, and what rounds."""
+
+    tokens: int = flag(1024, least=2 * QUERIES)
+    codecs: tuple[str, ...] = flag(CODECS, "semicolons between", read=read_codecs)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens % 16:
+            raise ConfigError(f"--tokens must be a multiple of 16, got {self.tokens}")
 
 
 class Recorder:
@@ -163,43 +184,24 @@ def table(errors: Errors) -> TextTable:
     return TextTable("Errors of a layer, means over layers", "codec", columns, lines)
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m winnow_lab.real.codec_error",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", default=default_model(), help="(default: models/SmolLM2*.gguf)")
-    parser.add_argument("--tokens", type=int, default=1024)
-    parser.add_argument("--codecs", default=CODECS, help="(default: %(default)s)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("docs/results"))
-    typed = parser.parse_args()
-    if typed.model is None:
-        parser.error("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
-    if typed.tokens < 2 * QUERIES or typed.tokens % 16:
-        parser.error(f"--tokens must be a multiple of 16 and at least {2 * QUERIES}, got {typed.tokens}")
-    loaded = load_plain_model(ModelConfig(typed.model, dtype="bfloat16"))
-    tokenizer: Any = loaded.tokenizer
-    token_ids = tokenizer.encode(wikitext(None), add_special_tokens=False)[: typed.tokens]
-    names = [name.strip() for name in typed.codecs.split(";") if name.strip()]
+def study(options: Options) -> Result:
+    """Errors of every codec."""
+    loaded = load_plain_model(ModelConfig(options.model, dtype="bfloat16"))
     model: Any = loaded.model
-    errors, shape = measure_errors(model, token_ids, {name: codec_of(name) for name in names})
-    head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(typed.model).name}
-    typed.output.mkdir(parents=True, exist_ok=True)
-    values = head | {"tokens": len(token_ids), "shape": shape, "errors": errors}
-    (typed.output / "codec_error.json").write_text(results_json(values, ()), encoding="utf-8")
+    tokenizer: Any = loaded.tokenizer
+    token_ids = tokenizer.encode(wikitext(None), add_special_tokens=False)[: options.tokens]
+    errors, shape = measure_errors(model, token_ids, {name: codec_of(name) for name in options.codecs})
+    name = Path(options.model).name
     facts = [
-        f"Model {head['model']}, bfloat16, {len(token_ids):,} tokens of WikiText-2, the last {QUERIES} as queries.",
+        f"Model {name}, bfloat16, {len(token_ids):,} tokens of WikiText-2, the last {QUERIES} as queries.",
         *(
             f"Of {side}s the mean over tokens holds {shape[f'{side}_mean_share']:.0%} of the squared norm, and the "
             f"largest channel is {shape[f'{side}_largest_channel']:.1f} times the root mean square."
             for side in ("key", "value")
         ),
     ]
-    text = page("What rounding does to attention", [head], facts, "", [table(errors)], [])
-    (typed.output / "codec_error.md").write_text(text, encoding="utf-8")
-    print("\n".join([*facts, *table(errors).markdown()]))
+    numbers = {"model": name, "tokens": len(token_ids), "shape": shape, "errors": errors}
+    return Result("What rounding does to attention", [table(errors)], facts, "", numbers, ())
 
 
 def codec_of(name: str) -> KVCodec:
@@ -211,4 +213,4 @@ def codec_of(name: str) -> KVCodec:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

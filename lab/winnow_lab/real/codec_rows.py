@@ -9,6 +9,11 @@ from winnow_lab.evaluate.perplexity import Perplexity
 from winnow_lab.real.rows import Row
 
 
+def read_codecs(text: str) -> tuple[str, ...]:
+    """Return the names of codecs, which semicolons part."""
+    return tuple(name.strip() for name in text.split(";") if name.strip())
+
+
 @dataclass(frozen=True)
 class Codec:
     """One codec of the tables, by the text that named it."""

@@ -1,9 +1,6 @@
 """What formats of stored KVs cost in quality: perplexity and tasks by codec, with the full cache and under eviction.
 
-    python -m winnow_lab.real.codecs [--codecs 'auto;int8;int4;int4 wide=recent=64;k=int8,v=int4'] [--model DIR]
-        [--windows 2048:20] [--prompts 8192:4] [--tasks ruler,kv-retrieval,gsm8k] [--categories A,...]
-        [--tokens 2048,4096] [--samples 50] [--policies A,...] [--bytes 4,8,16,32 | --compressions 2,4]
-        [--query seen,later] [--report] [--work DIR] [--name codecs] [-o docs/results]
+    python -m winnow_lab.real.codecs --codecs 'auto;int8;int4 wide=recent=64' --windows 2048:8 --name codecs
 
 A codec is a `kv_cache_dtype`, then what else is said: group=64, rotate=kv, wide=sinks=4,recent=64. The first one is
 what the others are compared with. --windows: tokens of a window of WikiText-2, and how many windows; the first half is
@@ -16,48 +13,58 @@ each codec compresses by what is left to reach each number of times fewer bytes 
 NAME.md has the tables, and NAME.svg the curves.
 """
 
-import argparse
 import hashlib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.report.provenance import Machine, report_head, typed_command
 from winnow_lab.evaluate.cell import AGNOSTIC, amounts_of, engine_needs, plan_cells
-from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.evaluate.likelihood import Keeping, Pair
 from winnow_lab.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow_lab.evaluate.plan import engine_identity
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
-from winnow_lab.papers.page import page, results_json
-from winnow_lab.real import command
-from winnow_lab.real.codec_rows import Codec, Measured, equal_compressions
+from winnow_lab.real.codec_rows import Codec, Measured, equal_compressions, read_codecs
 from winnow_lab.real.codec_tables import shares_figure, tables
+from winnow_lab.real.command import RealOptions
 from winnow_lab.real.run import RealEvaluation
-from winnow_lab.report.plots import can_draw, save_figure
+from winnow_lab.real.work import KNOWN_TASKS
+from winnow_lab.study import Result, flag, read_pairs, run_study
+from winnow_lab.study.journal import ResultJournal
 
-CODECS = "auto;fp8_e4m3;int8;k=int8,v=int4;int4;int4 rotate=none;int4 wide=recent=64;int4-outlier rotate=none"
+CODECS = (
+    *("auto", "fp8_e4m3", "int8", "k=int8,v=int4", "int4", "int4 rotate=none", "int4 wide=recent=64"),
+    "int4-outlier rotate=none",
+)
 _LENGTH = 4096
 """Tokens of the sequence whose bytes are counted."""
 
 
-def measure(
-    codec: Codec,
-    arguments: argparse.Namespace,
-    windows: Sequence[tuple[int, int]],
-    shares: Sequence[float],
-    reference_bytes: float | None,
-) -> Measured:
+@dataclass(frozen=True)
+class Options(RealOptions):
+    """Codecs, texts, and bytes at which mixes are compared."""
+
+    codecs: tuple[str, ...] = flag(CODECS, "semicolons between", read=read_codecs)
+    windows: tuple[tuple[int, int], ...] = flag(((2048, 20),), "TOKENS:NUMBER,... decoded", read=read_pairs)  # type: ignore[assignment]
+    prompts: tuple[tuple[int, int], ...] = flag((), "the same, read as prompts", read=read_pairs)
+    max_num_seqs: int = flag(8, least=1)
+    bytes: tuple[float, ...] = flag((), "times fewer than the first codec's full cache holds")
+    policies: tuple[str, ...] = flag(())
+    tasks: tuple[str, ...] = flag((), choices=KNOWN_TASKS)
+    work: Path = flag(Path("runs/codecs"), "folder of journals")
+    name: str = flag("codecs", "of the files in --output")
+
+
+def measure(codec: Codec, asked: Options, reference_bytes: float | None) -> Measured:
     """Measure a codec, or read from its journals what was measured before.
 
     Args:
-        arguments: of `winnow_lab.real.command`.
-        windows: tokens of a window of text, and how many.
-        shares: times fewer bytes than `reference_bytes`, in place of compressions; none: the arguments' compressions.
         reference_bytes: of a token in the format that is compared with; None: in this one.
     """
-    arguments = argparse.Namespace(**vars(arguments) | {"work": arguments.work / codec.folder})
+    arguments, shares = replace(asked, work=asked.work / codec.folder), asked.bytes
     arguments.work.mkdir(parents=True, exist_ok=True)
     with LLM(
         arguments.model,
@@ -72,14 +79,17 @@ def measure(
         token_bytes = llm.kv_bytes(_LENGTH) / _LENGTH
         if shares:
             pairs = equal_compressions(shares, token_bytes, reference_bytes or token_bytes)
-            arguments.compressions = tuple(amount for _, amount in pairs)
-        evaluation = RealEvaluation(arguments, llm, lambda rows, perplexities: None)
-        evaluation.run()
+            arguments = replace(arguments, compressions=tuple(amount for _, amount in pairs))
+        evaluation = RealEvaluation(arguments, llm)
+        for _ in evaluation.run():
+            pass
         cells = plan_cells(
             arguments.policies, amounts_of(() if shares else arguments.compressions), (AGNOSTIC,)
         )
         keepings = {cell.label: Keeping.of(cell) for cell in cells}
-        decoded = {tokens: _decoded(llm, arguments, tokens, count, keepings) for tokens, count in windows}
+        decoded = {
+            tokens: _decoded(llm, arguments, tokens, count, keepings) for tokens, count in arguments.windows
+        }
         read = {tokens: _read(llm, arguments, tokens, count) for tokens, count in arguments.prompts}
         return Measured(
             codec,
@@ -91,7 +101,7 @@ def measure(
 
 
 def _decoded(
-    llm: LLM, arguments: argparse.Namespace, tokens: int, count: int, keepings: dict[str, Keeping]
+    llm: LLM, arguments: Options, tokens: int, count: int, keepings: dict[str, Keeping]
 ) -> list[Perplexity]:
     """Perplexity by forced decoding, from the journal as far as it goes; none where that shall be all and is not."""
     pairs, journal = _windows_and_journal(llm, arguments, tokens, count, "")
@@ -103,7 +113,7 @@ def _decoded(
         )
 
 
-def _read(llm: LLM, arguments: argparse.Namespace, tokens: int, count: int) -> Perplexity | None:
+def _read(llm: LLM, arguments: Options, tokens: int, count: int) -> Perplexity | None:
     """The full cache's perplexity where the whole window is a prompt.
 
     Its chunks read what is stored, as decoding does, at a fifth of the time where windows are long.
@@ -130,7 +140,7 @@ def _window_score(llm: LLM, place: int, pair: Pair, output: RequestOutput) -> Wi
 
 
 def _windows_and_journal(
-    llm: LLM, arguments: argparse.Namespace, tokens: int, count: int, kind: str
+    llm: LLM, arguments: Options, tokens: int, count: int, kind: str
 ) -> tuple[list[Pair], ResultJournal[WindowScore]]:
     pairs = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count)
     digest = hashlib.sha256(json.dumps([vars(pair) for pair in pairs]).encode()).hexdigest()
@@ -139,62 +149,31 @@ def _windows_and_journal(
     return pairs, ResultJournal(path, identity, WindowScore.from_json, answers_alone=True)
 
 
-def write_results(output: Path, name: str, arguments: argparse.Namespace, found: Sequence[Measured]) -> None:
-    """The numbers, the page, and with --bytes the curves."""
-    shares, least = arguments.bytes, arguments.counts_from
-    head = report_head(typed_command(), Machine.here("cpu")) | {"model": Path(arguments.model).name}
-    output.mkdir(parents=True, exist_ok=True)
-    values = head | {"codecs": [each.to_json() for each in found]}
-    (output / f"{name}.json").write_text(results_json(values, ("codecs",)), encoding="utf-8")
-    figures = []
-    if shares and arguments.policies and found[0].rows and can_draw():
-        figures = [save_figure(shares_figure(found, least, shares, arguments.policies[0]), output / name)]
-    facts = [f"Model {head['model']}, {arguments.dtype}, {arguments.samples} prompts a category."]
+def study(options: Options) -> Iterator[Result]:
+    """Every codec, after each of which everything is written anew."""
+    found: list[Measured] = []
+    for name in options.codecs:
+        reference = found[0].token_bytes if found else None
+        each = measure(Codec(name), options, reference)
+        if not found or each.rows or each.perplexities or each.passes:
+            found.append(each)
+        yield result(options, found)
+
+
+def result(options: Options, found: Sequence[Measured]) -> Result:
+    """The numbers, the words, and with --bytes the curves."""
+    shares, least, model = options.bytes, options.counts_from, Path(options.model).name
+    drawn = shares and options.policies and found[0].rows
+    figure = partial(shares_figure, found, least, shares, next(iter(options.policies), ""))
+    facts = [f"Model {model}, {options.dtype}, {options.samples} prompts a category."]
     note = (
         "Change: mean over windows ± its standard error, against the first codec on the same windows. Scores: mean "
         f"over prompts ± standard error; a category counts where the first codec's full cache has {least:g} or more.\n"
     )
-    text = page("Formats of stored KVs", [head], facts, note, tables(found, least, shares), figures)
-    (output / f"{name}.md").write_text(text, encoding="utf-8")
-
-
-def _windows(text: str) -> tuple[tuple[int, int], ...]:
-    """Read "2048:20,8192:4" as tokens and counts."""
-    pairs = [part.partition(":") for part in filter(None, text.split(","))]
-    return tuple((int(tokens), int(count)) for tokens, _, count in pairs)
-
-
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(
-        prog="python -m winnow_lab.real.codecs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="Other flags are those of python -m winnow_lab.real.",
-    )
-    parser.add_argument("--codecs", default=CODECS, help="(default: %(default)s)")
-    parser.add_argument("--windows", type=_windows, default=((2048, 20),), help="(default: 2048:20)")
-    parser.add_argument("--prompts", type=_windows, default=(), help="(default: none)")
-    parser.add_argument("--max-num-seqs", type=int, default=8)
-    parser.add_argument(
-        "--bytes",
-        type=lambda text: tuple(float(each) for each in text.split(",")),
-        default=(),
-        help="times fewer than the first codec's full cache holds (default: --compressions as they are)",
-    )
-    parser.add_argument("--name", default="codecs", help="of the files (default: %(default)s)")
-    own, rest = parser.parse_known_args()
-    defaults = ["--policies", "", "--tasks", "", "--work", "runs/codecs"]
-    arguments = command.parse([*defaults, *rest])
-    arguments.max_num_seqs, arguments.bytes, arguments.prompts = own.max_num_seqs, own.bytes, own.prompts
-    found: list[Measured] = []
-    for name in filter(None, own.codecs.split(";")):
-        reference = found[0].token_bytes if found else None
-        each = measure(Codec(name.strip()), arguments, own.windows, own.bytes, reference)
-        if not found or each.rows or each.perplexities or each.passes:
-            found.append(each)
-        write_results(arguments.output, own.name, arguments, found)
+    numbers = {"model": model, "codecs": [each.to_json() for each in found]}
+    shown, figures = tables(found, least, shares), {"": figure} if drawn else {}
+    return Result("Formats of stored KVs", shown, facts, note, numbers, ("codecs",), figures)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -1,15 +1,14 @@
 """Running what was asked for, or reading it from the journals."""
 
-import argparse
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from winnow import LLM
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL_CELL, Cell, amounts_of, plan_cells
-from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.evaluate.likelihood import Keeping
 from winnow_lab.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow_lab.evaluate.plan import EvaluationPlan, engine_identity
@@ -18,12 +17,16 @@ from winnow_lab.evaluate.requests import make_requests
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
-from winnow_lab.papers.kvpress.presses import PRESSES
+from winnow_lab.papers.kvpress.presses import PACKAGE, PRESSES, SOURCES
 from winnow_lab.papers.kvpress.run import KvpressRun, PressCell
 from winnow_lab.peers.environment import Environment
 from winnow_lab.real.rows import Row, complete_cells, counts, row_of
 from winnow_lab.real.work import GIVEN, LABELS, WINDOW, Work, works
+from winnow_lab.study.journal import ResultJournal
 from winnow_lab.tasks import load_task
+
+if TYPE_CHECKING:
+    from winnow_lab.real.command import RealOptions
 
 
 def has_chat_template(llm: LLM) -> bool:
@@ -35,28 +38,24 @@ class RealEvaluation:
     """Fills `rows` and `perplexities`.
 
     Args:
-        arguments: of the command line; see `winnow_lab.real.command`.
-        write: called with all rows and perplexities after each work.
+        arguments: see `winnow_lab.real.command`.
     """
 
-    def __init__(
-        self, arguments: argparse.Namespace, llm: LLM, write: Callable[[list[Row], list[Perplexity]], None]
-    ) -> None:
+    def __init__(self, arguments: "RealOptions", llm: LLM) -> None:
         self._arguments = arguments
         self._llm = llm
-        self._write = write
         self.rows: list[Row] = []
         self.perplexities: list[Perplexity] = []
 
-    def run(self) -> None:
-        """Run everything that was asked for."""
+    def run(self) -> Iterator[tuple[list[Row], list[Perplexity]]]:
+        """Run everything that was asked for; yield all rows and perplexities after each work."""
         arguments = self._arguments
         for work in works(arguments.tasks, arguments.tokens, arguments.samples, arguments.categories):
             self._run(work)
-            self._write(self.rows, self.perplexities)
+            yield self.rows, self.perplexities
         if "perplexity" in arguments.tasks:
             self.perplexities = self._perplexity()
-            self._write(self.rows, self.perplexities)
+            yield self.rows, self.perplexities
 
     def _plan(self, work: Work, cells: Sequence[Cell]) -> EvaluationPlan:
         settings = settings_for(
@@ -112,7 +111,7 @@ class RealEvaluation:
         for query in queries:
             print(f"{work.name}: kvpress, question {LABELS[query]}", file=sys.stderr)
             run = KvpressRun(
-                arguments.kvpress_model,
+                arguments.peer_model,
                 samples,
                 maker,
                 arguments.work,
@@ -123,7 +122,10 @@ class RealEvaluation:
             if arguments.report:
                 shown = [cell for cell in cells if run.has_answered(cell)]
             else:
-                run.answer(Environment(arguments.kvpress), cells, arguments.threads)
+                environment = Environment(arguments.kvpress)
+                if not environment.python.exists():
+                    environment.prepare([PACKAGE], sources=SOURCES)
+                run.answer(environment, cells, arguments.threads)
             for cell, result in zip(shown, run.results(shown, query, self._llm.tokenizer), strict=True):
                 reported = run.seconds(cell) if work.questions > 1 else None
                 self.rows.append(row_of(work, result, None if reported is None else reported[1]))

@@ -1,12 +1,14 @@
 """Tables of text, rendered for the terminal and as Markdown."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_Row = TypeVar("_Row")
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,21 @@ class TextTable:
     notes: tuple[str, ...] = ()
     words: tuple[int, ...] = ()
     across: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        corner: str,
+        rows: Mapping[str, _Row],
+        columns: Mapping[str, Callable[[_Row], str | None]],
+        notes: Sequence[str] = (),
+    ) -> "TextTable":
+        """Return a table with a line for each of `rows`; `columns` read its entries, by head; None: left empty."""
+        lines = tuple(
+            (name, tuple(read(row) or "" for read in columns.values())) for name, row in rows.items()
+        )
+        return cls(title, corner, tuple(columns), lines, tuple(notes))
 
     def transposed(self) -> "TextTable":
         """Return the table with rows and columns exchanged."""

@@ -5,16 +5,27 @@
 Workers have started and answered a few lines before a time begins. Needs `pip install '.[ray]'`.
 """
 
-import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from winnow.batch.reader import WHOLE, RawLine
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
-from winnow.report.provenance import Machine
+from winnow.errors import WinnowError
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import ModelOptions, Result, flag, in_turn, run_study
+
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    """Lines and runs."""
+
+    lines: int = flag(400, "of a run", least=1)
+    rounds: int = flag(3, "runs of each number of workers", least=1)
 
 
 class _Dropped(OrderedWriter):
@@ -26,35 +37,33 @@ class _Dropped(OrderedWriter):
     def close(self) -> None: ...
 
 
-def main() -> None:
-    """Measure, and print medians with their quotient."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--model", help="left out: the demo model")
-    parser.add_argument("--lines", type=int, default=400, help="of a run (default: 400)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each number of workers (default: 3)")
-    asked = parser.parse_args()
+def study(options: Options) -> Result:
+    """One worker and two, in turn."""
     # Only now: what it does is read without Ray.
     import ray
 
     from winnow.ray.fleet import Fleet, Placement, connect
 
-    options = {"kv_memory": "256MiB", "threads": 1} | ({"model": asked.model} if asked.model else {})
+    engine = {"kv_memory": "256MiB", "threads": 1} | ({"model": options.model} if options.model else {})
+
+    def rate(workers: int) -> float:
+        fleet = Fleet(engine, {}, Placement(workers, 1, 0, None))
+        fleet.run(_lines(16 * workers), _Dropped(), Tally(), WHOLE, lambda: None)
+        start, tally = time.perf_counter(), Tally()
+        fleet.run(_lines(options.lines), _Dropped(), tally, WHOLE, lambda: None)
+        seconds = time.perf_counter() - start
+        fleet.close()
+        if tally.requests != options.lines or tally.failed:
+            raise WinnowError(f"{tally.requests} of {options.lines} lines answered, {tally.failed} failed")
+        return options.lines / seconds
+
     connect("local")
-    rates: dict[int, list[float]] = {}
-    for _ in range(asked.rounds):
-        for workers in (1, 2):
-            fleet = Fleet(options, {}, Placement(workers, 1, 0, None))
-            fleet.run(_lines(16 * workers), _Dropped(), Tally(), WHOLE, lambda: None)
-            start, tally = time.perf_counter(), Tally()
-            fleet.run(_lines(asked.lines), _Dropped(), tally, WHOLE, lambda: None)
-            rates.setdefault(workers, []).append(asked.lines / (time.perf_counter() - start))
-            fleet.close()
-            if tally.requests != asked.lines or tally.failed:
-                raise SystemExit(f"{tally.requests} of {asked.lines} lines answered, {tally.failed} failed")
-    one, two = (statistics.median(rates[workers]) for workers in (1, 2))
-    print(Machine.here("cpu"))
-    print(f"one worker {one:.1f} lines/s, two {two:.1f} lines/s: {two / one:.2f} times")
+    *_, rates = in_turn({"one worker": 1, "two workers": 2}, options.rounds, rate)
     ray.shutdown()
+    one, two = (statistics.median(each) for each in rates.values())
+    rows = (("one worker", (f"{one:.1f}", "")), ("two workers", (f"{two:.1f}", f"{two / one:.2f}")))
+    table = TextTable("Ray workers", "", ("lines/s", "times"), rows)
+    return Result("Workers on a Ray cluster", [table], numbers={"rates": rates})
 
 
 def _lines(count: int) -> Iterator[RawLine]:
@@ -69,4 +78,4 @@ def _lines(count: int) -> Iterator[RawLine]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

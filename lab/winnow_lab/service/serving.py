@@ -8,7 +8,6 @@ python -m winnow_lab.service.serving soak [--streams 200] [--minutes 10]   slow 
 One process holds both the engine and the clients of `soak`; the others load from a process of their own.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -19,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,22 @@ from winnow.server.keys import Keys
 from winnow.server.server import Server
 from winnow.server.service import Service, model_names
 from winnow_lab.bench.serve import ServeLoad, random_requests
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import ModelOptions, Result, flag, run_study
+
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    """What is measured, and the load."""
+
+    what: str = flag(positional=True, choices=("overhead", "cost", "queue", "soak"))
+    streams: int = flag(200, "of soak", least=1)
+    minutes: float = flag(10.0, "of soak")
+    requests: int = flag(64, least=1)
+    input: int = flag(128, "tokens of a prompt", least=1)
+    new_tokens: int = flag(64, "of an answer", least=1)
+    repeat: int = flag(3, least=1)
+    max_num_seqs: int = flag(32, least=1)
 
 
 class Background:
@@ -68,10 +84,10 @@ class Background:
         self._thread.join()
 
 
-def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
+def overhead(llm: LLM, options: Options) -> Result:
     """Tokens per second offline and served, in turn, and how long a token waits in each."""
     load = ServeLoad(
-        num_prompts=arguments.requests, random_input_len=arguments.input, random_output_len=arguments.output
+        num_prompts=options.requests, random_input_len=options.input, random_output_len=options.new_tokens
     )
     requests = random_requests(load)
     prompts: list[Any] = [each.prompt for each in requests]
@@ -83,24 +99,24 @@ def overhead(llm: LLM, arguments: argparse.Namespace) -> int:
     rates: dict[str, list[float]] = {"offline": [], "served": []}
     waits: dict[str, list[float]] = {"offline": [], "served": []}
     try:
-        for _ in range(arguments.repeat):
+        for _ in range(options.repeat):
             took, step = offline(llm, prompts, params)
             rates["offline"].append(tokens / took)
             waits["offline"].append(1000 * step)
-            found = bench(server.address, arguments)
+            found = bench(server.address, options)
             rates["served"].append(found["output_throughput"])
             waits["served"].append(found["median_itl_ms"])
     finally:
         server.stop()
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    for name, values in rates.items():
-        print(f"{name:8} {medians[name]:8.1f} tokens/s  ({', '.join(f'{value:.1f}' for value in values)})")
-    step, gap = (statistics.median(waits[name]) for name in ("offline", "served"))
-    print(
-        f"served / offline {medians['served'] / medians['offline']:.3f}; "
-        f"a token's wait {gap:.2f} ms served (median ITL), {step:.2f} ms offline (median step)"
+    rows = tuple(
+        (name, (f"{statistics.median(each):.1f}", f"{statistics.median(waits[name]):.2f}"))
+        for name, each in rates.items()
     )
-    return 0
+    columns = ("tokens/s", "ms a token waits (served: ITL; offline: step)")
+    ratio = statistics.median(rates["served"]) / statistics.median(rates["offline"])
+    numbers = {"rates": rates, "waits_ms": waits, "served_over_offline": ratio}
+    title = f"Medians; served / offline {ratio:.3f}"
+    return Result("What serving costs", [TextTable(title, "", columns, rows)], numbers=numbers)
 
 
 def offline(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple[float, float]:
@@ -118,13 +134,13 @@ def offline(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple
     return now - began, statistics.median(steps)
 
 
-def bench(address: str, arguments: argparse.Namespace, *extra: str) -> dict[str, Any]:
+def bench(address: str, options: Options, *extra: str) -> dict[str, Any]:
     """Results of `winnow bench serve` against a server."""
     command = [sys.executable, "-m", "winnow", "bench", "serve", "--base-url", address]
-    command += ["--num-prompts", str(arguments.requests), "--random-input-len", str(arguments.input)]
+    command += ["--num-prompts", str(options.requests), "--random-input-len", str(options.input)]
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.json"
-        command += ["--random-output-len", str(arguments.output), "--json", str(results), *extra]
+        command += ["--random-output-len", str(options.new_tokens), "--json", str(results), *extra]
         # Its exit code says whether requests failed, which some do where the queue is bounded.
         done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if not results.exists():
@@ -133,7 +149,7 @@ def bench(address: str, arguments: argparse.Namespace, *extra: str) -> dict[str,
     return found
 
 
-def cost(llm: LLM, arguments: argparse.Namespace) -> int:
+def cost(llm: LLM, options: Options) -> Result:
     """Processor time, which other work on the machine changes little: of long answers less that of short ones."""
     lengths = (8, 264)
     server = Background(llm, max_num_queued_reqs=None)
@@ -141,49 +157,52 @@ def cost(llm: LLM, arguments: argparse.Namespace) -> int:
     try:
         for length in (lengths[0], *lengths):  # the first warms up
             before, children = server.loop_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            bench(server.address, arguments, "--random-output-len", str(length))
+            bench(server.address, options, "--random-output-len", str(length))
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             client = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
             used.append((server.loop_time() - before, client))
     finally:
         server.stop()
-    tokens = arguments.requests * (lengths[1] - lengths[0])
+    tokens = options.requests * (lengths[1] - lengths[0])
     loop, client = (1e6 * (long - short) / tokens for short, long in zip(*used[1:], strict=True))
     streams = llm.config.scheduler.max_num_seqs
-    print(f"per token: event loop {loop:.0f} us, client {client:.0f} us")
-    print(f"a step of {streams} streams occupies the event loop for {streams * loop / 1000:.2f} ms")
-    return 0
+    facts = [
+        f"Per token: event loop {loop:.0f} us, client {client:.0f} us.",
+        f"A step of {streams} streams occupies the event loop for {streams * loop / 1000:.2f} ms.",
+    ]
+    return Result("Processor time of serving", facts=facts, numbers={"loop_us": loop, "client_us": client})
 
 
-def queue(llm: LLM, arguments: argparse.Namespace) -> int:
+def queue(llm: LLM, options: Options) -> Result:
     """What a bound on the queue costs in throughput, and what it does for latency, under too much load."""
     bounds: dict[str, int | None] = {"none": None, "bound": llm.config.scheduler.max_num_seqs // 2}
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in bounds}
     rate = 0.0
-    for _ in range(arguments.repeat):
+    for _ in range(options.repeat):
         for name, bound in bounds.items():
             server = Background(llm, max_num_queued_reqs=bound)
             try:
                 if not rate:
-                    bench(server.address, arguments)  # warms up
-                    rate = 1.5 * bench(server.address, arguments)["request_throughput"]
-                found[name].append(bench(server.address, arguments, "--request-rate", f"{rate:.3f}"))
+                    bench(server.address, options)  # warms up
+                    rate = 1.5 * bench(server.address, options)["request_throughput"]
+                found[name].append(bench(server.address, options, "--request-rate", f"{rate:.3f}"))
             finally:
                 server.stop()
-    for name, runs in found.items():
-        print(f"{name:6} at {rate:.1f} requests/s:", end="")
-        for field in ("output_throughput", "completed", "failed", "p99_ttft_ms", "p99_e2el_ms"):
-            print(f" {field} {statistics.median(run[field] for run in runs):.0f}", end="")
-        print()
-    return 0
+    fields = ("output_throughput", "completed", "failed", "p99_ttft_ms", "p99_e2el_ms")
+    rows = tuple(
+        (name, tuple(f"{statistics.median(run[field] for run in runs):.0f}" for field in fields))
+        for name, runs in found.items()
+    )
+    table = TextTable(f"Queues at {rate:.1f} requests/s", "bound", fields, rows)
+    return Result("A bounded queue under too much load", [table], numbers={"rate": rate, "runs": found})
 
 
-def soak(llm: LLM, arguments: argparse.Namespace) -> int:
+def soak(llm: LLM, options: Options) -> Result:
     """Let many streams come and go, and look for what is left."""
     before = llm.stats().kv_bytes_used  # its tables
     server = Background(llm, max_num_queued_reqs=None)
     try:
-        firsts, counts = asyncio.run(_crowd(server.address, arguments))
+        firsts, counts = asyncio.run(_crowd(server.address, options))
         end = time.monotonic() + 60
         while llm.has_unfinished and time.monotonic() < end:
             time.sleep(0.05)
@@ -193,17 +212,19 @@ def soak(llm: LLM, arguments: argparse.Namespace) -> int:
     left = stats.kv_bytes_used - before
     llm.check_integrity()
     firsts.sort()
-    print(
-        f"{counts}, time to first token p50 {firsts[len(firsts) // 2]:.3f} s, p99 {firsts[-len(firsts) // 100]:.3f} s"
-    )
-    print(f"left: {stats.num_running} running, {stats.num_waiting} waiting, {left} bytes of KVs")
-    return 1 if stats.num_running or stats.num_waiting or left or counts["failed"] else 0
+    low, high = firsts[len(firsts) // 2], firsts[-len(firsts) // 100]
+    facts = [
+        f"{counts}, time to first token p50 {low:.3f} s, p99 {high:.3f} s",
+        f"left: {stats.num_running} running, {stats.num_waiting} waiting, {left} bytes of KVs",
+    ]
+    ok = not (stats.num_running or stats.num_waiting or left or counts["failed"])
+    return Result("A crowd of streams", facts=facts, numbers={"counts": counts, "left": left}, ok=ok)
 
 
-async def _crowd(address: str, arguments: argparse.Namespace) -> tuple[list[float], dict[str, int]]:
+async def _crowd(address: str, options: Options) -> tuple[list[float], dict[str, int]]:
     firsts: list[float] = []
     counts: dict[str, int] = {"read": 0, "left": 0, "failed": 0}
-    end = time.monotonic() + 60 * arguments.minutes
+    end = time.monotonic() + 60 * options.minutes
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
 
@@ -237,32 +258,17 @@ async def _crowd(address: str, arguments: argparse.Namespace) -> tuple[list[floa
                 except httpx.HTTPError:
                     counts["failed"] += 1
 
-        await asyncio.gather(*(one(number) for number in range(arguments.streams)))
+        await asyncio.gather(*(one(number) for number in range(options.streams)))
     return firsts, counts
 
 
-def main() -> int:
+def study(options: Options) -> Result:
     """Measure what was asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=("overhead", "cost", "queue", "soak"))
-    parser.add_argument("--model", help="directory or GGUF file; left out: the demo model")
-    parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--input", type=int, default=128)
-    parser.add_argument("--output", type=int, default=64)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--max-num-seqs", type=int, default=32)
-    arguments = parser.parse_args()
-    with LLM(
-        arguments.model, kv_memory="256MiB", max_num_seqs=arguments.max_num_seqs, enable_prefix_caching=False
-    ) as llm:
-        return {"overhead": overhead, "cost": cost, "queue": queue, "soak": soak}[arguments.what](
-            llm, arguments
-        )
+    sizes: dict[str, Any] = {"kv_memory": "256MiB", "max_num_seqs": options.max_num_seqs}
+    parts = {"overhead": overhead, "cost": cost, "queue": queue, "soak": soak}
+    with LLM(options.model, enable_prefix_caching=False, threads=options.threads, **sizes) as llm:
+        return parts[options.what](llm, options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_study(Options, study))

@@ -1,9 +1,6 @@
 """Many requests through a cache that is far too small for them, and each of them held to what it is owed.
 
-    python -m winnow_lab.service.soak [--requests 5000] [--trace FILE] [--kv-seqs 4] [--host-seqs 4] [--compare 1.0]
-        [--check-every 1] [--preempt 0.1] [--tenants] [--scheduling-policy fair] [--kv-cache-dtype int8]
-        [--fail-copies 0.1] [--fail-steps 0.01] [--seed 0]
-        [--disk 512KiB] [--follow 0.5] [--idle 0.01] [--damage 0.01] [--processes 2]
+    python -m winnow_lab.service.soak --requests 5000 --tenants --scheduling-policy fair --fail-steps 0.01
 
 Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample or search
 with beams, some are forked in the middle of their answers, some are aborted. Every request must end exactly once;
@@ -21,13 +18,12 @@ An answer that differs where the two best tokens of the unloaded run are closer 
 tie, not as a fault: sums in float32 depend on who shares the batch. Beams are a tie if their logprobs are so close.
 """
 
-import argparse
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -39,8 +35,8 @@ from winnow.config import SCHEDULING_POLICIES
 from winnow.engine.requests.beam_groups import group
 from winnow.errors import InvalidRequestError
 from winnow.eviction.presets import find_preset
-from winnow.report.provenance import Machine
 from winnow_lab.bench.traces import read_trace
+from winnow_lab.report.tables import TextTable
 from winnow_lab.service.soak_load import (
     LONGEST,
     TENANTS,
@@ -53,6 +49,7 @@ from winnow_lab.service.soak_load import (
     requests,
     tiny_llama,
 )
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 
 @dataclass
@@ -363,35 +360,53 @@ def open_pair(
     return loaded, unloaded
 
 
-def main() -> None:
-    """Run, print what came of it, and exit with 1 if a promise was broken."""
-    options = _parser().parse_args()
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The load, the memory, and what goes wrong."""
+
+    requests: int = flag(5000, least=1)
+    trace: Path | None = flag(None, "lengths of requests (default: random lengths)")
+    kv_seqs: int = flag(4, "KV memory, in requests of 256 tokens", least=1)
+    host_seqs: int = flag(4, "such requests that fit into host memory", least=0)
+    in_flight: int = flag(48, "unfinished requests at a time, less forks", least=1)
+    compare: float = flag(1.0, "share of answers that are compared")
+    check_every: int = flag(1, "steps between assertions of invariants", least=1)
+    tie: float = flag(1e-3)
+    preempt: float = flag(0.1, "share of steps before which one gives way")
+    tenants: bool = flag(False, "requests run on accounts with shares and limits")
+    scheduling_policy: str = flag("priority", choices=SCHEDULING_POLICIES)
+    kv_cache_dtype: str = flag("auto", "format of stored KVs in both engines")
+    fail_copies: float = flag(0.0, "share of host copies that fail")
+    fail_steps: float = flag(0.0, "share of steps and rounds that raise")
+    disk: str | None = flag(None, "bytes of prefixes on disk, such as 512KiB (default: none)")
+    cache: Path | None = flag(None, "folder of these (default: a temporary one)")
+    follow: float = flag(0.0, "share of requests that are a next turn")
+    idle: float = flag(0.0, "share of steps after which all requests end")
+    damage: float = flag(0.0, "share of steps before which a file is damaged")
+    processes: int = flag(1, "that share the folder, each with such a load", least=1)
+    seed: int = flag(0)
+
+
+def study(options: Options) -> Result:
+    """Serve, in several processes if asked; not ok where a promise was broken."""
     with tempfile.TemporaryDirectory() as directory:
         cache = options.cache or Path(directory) / "cache"
-        command = [
-            sys.executable,
-            str(Path(__file__)),
-            *sys.argv[1:],
-            "--cache",
-            str(cache),
-            "--processes",
-            "1",
-        ]
+        own = [*sys.argv[1:], "--cache", str(cache), "--processes", "1"]
+        command = [sys.executable, "-m", "winnow_lab.service.soak", *own]
         others = [
             subprocess.Popen([*command, "--seed", str(options.seed + number)])  # noqa: S603
             for number in range(1, options.processes)
         ]
-        ok = _serve(options, Path(directory), cache if options.disk else None)
-        sys.exit(not all([ok, *(process.wait() == 0 for process in others)]))
+        result = _serve(options, Path(directory), cache if options.disk else None)
+        ended = [process.wait() == 0 for process in others]
+        return replace(result, ok=result.ok and all(ended))
 
 
-def _serve(options: argparse.Namespace, directory: Path, cache: Path | None) -> bool:
-    """Serve, print what came of it, and return whether all promises were kept."""
-    trace = (
+def _serve(options: Options, directory: Path, cache: Path | None) -> Result:
+    lengths = (
         drawn_lengths(options.seed) if options.trace is None else fitted(read_trace(options.trace, 20_000))
     )
-    console = Console()
-    start = time.perf_counter()
+    start, on_disk = time.perf_counter(), {"prefix_cache_dir": cache, "prefix_cache_disk": options.disk}
     loaded, unloaded = open_pair(
         tiny_llama(directory),
         options.kv_seqs,
@@ -399,85 +414,43 @@ def _serve(options: argparse.Namespace, directory: Path, cache: Path | None) -> 
         tenants=options.tenants,
         kv_cache_dtype=options.kv_cache_dtype,
         scheduling_policy=options.scheduling_policy,
-        **({} if cache is None else {"prefix_cache_dir": cache, "prefix_cache_disk": options.disk}),
+        **({} if cache is None else on_disk),
     )
     with loaded, unloaded, Console(stderr=True).status("") as status:
         failures = Failures(loaded, options.seed, copies=options.fail_copies, steps=options.fail_steps)
         damaged = DamagedFiles(cache or directory, options.damage if cache else 0.0, options.seed)
-        soak = Soak(
-            loaded,
-            unloaded,
-            in_flight=options.in_flight,
-            compare=options.compare,
-            check_every=options.check_every,
-            tie=options.tie,
-            preempt=options.preempt,
-            follow=options.follow,
-            idle=options.idle,
-            each_step=damaged.perhaps,
-        )
+        names = ("in_flight", "compare", "check_every", "tie", "preempt", "follow", "idle")
+        settings = {name: getattr(options, name) for name in names}
+        soak = Soak(loaded, unloaded, each_step=damaged.perhaps, **settings)
         tally = soak.run(
-            requests(options.requests, trace, options.seed, options.tenants),
+            requests(options.requests, lengths, options.seed, options.tenants),
             lambda so_far: status.update(
                 f"{so_far.finished + so_far.aborted} of {options.requests} ended, {len(so_far.faults)} faults"
             ),
         )
         stats = loaded.stats()
-    console.print(str(Machine.here()))
-    console.print(
-        f"{tally.submitted} requests, {tally.forked} of them forks, {tally.refused} refused, {tally.finished} "
-        f"finished, {tally.aborted} aborted; {soak.steps} steps, {stats.num_preemptions} preemptions, "
-        f"{stats.num_swaps} swaps, {stats.cached_tokens} prompt tokens found; {failures.copies} copies and "
-        f"{failures.steps} steps or rounds made to fail; {tally.compared} compared "
-        f"({tally.compared_forks} forks, {tally.compared_beams} with beams), "
-        f"{tally.ties} ties, {len(tally.faults)} faults; {time.perf_counter() - start:.0f} s"
-    )
+    counted = asdict(tally) | {
+        "faults": len(tally.faults),
+        "steps": soak.steps,
+        "preemptions": stats.num_preemptions,
+        "swaps": stats.num_swaps,
+        "cached_tokens": stats.cached_tokens,
+        "failed_copies": failures.copies,
+        "damaged_files": damaged.count,
+        "seconds": round(time.perf_counter() - start),
+    }
     if (disk := stats.disk_tier) is not None:
-        console.print(
-            f"{tally.followed} next turns, {tally.idles} idles, {damaged.count} files damaged; disk: "
-            f"{disk.loaded_tokens} tokens loaded, {disk.num_damaged} files found damaged, {disk.num_dropped} dropped, "
-            f"{disk.bytes_used} of {disk.bytes_budget} bytes used"
-        )
-    for fault in tally.faults[:20]:
-        console.print(fault)
-    return not tally.faults
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition("\n")[0] if __doc__ else None, allow_abbrev=False
+        counted |= {"loaded_tokens": disk.loaded_tokens, "found_damaged": disk.num_damaged}
+        counted |= {
+            "dropped": disk.num_dropped,
+            "disk_bytes": disk.bytes_used,
+            "disk_budget": disk.bytes_budget,
+        }
+    table = TextTable(
+        "Soak", "", ("count",), tuple((name, (f"{value:,}",)) for name, value in counted.items())
     )
-    parser.add_argument("--requests", type=int, default=5000)
-    parser.add_argument("--trace", type=Path, help="lengths of requests (default: random lengths)")
-    parser.add_argument("--kv-seqs", type=int, default=4, help="KV memory, in requests of 256 tokens")
-    parser.add_argument("--host-seqs", type=int, default=4, help="such requests that fit into host memory")
-    parser.add_argument("--in-flight", type=int, default=48, help="unfinished requests at a time, less forks")
-    parser.add_argument("--compare", type=float, default=1.0, help="share of answers that are compared")
-    parser.add_argument("--check-every", type=int, default=1, help="steps between assertions of invariants")
-    parser.add_argument("--tie", type=float, default=1e-3)
-    parser.add_argument(
-        "--preempt", type=float, default=0.1, help="share of steps before which one gives way"
-    )
-    parser.add_argument(
-        "--tenants", action="store_true", help="requests run on accounts with shares and limits"
-    )
-    parser.add_argument("--scheduling-policy", choices=SCHEDULING_POLICIES, default="priority")
-    parser.add_argument("--kv-cache-dtype", default="auto", help="format of stored KVs in both engines")
-    parser.add_argument("--fail-copies", type=float, default=0.0, help="share of host copies that fail")
-    parser.add_argument("--fail-steps", type=float, default=0.0, help="share of steps and rounds that raise")
-    parser.add_argument("--disk", type=str, help="bytes of prefixes on disk, such as 512KiB (default: none)")
-    parser.add_argument("--cache", type=Path, help="folder of these (default: a temporary one)")
-    parser.add_argument("--follow", type=float, default=0.0, help="share of requests that are a next turn")
-    parser.add_argument("--idle", type=float, default=0.0, help="share of steps after which all requests end")
-    parser.add_argument(
-        "--damage", type=float, default=0.0, help="share of steps before which a file is damaged"
-    )
-    parser.add_argument(
-        "--processes", type=int, default=1, help="that share the folder, each with such a load"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    return parser
+    return Result("A soak", [table], tally.faults[:20], numbers=counted, ok=not tally.faults)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -9,12 +9,12 @@ and predicts the others. Of several passes the fastest counts, since whatever el
 Llama of 107 million random parameters in bfloat16.
 """
 
-import argparse
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from winnow_lab.plan.simulated_engine import EngineSetup
 from winnow_lab.plan.simulation import simulate
 from winnow_lab.plan.step_time import Factors
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 W1 = PRESETS["w1"]
 FIT = (
@@ -63,6 +64,16 @@ TRACE_REQUESTS, TRACE_TOKENS, TRACE_RATE = 100, 0.5, 1.2
 """Requests of the trace, their lengths and arrivals times those of the trace."""
 SERVED = ("seconds", "output_rate", "latency", "first_token")
 PARTS = ("hardware", "fit", "held-out", "w1", "trace")
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """What is done, and where files lie."""
+
+    action: str = flag(positional=True, choices=("measure", "report"))
+    part: str | None = flag(None, positional=True, choices=PARTS)
+    folder: Path = flag()
+    trace: Path = flag(Path("AzureLLMInferenceTrace_conv.csv"))
 
 
 def options(compression: int | None, kv_seqs: int, tokens: int) -> dict[str, Any]:
@@ -176,7 +187,7 @@ def predict_load(
     }
 
 
-def report(folder: Path, trace: Path) -> tuple[dict[str, Any], list[TextTable]]:
+def report(folder: Path, trace: Path) -> Result:
     """Fit, predict, and compare."""
     hardware = Hardware(**json.loads((folder / "hardware.json").read_text()))
     fitted = calibrate(sorted(folder.glob("fit-*.json")), hardware)
@@ -212,46 +223,29 @@ def report(folder: Path, trace: Path) -> tuple[dict[str, Any], list[TextTable]]:
         values = json.loads(path.read_text())
         load = w1_load() if path.name.startswith("w1") else trace_load(trace)
         predicted = predict_load(values, load, hardware, fitted.factors)
-        errors = {name: predicted[name] / values["best"][name] - 1 for name in SERVED}
-        lines.append((path.stem, tuple(f"{errors[name]:+.1%}" for name in SERVED)))
-        loads.append(
-            {"load": path.stem, "measured": values["best"], "predicted": predicted, "errors": errors}
-        )
+        off = {name: predicted[name] / values["best"][name] - 1 for name in SERVED}
+        lines.append((path.stem, tuple(f"{off[name]:+.1%}" for name in SERVED)))
+        loads.append({"load": path.stem, "measured": values["best"], "predicted": predicted, "errors": off})
     columns = ("end to end", "output tokens/s", "mean latency", "mean first token")
     tables.append(TextTable("Loads: predicted over measured, less 1", "load", columns, tuple(lines)))
-    first = json.loads(min(folder.glob("fit-*.json")).read_text())
-    head = {name: first[name] for name in ("date", "commit", "machine")}
-    return head | {
-        "command": typed_command(),
+    numbers = {
         "hardware": hardware.to_json(),
         "factors": asdict(fitted.factors),
         "shapes": found,
         "held_out": {"mean": statistics.fmean(held), "most": max(held)},
         "loads": loads,
-    }, tables
+    }
+    return Result("How near predictions come", tables, numbers=numbers)
 
 
-def main() -> int:
+def study(options: Options) -> Result:
     """Measure or report."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("action", choices=("measure", "report"))
-    parser.add_argument("part", nargs="?", choices=PARTS)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--trace", type=Path, default=Path("AzureLLMInferenceTrace_conv.csv"))
-    parser.add_argument("--json", type=Path)
-    namespace = parser.parse_args()
-    if namespace.action == "measure":
-        for part in PARTS if namespace.part is None else (namespace.part,):
-            measure(part, namespace.folder, namespace.trace)
-        return 0
-    values, tables = report(namespace.folder, namespace.trace)
-    for table in tables:
-        print("\n".join(table.markdown()))
-    write_json(namespace.json, values)
-    return 0
+    if options.action == "report":
+        return report(options.folder, options.trace)
+    for part in PARTS if options.part is None else (options.part,):
+        measure(part, options.folder, options.trace)
+    return Result(f"Measured into {options.folder}")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(run_study(Options, study))

@@ -1,7 +1,6 @@
 """What eviction costs: the share of a run's time that goes into scoring, planning and moving, and memory of rounds.
 
-    python -m winnow_lab.speed.eviction_overhead [--model M] [--compression 8] [--requests 16] [--tokens 128]
-        [--presets A,B]
+    python -m winnow_lab.speed.eviction_overhead --presets batch-max
 
 Answers long demo prompts under each preset. Scoring is what the attention pass does for scores,
 timed inside it; planning and moving are the rounds, as each answer's `EvictionReport` says. Beside them stand the time
@@ -10,25 +9,35 @@ needed most: bytes of the tensors that lived at once, and these beside the float
 KV-Compress puts at about 8 (4.2.3).
 """
 
-import argparse
 import json
-import platform
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from winnow import LLM, SamplingParams
 from winnow.attention import observer_reference
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.eviction import PRESETS
 from winnow_lab.checkout import ROOT
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import ModelOptions, Result, flag, run_study
 
 PROMPTS = ROOT / "examples" / "demo" / "prompts.jsonl"
+
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    """Prompts and presets."""
+
+    compression: float = flag(8.0, least=1)
+    requests: int = flag(16, least=1)
+    tokens: int = flag(128, "tokens of each answer", least=1)
+    presets: tuple[str, ...] = flag(tuple(name for name in PRESETS if name != "full"), choices=tuple(PRESETS))
 
 
 class Stopwatch:
@@ -68,87 +77,65 @@ class RoundMemory:
         return profiled
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", help="directory or GGUF file; left out: the demo model")
-    parser.add_argument("--compression", type=float, default=8.0)
-    parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of each answer")
-    parser.add_argument("--presets", default=",".join(name for name in PRESETS if name != "full"))
-    arguments = parser.parse_args()
+def study(options: Options) -> Result:
+    """Every preset beside the full cache."""
     lines = sorted(PROMPTS.read_text(encoding="utf-8").splitlines(), key=len, reverse=True)
-    prompts = [json.loads(line)["prompt"] for line in lines[: arguments.requests]]
-    scoring = Stopwatch()
+    prompts = [json.loads(line)["prompt"] for line in lines[: options.requests]]
+    scoring, observation = Stopwatch(), observer_reference.Observation
     for method in ("accumulate", "store"):
-        setattr(
-            observer_reference.Observation,
-            method,
-            scoring.around(getattr(observer_reference.Observation, method)),
-        )
-    llm = LLM(arguments.model, kv_memory="1GiB", num_accumulators=2, kv_floor=1, enable_prefix_caching=False)
+        setattr(observation, method, scoring.around(getattr(observation, method)))
+    sizes: dict[str, Any] = {
+        "kv_memory": "1GiB",
+        "num_accumulators": 2,
+        "kv_floor": 1,
+        "threads": options.threads,
+    }
+    llm = LLM(options.model, enable_prefix_caching=False, **sizes)
     llm.generate(prompts[0], SamplingParams(max_tokens=2, eviction="kv-compress"))  # warm up
 
-    def run(**options: Any) -> tuple[float, float, float]:
+    def run(**own: Any) -> tuple[float, float, float]:
         """Seconds of the run, of scoring, and of rounds."""
-        scoring.seconds = 0.0
-        start = time.perf_counter()
+        scoring.seconds, start = 0.0, time.perf_counter()
         outputs = llm.generate(
-            prompts,
-            SamplingParams(temperature=0.0, max_tokens=arguments.tokens, ignore_eos=True, **options),
+            prompts, SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True, **own)
         )
         total = time.perf_counter() - start
         reports = [output.outputs[0].eviction for output in outputs]
         return total, scoring.seconds, sum(report.seconds for report in reports if report is not None)
 
-    def round_memory(**options: Any) -> tuple[int, float]:
-        """Return the bytes of the round that needs most, and how many times those of its scores they are."""
+    def round_memory(**own: Any) -> tuple[float, float]:
+        """Bytes of the round that needs most, and how many times those of its scores they are."""
         memory, plain = RoundMemory(), EvictionScheduler._run
         EvictionScheduler._run = memory.around(plain)  # type: ignore[method-assign]
         try:
-            llm.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=2, **options))
+            llm.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=2, **own))
         finally:
             EvictionScheduler._run = plain  # type: ignore[method-assign]
         return max(memory.peaks, default=(0, 0.0))
 
     tokens = sum(len(llm.generate(p, SamplingParams(max_tokens=1))[0].prompt_token_ids) for p in prompts)
     full, _, _ = run()
-    table = Table(title=f"eviction at {arguments.compression:g}x, reference backend")
-    for column in (
-        "preset",
-        "scoring s",
-        "rounds s",
-        "whole run s",
-        "overhead",
-        "full cache s",
-        "round MiB",
-        "x scores",
-    ):
-        table.add_column(column, justify="left" if column == "preset" else "right")
-    for name in arguments.presets.split(","):
+    rows = {}
+    for name in options.presets:
         takes_none = PRESETS[name].policy.budget.fixed is not None
-        options = {"eviction": name} | ({} if takes_none else {"compression": arguments.compression})
-        total, scored, planned = run(**options)
-        most, multiple = round_memory(**options)
-        table.add_row(
-            name,
-            f"{scored:.2f}",
-            f"{planned:.2f}",
-            f"{total:.2f}",
-            f"{(scored + planned) / total:.1%}",
-            f"{full:.2f}",
-            f"{most / 2**20:.1f}",
-            f"{multiple:.1f}",
-        )
-    console = Console(width=120)
-    console.print(
-        f"{arguments.model or 'demo model'}, {len(prompts)} prompts of {tokens / len(prompts):.0f} tokens on average, "
-        f"{arguments.tokens} tokens each; {platform.machine()}, {torch.get_num_threads()} threads, "
-        f"torch {torch.__version__}"
-    )
-    console.print(table)
+        own = {"eviction": name} | ({} if takes_none else {"compression": options.compression})
+        rows[name] = (*run(**own), full, *round_memory(**own))
+    columns: dict[str, Callable[[tuple[float, ...]], str]] = {
+        "scoring s": lambda row: f"{row[1]:.2f}",
+        "rounds s": lambda row: f"{row[2]:.2f}",
+        "whole run s": lambda row: f"{row[0]:.2f}",
+        "overhead": lambda row: f"{(row[1] + row[2]) / row[0]:.1%}",
+        "full cache s": lambda row: f"{row[3]:.2f}",
+        "round MiB": lambda row: f"{row[4] / 2**20:.1f}",
+        "x scores": lambda row: f"{row[5]:.1f}",
+    }
+    facts = [
+        f"{options.model or 'demo model'}, {len(prompts)} prompts of {tokens / len(prompts):.0f} tokens on average, "
+        f"{options.tokens} tokens each."
+    ]
+    table = TextTable.of(f"eviction at {options.compression:g}x", "preset", rows, columns)
+    return Result("What eviction costs", [table], facts, numbers={"seconds_and_bytes": rows})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

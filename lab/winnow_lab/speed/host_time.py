@@ -1,14 +1,15 @@
 """What a decode step costs besides the model: schedule, lay out, sample, hand out.
 
-    python -m winnow_lab.speed.host_time [--layers 32] [--kv-heads 8] [--sequences 64 256] [--steps 100]
+    python -m winnow_lab.speed.host_time [--sequences 64,256]
 
 Scheduler, cache accounting, executor, sampler and engine are the real ones; the model is a stand-in that returns the
 same logits at once and attends to nothing. Greedy, no logprobs, no text: what every request pays.
 """
 
-import argparse
 import statistics
+import sys
 import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,9 +25,23 @@ from winnow.engine.served_model import ServedModel
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, ModelGeometry
 from winnow.sampling import SamplingParams
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 VOCAB = 1024
 PARTS = ("schedule", "execute", "output")
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The model's shape, and the batch."""
+
+    layers: int = flag(32, least=1)
+    kv_heads: int = flag(8, least=1)
+    sequences: tuple[int, ...] = flag((32, 64, 256), "of a step", least=1)
+    prompt: int = flag(64, "prompt tokens of each sequence", least=1)
+    steps: int = flag(100, "that are timed", least=1)
+    kv_memory: str = flag("16GiB", "never touched but for what sequences hold")
 
 
 class NoModel:
@@ -42,29 +57,25 @@ class NoModel:
         return SimpleNamespace(logits=self._logits[:, : len(logits_to_keep)])
 
 
-def open_engine(layers: int, kv_heads: int, sequences: int, prompt: int) -> Engine:
-    config = EngineConfig.from_options(
-        {
-            "kv_memory": "16GiB",  # never touched
-            "max_num_seqs": sequences,
-            "max_num_batched_tokens": max(2048, sequences),
-        }
-    )
-    max_model_len = prompt + 1024
+def open_engine(options: Options, sequences: int) -> Engine:
+    """Return an engine around no model, for so many sequences."""
+    limits = {"max_num_seqs": sequences, "max_num_batched_tokens": max(2048, sequences)}
+    config = EngineConfig.from_options({"kv_memory": options.kv_memory, **limits})
+    most, heads, layers = options.prompt + 1024, options.kv_heads, options.layers
+    stand_in: Any = NoModel()
     model = LoadedModel(
-        model=NoModel(),
+        model=stand_in,
         tokenizer=None,
         vocab_size=VOCAB,
-        geometry=ModelGeometry(layers, kv_heads, kv_heads, 8, (None,) * layers),
-        max_model_len=max_model_len,
-        trained_len=max_model_len,
+        geometry=ModelGeometry(layers, heads, heads, 8, (None,) * layers),
+        max_model_len=most,
+        trained_len=most,
         eos_token_ids=frozenset(),
     )
     layout = model.kv_layout(config.cache, 1)
-    size = CacheSize.fit(layout, config.cache.kv_memory, sequences, max_model_len)
+    size = CacheSize.fit(layout, config.cache.kv_memory, sequences, most)
     executor = TorchExecutor(model, config, ReferenceBackend(), layout, size)
-    served = ServedModel(VOCAB, max_model_len, max_model_len)
-    return assemble(executor, served, config, time.perf_counter)
+    return assemble(executor, ServedModel(VOCAB, most, most), config, time.perf_counter)
 
 
 def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str, float]:
@@ -87,24 +98,18 @@ def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str
     return {part: statistics.median(seconds) for part, seconds in samples.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def study(options: Options) -> Result:
+    """Every number of sequences."""
+    found = {
+        f"{sequences}": measure(open_engine(options, sequences), sequences, options.prompt, options.steps)
+        for sequences in options.sequences
+    }
+    rows = tuple((name, tuple(f"{1e3 * each:.2f}" for each in row.values())) for name, row in found.items())
+    title = f"{options.layers} layers x {options.kv_heads} KV heads; milliseconds per decode step, median"
+    return Result(
+        "Host time", [TextTable(title, "sequences", (*PARTS, "step"), rows)], numbers={"seconds": found}
     )
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--kv-heads", type=int, default=8)
-    parser.add_argument("--sequences", type=int, nargs="+", default=[32, 64, 256])
-    parser.add_argument("--prompt", type=int, default=64, help="prompt tokens of each sequence")
-    parser.add_argument("--steps", type=int, default=100)
-    arguments = parser.parse_args()
-    print(f"{arguments.layers} layers x {arguments.kv_heads} KV heads; milliseconds per decode step, median")
-    print(f"{'sequences':>9} {'schedule':>9} {'execute':>9} {'output':>9} {'step':>9}")
-    for sequences in arguments.sequences:
-        engine = open_engine(arguments.layers, arguments.kv_heads, sequences, arguments.prompt)
-        found = measure(engine, sequences, arguments.prompt, arguments.steps)
-        columns = " ".join(f"{found[part] * 1e3:9.2f}" for part in (*PARTS, "step"))
-        print(f"{sequences:9} {columns}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

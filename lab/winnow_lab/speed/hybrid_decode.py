@@ -8,12 +8,11 @@ counts the tokens of each turn's prompt that are computed; none should be that w
     python -m winnow_lab.speed.hybrid_decode [--shape qwen3.5-1b] [--turns 20] [--json FILE]
 """
 
-import argparse
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,10 +26,10 @@ from transformers import (
 )
 
 from winnow import LLM, SamplingParams
-from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.native import Kernels, instruction_sets
-from winnow.report.provenance import Machine, report_head
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 USER_TOKENS, ANSWER_TOKENS = 100, 32
 COMMON: dict[str, Any] = {
@@ -125,6 +124,18 @@ SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
 }
 
 
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The shape, the batch, the conversation."""
+
+    shape: str = flag("small", choices=tuple(SHAPES))
+    seqs: int = flag(16, "sequences", least=1)
+    tokens: int = flag(32, "that each gets", least=1)
+    prompt: int = flag(16, "tokens of a prompt", least=1)
+    turns: int = flag(0, "of a conversation; 0: none", least=0)
+    no_peer: bool = flag(False, "without transformers' generate")
+
+
 def sequence_bytes(config: Any) -> tuple[int, int]:
     """Bytes of a sequence's recurrent states, and of its KVs by token in 16 bits."""
     if isinstance(config, DeepseekV2Config):
@@ -192,58 +203,44 @@ def converse(llm: LLM, num_turns: int, vocab: int) -> list[dict[str, int]]:
     return turns
 
 
-def main() -> None:
-    """Measure, and print tokens per second."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shape", choices=SHAPES, default="small", help="(default: %(default)s)")
-    parser.add_argument("--seqs", type=int, default=16, metavar="N", help="sequences (default: %(default)s)")
-    parser.add_argument(
-        "--tokens", type=int, default=32, metavar="N", help="that each gets (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--prompt", type=int, default=16, metavar="N", help="tokens of a prompt (default: %(default)s)"
-    )
-    parser.add_argument("--turns", type=int, default=0, metavar="N", help="of a conversation; 0: none")
-    parser.add_argument("--no-peer", action="store_true", help="without transformers' generate")
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    options = parser.parse_args()
-    check_json_path(options.json)
+def rival_seconds(model: Any, prompts: torch.Tensor, tokens: int, *, experts: bool) -> dict[str, float]:
+    """Seconds of transformers' decoding, by how it computes experts."""
+
+    def generate(num_tokens: int) -> Any:
+        return model.generate(prompts, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False)
+
+    found = {}
+    for loops in (False, True) if experts else (False,):
+        if loops:
+            model.set_experts_implementation("eager")
+        generate(1)
+        name = "transformers, a loop" if loops else "transformers"
+        found[name] = best_of(2, lambda: generate(1 + tokens)) - best_of(2, lambda: generate(1))
+    return found
+
+
+def study(options: Options) -> Result:
+    """Decoding, its limits, and the conversation."""
     torch.manual_seed(0)
-    config = SHAPES[options.shape]()
+    config: Any = SHAPES[options.shape]()
     prompts = torch.randint(3, config.vocab_size, (options.seqs, options.prompt))
     with tempfile.TemporaryDirectory() as folder:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         model.save_pretrained(folder)
         weights = sum(weight.nbytes for weight in model.parameters())
         experts = sum(weight.nbytes for name, weight in model.named_parameters() if ".experts." in name)
-        own = dict[str, float]()
-        if not options.no_peer:
-
-            def generate(num_tokens: int) -> Any:
-                return model.generate(
-                    prompts, max_new_tokens=num_tokens, min_new_tokens=num_tokens, do_sample=False
-                )
-
-            for loops in (False, True) if experts else (False,):
-                if loops:
-                    model.set_experts_implementation("eager")
-                generate(1)
-                name = "transformers, a loop" if loops else "transformers"
-                own[name] = best_of(2, lambda: generate(1 + options.tokens)) - best_of(2, lambda: generate(1))
+        own = {} if options.no_peer else rival_seconds(model, prompts, options.tokens, experts=experts > 0)
         model = None  # its memory is free for the next
         with LLM(folder, dtype="bfloat16", kv_memory="2GiB", max_num_seqs=options.seqs) as llm:
             ours = decode(llm, prompts.tolist(), options.tokens)
             turns = converse(llm, options.turns, config.vocab_size)
     states, kvs = (options.seqs * each for each in sequence_bytes(config))
     kvs *= options.prompt + options.tokens // 2
+    active: float = weights
     if experts:
         idle = 1 - config.num_experts_per_tok / config.num_experts
         active = weights - idle * experts  # of a token; those of all sequences together are read
         weights -= int(idle**options.seqs * experts)
-    else:
-        active = weights
     # A pass reads and writes; what is only read takes half of that, at best.
     by_bytes = seconds_per_pass(states) + seconds_per_pass(weights + kvs) / 2
     by_arithmetic = options.seqs * active / 2 / products_per_second()
@@ -254,18 +251,18 @@ def main() -> None:
         "limit by bytes": options.seqs / by_bytes,
         "limit by arithmetic": options.seqs / by_arithmetic,
     }
-    machine = Machine.here()
     sizes = {"weights": weights, "states": states, "KVs": kvs}
-    print(f"{machine}; {options.shape}, MB: { ({name: round(each / 1e6) for name, each in sizes.items()}) }")
-    for name, rate in rates.items():
-        print(f"{name:<20} {rate:8.1f} tokens/s")
-    for number, turn in enumerate(turns, 1):
-        print(
-            f"turn {number:2}: {turn['prompt']:5} tokens, {turn['new']:3} new, {turn['computed']:3} computed"
+    fact = ", ".join(f"{name} {each / 1e6:.0f} MB" for name, each in sizes.items())
+    lines = tuple((name, (f"{rate:.1f}",)) for name, rate in rates.items())
+    tables = [TextTable(f"Decoding {options.shape}", "", ("tokens/s",), lines)]
+    if turns:
+        each = tuple(
+            (f"{n}", tuple(f"{value}" for value in turn.values())) for n, turn in enumerate(turns, 1)
         )
-    head = report_head([Path(sys.argv[0]).name, *sys.argv[1:]], machine)
-    write_json(options.json, head | {"bytes": sizes, "tokens_per_second": rates, "turns": turns})
+        tables.append(TextTable("Conversation", "turn", ("tokens", "new", "computed"), each))
+    numbers = {"bytes": sizes, "tokens_per_second": rates, "turns": turns}
+    return Result("Decoding with recurrent layers, latents and experts", tables, [fact], numbers=numbers)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -1,26 +1,23 @@
 """What int8 weights cost in accuracy, by which layers stay wide: WikiText-2's perplexity of one pass over each window.
 
-    python -m winnow_lab.speed.int8_weights --model models/SmolLM2-135M-Instruct.Q4_1.gguf [--windows 16]
-        [--tokens 1024] [--threads 1] [--json FILE]
+    python -m winnow_lab.speed.int8_weights --model models/SmolLM2-135M-Instruct.Q4_1.gguf --json FILE
 
 The full cache, the first 64 tokens of a window not counted. Ratios are of the same windows, geometric means and
 standard errors over them.
 """
 
-import argparse
 import math
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from winnow import LLM, SamplingParams
-from winnow.cli.flags.paths import check_json_path, write_json
 from winnow.config import WIDE_WEIGHTS
-from winnow.report.provenance import Machine, report_head
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
-from winnow_lab.report.console import console, print_tables
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 GIVEN = 64
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -30,12 +27,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def losses(arguments: argparse.Namespace, options: dict[str, Any]) -> list[float]:
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The model, and the text."""
+
+    model: Path = flag()
+    dtype: str = flag("bfloat16", choices=("bfloat16", "float32"))
+    windows: int = flag(16, least=1)
+    tokens: int = flag(1024, "of a window", least=GIVEN + 1)
+    threads: int = flag(1, "of torch", least=1)
+
+
+def losses(options: Options, own: dict[str, Any]) -> list[float]:
     """Mean negative log likelihood of a token, by window."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     found = []
-    with LLM(arguments.model, dtype=arguments.dtype, threads=arguments.threads, **options) as llm:
-        windows = cut_windows(llm.tokenizer, wikitext(), arguments.tokens, GIVEN, arguments.windows)
+    with LLM(options.model, dtype=options.dtype, threads=options.threads, **own) as llm:
+        windows = cut_windows(llm.tokenizer, wikitext(), options.tokens, GIVEN, options.windows)
         prompts = [[*window.context, *window.continuation] for window in windows]
         for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
             entries = list(zip(prompt, output.prompt_logprobs or [], strict=True))[GIVEN:]
@@ -53,37 +61,21 @@ def change(mine: list[float], theirs: list[float]) -> tuple[float, float]:
     return ratio, ratio * error
 
 
-def main() -> None:
-    """Measure every setting, print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--windows", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=1024, help="of a window")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write what was measured to this file")
-    arguments = parser.parse_args()
-    check_json_path(arguments.json)
+def study(options: Options) -> Result:
+    """Every setting beside the model's own weights."""
     found = {}
-    for name, options in SETTINGS.items():
-        found[name] = losses(arguments, options)
+    for name, own in SETTINGS.items():
+        found[name] = losses(options, own)
         print(f"{name}: {math.exp(statistics.fmean(found[name])):.4f}", file=sys.stderr, flush=True)
     ratios = {name: change(own, found["auto"]) for name, own in found.items()}
     rows = tuple(
         (name, (f"{math.exp(statistics.fmean(own)):.3f}", f"{ratios[name][0]:.4f} ± {ratios[name][1]:.4f}"))
         for name, own in found.items()
     )
-    machine = Machine.here()
-    head = report_head([Path(sys.argv[0]).name, *sys.argv[1:]], machine)
-    title = (
-        f"{machine}; commit {head['commit']}, {head['date']}; {arguments.model.name}, {arguments.dtype}, "
-        f"{arguments.windows} windows of {arguments.tokens} tokens"
-    )
-    print_tables(console(), [TextTable(title, "weights", ("perplexity", "of auto"), rows, ())])
-    write_json(arguments.json, head | {"losses": found, "ratios": ratios})
+    title = f"{options.model.name}, {options.dtype}, {options.windows} windows of {options.tokens} tokens"
+    table = TextTable(title, "weights", ("perplexity", "of auto"), rows)
+    return Result("What int8 weights cost", [table], numbers={"losses": found, "ratios": ratios})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

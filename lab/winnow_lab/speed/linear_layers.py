@@ -1,31 +1,43 @@
 """Products of rows with a model's weights: Winnow's packed kernel, also of int8 weights, beside torch's ways, in turn.
 
-    python -m winnow_lab.speed.linear_layers [--dtype bfloat16] [--rows 1,8,32,512,2048] [--threads 2]
+    python -m winnow_lab.speed.linear_layers --threads 2
 
 The weights are those of the twelve layers of W1's model, each read once in a pass, so that none waits in a cache. Who
 takes longer than two seconds for a pass is left out of those with more rows.
 """
 
-import argparse
 import statistics
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.packed_linear import OneDnnLinear, PackedLinear, linear_of
 from winnow.native import native_kernels
-from winnow.report.provenance import Machine, commit
 from winnow_lab.bench.limits import Limits
 from winnow_lab.bench.presets import PRESETS
 from winnow_lab.bench.timing import interleave
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 CPU = torch.device("cpu")
 LONGEST_PASS = 2.0  # seconds
 INT8, Q8_0 = "winnow, int8", "winnow, q8_0"
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """Rows and types."""
+
+    dtype: str = flag("bfloat16", choices=("bfloat16", "float32", "float16"))
+    rows: tuple[int, ...] = flag((1, 8, 32, 128, 512, 2048), "tokens of a step", least=1)
+    repeats: int = flag(9, least=1)
+    threads: int | None = flag(None, "of torch", least=1)
 
 
 def weights(dtype: torch.dtype) -> list[Tensor]:
@@ -77,59 +89,44 @@ class Plain(nn.Module):
 
 
 @torch.inference_mode()
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--dtype", choices=("bfloat16", "float32", "float16"), default="bfloat16")
-    parser.add_argument("--rows", default="1,8,32,128,512,2048", help="tokens of a step, with commas between")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int)
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    dtype = getattr(torch, arguments.dtype)
-    limits = Limits.measure(dtype, CPU)
-    all_weights = weights(dtype)
+def study(options: Options) -> Result:
+    """Every number of rows, all ways in turn."""
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    dtype = getattr(torch, options.dtype)
+    limits, all_weights = Limits.measure(dtype, CPU), weights(dtype)
     rivals = ways(all_weights)
     num_bytes = sum(weight.nbytes for weight in all_weights)
     numbers = sum(weight.numel() for weight in all_weights)
-    names = list(rivals)
-    table = Table(
-        "rows", *(f"{name}, ms" for name in names), "winnow, GB/s", "winnow, GFLOP/s", "int8, GOP/s"
-    )
-    for rows in sorted(map(int, arguments.rows.split(","))):
+    names, lines, found = list(rivals), [], {}
+    for rows in sorted(options.rows):
         inputs = {width: torch.randn(rows, width).to(dtype) for width in {w.shape[1] for w in all_weights}}
 
-        def run(layers: list[nn.Module], inputs: dict[int, Tensor] = inputs) -> None:
+        def run(layers: list[Any], inputs: dict[int, Tensor] = inputs) -> None:
             for layer in layers:
                 layer(inputs[layer.in_features])
 
-        calls = [lambda layers=layers: run(layers) for layers in rivals.values()]
-        measured = interleave(calls, arguments.repeats, CPU)
+        calls = [partial(run, layers) for layers in rivals.values()]
+        measured = interleave(calls, options.repeats, CPU)
         seconds = {name: statistics.median(each) for name, each in zip(rivals, measured, strict=True)}
-        own = seconds["winnow"]
-        table.add_row(
-            f"{rows:,}",
-            *(f"{1e3 * seconds[name]:.2f}" if name in seconds else "" for name in names),
-            f"{num_bytes / own / 1e9:.1f}",
-            f"{2 * rows * numbers / own / 1e9:.0f}",
-            f"{2 * rows * numbers / seconds[INT8] / 1e9:.0f}",
+        own, found[rows] = seconds["winnow"], seconds
+        rates = (
+            num_bytes / own / 1e9,
+            2 * rows * numbers / own / 1e9,
+            2 * rows * numbers / seconds[INT8] / 1e9,
         )
-        rivals = {
-            name: layers
-            for name, layers in rivals.items()
-            if name in ("winnow", INT8, Q8_0) or seconds[name] <= LONGEST_PASS
-        }
-    console = Console(width=130)
-    console.print(f"{Machine.here()}; commit {commit()}", highlight=False, soft_wrap=True)
-    console.print(
-        f"{arguments.dtype}; limits: read {limits.read / 1e9:.1f} GB/s, product {limits.matmul / 1e9:.0f} GFLOP/s; "
-        f"{num_bytes / 2**20:.0f} MiB of weights a pass; median of {arguments.repeats}",
-        highlight=False,
+        times = (f"{1e3 * seconds[name]:.2f}" if name in seconds else "" for name in names)
+        lines.append((f"{rows:,}", (*times, f"{rates[0]:.1f}", f"{rates[1]:.0f}", f"{rates[2]:.0f}")))
+        kept = {"winnow", INT8, Q8_0, *(name for name in rivals if seconds[name] <= LONGEST_PASS)}
+        rivals = {name: layers for name, layers in rivals.items() if name in kept}
+    columns = (*(f"{name}, ms" for name in names), "winnow, GB/s", "winnow, GFLOP/s", "int8, GOP/s")
+    fact = (
+        f"{options.dtype}; limits: read {limits.read / 1e9:.1f} GB/s, product {limits.matmul / 1e9:.0f} GFLOP/s; "
+        f"{num_bytes / 2**20:.0f} MiB of weights a pass; median of {options.repeats}"
     )
-    console.print(table)
+    table = TextTable("Milliseconds of a pass", "rows", columns, tuple(lines))
+    return Result("Products with a model's weights", [table], [fact], numbers={"seconds": found})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -1,25 +1,34 @@
 """Speed of prompt lookup: one sequence that quotes its prompt, and one that does not, with drafts and without.
 
-    python -m winnow_lab.speed.prompt_lookup MODEL [--tokens 160] [--rounds 3] [--json FILE]
+    python -m winnow_lab.speed.prompt_lookup MODEL --json FILE
 
 Greedy decoding with the prompt in the prefix cache, so that only decoding counts. Settings take turns in each round;
 the table shows the median. Drafts are worth it where one sequence or a few decode: a step reads the weights once for
 all tokens that it checks.
 """
 
-import argparse
-import json
 import statistics
 import sys
 import time
+from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from winnow import LLM, SamplingParams
-from winnow.report.provenance import Machine, report_head
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions, flag, in_turn, run_study
 
 DRAFTS = (0, 3, 5, 8)  # tokens proposed in a step
+
+
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The model, and how long it is measured."""
+
+    model: str = flag(positional=True)
+    tokens: int = flag(160, "of an answer", least=1)
+    rounds: int = flag(3, least=1)
 
 
 def prompts() -> dict[str, str]:
@@ -50,41 +59,32 @@ def measure(llm: LLM, prompt: str, tokens: int) -> tuple[float, list[int], int, 
     return seconds, list(answer.token_ids), proposed, accepted
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model")
-    parser.add_argument("--tokens", type=int, default=160)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
-    engines = {drafts: open_llm(arguments.model, drafts) for drafts in DRAFTS}
+def study(options: Options) -> Result:
+    """Both prompts with every number of drafts, in turn."""
+    engines = {f"{drafts}": open_llm(options.model, drafts) for drafts in DRAFTS}
     rows: list[dict[str, Any]] = []
     for name, prompt in prompts().items():
-        runs: dict[int, list[tuple[float, list[int], int, int]]] = {drafts: [] for drafts in DRAFTS}
-        for _ in range(arguments.rounds):
-            for drafts, llm in engines.items():
-                runs[drafts].append(measure(llm, prompt, arguments.tokens))
-        whole = statistics.median(run[0] for run in runs[0])
+        *_, runs = in_turn(engines, options.rounds, partial(measure, prompt=prompt, tokens=options.tokens))
+        whole = statistics.median(run[0] for run in runs["0"])
         for drafts, found in runs.items():
             seconds = statistics.median(run[0] for run in found)
             _, token_ids, proposed, accepted = found[0]
             rows.append(
                 {
                     "prompt": name,
-                    "drafts": drafts,
-                    "tokens_per_second": round(arguments.tokens / seconds, 1),
+                    "drafts": int(drafts),
+                    "tokens_per_second": round(options.tokens / seconds, 1),
                     "speedup": round(whole / seconds, 2),
                     "accepted": round(accepted / proposed, 2) if proposed else None,
-                    "same_tokens": token_ids == runs[0][0][1],
+                    "same_tokens": token_ids == runs["0"][0][1],
                 }
             )
-            print("  ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
-    if arguments.json:
-        report = report_head(sys.argv, Machine.here()) | {"rows": rows}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    names = ("tokens_per_second", "speedup", "accepted", "same_tokens")
+    lines = tuple(
+        (f"{row['prompt']}, {row['drafts']} drafts", tuple(f"{row[name]}" for name in names)) for row in rows
+    )
+    return Result("Prompt lookup", [TextTable("Decoding", "", names, lines)], numbers={"rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_study(Options, study))

@@ -100,9 +100,9 @@ def execute(namespace: argparse.Namespace) -> int:
 def _run(
     namespace: argparse.Namespace, llm: "LLM", plan: "LmEvalPlan", keepings: "dict[str, Keeping]"
 ) -> "list[LmEvalResult]":
-    from winnow_lab.evaluate.journal import ResultJournal
     from winnow_lab.evaluate.lm_eval.lm_eval_cell import LmEvalResult, run_cell
     from winnow_lab.evaluate.plan import engine_identity
+    from winnow_lab.study.journal import ResultJournal
 
     manager = plan.task_manager()
     with ExitStack() as stack:

@@ -127,9 +127,9 @@ def _windows(namespace: argparse.Namespace, llm: "LLM") -> "list[Pair]":
 def _measure(
     namespace: argparse.Namespace, llm: "LLM", windows: "list[Pair]", keepings: "dict[str, Keeping]"
 ) -> "list[Perplexity]":
-    from winnow_lab.evaluate.journal import ResultJournal
     from winnow_lab.evaluate.perplexity import WindowScore, measure_perplexity
     from winnow_lab.evaluate.plan import engine_identity
+    from winnow_lab.study.journal import ResultJournal
 
     with ExitStack() as stack:
         journal: ResultJournal[WindowScore] | None = None

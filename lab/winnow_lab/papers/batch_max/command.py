@@ -16,11 +16,11 @@ from winnow.cli.screen.progress import add_progress_flag
 from winnow.errors import UsageError
 from winnow.report.fingerprint import model_digest
 from winnow.values.units import format_bytes
-from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.papers.batch_max.methods import BatchMaxConfig
 from winnow_lab.papers.batch_max.protocol import BatchMaxBench, OnStage
 from winnow_lab.papers.batch_max.results import BatchMaxReport, TaskResult, all_tables
 from winnow_lab.papers.harness import check_outputs, head_of, show_results, write_page
+from winnow_lab.study.journal import ResultJournal
 
 DESCRIPTION = """\
 Batch-Max (Metel et al. 2024), section 4.1, on the demo model and its tasks, or on another of each.

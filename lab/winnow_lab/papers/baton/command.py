@@ -22,7 +22,6 @@ from winnow.errors import UsageError
 from winnow.process.threads import set_threads
 from winnow.report.fingerprint import model_digest
 from winnow_lab.bench.answering import OnStep
-from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.papers.baton.protocol import Cell, Cells, Experiment, Measured
 from winnow_lab.papers.baton.results import (
     NOTES,
@@ -34,6 +33,7 @@ from winnow_lab.papers.baton.results import (
     spread_lines,
 )
 from winnow_lab.papers.harness import check_outputs, head_of, show_results, write_page
+from winnow_lab.study.journal import ResultJournal
 
 DESCRIPTION = """\
 Answer the BATON paper's two sets of queries with each mode of the padded engine and with the paged

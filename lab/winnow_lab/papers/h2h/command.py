@@ -22,7 +22,7 @@ from winnow_lab.papers.h2h.results import NOTES, TITLE, picture, tables
 from winnow_lab.papers.h2h.variants import VARIANTS
 from winnow_lab.papers.harness import check_outputs, write_page
 from winnow_lab.papers.judged import DEMO, AskedTask, chat_mode
-from winnow_lab.papers.page import results_json
+from winnow_lab.study.page import results_json
 from winnow_lab.tasks import load_task
 
 DESCRIPTION = """\

@@ -8,12 +8,12 @@ from winnow.errors import EvaluationError
 from winnow.llm import LLM
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.cell import FULL, Cell
-from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.evaluate.likelihood import Keeping
 from winnow_lab.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
 from winnow_lab.evaluate.plan import engine_identity
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.papers.h2h.variants import VARIANTS
+from winnow_lab.study.journal import ResultJournal
 
 KV_COMPRESS_DIFFERS = (
     "7B and 8B models, LongBench; a cache of C tokens whatever the prompt's length; all but KVC repeat KVs per query "

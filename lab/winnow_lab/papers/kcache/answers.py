@@ -1,6 +1,5 @@
 """Answers of a model under each setting: scores of tasks, and how far greedy continuations agree."""
 
-import argparse
 import hashlib
 import json
 import math
@@ -13,7 +12,6 @@ from typing import Any
 
 from winnow import LLM, SamplingParams
 from winnow_lab.evaluate.cell import FULL_CELL
-from winnow_lab.evaluate.journal import ResultJournal
 from winnow_lab.evaluate.likelihood import Keeping, Pair
 from winnow_lab.evaluate.perplexity import WindowScore, measure_perplexity
 from winnow_lab.evaluate.plan import EvaluationPlan, engine_identity
@@ -23,7 +21,9 @@ from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import TaskSettings
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
+from winnow_lab.papers.kcache.options import Options
 from winnow_lab.papers.kcache.protocol import CATEGORIES, PLAIN, SHOTS, Setting
+from winnow_lab.study.journal import ResultJournal
 from winnow_lab.tasks import load_task
 
 
@@ -65,7 +65,7 @@ def known_answer(setting: Setting, work: Path) -> Answered | None:
     return Answered(setting, **{name: values[name] for name in Answered.__annotations__ if name != "setting"})
 
 
-def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
+def answer(setting: Setting, arguments: Options) -> Answered:
     """Run a setting, or resume its journals."""
     work: Path = arguments.work / setting.folder
     work.mkdir(parents=True, exist_ok=True)
@@ -100,7 +100,7 @@ def answer(setting: Setting, arguments: argparse.Namespace) -> Answered:
     return answered
 
 
-def _evaluate(llm: LLM, task: str, arguments: argparse.Namespace, journal: Path, label: str) -> CellResult:
+def _evaluate(llm: LLM, task: str, arguments: Options, journal: Path, label: str) -> CellResult:
     settings = _settings(llm, task, arguments)
     plan = EvaluationPlan(task, load_task(task), settings, (FULL_CELL,), chat=_chat(task))
 
@@ -111,7 +111,7 @@ def _evaluate(llm: LLM, task: str, arguments: argparse.Namespace, journal: Path,
     return result
 
 
-def prompt_lengths(arguments: argparse.Namespace) -> dict[str, list[int]]:
+def prompt_lengths(arguments: Options) -> dict[str, list[int]]:
     """Tokens of each prompt of the tasks of `--lengths`, ascending (the paper's Fig. 2)."""
     with LLM(arguments.model, kv_memory=arguments.kv_memory) as llm:
         found = {}
@@ -124,7 +124,7 @@ def prompt_lengths(arguments: argparse.Namespace) -> dict[str, list[int]]:
         return found
 
 
-def _settings(llm: LLM, task: str, arguments: argparse.Namespace) -> TaskSettings:
+def _settings(llm: LLM, task: str, arguments: Options) -> TaskSettings:
     return settings_for(
         llm,
         samples=arguments.samples,

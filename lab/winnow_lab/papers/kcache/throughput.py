@@ -1,6 +1,5 @@
 """Tokens per second while sequences decode, by input length and batch, in a given KV memory (the paper's Table 3)."""
 
-import argparse
 import json
 import statistics
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from winnow import LLM
 from winnow.errors import InvalidRequestError
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.bench.workload import Workload
+from winnow_lab.papers.kcache.options import Options
 from winnow_lab.papers.kcache.protocol import Setting
 
 
@@ -40,7 +40,7 @@ class Cell:
 
 
 def measure(
-    settings: Sequence[Setting], cells: Sequence[tuple[int, int]], arguments: argparse.Namespace
+    settings: Sequence[Setting], cells: Sequence[tuple[int, int]], arguments: Options
 ) -> Iterator[Cell]:
     """Measure what the journal does not have, setting by setting, and yield all of it."""
     path: Path = arguments.work / "throughput.jsonl"

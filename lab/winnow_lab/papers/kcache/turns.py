@@ -1,6 +1,5 @@
 """Questions in turn on one context: values that stay, beside KVs that the first question chose (the paper's motive)."""
 
-import argparse
 import json
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from winnow.metrics import score
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.settings import settings_for
+from winnow_lab.papers.kcache.options import Options
 from winnow_lab.papers.kcache.protocol import Setting
 from winnow_lab.tasks import load_task
 
@@ -36,7 +36,7 @@ class Turns:
     device_bytes: int
 
 
-def conversations(arguments: argparse.Namespace) -> Iterator[Turns]:
+def conversations(arguments: Options) -> Iterator[Turns]:
     """Measure what the journal does not have, setting by setting, and yield all of it."""
     path: Path = arguments.work / "turns.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
@@ -57,7 +57,7 @@ def conversations(arguments: argparse.Namespace) -> Iterator[Turns]:
             yield known[label]
 
 
-def _measure(label: str, options: dict[str, Any], arguments: argparse.Namespace) -> Turns:
+def _measure(label: str, options: dict[str, Any], arguments: Options) -> Turns:
     with LLM(
         arguments.model,
         dtype="bfloat16",

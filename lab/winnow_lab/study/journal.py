@@ -10,7 +10,6 @@ from winnow.errors import EvaluationError
 from winnow.report.fingerprint import Fingerprint
 from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
 from winnow.values.json_values import dump_json
-from winnow_lab.evaluate.outcome import Outcome
 
 _FORM, _VERSION = "winnow_eval", 1
 _logger = logging.getLogger(__name__)
@@ -102,10 +101,3 @@ class ResultJournal(Generic[_Entry]):
                 self.found.append(self._read_entry(values))
                 end += len(line)
         return end
-
-
-class OutcomeJournal(ResultJournal[Outcome]):
-    """A journal of outcomes."""
-
-    def __init__(self, path: Path, fingerprint: Fingerprint, *, overwrite: bool = False) -> None:
-        super().__init__(path, fingerprint, Outcome.from_json, overwrite=overwrite, answers_alone=True)

