@@ -1,43 +1,50 @@
 """The page about a GPU: without one a line and a code; on toy shapes its parts run, and end in time."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from winnow_lab.checkout import ROOT
+from winnow_lab.gpu.__main__ import main
 from winnow_lab.gpu.rows import page, read_rows
 
+Run = Callable[..., tuple[int, str, str]]
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "winnow_lab.gpu", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command in this process, its parts in theirs: exit code, output, errors."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        code = main(arguments)
+        return code, *capsys.readouterr()
+
+    return command
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so() -> None:
-    done = run()
-    [line] = done.stderr.splitlines()
-    assert (done.returncode, done.stdout) == (2, "")
+def test_without_a_gpu_it_says_so(run: Run) -> None:
+    code, out, errors = run()
+    [line] = errors.splitlines()
+    assert (code, out) == (2, "")
     assert line.startswith("winnow_lab.gpu: torch ") and "finds no GPU" in line
 
 
-def test_a_model_runs_on_toy_shapes(tmp_path: Path) -> None:
+def test_a_model_runs_on_toy_shapes(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    done = run("--device", "cpu", "--parts", "1b", "-o", str(out))
-    assert done.returncode == 0, done.stderr
+    code, shown, errors = run("--device", "cpu", "--parts", "1b", "-o", str(out))
+    assert code == 0, errors
     rows = json.loads(out.read_text())["parts"]["1b"]
     assert [row["unit"] for row in rows] == ["tokens/s", "ms", "ms"]
-    assert all(row["value"] > 0 for row in rows) and "decode step of 4" in done.stdout
+    assert all(row["value"] > 0 for row in rows) and "decode step of 4" in shown
 
 
-def test_what_takes_too_long_is_cut_off(tmp_path: Path) -> None:
+def test_what_takes_too_long_is_cut_off(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    done = run("--device", "cpu", "--parts", "limits", "--minutes", "0.1", "-o", str(out))
-    assert done.returncode == 1 and "limits (cut off after 1 s)" in done.stdout, done.stderr
+    code, shown, errors = run("--device", "cpu", "--parts", "limits", "--minutes", "0.1", "-o", str(out))
+    assert code == 1 and "limits (cut off after 1 s)" in shown, errors
 
 
 def test_rows_stand_beside_the_limits() -> None:

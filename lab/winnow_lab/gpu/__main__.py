@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from winnow_lab.checkout import ROOT
@@ -32,7 +32,7 @@ NEEDS = {"attention": "triton", "flashinfer": "flashinfer", "vllm": "vllm"}
 """Packages without which a part is left out."""
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     """Run the parts. 0: something was measured; 1: nothing; 2: no GPU, or arguments that are none."""
     parser = argparse.ArgumentParser(prog="python -m winnow_lab.gpu", description=__doc__.split("\n\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/gpu.json"), help="file of JSON")
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cpu: toy shapes")
     parser.add_argument("--vllm-python", default=sys.executable, help="interpreter that has vLLM")
     parser.add_argument("--part", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     unknown = set(options.parts.split(",")) - set(SHARES)
     if unknown:
         parser.error(f"no part {', '.join(sorted(unknown))}; parts are {', '.join(SHARES)}")

@@ -196,7 +196,8 @@ def label(layer: Layer) -> str:
 def table(rows: Mapping[str, Measured]) -> TextTable:
     """A line per row: what it brought over the row before, beside what the text prints."""
     lines: list[tuple[str, tuple[str, ...]]] = []
-    before, printed_before = None, None
+    before: Measured | None = None
+    printed_before: int | None = None
     for layer in (layer for layer in LAYERS if layer.name in rows):
         row, text = rows[layer.name], None if layer.printed is None else STACK[layer.printed]
         printed_gain = text.printed_rate / printed_before if text and printed_before else None

@@ -84,9 +84,7 @@ class Comparison:
 
     def prepare(self) -> bool:
         """Install every peer and convert its model. Returns whether all could be."""
-        for outcome in self.outcomes:
-            self._prepare(outcome)
-        return all(outcome.error is None for outcome in self.outcomes)
+        return all([self._prepare(outcome) for outcome in self.outcomes])
 
     def run_round(self, number: int) -> None:
         """Run every configuration once that has not failed, but for what the journal has."""
@@ -96,10 +94,8 @@ class Comparison:
                 if entry is None and not self._steps.take():
                     outcome.missing += 1
                     continue
-                if entry is None:
-                    self._prepare(outcome)
-                    if outcome.error is not None:
-                        continue
+                if entry is None and not self._prepare(outcome):
+                    continue
                 outcome.take(entry or self._run(outcome, number))
                 self._say(outcome, number)
 
@@ -120,13 +116,14 @@ class Comparison:
             "configurations": [outcome.to_json(given.exam) for outcome in self.outcomes],
         }
 
-    def _prepare(self, outcome: Outcome) -> None:
-        """Or set the row's error."""
+    def _prepare(self, outcome: Outcome) -> bool:
+        """Return whether the row can be run; else its error is set."""
         try:
             self._places.find(outcome.peer, outcome.configuration.weights)
         except PeerError as unusable:
             outcome.error = str(unusable)
             self._print(f"{_name(outcome)}: {outcome.error.splitlines()[-1]}")
+        return outcome.error is None
 
     def _run(self, outcome: Outcome, number: int) -> Entry:
         """One run of one row, kept in the journal whatever came of it."""

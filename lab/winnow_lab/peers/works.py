@@ -177,14 +177,15 @@ class RealModel:
     def __init__(self, source: Path, folder: Path) -> None:
         published = open_published(source)
         self.name = source.stem
-        self.tokenizer: Any = published.tokenizer()
-        self.chats = bool(self.tokenizer.chat_template)
+        tokenizer: Any = published.tokenizer()
+        self.tokenizer = tokenizer
+        self.chats = bool(tokenizer.chat_template)
         self.folder = export(source, published, folder)
         self.maker = PromptMaker(self.tokenizer, "on" if self.chats else "off")
         config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
         self._context = config["max_position_embeddings"]
         named = config.get("eos_token_id")
-        ends = {*(named if isinstance(named, list) else [named]), self.tokenizer.eos_token_id}
+        ends = {*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id}
         self.ends = frozenset(ends - {None})
 
     def settings(self, lengths: tuple[int, ...]) -> TaskSettings:

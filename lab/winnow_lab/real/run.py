@@ -96,9 +96,9 @@ class RealEvaluation:
                 seconds = None if result.refusal else self._seconds(work, result.cell)
                 self.rows.append(row_of(work, result, seconds))
         if self._arguments.kvpress is not None:
-            self._run_kvpress(work, queries)
+            self._run_kvpress(work, queries, Environment(self._arguments.kvpress))
 
-    def _run_kvpress(self, work: Work, queries: Sequence[str]) -> None:
+    def _run_kvpress(self, work: Work, queries: Sequence[str], environment: Environment) -> None:
         arguments = self._arguments
         samples = self._plan(work, [FULL_CELL]).make_samples()
         maker = PromptMaker(self._llm.tokenizer, self._chat(work))
@@ -122,7 +122,6 @@ class RealEvaluation:
             if arguments.report:
                 shown = [cell for cell in cells if run.has_answered(cell)]
             else:
-                environment = Environment(arguments.kvpress)
                 if not environment.python.exists():
                     environment.prepare([PACKAGE], sources=SOURCES)
                 run.answer(environment, cells, arguments.threads)
