@@ -76,6 +76,8 @@ STUDIES = (
         ("real_4k.md", "`kvzip` keeps 1.00 at 4x and .95 at 8x at 4,096 tokens"),
         ("real_documents.md", "4x keeps .89 of a document's 20 answers, keys alone .21"),
         ("real_perplexity.md", "`kvzip` 8x costs 2.6 % of perplexity, keys alone 76 %"),
+        ("keys.md", "keys before rotation: .86 at 8x, .66 at 16x, at no cost"),
+        ("keys_seen.md", "question seen: keys .80 and the window .77 at 8x"),
         ("real_fit.md", "fitted KVs keep .93 at 8x and .49 at 32x; `kvzip` .87, .34"),
         ("fit_documents.md", "fitted KVs keep .79 at 16x where `kvzip` keeps .47"),
         ("fit_kvpress.md", "fitted KVs beat kvpress's presses at 16x, .75 for .66"),
