@@ -56,10 +56,32 @@ NB_MODULE(_native, m) {
       .def(
           "__init__",
           [](PackedWeight *self, DType dtype, uintptr_t packed, int64_t in_features, int64_t out_features,
-             uintptr_t scale, bool blocks) {
-            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features, at<char>(scale), blocks};
+             uintptr_t panels) {
+            new (self) PackedWeight{dtype, at<char>(packed), in_features, out_features, at<BlockPanel>(panels)};
           },
-          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a, "scale"_a, "blocks"_a);
+          "dtype"_a, "packed"_a, "in_features"_a, "out_features"_a, "panels"_a = 0);
+
+  nb::enum_<BlockKind>(m, "BlockKind")
+      .value("Q4_0", BlockKind::q4_0)
+      .value("Q4_1", BlockKind::q4_1)
+      .value("Q5_0", BlockKind::q5_0)
+      .value("Q5_1", BlockKind::q5_1)
+      .value("Q8_0", BlockKind::q8_0)
+      .value("Q2_K", BlockKind::q2_k)
+      .value("Q3_K", BlockKind::q3_k)
+      .value("Q4_K", BlockKind::q4_k)
+      .value("Q5_K", BlockKind::q5_k)
+      .value("Q6_K", BlockKind::q6_k)
+      .value("IQ4_NL", BlockKind::iq4_nl)
+      .value("MXFP4", BlockKind::mxfp4);
+
+  nb::class_<RawBlocks>(m, "RawBlocks")
+      .def(
+          "__init__",
+          [](RawBlocks *self, BlockKind kind, uintptr_t data, int64_t in, int64_t out) {
+            new (self) RawBlocks{kind, at<char>(data), in, out};
+          },
+          "kind"_a, "data"_a, "in_features"_a, "out_features"_a);
 
   nb::class_<DecoderWorkspace>(m, "DecoderWorkspace")
       .def(nb::init<>())
@@ -237,12 +259,13 @@ NB_MODULE(_native, m) {
   nb::class_<Decoder>(m, "Decoder")
       .def(
           "__init__",
-          [](Decoder *self, uintptr_t embedding, int64_t num_tokens, std::vector<StackedLayer> layers, bool selects,
-             const RmsNorm &norm, const PackedWeight &head, uintptr_t head_bias) {
-            new (self) Decoder{{at<char>(embedding), head, num_tokens}, std::move(layers), selects, norm,
+          [](Decoder *self, uintptr_t embedding, const PackedWeight &rows, int64_t num_tokens,
+             std::vector<StackedLayer> layers, bool selects, const RmsNorm &norm, const PackedWeight &head,
+             uintptr_t head_bias) {
+            new (self) Decoder{{at<char>(embedding), rows, num_tokens}, std::move(layers), selects, norm,
                                {head, at<char>(head_bias)}};
           },
-          nb::kw_only(), "embedding"_a, "num_tokens"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a)
+          nb::kw_only(), "embedding"_a, "embedding_rows"_a, "num_tokens"_a, "layers"_a, "selects"_a, "norm"_a, "head"_a, "head_bias"_a)
       .def_prop_ro("dtype", &Decoder::dtype);
 
   nb::class_<KeyRows>(m, "KeyRows")
@@ -272,10 +295,10 @@ NB_MODULE(_native, m) {
   nb::class_<Kernels>(m, "Kernels")
       .def(
           "__init__",
-          [](Kernels *self, const std::string &name, const std::string &int8_name) {
-            new (self) Kernels(kernels_for(name, int8_name));
+          [](Kernels *self, const std::string &name, const std::string &block_name) {
+            new (self) Kernels(kernels_for(name, block_name));
           },
-          "instruction_set"_a, "int8_instruction_set"_a = "")
+          "instruction_set"_a, "block_instruction_set"_a = "")
       .def_prop_ro("matrix_units", [](const Kernels &self) { return self.plain.matrix_units; })
       .def("write",
            [](const Kernels &self, const Cache &cache, const Batch &batch, int64_t layer, DType dtype, uintptr_t k,
@@ -379,10 +402,19 @@ NB_MODULE(_native, m) {
            },
            nb::call_guard<nb::gil_scoped_release>())
       .def("packed_size",
-           [](const Kernels &self, int64_t in, int64_t out, bool int8) {
-             return (int8 ? self.int8.of_features : self.plain).packed_size(in, out);
+           [](const Kernels &self, int64_t in, int64_t out) { return self.plain.packed_size(in, out); })
+      .def("block_bytes",
+           [](const Kernels &self, BlockKind kind, int64_t in, int64_t out) { return self.blocks.bytes(kind, in, out); })
+      .def("pack_blocks",
+           [](const Kernels &self, const RawBlocks &raw, uintptr_t out, int threads) {
+             self.blocks.pack(raw, at<char>(out), threads);
            },
-           "in_features"_a, "out_features"_a, "int8"_a = false)
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("dequantize_blocks",
+           [](const Kernels &self, const RawBlocks &raw, DType dtype, uintptr_t out, int threads) {
+             self.blocks.dequantize(raw, dtype, at<char>(out), threads);
+           },
+           nb::call_guard<nb::gil_scoped_release>())
       .def("pack",
            [](const Kernels &self, const PackedWeight &weight, uintptr_t dense, int threads) {
              self.products(weight).pack(weight, at<char>(dense), threads);
@@ -481,6 +513,6 @@ NB_MODULE(_native, m) {
 
   m.def("instruction_sets", &instruction_sets,
         "Those that this processor runs, slowest first. One is an emulation, never the last.");
-  m.def("int8_instruction_sets", &int8_instruction_sets, "The same for products of int8 weights.");
+  m.def("block_instruction_sets", &block_instruction_sets, "The same for products of weights in blocks.");
   m.def("has_matrix_units", &has_matrix_units, "Whether the processor multiplies matrices of bf16 (AMX).");
 }

@@ -94,7 +94,7 @@ struct StackedLayer {
 /// Inputs of the first layer.
 struct Embedding {
   const char *table;    // [num_tokens, hidden_size]; null: its rows are those of
-  PackedWeight packed;  // the head's weight
+  PackedWeight packed;  // this weight, which may be the head's
   int64_t num_tokens;
 };
 

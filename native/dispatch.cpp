@@ -12,9 +12,9 @@
 
 namespace winnow {
 
-#define WINNOW_DECLARE_INT8(isa)               \
+#define WINNOW_DECLARE_BLOCKS(isa)               \
   namespace isa {                              \
-  extern const Int8Products int8_products;     \
+  extern const BlockProducts block_products;     \
   }
 
 #define WINNOW_DECLARE(isa)                                                                              \
@@ -43,12 +43,12 @@ namespace winnow {
   void delta_step(const DeltaStep &, int);                                                               \
   void space_step(const SpaceStep &, int);                                                               \
   }                                                                                                      \
-  WINNOW_DECLARE_INT8(isa)                                                                               \
+  WINNOW_DECLARE_BLOCKS(isa)                                                                               \
   namespace isa {                                                                                        \
   const Kernels kernels{write, compact, keep_best, attend, attend_selected, replay, leverage,            \
                         key_difference, smooth_rows, rms_norm, add_normed, rotate, gate, greedy,         \
                         conv_step, delta_step, space_step,                                               \
-                        {packed_size, pack, unpack_rows, linear, gates, gated_linear}, int8_products};   \
+                        {packed_size, pack, unpack_rows, linear, gates, gated_linear}, block_products};   \
   }
 
 WINNOW_DECLARE(generic)
@@ -57,9 +57,9 @@ WINNOW_DECLARE(avx2)
 WINNOW_DECLARE(avx512)
 WINNOW_DECLARE(avx512_bf16)
 #ifdef WINNOW_AVX_VNNI
-WINNOW_DECLARE_INT8(avx2_vnni)
+WINNOW_DECLARE_BLOCKS(avx2_vnni)
 #endif
-WINNOW_DECLARE_INT8(avx512_vnni)
+WINNOW_DECLARE_BLOCKS(avx512_vnni)
 namespace avx512_vnni {
 void attend(const Attend &, Workspace &);
 }
@@ -72,11 +72,11 @@ void attend(const Attend &, Workspace &);
   }
 
 #ifdef WINNOW_HAS_EMULATED_TILES
-WINNOW_DECLARE_INT8(amx_emulated)
+WINNOW_DECLARE_BLOCKS(amx_emulated)
 WINNOW_DECLARE_TILED(amx_emulated)
 #endif
 #ifdef WINNOW_AMX
-WINNOW_DECLARE_INT8(amx)
+WINNOW_DECLARE_BLOCKS(amx)
 WINNOW_DECLARE_TILED(amx)
 #endif
 
@@ -113,9 +113,9 @@ static void attend_coded(const Attend &call, Workspace &work, void (*attend_bf16
 /// The kernels of an instruction set that multiplies bf16. Attention where activations have another format, or plain KVs, is
 /// that of AVX-512; all else is that of AVX512-BF16.
 template <void (*attend)(const Attend &, Workspace &), void (*replay)(const Replay &, Workspace &)>
-static Kernels attending_bf16(const Int8Products &int8) {
+static Kernels attending_bf16(const BlockProducts &blocks) {
   Kernels kernels = avx512_bf16::kernels;
-  kernels.int8 = int8;
+  kernels.blocks = blocks;
   static constexpr auto is_bf16 = [](const auto &call) {
     return call.dtype == DType::bf16 && (call.cache.coded || call.cache.dtype == DType::bf16);
   };
@@ -129,12 +129,12 @@ static Kernels attending_bf16(const Int8Products &int8) {
   return kernels;
 }
 
-static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf16::replay>(avx512_bf16::int8_products);
+static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf16::replay>(avx512_bf16::block_products);
 
 /// The kernels of a processor with tile registers. Linear layers of bf16 are multiplied there, too.
 #define WINNOW_TILED(isa)                                                                                      \
   [] {                                                                                                         \
-    Kernels kernels = attending_bf16<isa::attend, isa::replay>(isa::int8_products);                            \
+    Kernels kernels = attending_bf16<isa::attend, isa::replay>(isa::block_products);                            \
     kernels.plain.linear = [](const PackedWeight &weight, const LinearRows &rows, int threads) {               \
       (weight.dtype == DType::bf16 ? isa::linear : avx512_bf16::linear)(weight, rows, threads);                \
     };                                                                                                         \
@@ -245,22 +245,22 @@ const Level<Kernels> LEVELS[] = {
 #endif
 };
 
-const Level<Int8Products> INT8_LEVELS[] = {
-    {"generic", &generic::int8_products, [] { return true; }},
+const Level<BlockProducts> BLOCK_LEVELS[] = {
+    {"generic", &generic::block_products, [] { return true; }},
 #ifdef WINNOW_X86
-    {"avx2", &avx2::int8_products, has_avx2},
+    {"avx2", &avx2::block_products, has_avx2},
 #ifdef WINNOW_AVX_VNNI
-    {"avx2_vnni", &avx2_vnni::int8_products, has_avx2_vnni},
+    {"avx2_vnni", &avx2_vnni::block_products, has_avx2_vnni},
 #endif
-    {"avx512", &avx512::int8_products, has_avx512},
+    {"avx512", &avx512::block_products, has_avx512},
 #ifdef WINNOW_HAS_EMULATED_TILES
-    {"amx_emulated", &amx_emulated::int8_products, has_avx512_bf16},
+    {"amx_emulated", &amx_emulated::block_products, has_avx512_bf16},
 #endif
-    {"avx512_vnni", &avx512_vnni::int8_products, has_avx512_vnni},
-    {"avx512_bf16", &avx512_bf16::int8_products, has_avx512_bf16},
+    {"avx512_vnni", &avx512_vnni::block_products, has_avx512_vnni},
+    {"avx512_bf16", &avx512_bf16::block_products, has_avx512_bf16},
 #endif
 #ifdef WINNOW_AMX
-    {"amx", &amx::int8_products, has_amx},
+    {"amx", &amx::block_products, has_amx},
 #endif
 };
 
@@ -285,7 +285,7 @@ const auto &find(const T &levels, const std::string &name) {
 
 std::vector<std::string> instruction_sets() { return names_here(LEVELS); }
 
-std::vector<std::string> int8_instruction_sets() { return names_here(INT8_LEVELS); }
+std::vector<std::string> block_instruction_sets() { return names_here(BLOCK_LEVELS); }
 
 bool has_matrix_units() {
 #ifdef WINNOW_X86
@@ -295,9 +295,9 @@ bool has_matrix_units() {
 #endif
 }
 
-Kernels kernels_for(const std::string &name, const std::string &int8_name) {
+Kernels kernels_for(const std::string &name, const std::string &block_name) {
   Kernels kernels = find(LEVELS, name);
-  if (!int8_name.empty()) kernels.int8 = find(INT8_LEVELS, int8_name);
+  if (!block_name.empty()) kernels.blocks = find(BLOCK_LEVELS, block_name);
   return kernels;
 }
 

@@ -45,26 +45,26 @@ struct Kernels {
   void (*delta_step)(const DeltaStep &, int threads);
   void (*space_step)(const SpaceStep &, int threads);
   Products plain;
-  Int8Products int8;
+  BlockProducts blocks;
 
   /// Those that take a weight.
   const Products &products(const PackedWeight &weight) const {
-    return !weight.scale ? plain : weight.blocks ? int8.of_blocks : int8.of_features;
+    return weight.panels ? blocks.products : plain;
   }
 };
 
 /// Instruction sets that this build holds and this processor runs, slowest first. One is an emulation, never the last.
 std::vector<std::string> instruction_sets();
 
-/// The same for products of int8 weights alone, which processors have instructions of their own for.
-std::vector<std::string> int8_instruction_sets();
+/// The same for products of weights in blocks alone, which processors have instructions of their own for.
+std::vector<std::string> block_instruction_sets();
 
 /// Whether the processor multiplies matrices of bf16 (AMX), whatever the kernels at hand make of it.
 bool has_matrix_units();
 
-/// The kernels of an instruction set out of `instruction_sets()`, with those of one out of `int8_instruction_sets()` for int8
-/// weights; empty: of the same instruction set.
+/// The kernels of an instruction set out of `instruction_sets()`, with those of one out of `block_instruction_sets()` for weights
+/// in blocks; empty: of the same instruction set.
 /// Throws std::invalid_argument: it is none of them.
-Kernels kernels_for(const std::string &name, const std::string &int8_name);
+Kernels kernels_for(const std::string &name, const std::string &block_name);
 
 }  // namespace winnow

@@ -49,13 +49,14 @@ struct GatedRows {
   int64_t tokens, size;
 };
 
-/// A weight [out_features, in_features] in the form that `linear` reads: see kernels/linear.cpp, or kernels/linear_int8.cpp.
+struct BlockPanel;
+
+/// A weight [out_features, in_features] in the form that `linear` reads: see kernels/linear.cpp, or blocks.h.
 struct PackedWeight {
-  DType dtype;  // of the rows that it is multiplied with, and of the weight unless it has scales
+  DType dtype;  // of the rows that it is multiplied with, and of the weight unless it is in blocks
   char *packed;
   int64_t in_features, out_features;
-  const char *scale = nullptr;  // of int8 weights: float [out_features], or as `blocks` says; null: other weights
-  bool blocks = false;          // scales are of 32 inputs each: f16 [panels, blocks of a feature, features of a panel]
+  const BlockPanel *panels = nullptr;  // of a weight in blocks; null: any other
 };
 
 /// Rows to multiply with a weight, of its dtype.

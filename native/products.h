@@ -1,7 +1,7 @@
 // What an instruction set offers for the linear layers of one kind of weights.
 #pragma once
 
-#include "layers.h"
+#include "blocks.h"
 
 namespace winnow {
 
@@ -9,7 +9,7 @@ namespace winnow {
 struct Products {
   /// Elements that a packed weight takes.
   int64_t (*packed_size)(int64_t in_features, int64_t out_features);
-  /// Bring a dense weight [out_features, in_features], of int8 weights their codes, into packed form.
+  /// Bring a dense weight [out_features, in_features], into packed form.
   void (*pack)(const PackedWeight &, const char *dense, int threads);
   /// Rows of the dense weight, `features` of them, out of the packed one: [count, in_features].
   void (*unpack_rows)(const PackedWeight &, const int64_t *features, int64_t count, char *out, int threads);
@@ -23,9 +23,15 @@ struct Products {
   bool matrix_units = false;
 };
 
-/// Those of int8 weights, with a scale for each output feature, and with one for each block of a feature's inputs.
-struct Int8Products {
-  Products of_features, of_blocks;
+/// Linear layers of weights in blocks.
+struct BlockProducts {
+  Products products;  // but for packed_size and pack
+  /// Bytes that panels of a kind take.
+  int64_t (*bytes)(BlockKind, int64_t in_features, int64_t out_features);
+  /// Bring rows of a file into panels, one after the other.
+  void (*pack)(const RawBlocks &, char *panels, int threads);
+  /// Numbers of all rows, [out_features, in_features].
+  void (*dequantize)(const RawBlocks &, DType, char *out, int threads);
 };
 
 }  // namespace winnow

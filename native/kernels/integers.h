@@ -3,10 +3,6 @@
 
 #include "simd.h"
 
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#define WINNOW_VNNI
-#endif
-
 namespace winnow::WINNOW_ISA {
 
 inline vi larger(vi a, vi b) {
@@ -27,15 +23,6 @@ inline vi nearest(vf x) {
   return (vi)_mm256_cvtps_epi32((__m256)x);
 #else
   return (vi)(x + 12582912.0f) - 0x4b400000;
-#endif
-}
-
-inline void store_codes(int8_t *to, vi codes) {
-#if defined(__AVX512F__)
-  store_vector(to, _mm512_cvtepi32_epi8((__m512i)codes));
-#else
-  typedef int8_t narrow __attribute__((vector_size(WIDTH)));
-  store_vector(to, __builtin_convertvector(codes, narrow));
 #endif
 }
 

@@ -3,8 +3,7 @@
 //
 // Operands come in three forms. Floats: A [rows][K], B [K][N], where B may also be 16 bits wide and becomes floats on the
 // way, bf16 out of registers that are joined. Pairs of bf16, where the processor multiplies them itself: A [rows][K],
-// B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16). Integers: the same with pairs of
-// int16 and of int8, which become int16 on the way, or with fours of int8 and of uint8 where the processor multiplies them (VNNI).
+// B [K / 2][N][2], so that two neighbours along K lie side by side (the form of AVX512-BF16). Integers: the same with int16.
 #pragma once
 
 #include <type_traits>
@@ -27,12 +26,10 @@ struct SumOf {
   using vector = vf;
 };
 template <>
-struct SumOf<int8_t> {
+struct SumOf<int16_t> {
   using type = int32_t;
   using vector = vi;
 };
-template <>
-struct SumOf<int16_t> : SumOf<int8_t> {};
 
 /// What two formats are multiplied as, such as activations with weights, or with KVs. Floats, unless the processor multiplies
 /// both as they are.
@@ -96,26 +93,10 @@ constexpr bool is_joined() {
 #endif
 }
 
-/// Pairs of int8 as pairs of int16.
-inline vi load_pairs(const int8_t *from) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_cvtepi8_epi16(load_vector<__m256i>(from));
-#elif defined(__AVX2__)
-  return (vi)_mm256_cvtepi8_epi16(load_vector<__m128i>(from));
-#else
-  typedef int8_t narrow __attribute__((vector_size(WIDTH * 2)));
-  typedef int16_t wide __attribute__((vector_size(WIDTH * 4)));
-  return (vi)__builtin_convertvector(load_vector<narrow>(from), wide);
-#endif
-}
-
 /// V registers of B as their products with A take them.
 template <int V, class A, class B>
 inline void load_operands(const B *from, typename SumOf<A>::vector *out) {
-  if constexpr (std::is_same_v<B, int8_t>) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) out[v] = load_pairs(from + v * WIDTH * 2);
-  } else if constexpr (is_joined<A, B>()) {
+  if constexpr (is_joined<A, B>()) {
     static_assert(V % 2 == 0);
 #pragma GCC unroll 4
     for (int v = 0; v < V; v += 2) {
@@ -150,16 +131,6 @@ inline vf multiply_add(vf sum, const bf16 *a, vf b) {
 #endif
 
 inline vi multiply_add(vi sum, const int16_t *a, vi b) { return add_pairs(sum, broadcast_pair(a), b); }
-
-#if defined(WINNOW_VNNI)
-inline vi multiply_add(vi sum, const int8_t *a, vi b) {
-#if defined(__AVX512F__)
-  return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)b, (__m512i)broadcast_pair(a));
-#else
-  return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)b, (__m256i)broadcast_pair(a));
-#endif
-}
-#endif
 
 /// Steps along K after which lines are prefetched again: with AVX-512 a step reads whole lines of B, else it takes several.
 #if defined(__AVX512F__)
@@ -234,8 +205,8 @@ inline void product_rows(int rows, const A *a, int a_stride, const B *b, int b_s
 }
 
 template <int V, class A, class B>
-inline void product_columns(int rows, const A *a, int a_stride, const B *b, int b_stride, float *c, int c_stride, int k,
-                            bool accumulate) {
+inline void product_columns(int rows, const A *a, int a_stride, const B *b, int b_stride, typename SumOf<A>::type *c,
+                            int c_stride, int k, bool accumulate) {
   // Parts as equal as can be: one of a row or two would wait for its own sums.
   for (int parts = (rows + MAX_ROWS - 1) / MAX_ROWS; parts > 0; --parts) {
     const int n = (rows + parts - 1) / parts;

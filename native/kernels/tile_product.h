@@ -1,9 +1,8 @@
-// The products of product.h out of tile registers, for pairs of bf16 or fours of int8.
+// The products of product.h out of tile registers, for pairs of bf16.
 //
-// A register holds 16 rows of A by 64 bytes along K, or 16 pairs or fours along K by 16 columns of B, each as they lie in
-// memory, or 16 rows by 16 columns of C. What fills none is left to vectors: the rest of K, and where sums allow fewer than 16
-// rows. In linear layers of bf16 registers of A and C take fewer rows, so that every row is summed in one order, whichever rows
-// are beside it; sums of integers have no order.
+// A register holds 16 rows of A by 64 bytes along K, or 16 pairs along K by 16 columns of B, each as they lie in memory, or 16
+// rows by 16 columns of C. What fills none is left to vectors: the rest of K, and in attention fewer than 16 rows. In linear
+// layers registers of A and C take fewer rows, so that every row is summed in one order, whichever rows are beside it.
 #pragma once
 
 #include <algorithm>
@@ -138,8 +137,9 @@ inline void product_streaming(TileRegisters<bf16> &registers, int rows, const bf
 
 /// As product_streaming of product.h: without tile registers a thread holds none.
 template <int V, class A, class B, class Done>
-inline void product_streaming(TileRegisters<A> & /*registers*/, int rows, const A *a, int a_stride, const B *b, float *c,
-                              int c_stride, int k, bool accumulate, const char *ahead, const char *end, Done done) {
+inline void product_streaming(TileRegisters<A> & /*registers*/, int rows, const A *a, int a_stride, const B *b,
+                              typename SumOf<A>::type *c, int c_stride, int k, bool accumulate, const char *ahead,
+                              const char *end, Done done) {
   product_streaming<V>(rows, a, a_stride, b, c, c_stride, k, accumulate, ahead, end, done);
 }
 

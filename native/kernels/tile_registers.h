@@ -65,12 +65,6 @@ inline void multiply_tmm(const bf16 *) {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
 
-/// The same: int32 [16, 16], int8 [16, 64], and uint8 [64, 16] as fours [16][16][4].
-template <int C, int A, int B>
-inline void multiply_tmm(const int8_t *) {
-  asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-}
-
 #else
 
 /// One thread's registers. Whatever the processor refuses ends the process, as it does there.
@@ -161,23 +155,6 @@ inline void multiply_tmm(const bf16 *) {
   std::memcpy(&tiles[C], c, sizeof c);
 }
 
-template <int C, int A, int B>
-inline void multiply_tmm(const int8_t *) {
-  constexpr int FOURS = TMM_BYTES / 4;
-  EmulatedTiles &tiles = emulated_tiles;
-  tiles.require_match(C, A, B);
-  int8_t a[TMM_ROWS][4 * FOURS];
-  uint8_t b[TMM_ROWS][4 * FOURS];
-  int32_t c[TMM_ROWS][FOURS];
-  std::memcpy(a, &tiles[A], sizeof a);
-  std::memcpy(b, &tiles[B], sizeof b);
-  std::memcpy(c, &tiles[C], sizeof c);
-  for (int m = 0; m < tiles.rows(C); ++m)
-    for (int k = 0; k < tiles.row_bytes(A); ++k)
-      for (int n = 0; n < tiles.row_bytes(C) / 4; ++n) c[m][n] += a[m][k] * b[k / 4][4 * n + k % 4];
-  std::memcpy(&tiles[C], c, sizeof c);
-}
-
 #endif
 
 /// Held by a thread whose products have up to `most_rows` rows; without a whole register of them it needs none.
@@ -210,11 +187,6 @@ class TileRegisters<bf16> {
 
  private:
   int upper_ = 0, lower_ = 0;
-};
-
-template <>
-struct TileRegisters<int8_t> : TileRegisters<bf16> {
-  using TileRegisters<bf16>::TileRegisters;
 };
 
 #endif

@@ -82,7 +82,7 @@ class LLM(EngineClient):
         release_team()  # the threads that will step may be others
         super().__init__(EngineDriver(engine, release_team), loaded)
         self.dtype, self.device = loaded.dtype, loaded.device
-        narrow = getattr(loaded, "int8", None) or getattr(loaded, "library", None)
+        narrow = getattr(loaded, "blocks", None) or getattr(loaded, "library", None)
         self.weight_dtype: str = "auto" if narrow is None else narrow.weight_dtype
         computes = getattr(loaded, "forward_model", loaded.model)
         self.decoder, self.weight_bytes = type(computes).__name__, _weight_bytes(computes)

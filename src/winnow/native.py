@@ -4,8 +4,8 @@ Where Winnow was installed without a compiler the extension is missing, and of t
 `native_kernels` can be used: other modules ask one of them before they import what needs the extension's types.
 
 `WINNOW_ISA` names the instruction set to use, one of `instruction_sets()`; without it the fastest that the processor
-runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them. For int8 weights
-a name may be followed by one of `int8_instruction_sets()`, as in `WINNOW_ISA=avx2,avx2_vnni`; without it the fastest of
+runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them. For weights
+in blocks a name may be followed by one of `block_instruction_sets()`, as in `WINNOW_ISA=avx2,avx2_vnni`; without it the fastest of
 them is taken beside the fastest instruction set, and a set that is named computes them by itself.
 """
 
@@ -25,6 +25,7 @@ try:
         AttentionObserver,
         AttentionSpec,
         Batch,
+        BlockKind,
         Cache,
         CodedVectors,
         Decoder,
@@ -39,6 +40,7 @@ try:
         KeyRows,
         PackedWeight,
         Pool,
+        RawBlocks,
         RmsNorm,
         Selection,
         SeqRows,
@@ -49,9 +51,9 @@ try:
         ValuesRead,
         WideWindow,
         Workspace,
+        block_instruction_sets,
         has_matrix_units,
         instruction_sets,
-        int8_instruction_sets,
         release_team,
         run_queue_delay_ns,
     )
@@ -74,6 +76,7 @@ __all__ = [
     "AttentionObserver",
     "AttentionSpec",
     "Batch",
+    "BlockKind",
     "Cache",
     "CodedVectors",
     "DType",
@@ -88,6 +91,7 @@ __all__ = [
     "KeyRows",
     "PackedWeight",
     "Pool",
+    "RawBlocks",
     "RmsNorm",
     "Selection",
     "SeqRows",
@@ -98,9 +102,9 @@ __all__ = [
     "ValuesRead",
     "WideWindow",
     "Workspace",
+    "block_instruction_sets",
     "has_matrix_units",
     "instruction_sets",
-    "int8_instruction_sets",
     "is_installed",
     "multiplies_bfloat16",
     "native_dtype",
@@ -137,18 +141,18 @@ def native_kernels() -> "Kernels | None":
             stacklevel=2,
         )
         return None
-    name, int8_name = _isa()
+    name, block_name = _isa()
     try:
-        return Kernels(name, int8_name)
+        return Kernels(name, block_name)
     except ValueError as error:
         raise ConfigError(f"{ISA_VARIABLE}: {error}") from None
 
 
 def _isa() -> tuple[str, str]:
     """Return the names of the instruction sets in use."""
-    fastest = f"{instruction_sets()[-1]},{int8_instruction_sets()[-1]}"
-    name, _, int8_name = (os.environ.get(ISA_VARIABLE) or fastest).partition(",")
-    return name, int8_name
+    fastest = f"{instruction_sets()[-1]},{block_instruction_sets()[-1]}"
+    name, _, block_name = (os.environ.get(ISA_VARIABLE) or fastest).partition(",")
+    return name, block_name
 
 
 def multiplies_bfloat16() -> bool:

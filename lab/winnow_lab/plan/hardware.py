@@ -159,7 +159,7 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
     import torch
 
     from winnow.config import ModelConfig
-    from winnow.models.fast.int8_linear import Int8Weights
+    from winnow.models.blocks import BlockWeights
     from winnow.native import native_kernels
 
     plain = torch.nn.Linear(_FEATURES, _FEATURES, bias=False, dtype=dtype)
@@ -169,8 +169,8 @@ def _linear_rate(dtype: "torch.dtype", weight_dtype: str) -> float:
         from winnow.models.fast.fused.kernels import LayerKernels
         from winnow.models.fast.packed_linear import linear_maker
 
-        int8 = Int8Weights.of(ModelConfig(weight_dtype=weight_dtype))
-        layer = linear_maker(LayerKernels(kernels), dtype, int8=int8)([plain])
+        blocks = BlockWeights.of(ModelConfig(weight_dtype=weight_dtype))
+        layer = linear_maker(LayerKernels(kernels), dtype, blocks=blocks)([plain])
     x = torch.ones(_CHUNK, _FEATURES, dtype=dtype, device="cpu")
     with torch.inference_mode():
         return 2 * _CHUNK * _FEATURES**2 / _least_seconds(lambda: layer(x))

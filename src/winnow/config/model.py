@@ -10,7 +10,13 @@ from winnow.values.checks import check_choice, check_integer, require
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 """Names of vLLM."""
-WEIGHT_DEVICES = {"int8": ("cpu", "cuda"), "q8_0": ("cpu",), "fp8": ("cuda",), "int4": ("cuda",)}
+WEIGHT_DEVICES = {
+    "int8": ("cpu", "cuda"),
+    "q8_0": ("cpu",),
+    "q4_0": ("cpu",),
+    "fp8": ("cuda",),
+    "int4": ("cuda",),
+}
 """Devices on which linear layers can keep weights in a form."""
 WEIGHT_DTYPES = ("auto", *WEIGHT_DEVICES)
 WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
@@ -52,10 +58,9 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "how linear layers keep their weights; auto: in dtype, those of a quantized GGUF file on a CPU as q8_0 where "
-        "dtype is auto too; on CPU, beside activations of 8 bits, int8: 8 bits and "
-        "a scale for each output feature, or q8_0: 8 bits and a scale for each 32 inputs of a feature, as in GGUF's "
-        "Q8_0 blocks, which stay as they are; slower on prompts, and nearer to the model; on a GPU, by torchao, int8: "
+        "how linear layers keep their weights; auto: in dtype, those of a quantized GGUF file on a CPU as they are in "
+        "the file; on a CPU q8_0, which int8 stands for there: 8 bits and a scale for each 32 inputs of a feature, as "
+        "in GGUF's Q8_0 blocks, or q4_0: 4 bits likewise; on a GPU, by torchao, int8: "
         "half the memory, widened for each product; fp8: multiplied as such from compute capability 8.9 on; or int4: "
         "a scale for each 128 inputs of a feature",
         choices=WEIGHT_DTYPES,

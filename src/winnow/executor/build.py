@@ -106,5 +106,5 @@ def build_engine(
 def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
     """Return what identifies a model whose KVs are the same: its files, and the format in which it computes."""
     weights = config.model.load_format, config.model.seed if config.model.load_format == "dummy" else None
-    narrow = [asdict(each) for each in (loaded.int8, loaded.library) if each is not None]
+    narrow = [asdict(each) for each in (loaded.blocks, loaded.library) if each is not None]
     return dump_json([model_digest(locate_model(config.model)), str(loaded.dtype), weights, *narrow])

@@ -131,7 +131,7 @@ class Trial:
         found = paged_logits(
             loaded, self.tokens, open_backend(attention_backend, loaded.device), plain_layout(loaded)
         )
-        full = loaded.dtype == torch.float32 and loaded.int8 is None and loaded.library is None
+        full = loaded.dtype == torch.float32 and loaded.blocks is None and loaded.library is None
         tolerance = _FULL if full else HALF
         differences = differences_of(found, self.logits)
         if not len(differences):

@@ -24,10 +24,8 @@ class GroupedExperts(nn.Module):
 
     def __init__(self, own: Any, make: Callable[[Sequence[nn.Linear]], nn.Module]) -> None:
         super().__init__()
-        first = "gate_up_proj" if own.has_gate else "up_proj"
         self.up, self.down = (
-            nn.ModuleList([make([linear]) for linear in linears_of(own, name)])
-            for name in (first, "down_proj")
+            nn.ModuleList([make([linear]) for linear in linears_of(own, name)]) for name in product_names(own)
         )
         self.rest: Any = copy.copy(own)  # its activation and norm, without the weights
         self.rest._parameters = {}
@@ -47,6 +45,11 @@ class GroupedExperts(nn.Module):
         out = weighted.new_zeros(tokens * chosen, x.shape[1])
         out[order] = weighted
         return out.view(tokens, chosen, -1).sum(dim=1).to(hidden_states.dtype)
+
+
+def product_names(own: Any) -> tuple[str, str]:
+    """Return the names of the two products' weights."""
+    return ("gate_up_proj" if own.has_gate else "up_proj"), "down_proj"
 
 
 def linears_of(own: Any, name: str) -> Iterator[nn.Linear]:

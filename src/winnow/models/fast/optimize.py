@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.residuals import decoder_layers
-from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.blocks import BlockWeights, own_blocks, widen_for_good, widened
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.fast.packed_embedding import PackedEmbedding, embedding_scale
 from winnow.models.fast.packed_linear import (
@@ -23,7 +23,7 @@ from winnow.models.fast.packed_linear import (
     pack_linears,
     put_back,
 )
-from winnow.models.fast.quantize import quantize_model
+from winnow.models.fast.quantize import round_to_blocks
 from winnow.models.fast.shards import JoinedLinear
 from winnow.models.load.memory import is_file_backed, release_pages, trim_heap
 from winnow.native import native_kernels
@@ -52,7 +52,7 @@ def optimize_model(
     trained_len: int,
     *,
     native: bool = False,
-    int8: Int8Weights | None = None,
+    blocks: BlockWeights | None = None,
     library: LibraryWeights | None = None,
 ) -> Optimized:
     """Replace what can be replaced, layer by layer, so that no more than one layer's weights exist twice.
@@ -61,19 +61,20 @@ def optimize_model(
 
     Args:
         native: all products by Winnow's kernels; see `linear_maker`.
-        int8: which weights are quantized to 8 bits, on a CPU; None: none.
+        blocks: which weights are in blocks, on a CPU; None: none.
         library: which are by a library, on a GPU; None: none.
     """
     layers = decoder_layers(model, geometry.num_layers)
-    if layers and int8 is None and _passes_fit(model):
+    if layers and blocks is None and _passes_fit(model):
         return _fuse_for_gpu(model, geometry, layers, trained_len, library)
     if library is not None:
         library.quantize_model(model, geometry.num_layers)
         return Optimized()
     kernels = native_kernels() if model.device.type == "cpu" else None
     if kernels is None or not layers:
-        if int8 is not None:
-            quantize_model(model, geometry.num_layers, int8)
+        if blocks is not None:
+            widen_for_good(model)
+            round_to_blocks(model, geometry.num_layers, blocks)
         return Optimized()
     # They load the kernels, which an installation may lack.
     from winnow.models.fast.fused.build import fuse_layer
@@ -84,35 +85,46 @@ def optimize_model(
     from winnow.models.fast.packed.extract import extract_parts
 
     layer_kernels = LayerKernels(kernels)
-    plain = linear_maker(layer_kernels, model.dtype, native=native or int8 is not None)
-    narrow = plain if int8 is None else linear_maker(layer_kernels, model.dtype, int8=int8)
+    plain = linear_maker(layer_kernels, model.dtype, native=native or blocks is not None)
+    narrow = plain if blocks is None else linear_maker(layer_kernels, model.dtype, blocks=blocks)
+    rounds = blocks is not None and blocks.kind is not None
+    hidden_size = model.get_input_embeddings().weight.shape[-1]
+    if blocks is not None:
+        _pack_kept_ends(model, layer_kernels, narrow, blocks)
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
     calls = record_calls(model, layers, trained_len)
     unfused: dict[int, str] = {}
     for index, call in enumerate(calls):
         report("packing layers", index, len(calls))
-        weights = [part.weight for part in layers[index].modules() if type(part) is nn.Linear]
-        quantized = int8 is not None and int8.of_layer(index, len(layers))
+        linears = [part for part in layers[index].modules() if type(part) is nn.Linear]
+        kept = [own.data for own in map(own_blocks, linears) if own is not None]
+        weights = [*kept, *(part.weight for part in linears if own_blocks(part) is None)]
+        quantized = blocks is not None and blocks.of_layer(index, len(layers))
         make_linear = narrow if quantized else plain
         fused: FusedLayer | str = "the model has layers of several kinds"
         if not (geometry.states or geometry.by_layer):
-            fused = fuse_layer(layers[index], call, shape, layer_kernels, make_linear, int8=quantized)
+            with widened(layers[index]):
+                fused = fuse_layer(
+                    layers[index], call, shape, layer_kernels, make_linear, rounds=rounds and quantized
+                )
         if isinstance(fused, FusedLayer):
             layers[index] = fused
         else:
             unfused[index] = fused
-            _pack_layer(layers[index], call, layer_kernels, make_linear, int8=quantized)
+            with widened(layers[index]):
+                _pack_layer(layers[index], call, layer_kernels, make_linear, rounds=rounds and quantized)
         release_pages(weights)
     base = model.base_model
-    norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
+    norm = read_norm(getattr(base, "norm", None), hidden_size)
     last = layers[-1]
     if isinstance(last, FusedLayer):
         if norm is not None:
             base.norm = FusedNorm(norm, layer_kernels)
         last.last_layer_only_wanted = True
         last.last_layer_only_wanted = selection_is_harmless(model, trained_len)
-    narrow_head = int8 is not None and not int8.wide_head
+    narrow_head = blocks is not None and not blocks.wide_head
     _pack_head(model, layer_kernels, [narrow, plain] if narrow_head else [plain], trained_len)
+    widen_for_good(model)
     trim_heap()
     try:
         return Optimized(extract_parts(model, geometry.num_layers, trained_len), unfused)
@@ -145,7 +157,7 @@ def _fuse_for_gpu(
     for index, call in enumerate(() if several else record_calls(model, layers, trained_len)):
         narrow = library is not None and library.of_layer(index, len(layers))
         make_linear = library.join if library is not None and narrow else join_linears
-        fused = fuse_layer(layers[index], call, shape, passes, make_linear, int8=narrow)
+        fused = fuse_layer(layers[index], call, shape, passes, make_linear, rounds=narrow)
         if isinstance(fused, FusedLayer):
             layers[index] = fused
         else:
@@ -163,22 +175,39 @@ def _fuse_for_gpu(
 
 @torch.inference_mode()
 def _pack_layer(
-    layer: nn.Module, call: "LayerCall", kernels: "LayerKernels", make_linear: MakeLinear, *, int8: bool
+    layer: nn.Module, call: "LayerCall", kernels: "LayerKernels", make_linear: MakeLinear, *, rounds: bool
 ) -> None:
     """Replace a layer's parts by fused and packed ones, or only by packed ones, unless it needs them as they were."""
     from winnow.models.fast.fused.build import fuse_parts
-    from winnow.models.fast.fused.probe import INT8_TOLERANCE
+    from winnow.models.fast.fused.probe import ROUNDED_TOLERANCE
 
     expected = call.run(layer)
     for fuses in (True, False):
         replaced = fuse_parts(layer, kernels, make_linear) if fuses else []
         replaced += pack_linears(layer, make_linear)
         try:
-            if call.run(layer).difference(expected, INT8_TOLERANCE if int8 else None) is None:
+            if call.run(layer).difference(expected, ROUNDED_TOLERANCE if rounds else None) is None:
                 return
         except (AttributeError, RuntimeError, TypeError):  # it reads the weight by itself
             pass
         put_back(replaced)
+
+
+def _pack_kept_ends(
+    model: PreTrainedModel, kernels: "LayerKernels", make_linear: MakeLinear, blocks: BlockWeights
+) -> None:
+    """Pack embedding and head that were read in blocks, which both share if they were one."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    of_head, rows = own_blocks(head), own_blocks(embedding)
+    packed = None
+    if of_head is not None and not blocks.wide_head:
+        model.set_output_embeddings(make_linear([head]))
+        packed = model.get_output_embeddings().packed
+    if rows is not None:
+        if packed is None or rows is not of_head or blocks.kind is not None:
+            packed = kernels.pack_blocks([rows], embedding.weight.dtype)
+        model.set_input_embeddings(PackedEmbedding(packed, kernels, embedding_scale(embedding)))
+    release_pages(own.data for own in (of_head, rows) if own is not None)
 
 
 def _pack_head(
@@ -207,9 +236,9 @@ def _pack_head(
 def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: int) -> bool:
     """Let the embedding read its rows out of the packed head. Returns whether that leaves the model as it was.
 
-    Rows of an int8 head are those of before but for their rounding.
+    Rows of a head in blocks are those of before but for their rounding.
     """
-    from winnow.models.fast.fused.probe import INT8_TOLERANCE, close, trial_logits
+    from winnow.models.fast.fused.probe import ROUNDED_TOLERANCE, close, trial_logits
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if (
@@ -219,10 +248,10 @@ def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: in
     ):
         return False
     expected = trial_logits(model, trained_len)
-    model.set_input_embeddings(PackedEmbedding(head, kernels, embedding_scale(embedding)))
+    model.set_input_embeddings(PackedEmbedding(head.packed, kernels, embedding_scale(embedding)))
     try:
         found = trial_logits(model, trained_len)
-        same = close(found, expected, INT8_TOLERANCE) if head.is_int8 else torch.equal(found, expected)
+        same = close(found, expected, ROUNDED_TOLERANCE) if head.in_blocks else torch.equal(found, expected)
     except (AttributeError, RuntimeError, TypeError):  # it reads the embedding's weight by itself
         same = False
     if not same:

@@ -5,31 +5,29 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from winnow.models.fast.packed_linear import PackedLinear
-
 if TYPE_CHECKING:
-    from winnow.models.fast.fused.kernels import LayerKernels
+    from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
 
 
 class PackedEmbedding(nn.Module):
     """Embedding that looks up rows as `nn.Embedding` does, to the last bit.
 
     Args:
-        head: of the weight [num_tokens, in_features] that the embedding shares; a bias of it changes nothing here.
+        weight: [num_tokens, in_features], which a head may share.
         scale: factor of the rows; None: they stay as they are.
     """
 
-    def __init__(self, head: PackedLinear, kernels: "LayerKernels", scale: float | None = None) -> None:
+    def __init__(self, weight: "PackedWeight", kernels: "LayerKernels", scale: float | None = None) -> None:
         super().__init__()
         self.scale = scale
-        self._weight, self._kernels = head.packed, kernels
-        # A parameter: where no other is left, it tells the model's type and device. Codes of 8 bits would not.
-        rows = torch.empty(0, dtype=head.packed.dtype, device="cpu") if head.is_int8 else head.packed.packed
+        self.table, self._kernels = weight, kernels
+        # A parameter: where no other is left, it tells the model's type and device. Codes would not.
+        rows = weight.packed if weight.panels is None else torch.empty(0, dtype=weight.dtype, device="cpu")
         self.packed = nn.Parameter(rows, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens, int [...] -> rows, [..., in_features]."""
-        rows = self._kernels.unpack_rows(self._weight, tokens.long())
+        rows = self._kernels.unpack_rows(self.table, tokens.long())
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 
 

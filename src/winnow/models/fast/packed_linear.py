@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from winnow.models.blocks import Blocks, BlockWeights, dense_weight
 from winnow.models.fast.experts import GroupedExperts, is_experts, linear_of
-from winnow.models.fast.int8_linear import Int8Weights, quantize_linears
 
 if TYPE_CHECKING:
     from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
@@ -48,18 +48,16 @@ class PackedLinear(nn.Module):
         return cls(kernels.pack(join_weights(linears)), join_biases(linears), kernels)
 
     @classmethod
-    def pack_int8(
-        cls, linears: Sequence[nn.Linear], kernels: "LayerKernels", *, blocks: bool = False
+    def pack_blocks(
+        cls, linears: Sequence[nn.Linear], parts: Sequence[Blocks], kernels: "LayerKernels"
     ) -> "PackedLinear":
-        """Return the same, of int8 weights; see `winnow.models.fast.int8_linear`."""
-        codes, scale = quantize_linears(linears, blocks=blocks)
-        packed = kernels.pack_codes(codes, scale, linears[0].weight.dtype)
-        return cls(packed, join_biases(linears), kernels)
+        """Return the same, of weights in blocks."""
+        return cls(kernels.pack_blocks(parts, linears[0].weight.dtype), join_biases(linears), kernels)
 
     @property
-    def is_int8(self) -> bool:
-        """Return whether the weight is one of int8; see `winnow.models.fast.int8_linear`."""
-        return self.packed.scale is not None
+    def in_blocks(self) -> bool:
+        """Return whether the weight is one in blocks; see `winnow.models.blocks`."""
+        return self.packed.panels is not None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., in_features] -> [..., out_features]."""
@@ -90,21 +88,23 @@ class OneDnnLinear(nn.Module):
 
 
 def linear_maker(
-    kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, int8: Int8Weights | None = None
+    kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, blocks: BlockWeights | None = None
 ) -> MakeLinear:
     """Return what makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
 
     Args:
         native: of weights packed for Winnow's kernels alone, which can be written to a file, also where oneDNN's are
             faster.
-        int8: of int8 weights, which those kernels alone take; None: of the type itself.
+        blocks: of weights in blocks, which those kernels alone take, where there can be some; None: of the type itself.
     """
-    if int8 is not None:
-        return lambda linears: (
-            PackedLinear.pack_int8(linears, kernels, blocks=int8.blocks)
-            if kernels.packs_int8(dtype)
-            else join_linears(linears)
-        )
+    if blocks is not None and kernels.packs_blocks(dtype):
+        wide = linear_maker(kernels, dtype, native=True)
+
+        def narrow(linears: Sequence[nn.Linear]) -> nn.Module:
+            parts = blocks.parts(linears)
+            return wide(linears) if parts is None else PackedLinear.pack_blocks(linears, parts, kernels)
+
+        return narrow
     if not native and dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
         return OneDnnLinear
     return lambda linears: (
@@ -116,7 +116,7 @@ def linear_maker(
 
 def join_weights(linears: Sequence[nn.Linear]) -> Tensor:
     """Return the weight of one layer that computes all of these side by side."""
-    weights = [part.weight.detach() for part in linears]
+    weights = [dense_weight(part).to(part.weight.dtype) for part in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 

@@ -22,10 +22,9 @@ _WIDE_KINDS = ("F32", "F16", "BF16", "F64")
 def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
     """Return a configuration whose `dtype` and `weight_dtype` are what `auto` means for a model on a CPU.
 
-    `dtype` is bfloat16 where the processor multiplies it and the weights are not of float32 themselves. Where it was
-    not given, quantized weights of a GGUF file keep 8 bits (q8_0), those of the first and the last layer and of the
-    head aside: small models answer wrong without these. Models of few bytes stay in float32, and so does what is not
-    read from files.
+    `dtype` is bfloat16 where the processor multiplies it and the weights are not of float32 themselves. Models of few
+    bytes stay in float32, and so does what is not read from files. Linear layers keep the blocks of a quantized GGUF
+    file, or 8 bits (q8_0) of what it has in another form.
     """
     on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
     if config.dtype != "auto" or not on_cpu or config.load_format != "auto" or is_packed(path):
@@ -34,13 +33,15 @@ def settle_formats(config: ModelConfig, path: Path) -> ModelConfig:
         files = [path] if path.is_file() else list(path.glob("*.safetensors"))
         num_bytes = sum(file.stat().st_size for file in files)
         dtype = cpu_dtype(num_bytes, "float32" if _is_float32(path) else "")
-        eight_bits = num_bytes >= SMALL and keeps_8_bits(config, path)
+        eight_bits = num_bytes >= SMALL and config.weight_dtype == "auto" and _is_quantized(path)
     except (OSError, WinnowError):
         return config  # which loading will name
     config = replace(config, dtype=dtype)
-    if eight_bits:
-        config = replace(config, weight_dtype="q8_0", weight_wide="head-and-ends")
-    log.info("%s: dtype %s, weight_dtype %s", path.name, dtype, config.weight_dtype)
+    kept = keeps_blocks(config, path)
+    if eight_bits and not kept and config.optimize and config.engine == "paged" and is_installed():
+        config = replace(config, weight_dtype="q8_0")
+    form = "its own blocks" if kept and config.weight_dtype == "auto" else config.weight_dtype
+    log.info("%s: dtype %s, weight_dtype %s", path.name, dtype, form)
     return config
 
 
@@ -66,11 +67,19 @@ def _is_float32(path: Path) -> bool:
     return "float32" in [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
 
 
-def keeps_8_bits(config: ModelConfig, path: Path) -> bool:
-    """Return whether `weight_dtype` auto is 8 bits: a file's are quantized, and kernels multiply them so."""
-    if config.weight_dtype != "auto" or not path.is_file() or path.suffix == ".json":
+def keeps_blocks(config: ModelConfig, path: Path) -> bool:
+    """Return whether linear layers keep the blocks of a GGUF file on a CPU, where kernels multiply them so."""
+    if not path.is_file() or path.suffix == ".json" or config.load_format != "auto":
         return False
     if not config.optimize or config.engine != "paged" or not is_installed():
+        return False
+    from winnow.models.load.gguf.file import GgufFile
+
+    return GgufFile.open(path).keeps_blocks
+
+
+def _is_quantized(path: Path) -> bool:
+    if not path.is_file() or path.suffix == ".json":
         return False
     from winnow.models.load.gguf.file import GgufFile
 

@@ -17,11 +17,12 @@ from winnow.models.bind.binding import ATTENTION_NAME, attention_of, set_attenti
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.bind.positions import bind_counted_positions, bind_positions
 from winnow.models.bind.verify import Trial
-from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.blocks import Blocks, BlockWeights, attach_blocks, widen_for_good
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.fast.optimize import Optimized, optimize_model
-from winnow.models.fast.quantize import quantize_model, round_beside_blocks
+from winnow.models.fast.quantize import round_to_blocks
 from winnow.models.fast.shards import shard_model
+from winnow.models.load.automatic import keeps_blocks
 from winnow.models.load.context import ContextLimit, context_limit
 from winnow.models.load.damage import check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.load.dummy import RepeatedRandom
@@ -60,18 +61,19 @@ def load_checkpoint(
     limit = context_limit(model_config)
     trained_len = limit.take(None if beyond_trained_len else wanted)
     device = _device(config.device)
-    int8, library = _narrow_weights(config, device, _dtype(config.dtype, model_config, device))
+    dtype = _dtype(config.dtype, model_config, device)
+    kept = device.type == "cpu" and ranks.size == 1 and keeps_blocks(config, path)
+    blocks, library = _narrow_weights(config, device, dtype, kept=kept)
     report("reading weights")
-    model = _load_weights(path, published, model_config, config, device, "eager" if own else ATTENTION_NAME)
+    attention = "eager" if own else ATTENTION_NAME
+    model = _load_weights(path, published, model_config, config, device, attention, kept=kept)
     set_attention(model, ATTENTION_NAME)
     geometry = probe_geometry(model)
     bind_counted_positions(model)
     limit = limit.less(bind_positions(model, attention_of(model, "eager")))
     trained_len = limit.take(None if beyond_trained_len else wanted)
-    dtype = _dtype(config.dtype, model_config, device)
-    if model.dtype != dtype:
-        assert int8 is not None
-        round_beside_blocks(model, geometry.num_layers, int8, dtype)
+    if geometry.latent:  # which reads weights beside its layers
+        widen_for_good(model)
     report("reading the tokenizer")
     tokenizer = _tokenizer(path, published, model_config, config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.
@@ -80,11 +82,13 @@ def load_checkpoint(
         geometry = shard_model(model, geometry, ranks)
     optimized = Optimized()
     if config.optimize:
-        optimized = optimize_model(model, geometry, trained_len, native=native, int8=int8, library=library)
+        optimized = optimize_model(
+            model, geometry, trained_len, native=native, blocks=blocks, library=library
+        )
     elif library is not None:
         library.quantize_model(model, geometry.num_layers)
-    elif int8 is not None:
-        quantize_model(model, geometry.num_layers, int8)
+    elif blocks is not None:
+        round_to_blocks(model, geometry.num_layers, blocks)
     loaded = LoadedModel(
         model=model,
         decoder=optimized.decoder,
@@ -96,7 +100,7 @@ def load_checkpoint(
         trained_len=trained_len,
         eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
         sampling_defaults=sampling_defaults(path, config.generation_config),
-        int8=int8,
+        blocks=blocks,
         library=library,
         ranks=ranks,
     )
@@ -164,13 +168,13 @@ def _device(name: str) -> torch.device:
 
 
 def _narrow_weights(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[Int8Weights | None, LibraryWeights | None]:
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, *, kept: bool
+) -> tuple[BlockWeights | None, LibraryWeights | None]:
     """Return which weights are quantized: by Winnow on a CPU, by a library on a GPU."""
     config.check_weight_device(device.type)
     if device.type == "cuda":
         return None, LibraryWeights.of(config, device, dtype)
-    return Int8Weights.of(config), None
+    return BlockWeights.of(config, kept=kept), None
 
 
 def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
@@ -186,16 +190,18 @@ def _load_weights(
     config: ModelConfig,
     device: torch.device,
     attention: str | None,
+    *,
+    kept: bool = False,
 ) -> PreTrainedModel:
     """Return the model on its device; `attention` is a name that transformers knows, None its own choice.
 
-    Of the type that was asked for, or of float32 where weights in blocks are to be made of a GGUF file's.
+    Args:
+        kept: linear layers and the embedding keep a file's blocks; see `keep_blocks`.
     """
     dtype = _dtype(config.dtype, model_config, device)
-    if path.is_file() and config.weight_dtype == "q8_0":
-        dtype = torch.float32  # blocks of a GGUF file stay as they are; see `round_beside_blocks`
     try:
-        model = _make_model(path, published, model_config, config, dtype, device, attention).to(device)
+        made = _make_model(path, published, model_config, config, dtype, device, attention, kept=kept)
+        model = made.to(device)
     except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation
         field = _field_of(error.args[0], model_config.get_text_config().to_dict())
         if field is None:
@@ -224,6 +230,8 @@ def _make_model(
     dtype: torch.dtype,
     device: torch.device,
     attention: str | None,
+    *,
+    kept: bool,
 ) -> Any:
     if config.load_format == "dummy":
         on_gpu = [device] if device.type == "cuda" else []
@@ -232,7 +240,7 @@ def _make_model(
             return AutoModelForCausalLM.from_config(
                 model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
             )
-    with published.reading():
+    with published.reading(keeps_blocks=kept) as blocks:
         model, found = AutoModelForCausalLM.from_pretrained(
             **published.weights(),
             config=model_config,
@@ -254,6 +262,8 @@ def _make_model(
             f"such as {missing[0]}"
         )
     published.check_weights(model, found["unexpected_keys"])
+    if blocks:
+        attach_blocks(model, blocks)
     return model
 
 

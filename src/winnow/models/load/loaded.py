@@ -13,7 +13,7 @@ from winnow.cache.recurrent import RecurrentStates
 from winnow.config import CacheConfig
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.rotation import ModelRotation, find_rotation, probe_keys
-from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.blocks import BlockWeights
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.load.kv_layout import configured_layout
 from winnow.models.load.tokens import token_kinds
@@ -78,8 +78,8 @@ class LoadedModel(PlainModel):
     """The parts of `model` without transformers' code between them, where they compute the same."""
     unfused: Mapping[int, str] = field(default_factory=dict)
     """Reasons for which layers, by their number, are computed by transformers' code though others might be faster."""
-    int8: Int8Weights | None = None
-    """Choice of its weights that are quantized to 8 bits; None: none."""
+    blocks: BlockWeights | None = None
+    """Choice of its weights that are in blocks; None: none."""
     library: LibraryWeights | None = None
     """Choice of its weights that a library quantized; None: none."""
     ranks: Ranks = ALONE

@@ -16,6 +16,8 @@ from winnow.models.load.tokens import load_tokenizer, token_list
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+    from winnow.models.blocks import Blocks
+
 
 class Published(Protocol):
     """Source of a model's configuration, weights and tokenizer."""
@@ -29,8 +31,8 @@ class Published(Protocol):
     def weights(self) -> dict[str, Any]:
         """Return keyword arguments of `from_pretrained` that name the weights."""
 
-    def reading(self) -> AbstractContextManager[object]:
-        """Catch errors around `from_pretrained`."""
+    def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
+        """Surround `from_pretrained`. Weights that kept their blocks, whose numbers the model lacks, come by name."""
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
         """Refuse a model that left some of the weights out which the files hold: `left_out`, as transformers says."""
@@ -93,8 +95,8 @@ class ModelDirectory:
             )
         return {"pretrained_model_name_or_path": self.path, "use_safetensors": True}
 
-    def reading(self) -> AbstractContextManager[object]:
-        return nullcontext()
+    def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
+        return nullcontext({})
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
         unused = sorted(name for name in left_out if not _CHANGES_NOTHING.search(name))

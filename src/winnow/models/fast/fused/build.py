@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from winnow.attention import AttentionSpec
 from winnow.models.fast.fused.layer import FusedFeedForward, FusedLayer, FusedNorm, LayerPasses
 from winnow.models.fast.fused.parts import FeedForwardParts, LayerParts, read_norm
-from winnow.models.fast.fused.probe import INT8_TOLERANCE, LayerCall
+from winnow.models.fast.fused.probe import ROUNDED_TOLERANCE, LayerCall
 from winnow.models.fast.packed_linear import MakeLinear
 
 
@@ -32,7 +32,7 @@ def fuse_layer(
     kernels: LayerPasses,
     make_linear: MakeLinear,
     *,
-    int8: bool = False,
+    rounds: bool = False,
 ) -> FusedLayer | str:
     """Return the fused form of a decoder layer, or, if it would compute something else, the reason why there is none.
 
@@ -42,7 +42,7 @@ def fuse_layer(
         call: how the model calls the layer.
         shape: query heads, KV heads and head_dim.
         make_linear: of its products.
-        int8: their weights are of 8 bits.
+        rounds: their weights are rounded further than the layer's.
     """
     parts = LayerParts.of(layer, *shape)
     rotation = call.rotation
@@ -51,7 +51,7 @@ def fuse_layer(
     if rotation is None or rotation[0].shape[2] > shape[2]:
         return "its positions are not rotations of all its heads"
     try:
-        if int8 or call.hidden_states.dtype != torch.float32:
+        if rounds or call.hidden_states.dtype != torch.float32:
             reason = _difference_in_float32(layer, call, shape, kernels)
             if reason is not None:
                 return f"{reason}, in float32"
@@ -60,7 +60,7 @@ def fuse_layer(
     expected = call.run(layer)
     products = {name: make_linear(linears) for name, linears in _linears(parts).items()}
     fused = _fused(layer, parts, products, expected.spec, shape, kernels)
-    reason = call.run(fused).difference(expected, INT8_TOLERANCE if int8 else None)
+    reason = call.run(fused).difference(expected, ROUNDED_TOLERANCE if rounds else None)
     return fused if reason is None else reason
 
 

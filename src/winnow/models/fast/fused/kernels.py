@@ -7,8 +7,8 @@ from torch import Tensor
 
 from winnow import native
 from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.models.blocks import BLOCK, RAW, Blocks, quantize
 from winnow.models.fast.fused.forms import Activation, NormWeight
-from winnow.models.fast.int8_linear import BLOCK, quantize_weight
 
 NO_NORM = native.RmsNorm(0, 0.0, False)
 """Value where a layer has no such norm."""
@@ -25,8 +25,8 @@ class PackedWeight:
 
     Args:
         dtype: of the rows that it multiplies; None: of the weight itself.
-        scale: of an int8 weight, float32 [out_features], or in blocks float16 [panels, blocks of a feature, features of
-            a panel]; None: of any other.
+        panels: of a weight in blocks, where each panel begins in `packed`, in bytes, and its kind, int64 [panels, 2];
+            None: of any other.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class PackedWeight:
         in_features: int,
         out_features: int,
         dtype: torch.dtype | None = None,
-        scale: Tensor | None = None,
+        panels: Tensor | None = None,
     ) -> None:
-        assert (packed.dtype == torch.int8) == (scale is not None)
-        self.packed, self.scale = packed, scale  # what `native` points at
+        assert (packed.dtype == torch.uint8) == (panels is not None)
+        self.packed, self.panels = packed, panels  # what `native` points at
         self.dtype = packed.dtype if dtype is None else dtype
         self.in_features, self.out_features = in_features, out_features
         self.native = native.PackedWeight(
@@ -46,9 +46,14 @@ class PackedWeight:
             packed.data_ptr(),
             in_features,
             out_features,
-            0 if scale is None else scale.data_ptr(),
-            scale is not None and scale.dtype == torch.float16,
+            0 if panels is None else panels.data_ptr(),
         )
+
+    @property
+    def kinds(self) -> set[str]:
+        """Names of its blocks in llama.cpp; none: it is in none."""
+        numbers = [] if self.panels is None else self.panels[:, 1].unique().tolist()
+        return {native.BlockKind(number).name for number in numbers}
 
 
 class LayerKernels:
@@ -67,8 +72,8 @@ class LayerKernels:
         """Return whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
         return dtype in native.DTYPES and (dtype == torch.float32 or in_features % 2 == 0)
 
-    def packs_int8(self, dtype: torch.dtype) -> bool:
-        """Return whether a weight can be packed as int8."""
+    def packs_blocks(self, dtype: torch.dtype) -> bool:
+        """Return whether a weight in blocks can multiply rows of a type."""
         return dtype in native.DTYPES
 
     def panel_shape(self, dtype: torch.dtype) -> tuple[int, int]:
@@ -83,51 +88,71 @@ class LayerKernels:
         return len(packed) // weight.shape[1], 2 if packed[1] == weight[0, 1] else 1
 
     @property
-    def int8_panel_shape(self) -> tuple[int, int]:
-        """The same of int8 weights."""
-        # Of one panel, whose inputs are padded to those that lie together.
-        together = self.packed_size(1, 1, int8=True)
-        several = next(n for n in range(2, 9) if self.packed_size(n, 1, int8=True) > together) - 1
-        return together // several, several
+    def block_panel(self) -> int:
+        """Features of a panel of a weight in blocks."""
+        return self._kernels.block_bytes(native.BlockKind.Q8_0, BLOCK, 1) // RAW["Q8_0"][1]
 
-    def packed_size(self, in_features: int, out_features: int, *, int8: bool = False) -> int:
+    def panel_bytes(self, kind: int, in_features: int) -> int:
+        """Return the bytes of a panel of a weight in blocks.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        return self._kernels.block_bytes(native.BlockKind(kind), in_features, 1)
+
+    def packed_size(self, in_features: int, out_features: int) -> int:
         """Return elements of a packed weight."""
-        return self._kernels.packed_size(in_features, out_features, int8)
+        return self._kernels.packed_size(in_features, out_features)
 
     def pack(self, weight: Tensor) -> PackedWeight:
         """Copy a weight, [out_features, in_features], into the form that `linear` reads."""
         assert self.packs(weight.dtype, weight.shape[1])
-        return self._pack(weight.contiguous(), weight.dtype, None)
-
-    def pack_int8(self, weight: Tensor, *, blocks: bool = False) -> PackedWeight:
-        """Return the same of its int8 codes; see `winnow.models.fast.int8_linear`."""
-        return self.pack_codes(*quantize_weight(weight, blocks=blocks), weight.dtype)
-
-    def pack_codes(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> PackedWeight:
-        """Return the same of codes and scales as `quantize_weight` gives them, for rows of a type."""
-        assert self.packs_int8(dtype)
-        return self._pack(codes.contiguous(), dtype, scale if scale.ndim == 1 else self._by_panel(scale))
-
-    def block_scale_shape(self, in_features: int, out_features: int) -> tuple[int, int, int]:
-        """Return the shape of a packed weight's scales in blocks: panels, blocks of a feature, features of a panel."""
-        panel, _ = self.int8_panel_shape
-        return -(-out_features // panel), -(-in_features // BLOCK), panel
-
-    def _by_panel(self, scale: Tensor) -> Tensor:
-        """Map scale [out_features, blocks] -> [panels, blocks, features of a panel], as it is read."""
-        out_features, blocks = scale.shape
-        panels, _, panel = self.block_scale_shape(blocks * BLOCK, out_features)
-        padded = scale.new_zeros(panels * panel, blocks)
-        padded[:out_features] = scale
-        return padded.view(panels, panel, blocks).mT.contiguous()
-
-    def _pack(self, dense: Tensor, dtype: torch.dtype, scale: Tensor | None) -> PackedWeight:
-        out_features, in_features = dense.shape
-        size = self.packed_size(in_features, out_features, int8=scale is not None)
-        packed = torch.empty(size, dtype=dense.dtype, device="cpu")
-        out = PackedWeight(packed, in_features, out_features, dtype, scale)
-        self._kernels.pack(out.native, dense.data_ptr(), torch.get_num_threads())
+        weight = weight.contiguous()
+        out_features, in_features = weight.shape
+        packed = weight.new_empty(self.packed_size(in_features, out_features))
+        out = PackedWeight(packed, in_features, out_features)
+        self._kernels.pack(out.native, weight.data_ptr(), torch.get_num_threads())
         return out
+
+    def pack_blocks(self, parts: Sequence[Blocks], dtype: torch.dtype) -> PackedWeight:
+        """Copy weights of the same inputs, side by side, into panels, for rows of a type.
+
+        Where they are of several kinds and do not fill panels, all become Q8_0.
+        """
+        assert self.packs_blocks(dtype)
+        panel = self.block_panel
+        if len({part.kind for part in parts}) == 1:
+            parts = (
+                [Blocks(parts[0].kind, torch.cat([part.data for part in parts]))] if len(parts) > 1 else parts
+            )
+        elif any(part.shape[0] % panel for part in parts[:-1]):
+            return self.pack_blocks([quantize(part.numbers(torch.float32), "Q8_0") for part in parts], dtype)
+        in_features = parts[0].shape[1]
+        rows, sizes = [], []
+        for part in parts:
+            kind = getattr(native.BlockKind, part.kind)
+            sizes.append(self._kernels.block_bytes(kind, in_features, part.shape[0]))
+            each = self._kernels.block_bytes(kind, in_features, 1)
+            rows += [(sum(sizes[:-1]) + at, kind.value) for at in range(0, sizes[-1], each)]
+        packed = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
+        for part, to in zip(parts, packed.split(sizes), strict=True):
+            self._kernels.pack_blocks(self._raw(part), to.data_ptr(), torch.get_num_threads())
+        panels = torch.tensor(rows, dtype=torch.int64, device="cpu")
+        return PackedWeight(packed, in_features, sum(part.shape[0] for part in parts), dtype, panels)
+
+    def dequantize(self, blocks: Blocks, dtype: torch.dtype) -> Tensor:
+        """Return the numbers of a weight in blocks, [out_features, in_features]."""
+        out = torch.empty(blocks.shape, dtype=dtype, device="cpu")
+        form = native.native_dtype(dtype)
+        self._kernels.dequantize_blocks(self._raw(blocks), form, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    @staticmethod
+    def _raw(blocks: Blocks) -> native.RawBlocks:
+        assert blocks.data.is_contiguous()
+        out_features, in_features = blocks.shape
+        kind = getattr(native.BlockKind, blocks.kind)
+        return native.RawBlocks(kind, blocks.data.data_ptr(), in_features, out_features)
 
     def unpack_rows(self, weight: PackedWeight, features: Tensor) -> Tensor:
         """Map rows of the dense weight: features, int64 [...] -> [..., in_features].

@@ -26,7 +26,7 @@ from winnow.models.fast.packed.description import DESCRIPTION, FORMAT
 from winnow.models.load.context import ContextLimit
 from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.loaded import LoadedModel
-from winnow.native import ISA_VARIABLE, Kernels, extension_identity, instruction_sets, int8_instruction_sets
+from winnow.native import ISA_VARIABLE, Kernels, block_instruction_sets, extension_identity, instruction_sets
 from winnow.process.digest import model_files, sampled_digest
 from winnow.process.progress import report
 from winnow.values.units import format_bytes, parse_bytes
@@ -77,7 +77,7 @@ def list_cache() -> list[KeptModel]:
     for path in cache_directory().glob("*"):
         try:
             values = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-            weights = "" if values["int8"] is None else ", 8 bits"
+            weights = "" if values["blocks"] is None else ", in blocks"
             named = str(values["packed_from"]), f"{values['dtype']}{weights}"
         except (OSError, ValueError, KeyError, TypeError):
             named = path.name, "unfinished"
@@ -120,7 +120,7 @@ class CacheEntry:
                 sampled_digest(files),
                 [config.dtype, config.weight_dtype, config.weight_wide, str(own)],
                 [FORMAT, sys.version_info[:2], *map(version, _PACKAGES), extension_identity()],
-                [os.environ.get(ISA_VARIABLE), instruction_sets(), int8_instruction_sets()],
+                [os.environ.get(ISA_VARIABLE), instruction_sets(), block_instruction_sets()],
             ]
             name = sha256(json.dumps(key).encode()).hexdigest()[:32]
             return cls(cache_directory() / name, own)

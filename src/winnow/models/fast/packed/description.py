@@ -7,7 +7,7 @@ from typing import Any
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.fast.int8_linear import Int8Weights
+from winnow.models.blocks import BlockWeights
 from winnow.models.load.backend_tokenizer import TokenizerNumbers
 from winnow.values.checks import check_choice, require
 
@@ -17,7 +17,7 @@ PACKED = "packed.safetensors"
 """Packed weights, each at an address that suits the kernels."""
 OTHERS = "others.safetensors"
 """Norms and biases, and an embedding that the head does not share."""
-FORMAT = 2
+FORMAT = 3
 _DTYPES = ("float32", "bfloat16", "float16")
 _ACTIVATIONS = ("silu", "gelu_tanh")
 NORMS = ("input", "query", "key", "post", "output", "down")
@@ -93,10 +93,10 @@ class Description:
     """True if the last layer computes only tokens whose logits are wanted."""
     norm: NormNumbers
     layers: tuple[LayerNumbers, ...]
-    int8: Int8Weights | None = None
-    """Choice of the weights that are quantized to 8 bits; None: none."""
-    int8_panel: tuple[int, int] | None = None
-    """Panel of these, as `panel`."""
+    blocks: BlockWeights | None = None
+    """Choice of the weights that are in blocks; None: none."""
+    block_panel: int | None = None
+    """Rows of a panel of these."""
     embedding_scale: float | None = None
     """Factor of the embedding's rows; None: they stay as they are."""
     tokenizer: TokenizerNumbers | None = None
@@ -104,11 +104,10 @@ class Description:
 
     def __post_init__(self) -> None:
         # The kernels trust these numbers; sizes are also checked against the tensors.
-        for name, panel in {"panel": self.panel, "int8_panel": self.int8_panel}.items():
-            pair = panel is None or (len(panel) == 2 and all(map(_is_count, panel)))
-            require(pair, name, "two whole numbers above 0", panel)
-        both = (self.int8 is None) == (self.int8_panel is None)
-        require(both, "int8_panel", "there where int8 is", self.int8_panel)
+        pair = len(self.panel) == 2 and all(map(_is_count, self.panel))
+        require(pair, "panel", "two whole numbers above 0", self.panel)
+        both = _is_count(self.block_panel) if self.blocks is not None else self.block_panel is None
+        require(both, "block_panel", "a whole number above 0 where blocks are", self.block_panel)
         geometry, together = self.geometry, self.panel[1]
         counts = asdict(geometry) | {
             n: getattr(self, n) for n in ("vocab_size", "hidden_size", "inner_size", "trained_len")
@@ -178,11 +177,6 @@ class Description:
                     f"model: {file} is of format {values['format']!r}, and this version reads {FORMAT}; "
                     "pack the model again"
                 )
-            if "selects" in values:  # the field's name in older descriptions
-                values["last_layer_only_wanted"] = values.pop("selects")
-            if "frequencies" in values:  # older descriptions have one kind of rotation
-                one = {"frequencies": values.pop("frequencies"), "scale": values.pop("rotation_scale")}
-                values["rotaries"] = [one]
             return cls(**values | _parts(values))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UnsupportedModelError(f"model: {file} does not describe a packed model: {error}") from None
@@ -202,7 +196,7 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
     geometry = values["geometry"]
     return {
         "panel": tuple(values["panel"]),
-        **_int8(values),
+        "blocks": None if values.get("blocks") is None else BlockWeights(**values["blocks"]),
         **_tokenizer(values),
         "geometry": ModelGeometry(
             **geometry | {"windows": tuple(geometry["windows"]), "states": (), "by_layer": ()}
@@ -213,14 +207,6 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
         ),
         "norm": NormNumbers(**values["norm"]),
         "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in values["layers"]),
-    }
-
-
-def _int8(values: dict[str, Any]) -> dict[str, Any]:
-    int8, panel = values.get("int8"), values.get("int8_panel")
-    return {
-        "int8": None if int8 is None else Int8Weights(**int8),
-        "int8_panel": None if panel is None else tuple(panel),
     }
 
 

@@ -1,6 +1,7 @@
 """A decoder in one native call, from tokens to logits."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -15,11 +16,11 @@ class NativeDecoder:
     """Decoder that computes what its parts, all of them native, would compute one after the other.
 
     Args:
-        embedding: its rows are the head's, unless it is an `nn.Embedding`.
+        embedding: an `nn.Embedding`, or one of a packed weight's rows.
     """
 
     def __init__(
-        self, embedding: nn.Module, layers: Sequence[FusedLayer], norm: FusedNorm, head: PackedLinear
+        self, embedding: Any, layers: Sequence[FusedLayer], norm: FusedNorm, head: PackedLinear
     ) -> None:
         self._parts = embedding, layers, norm, head  # what the native decoder points into
         self._kernels: LayerKernels = head.kernels
@@ -27,7 +28,8 @@ class NativeDecoder:
         table = embedding.weight if isinstance(embedding, nn.Embedding) else None
         self._native = Decoder(
             embedding=0 if table is None else table.data_ptr(),
-            num_tokens=head.out_features if table is None else len(table),
+            embedding_rows=head.packed.native if table is not None else embedding.table.native,
+            num_tokens=embedding.table.out_features if table is None else len(table),
             layers=[layer.stacked() for layer in layers],
             selects=layers[-1].last_layer_only_wanted,
             norm=norm.norm.native,

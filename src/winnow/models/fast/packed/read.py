@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
+from winnow.models.blocks import BlockWeights
 from winnow.models.fast.fused.forms import Activation, NormWeight
 from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.fused.parts import LayerNorms
-from winnow.models.fast.int8_linear import Int8Weights
 from winnow.models.fast.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.fast.packed.description import OTHERS, PACKED, Description, LayerNumbers, NormNumbers
 from winnow.models.fast.packed_embedding import PackedEmbedding, ScaledEmbedding
@@ -58,7 +58,7 @@ def load_packed(
         geometry=description.geometry,
         trained_len=trained_len,
         sampling_defaults=sampling_defaults(source or path, config.generation_config),
-        int8=description.int8,
+        blocks=description.blocks,
     )
 
 
@@ -82,11 +82,11 @@ def _check_options(path: Path, description: Description, config: ModelConfig) ->
         raise ConfigError(
             f"dtype must be {description.dtype}, in which {path} is packed, got {config.dtype!r}"
         )
-    int8 = Int8Weights.of(config)
-    if int8 is not None and int8 != description.int8:
-        packed = "weight_dtype auto" if description.int8 is None else f"{description.int8}"
+    blocks = BlockWeights.of(config)
+    if blocks is not None and blocks != description.blocks:
+        packed = "weight_dtype auto" if description.blocks is None else f"{description.blocks}"
         raise ConfigError(
-            f"weight_dtype and weight_wide must be those in which {path} is packed, {packed}, got {int8}"
+            f"weight_dtype and weight_wide must be those in which {path} is packed, {packed}, got {blocks}"
         )
     if config.device not in ("auto", "cpu"):
         raise ConfigError(f"device must be cpu, for which {path} is packed, got {config.device!r}")
@@ -102,9 +102,9 @@ class _Reader:
     def __init__(self, path: Path, description: Description, kernels: LayerKernels) -> None:
         self._path, self._description, self._kernels = path, description, kernels
         self._dtype: torch.dtype = getattr(torch, description.dtype)
-        panels = [(kernels.panel_shape(self._dtype), description.panel)]
-        if description.int8_panel is not None:
-            panels.append((kernels.int8_panel_shape, description.int8_panel))
+        panels: list[tuple[object, object]] = [(kernels.panel_shape(self._dtype), description.panel)]
+        if description.block_panel is not None:
+            panels.append((kernels.block_panel, description.block_panel))
         for panel, packed in panels:
             if panel != packed:
                 raise UnsupportedModelError(
@@ -118,7 +118,10 @@ class _Reader:
         description = self._description
         head = self._linear("head", description.hidden_size, description.vocab_size)
         if description.tied:
-            embedding: nn.Module = PackedEmbedding(head, self._kernels, description.embedding_scale)
+            embedding: nn.Module = PackedEmbedding(head.packed, self._kernels, description.embedding_scale)
+        elif "embedding.panels" in self._others:
+            rows = self._weight("embedding", description.hidden_size, description.vocab_size)
+            embedding = PackedEmbedding(rows, self._kernels, description.embedding_scale)
         else:
             rows = self._tensor("embedding", (description.vocab_size, description.hidden_size))
             scale = description.embedding_scale
@@ -156,22 +159,25 @@ class _Reader:
         return FusedLayer(index, norms, Activation[numbers.activation], products, spec, shape, self._kernels)
 
     def _linear(self, name: str, in_features: int, out_features: int) -> PackedLinear:
-        scale_name = f"{name}.scale"
-        int8 = scale_name in self._others
-        size = self._kernels.packed_size(in_features, out_features, int8=int8)
-        packed = self._tensor(name, (size,), torch.int8 if int8 else None)
-        scale = self._scale(scale_name, in_features, out_features) if int8 else None
-        weight = PackedWeight(packed, in_features, out_features, self._dtype, scale)
+        weight = self._weight(name, in_features, out_features)
         bias_name = f"{name}.bias"
         bias = self._tensor(bias_name, (out_features,)) if bias_name in self._others else None
         return PackedLinear(weight, bias, self._kernels)
 
-    def _scale(self, name: str, in_features: int, out_features: int) -> Tensor:
-        int8 = self._description.int8
-        if int8 is not None and int8.blocks:
-            shape = self._kernels.block_scale_shape(in_features, out_features)
-            return self._tensor(name, shape, torch.float16)
-        return self._tensor(name, (out_features,), torch.float32)
+    def _weight(self, name: str, in_features: int, out_features: int) -> PackedWeight:
+        kernels = self._kernels
+        if f"{name}.panels" not in self._others:
+            packed = self._tensor(name, (kernels.packed_size(in_features, out_features),))
+            return PackedWeight(packed, in_features, out_features)
+        panel = kernels.block_panel
+        panels = self._tensor(f"{name}.panels", (-(-out_features // panel), 2), torch.int64)
+        ends = [at + kernels.panel_bytes(kind, in_features) for at, kind in panels.tolist()]
+        packed = self._tensor(name, (ends[-1],), torch.uint8)
+        if panels[:, 0].tolist() != [0, *ends[:-1]]:
+            raise UnsupportedModelError(
+                f"model: {self._path / OTHERS}: panels of {name} do not follow one another"
+            )
+        return PackedWeight(packed, in_features, out_features, self._dtype, panels)
 
     def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
         return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from winnow.models.fast.fused.forms import NormWeight
+from winnow.models.fast.fused.kernels import PackedWeight
 from winnow.models.fast.fused.layer import FusedLayer
 from winnow.models.fast.packed.decoder import PackedDecoder
 from winnow.models.fast.packed.description import (
@@ -24,7 +25,7 @@ from winnow.models.fast.packed.description import (
     RotaryNumbers,
 )
 from winnow.models.fast.packed.extract import extract_parts
-from winnow.models.fast.packed_embedding import PackedEmbedding, ScaledEmbedding
+from winnow.models.fast.packed_embedding import ScaledEmbedding
 from winnow.models.fast.packed_linear import PackedLinear
 from winnow.models.load.backend_tokenizer import TokenizerNumbers
 from winnow.models.load.loaded import LoadedModel
@@ -101,20 +102,20 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tokenizer_class=tokenizer_class(loaded.tokenizer),
         rotaries=tuple(map(_rotary_numbers, decoder.rotaries)),
-        tied=isinstance(decoder.embedding, PackedEmbedding),
+        tied=getattr(decoder.embedding, "table", None) is decoder.head.packed,
         last_layer_only_wanted=layers[-1].last_layer_only_wanted,
         norm=_numbers(decoder.norm.norm),
         layers=tuple(map(_layer_numbers, layers, decoder.layer_rotaries)),
-        int8=loaded.int8,
-        int8_panel=None if loaded.int8 is None else decoder.head.kernels.int8_panel_shape,
+        blocks=loaded.blocks,
+        block_panel=None if loaded.blocks is None else decoder.head.kernels.block_panel,
         embedding_scale=getattr(decoder.embedding, "scale", None),
     )
 
 
 def packed_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
     """Yield the packed weights by name."""
-    for name, product in products(decoder):
-        yield name, product.packed.packed
+    for name, weight in weights(decoder):
+        yield name, weight.packed
 
 
 def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
@@ -131,8 +132,18 @@ def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
     for name, product in products(decoder):
         if product.bias is not None:
             yield f"{name}.bias", product.bias
-        if product.packed.scale is not None:
-            yield f"{name}.scale", product.packed.scale
+    for name, weight in weights(decoder):
+        if weight.panels is not None:
+            yield f"{name}.panels", weight.panels
+
+
+def weights(decoder: PackedDecoder) -> Iterator[tuple[str, PackedWeight]]:
+    """Yield the packed weights by name, that of an embedding which the head does not share among them."""
+    for name, product in products(decoder):
+        yield name, product.packed
+    table = getattr(decoder.embedding, "table", None)
+    if table is not None and table is not decoder.head.packed:
+        yield "embedding", table
 
 
 def products(decoder: PackedDecoder) -> Iterator[tuple[str, PackedLinear]]:

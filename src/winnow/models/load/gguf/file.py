@@ -19,6 +19,7 @@ from winnow.models.load.damage import first_line
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from winnow.models.blocks import Blocks
     from winnow.models.load.gguf.header import GgufHeader
 
 _PACKAGES = ("gguf", "accelerate")
@@ -27,6 +28,8 @@ _MAGIC = b"GGUF"
 _ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 # Architectures by transformers' names, where they differ from llama.cpp's by more than a dash.
 _THEIR_NAMES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+# Architectures whose weights transformers turns, or reads in a way of its own.
+_MIXED_ROWS = ("gpt2", "bloom", "gpt-oss", "gpt_oss", "lfm2", "qwen35", "qwen35moe")
 # Layers of the models whose attention is scaled by the width of a head's share of the hidden state, and not by its own:
 # no key says so, llama.cpp knows them by this number (Gemma 2 and 3 of 27 billion parameters).
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
@@ -125,10 +128,17 @@ class GgufFile:
             "quantization_config": GgufConfig(dequantize=True),
         }
 
-    def reading(self) -> AbstractContextManager[object]:
+    @property
+    def keeps_blocks(self) -> bool:
+        """Return whether linear layers can keep the file's blocks: it has such, and transformers moves whole rows."""
+        from winnow.models.blocks import RAW
+
+        return self._header.architecture not in _MIXED_ROWS and next(iter(self.weight_kinds), "") in RAW
+
+    def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
         from winnow.models.load.gguf.transformers_reader import reading
 
-        return reading(self._header)
+        return reading(self._header, keeps_blocks=keeps_blocks)
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
         """Refuse tensors that transformers' reader would skip.

@@ -4,16 +4,20 @@ transformers asks the package gguf for the file three times, seconds each over a
 table of tensors' names once for each module of the model.
 """
 
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import torch
 from transformers.utils.logging import is_progress_bar_enabled
 
+from winnow.models.blocks import RAW, Blocks
 from winnow.models.load.gguf.header import GgufHeader
 from winnow.process.progress import report
 
@@ -26,10 +30,20 @@ _METADATA_READERS = (
 )
 
 
+_LOADER = "transformers.modeling_gguf_pytorch_utils"
+
+
 @contextmanager
-def reading(header: GgufHeader) -> Iterator[None]:
-    """Let transformers read the header's file by the header while this lasts. For one thread at a time."""
+def reading(header: GgufHeader, *, keeps_blocks: bool = False) -> Iterator[dict[str, Blocks]]:
+    """Let transformers read the header's file by the header while this lasts. For one thread at a time.
+
+    Args:
+        keeps_blocks: weights of more than one dimension keep their blocks, which come by the names of the model's
+            parameters, and the model gets zeros that take no memory in their place.
+    """
     import gguf
+
+    kept: dict[str, Blocks] = {}
 
     def read_metadata(path: str, string_arrays: Sequence[str] = ()) -> tuple[dict[str, Any], tuple[str, ...]]:
         values = {
@@ -47,10 +61,68 @@ def reading(header: GgufHeader) -> Iterator[None]:
             except ImportError:
                 continue
             stack.enter_context(_replaced(module, "read_gguf_metadata", read_metadata))
+        if keeps_blocks:
+            stack.enter_context(_replaced(gguf, "dequantize", _dequantize))
+            loader = import_module(_LOADER)
+            stack.enter_context(_replaced(loader, "np", _Mapped()))
+            theirs = loader.load_gguf_checkpoint
+            stack.enter_context(
+                _replaced(loader, "load_gguf_checkpoint", partial(_load, theirs, header, kept))
+            )
         # The reader draws a progress bar that does not ask whether transformers may draw any.
         if not is_progress_bar_enabled():
             stack.enter_context(redirect_stderr(StringIO()))
-        yield
+        yield kept
+
+
+def _dequantize(data: Any, kind: Any) -> Any:
+    """Return numbers of a vector, and a weight's rows of blocks as they are, mapped."""
+    if kind.name in RAW and data.ndim > 1:
+        return data
+    return import_module("gguf.quants").dequantize(data, kind)
+
+
+class _Mapped:
+    """numpy, but that copies of bytes are the bytes themselves."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def copy(self, array: Any) -> Any:
+        return array if array.dtype == np.uint8 else np.copy(array)
+
+
+def _load(
+    theirs: Any,
+    header: GgufHeader,
+    kept: dict[str, Blocks],
+    path: str,
+    return_tensors: bool = False,
+    model_to_load: Any = None,
+    torch_dtype: torch.dtype | None = None,
+) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes
+        found = theirs(path, return_tensors, model_to_load)
+    if not return_tensors:
+        return found
+    shapes = {name: parameter.shape for name, parameter in model_to_load.named_parameters()}
+    kinds = {(tensor.kind.name, tensor.stored_shape[-1]): tensor.shape[-1] for tensor in header.tensors}
+    for name, tensor in found["tensors"].items():
+        if tensor.dtype != torch.uint8:
+            found["tensors"][name] = tensor.to(torch_dtype)
+            continue
+        inputs = shapes[name][-1] if name in shapes else None
+        kind = next(
+            (k for (k, size), own in kinds.items() if size == tensor.shape[-1] and own == inputs), None
+        )
+        if kind is None:
+            raise ValueError(f"rows of {name} are not those of its shape")
+        kept[name] = Blocks(kind, tensor)
+        found["tensors"][name] = torch.zeros((), dtype=torch_dtype, device="cpu").expand(
+            *tensor.shape[:-1], inputs
+        )
+    return found
 
 
 @contextmanager
