@@ -1,7 +1,7 @@
 // Weights in blocks: codes of few bits, and a scale and a minimum for each 32 or 16 inputs of a feature, as GGUF has them.
 //
 // A packed weight is cut into panels of features, and a panel into records of 32 inputs: codes, then what scales them. Codes lie
-// in planes, of 4 or 2 bits and of the 1, 2 or 4 above them. A plane is made of words of 16 bits, one for each feature of a
+// in planes, of 8, 4 or 2 bits and of the 1 or 2 above them. A plane is made of words of 16 bits, one for each feature of a
 // panel and either of two neighbouring inputs, which hold the codes of several pairs of inputs. A code becomes a number by a
 // table of its plane, and the numbers of both planes add up. Every panel has a kind of its own.
 #pragma once
@@ -46,7 +46,7 @@ constexpr BlockForm BLOCK_FORMS[NUM_BLOCK_KINDS] = {
     {4, 0, 1, 0, 0, 0, true, false, false, 32, 20},      // q4_1
     {4, 1, 1, -16, 16, 0, false, false, false, 32, 22},  // q5_0
     {4, 1, 1, 0, 16, 0, true, false, false, 32, 24},     // q5_1
-    {4, 4, 1, 0, 16, -128, false, false, false, 32, 34},  // q8_0
+    {8, 0, 1, 0, 0, 0, false, false, false, 32, 34},      // q8_0
     {2, 0, 1, 0, 0, 0, true, true, true, 256, 84},       // q2_k
     {2, 1, 1, -4, 4, 0, false, true, true, 256, 110},    // q3_k
     {4, 0, 1, 0, 0, 0, true, false, true, 256, 144},     // q4_k
@@ -65,6 +65,7 @@ constexpr const BlockForm &form_of(BlockKind kind) { return BLOCK_FORMS[static_c
 constexpr int16_t low_number(BlockKind kind, int code) {
   if (kind == BlockKind::iq4_nl) return IQ4_NL[code];
   if (kind == BlockKind::mxfp4) return MXFP4[code];
+  if (kind == BlockKind::q8_0) return static_cast<int8_t>(code);
   return static_cast<int16_t>(code * form_of(kind).low_step + form_of(kind).low_first);
 }
 

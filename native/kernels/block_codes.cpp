@@ -65,7 +65,7 @@ Block read_block(BlockKind kind, const char *row, int64_t b) {
     }
     case BlockKind::q8_0:
       out.scale_bits = half_at(raw);
-      for (int i = 0; i < BLOCK; ++i) out.code[i] = raw[2 + i] ^ 128;
+      for (int i = 0; i < BLOCK; ++i) out.code[i] = raw[2 + i];
       break;
     case BlockKind::q2_k:
       out.scale_bits = half_at(raw + 80), out.least_bits = half_at(raw + 82);
@@ -133,6 +133,10 @@ struct Place {
 Place place_of(char *planes, int width, int feature, int input) {
   const int pair = input / 2, fields = 16 / width, vector = feature / WIDTH, lane = feature % WIDTH * 2 + input % 2;
   uint16_t *words = reinterpret_cast<uint16_t *>(planes);
+  if (width == 8) {  // a byte each, those of a pair's first inputs before those of its second
+    const int byte = ((vector * 16 + pair) * 2 + input % 2) * WIDTH + feature % WIDTH;
+    return {words + byte / 2, byte % 2 * 8};
+  }
   return {words + (vector * width + pair / fields) * 2 * WIDTH + lane, pair % fields * width};
 }
 

@@ -6,6 +6,19 @@
 
 namespace winnow::WINNOW_ISA {
 
+/// Integers of 8 bits.
+template <class T>
+inline vi load_bytes(const T *from) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(load_vector<__m128i>(from));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from)));
+#else
+  typedef int8_t narrow __attribute__((vector_size(WIDTH)));
+  return __builtin_convertvector(load_vector<narrow>(from), vi);
+#endif
+}
+
 /// Scales of 32 inputs: for each feature of a panel, one behind the other.
 class BlockScales {
  public:
@@ -53,14 +66,7 @@ class BlockScales {
   }
 
  private:
-  static vf load_steps(const int8_t *from) {
-#if defined(__AVX512F__)
-    return __builtin_convertvector((vi)_mm512_cvtepi8_epi32(load_vector<__m128i>(from)), vf);
-#else
-    typedef int8_t narrow __attribute__((vector_size(WIDTH)));
-    return __builtin_convertvector(load_vector<narrow>(from), vf);
-#endif
-  }
+  static vf load_steps(const int8_t *from) { return __builtin_convertvector(load_bytes(from), vf); }
 
   const BlockForm &form_;
   char *head_, *tail_;

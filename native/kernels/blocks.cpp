@@ -17,8 +17,10 @@ namespace {
 
 /// Inputs that a minimum, and at least a scale, belongs to.
 constexpr int64_t HALF = 16;
-/// Rows whose sums stay in L1 until they are scaled.
-constexpr int64_t ROWS_AT_ONCE = 32;
+/// Rows and records whose sums stay in L1 until they are scaled, and most rows of a task, whose results stay in L2.
+constexpr int64_t ROWS_AT_ONCE = 32, RECORDS_AT_ONCE = 4, TASK_ROWS = 384;
+/// Records that are rounded before they are multiplied with many rows.
+constexpr int64_t ROUNDED_RECORDS = 12;
 /// Bytes of a panel that are read before they are needed.
 constexpr int64_t AHEAD = 8192;
 /// Most rows of which every thread prepares all, rather than wait for the others.
@@ -43,9 +45,10 @@ struct Table {
   alignas(64) int16_t number[32];
 };
 
-/// Each word's number, by its lowest `bits`.
+/// Numbers of the codes in a field of words, of BITS bits.
 template <int BITS>
-inline numbers look_up(const Table &table, words code) {
+inline numbers look_up(const Table &table, words word, int field) {
+  const words code = word >> (field * BITS);
 #if defined(__AVX512F__)
   return (numbers)_mm512_permutexvar_epi16((__m512i)code, _mm512_load_si512(table.number));
 #elif defined(__AVX2__)
@@ -61,57 +64,80 @@ inline numbers look_up(const Table &table, words code) {
 #endif
 }
 
-inline void store_numbers(int16_t *to, numbers value) { store_vector(to, value); }
+inline void store_pairs(int16_t *to, vi first, vi second) { store_vector(to, (first & 0xffff) | second << 16); }
 
 #if defined(__AVX512BF16__)
-inline void store_numbers(bf16 *to, numbers value) {
-  const __m512i all = (__m512i)value;
-  const auto floats = [](__m256i part) { return _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(part)); };
-  store_vector(to, _mm512_cvtneps_pbh(floats(_mm512_castsi512_si256(all))));
-  store_vector(to + WIDTH, _mm512_cvtneps_pbh(floats(_mm512_extracti64x4_epi64(all, 1))));
+/// Numbers of 8 bits are exact: the upper halves of floats.
+inline void store_pairs(bf16 *to, vi first, vi second) {
+  const vf low = __builtin_convertvector(first, vf), high = __builtin_convertvector(second, vf);
+  store_vector(to, (vu)high | (vu)low >> 16);
 }
 #endif
 
-/// Codes of a record as B of product.h: [16 pairs][PANEL][2]. Tables of a single plane hold operands as they are stored.
+/// Codes of a record as B of product.h: [16 pairs][PANEL][2], the second half of the pairs `apart` farther on. Tables of a single
+/// plane hold operands as they are stored.
 template <int LOW, int HIGH, class Operand>
-void widen(const char *record, const Table &low_table, const Table &high_table, Operand *out) {
+void widen(const char *record, const Table &low_table, const Table &high_table, Operand *out, int64_t apart) {
   constexpr int64_t VECTOR = 4 * WIDTH;
   const char *high_plane = record + LOW * MAX_VECTORS * VECTOR;
   for (int v = 0; v < MAX_VECTORS; ++v) {
     words low[LOW], high[HIGH ? HIGH : 1];
+    const auto read = [](const char *from, int count, words *to) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int g = 0; g < LOW; ++g) {
-      const char *from = record + (v * LOW + g) * VECTOR;
-      low[g] = load_vector<words>(from);
-      __builtin_prefetch(from + AHEAD);
-    }
-#pragma GCC unroll 4
-    for (int g = 0; g < HIGH; ++g) {
-      const char *from = high_plane + (v * HIGH + g) * VECTOR;
-      high[g] = load_vector<words>(from);
-      __builtin_prefetch(from + AHEAD);
-    }
+      for (int g = 0; g < count; ++g) {
+        to[g] = load_vector<words>(from + g * VECTOR);
+        __builtin_prefetch(from + g * VECTOR + AHEAD, 0, 2);
+      }
+    };
+    read(record + v * LOW * VECTOR, LOW, low);
+    read(high_plane + v * HIGH * VECTOR, HIGH, high);
 #pragma GCC unroll 16
     for (int pair = 0; pair < BLOCK / 2; ++pair) {
-      constexpr int FIELDS = 16 / LOW;
-      Operand *to = out + (pair * PANEL + v * WIDTH) * 2;
-      numbers number = look_up<LOW>(low_table, low[pair / FIELDS] >> (pair % FIELDS * LOW));
-      if constexpr (HIGH > 0) {
-        constexpr int ABOVE = 16 / HIGH;
-        number += look_up<HIGH>(high_table, high[pair / ABOVE] >> (pair % ABOVE * HIGH));
-        store_numbers(to, number);
-      } else {
+      constexpr int FIELDS = 16 / LOW, ABOVE = HIGH ? 16 / HIGH : 1;
+      Operand *to = out + (pair * PANEL + v * WIDTH) * 2 + (pair < BLOCK / 4 ? 0 : apart);
+      numbers number = look_up<LOW>(low_table, low[pair / FIELDS], pair % FIELDS);
+      if constexpr (HIGH > 0) number += look_up<HIGH>(high_table, high[pair / ABOVE], pair % ABOVE);
+      if constexpr (HIGH > 0 && !std::is_same_v<Operand, int16_t>)
+        store_pairs(to, (vi)number << 16 >> 16, (vi)number >> 16);
+      else
         store_vector(to, number);
-      }
     }
   }
 }
+
+/// The same of codes of 8 bits, which are the numbers.
+template <class Operand>
+void widen_bytes(const char *record, const Table &, const Table &, Operand *out, int64_t apart) {
+  for (int v = 0; v < MAX_VECTORS; ++v)
+#pragma GCC unroll 4
+    for (int pair = 0; pair < BLOCK / 2; ++pair) {
+      const char *from = record + (v * BLOCK + pair * 2) * WIDTH;
+      if (pair % 2 == 0) __builtin_prefetch(from + AHEAD, 0, 2);
+      store_pairs(out + (pair * PANEL + v * WIDTH) * 2 + (pair < BLOCK / 4 ? 0 : apart), load_bytes(from),
+                  load_bytes(from + WIDTH));
+    }
+}
+
+#if defined(WINNOW_TILES)
+/// Numbers of a record times their scales, plus their minima, rounded to bf16.
+void scale_record(const BlockForm &form, const float (*scale)[PANEL], const float (*minimum)[PANEL], bf16 *piece) {
+  for (int v = 0; v < MAX_VECTORS; ++v)
+    for (int pair = 0; pair < BLOCK / 2; ++pair) {
+      const int h = form.halves && pair >= BLOCK / 4;
+      const vf by = load(scale[h] + v * WIDTH), least = form.minimum ? load(minimum[h] + v * WIDTH) : vf{};
+      bf16 *at = piece + (pair * PANEL + v * WIDTH) * 2;
+      const vu both = load_vector<vu>(at);
+      const auto upper = [&](vf number) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)(number * by + least))); };
+      store_vector(at, (vu)upper((vf)(both << 16)) | (vu)upper((vf)(both & 0xffff0000u)) << 16);
+    }
+}
+#endif
 
 /// A kind's tables and the function that widens its records.
 template <class Operand>
 struct Widening {
   Table low, high;
-  void (*widen)(const char *, const Table &, const Table &, Operand *);
+  void (*widen)(const char *, const Table &, const Table &, Operand *, int64_t);
 
   explicit Widening(BlockKind kind) {
     const BlockForm &form = form_of(kind);
@@ -127,11 +153,11 @@ struct Widening {
       high.number[i] = high_number(kind, i & ((1 << form.high_bits) - 1));
     }
     const int high_bits = form.high_bits;
-    widen = form.low_bits == 2 ? (high_bits ? winnow::WINNOW_ISA::widen<2, 1, Operand> : winnow::WINNOW_ISA::widen<2, 0, Operand>)
+    widen = form.low_bits == 8   ? widen_bytes<Operand>
+            : form.low_bits == 2 ? (high_bits ? winnow::WINNOW_ISA::widen<2, 1, Operand> : winnow::WINNOW_ISA::widen<2, 0, Operand>)
             : high_bits == 0   ? winnow::WINNOW_ISA::widen<4, 0, Operand>
             : high_bits == 1   ? winnow::WINNOW_ISA::widen<4, 1, Operand>
-            : high_bits == 2   ? winnow::WINNOW_ISA::widen<4, 2, Operand>
-                               : winnow::WINNOW_ISA::widen<4, 4, Operand>;
+                               : winnow::WINNOW_ISA::widen<4, 2, Operand>;
   }
 };
 
@@ -185,37 +211,62 @@ struct PreparedRows {
   }
 };
 
-/// Scales a block's sums of some rows and adds them to those of the blocks before it.
-template <bool MINIMUM, class Sum>
-inline void add_block(const Sum *of_block, int64_t rows, const float *row_scale, const float *row_sum, int64_t blocks,
-                      bool whole, const float *scale, const float *minimum, bool first, float *to) {
-  using Vector = typename std::conditional<std::is_same_v<Sum, float>, vf, vi>::type;
-#pragma GCC unroll 4
-  for (int v = 0; v < MAX_VECTORS; ++v) {
-    const vf by = load(scale + v * WIDTH), least = MINIMUM ? load(minimum + v * WIDTH) : vf{};
-    for (int64_t r = 0; r < rows; ++r) {
-      float *at = to + r * PANEL + v * WIDTH;
-      const Vector sum = load_vector<Vector>(of_block + r * PANEL + v * WIDTH);
-      vf total = first ? vf{} : load(at);
-      if constexpr (std::is_same_v<Sum, float>)
-        total += sum * by;
-      else
-        total += __builtin_convertvector(sum, vf) * row_scale[r * blocks] * by;
-      if constexpr (MINIMUM) total += least * (row_sum[2 * r * blocks] + (whole ? row_sum[2 * r * blocks + 1] : 0.0f));
-      store(at, total);
+/// Sums of some records, or halves of them, for some rows, and what scales them.
+template <class Sum>
+struct RecordSums {
+  static constexpr int MOST = 2 * RECORDS_AT_ONCE;
+  alignas(64) Sum sum[MOST][ROWS_AT_ONCE * PANEL];
+  alignas(64) float scale[MOST][PANEL], minimum[MOST][PANEL];
+  float row_scale[ROWS_AT_ONCE][MOST], row_sum[ROWS_AT_ONCE][MOST];
+
+  /// Scales N of them from the first on and adds them to what came before, to [rows][PANEL].
+  template <int N, bool MINIMUM>
+  void add(int first, int64_t rows, bool begins, float *to) const {
+    using Vector = typename std::conditional<std::is_same_v<Sum, float>, vf, vi>::type;
+    for (int v = 0; v < MAX_VECTORS; ++v) {
+      vf by[N], least[N];
+#pragma GCC unroll 8
+      for (int i = 0; i < N; ++i) {
+        by[i] = load(scale[first + i] + v * WIDTH);
+        if (MINIMUM) least[i] = load(minimum[first + i] + v * WIDTH);
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        float *at = to + r * PANEL + v * WIDTH;
+        vf total = begins ? vf{} : load(at);
+#pragma GCC unroll 8
+        for (int i = 0; i < N; ++i) {
+          const Vector found = load_vector<Vector>(sum[first + i] + r * PANEL + v * WIDTH);
+          if constexpr (std::is_same_v<Sum, float>)
+            total += found * by[i];
+          else
+            total += __builtin_convertvector(found, vf) * row_scale[r][first + i] * by[i];
+          if constexpr (MINIMUM) total += least[i] * row_sum[r][first + i];
+        }
+        store(at, total);
+      }
     }
   }
-}
+
+  /// The same of any number of them.
+  template <bool MINIMUM>
+  void add_all(int count, int64_t rows, bool begins, float *to) const {
+    int first = 0;
+    for (; first + 4 <= count; first += 4) add<4, MINIMUM>(first, rows, begins && first == 0, to);
+    for (; first < count; ++first) add<1, MINIMUM>(first, rows, begins && first == 0, to);
+  }
+};
 
 /// As `multiply` of linear.cpp.
 template <class T, int PANELS, class Finish>
 void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart, int threads, Finish finish) {
   using Operand = OperandFor<T>;
   using Sum = typename std::conditional<std::is_same_v<Operand, bf16>, float, int32_t>::type;
-  constexpr int64_t SUMS = ROW_BLOCK * PANEL, PIECE = BLOCK * PANEL;
+  constexpr int64_t PIECE = BLOCK * PANEL;
   if (rows.rows == 0) return;
   const int64_t in = weight.in_features, out = weight.out_features, panels = num_panels(out) / PANELS;
-  const int64_t blocks = (rows.rows + ROW_BLOCK - 1) / ROW_BLOCK, most = (rows.rows + blocks - 1) / blocks;
+  const int64_t tasks = (rows.rows + TASK_ROWS - 1) / TASK_ROWS, most = (rows.rows + tasks - 1) / tasks;
+  const bool rounds = PADS<Operand> && rows.rows > ROWS_AT_ONCE;
+  const int64_t blocks = in / BLOCK, together = rounds ? ROUNDED_RECORDS : RECORDS_AT_ONCE;
   const T *given = reinterpret_cast<const T *>(rows.x);
   const bool shared = rows.rows > EACH_BY_ITSELF;
   std::unique_ptr<PreparedRows<Operand>> of_all(shared ? new PreparedRows<Operand>(rows, in) : nullptr);
@@ -230,49 +281,74 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
       for (int64_t r = 0; r < rows.rows; ++r) prepared.prepare(given + r * rows.x_stride, r);
     }
     TileRegisters<Operand> registers(0);
-    alignas(64) Operand piece[(PADS<Operand> ? 2 : 1) * PIECE];
-    alignas(64) Sum of_block[ROWS_AT_ONCE * PANEL];
-    alignas(64) float sums[PANELS * SUMS], scale[2][PANEL], minimum[2][PANEL];
+    alignas(64) Operand pieces[ROUNDED_RECORDS * PIECE];
+    RecordSums<Sum> part;
+    const std::unique_ptr<float[]> sums(new float[PANELS * most * PANEL]);
     std::unique_ptr<Widening<Operand>> widening;
     int64_t kind = -1;
 #pragma omp for schedule(static)
-    for (int64_t task = 0; task < panels * blocks; ++task) {
-      const int64_t panel = task / blocks, begin = task % blocks * most, count = std::min(most, rows.rows - begin);
+    for (int64_t task = 0; task < panels * tasks; ++task) {
+      const int64_t panel = task / tasks, begin = task % tasks * most, count = std::min(most, rows.rows - begin);
       for (int64_t n = 0; n < PANELS; ++n) {
         const BlockPanel &where = weight.panels[panel + n * apart];
         const BlockKind block_kind = static_cast<BlockKind>(where.kind);
         const BlockForm &form = form_of(block_kind);
-        if (where.kind != kind) widening.reset(new Widening<Operand>(block_kind)), kind = where.kind;
+        const bool pads = PADS<Operand> && form.halves && !rounds;
+        const int64_t stride = pads ? 2 * PIECE : PIECE;
+        if (where.kind != kind) {
+          widening.reset(new Widening<Operand>(block_kind)), kind = where.kind;
+          if (pads) std::fill(pieces, pieces + ROUNDED_RECORDS * PIECE, Operand{});
+        }
         const char *from = weight.packed + where.at;
-        float *to = sums + n * SUMS;
-        for (int64_t b = 0; b < in / BLOCK; ++b) {
-          const char *record = from + PANEL * form.record_at(b);
-          widening->widen(record, widening->low, widening->high, piece);
-          const BlockScales scales(form, from, b);
-          for (int h = 0; h < form.scales(); ++h) scales.read(block_kind, h, scale[h], minimum[h]);
-          if (PADS<Operand> && form.halves) {
-            std::copy(piece + PIECE / 2, piece + PIECE, piece + PIECE + PIECE / 2);
-            std::fill(piece + PIECE / 2, piece + PIECE + PIECE / 2, Operand{});
+        for (int64_t first = 0; first < blocks; first += together) {
+          const int64_t records = std::min(together, blocks - first);
+          for (int64_t b = 0; b < records; ++b) {
+            const char *record = from + PANEL * form.record_at(first + b);
+            widening->widen(record, widening->low, widening->high, pieces + b * stride, pads ? PIECE : 0);
+            const BlockScales scales(form, from, first + b);
+            const int which = rounds ? 0 : static_cast<int>(b) * form.scales();
+            for (int h = 0; h < form.scales(); ++h)
+              scales.read(block_kind, h, part.scale[which + h], part.minimum[which + h]);
+#if defined(WINNOW_TILES)
+            if constexpr (PADS<Operand>)
+              if (rounds) scale_record(form, part.scale, part.minimum, pieces + b * PIECE);
+#endif
+          }
+          if constexpr (PADS<Operand>) {
+            if (rounds) {
+              product_streaming<MAX_VECTORS>(registers, static_cast<int>(count),
+                                             prepared.x + begin * prepared.stride + first * BLOCK,
+                                             static_cast<int>(prepared.stride), pieces, sums.get() + n * most * PANEL, PANEL,
+                                             static_cast<int>(records * BLOCK), first > 0, nullptr, nullptr, [](int, int) {});
+              continue;
+            }
           }
           for (int64_t r = 0; r < count; r += ROWS_AT_ONCE) {
             const int64_t some = std::min(ROWS_AT_ONCE, count - r), row = begin + r;
-            for (int h = 0; h < form.scales(); ++h) {
-              const int64_t at = PADS<Operand> ? 0 : h * HALF, deep = form.halves && !PADS<Operand> ? HALF : BLOCK;
-              const Operand *operand = piece + h * (PADS<Operand> ? PIECE : PIECE / 2);
-              product_streaming<MAX_VECTORS>(registers, static_cast<int>(some),
-                                             prepared.x + row * prepared.stride + b * BLOCK + at,
-                                             static_cast<int>(prepared.stride), operand, of_block, PANEL,
-                                             static_cast<int>(deep), false, nullptr, nullptr, [](int, int) {});
-              const float *row_sum = prepared.sum.get() + row * (in / HALF) + 2 * b + h;
-              const float *row_scale = prepared.scale ? prepared.scale.get() + row * (in / BLOCK) + b : nullptr;
-              const bool first = b == 0 && h == 0;
-              (form.minimum ? add_block<true, Sum> : add_block<false, Sum>)(
-                  of_block, some, row_scale, row_sum, in / BLOCK, !form.halves, scale[h], minimum[h], first, to + r * PANEL);
-            }
+            for (int64_t b = 0; b < records; ++b)
+              for (int h = 0; h < form.scales(); ++h) {
+                const int64_t skipped = pads ? 0 : h * HALF, deep = form.halves && !pads ? HALF : BLOCK;
+                product_streaming<MAX_VECTORS>(registers, static_cast<int>(some),
+                                               prepared.x + row * prepared.stride + (first + b) * BLOCK + skipped,
+                                               static_cast<int>(prepared.stride), pieces + b * stride + h * (pads ? PIECE : PIECE / 2),
+                                               part.sum[b * form.scales() + h], PANEL, static_cast<int>(deep), false, nullptr,
+                                               nullptr, [](int, int) {});
+              }
+            const int halves = form.scales(), count_of_sums = static_cast<int>(records) * halves;
+            for (int64_t r = 0; r < some; ++r)
+              for (int i = 0; i < count_of_sums; ++i) {
+                const int64_t at = (row + r) * blocks + first + i / halves;
+                const float *of_row = prepared.sum.get() + 2 * at;
+                if (prepared.scale) part.row_scale[r][i] = prepared.scale[at];
+                if (form.minimum) part.row_sum[r][i] = halves == 2 ? of_row[i % 2] : of_row[0] + of_row[1];
+              }
+            float *to = sums.get() + (n * most + r) * PANEL;
+            form.minimum ? part.template add_all<true>(count_of_sums, some, first == 0, to)
+                         : part.template add_all<false>(count_of_sums, some, first == 0, to);
           }
         }
       }
-      finish(sums, panel, begin, count);
+      finish(sums.get(), sums.get() + most * PANEL, panel, begin, count);
     }
   }
 }
@@ -283,7 +359,7 @@ void block_linear(const PackedWeight &weight, const LinearRows &rows, int thread
     const int64_t width = weight.out_features;
     const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
     T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 1>(weight, rows, 0, threads, [=](const float *sums, int64_t panel, int64_t first, int64_t count) {
+    multiply<T, 1>(weight, rows, 0, threads, [=](const float *sums, const float *, int64_t panel, int64_t first, int64_t count) {
       const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
       for (int64_t r = 0; r < count; ++r) {
         const int64_t at = (first + r) * width + feature;
@@ -301,11 +377,12 @@ void block_gated_linear(const PackedWeight &weight, const LinearRows &rows, Acti
     const int64_t size = weight.out_features / 2;
     const T *bias = reinterpret_cast<const T *>(rows.bias);
     T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 2>(weight, rows, size / PANEL, threads, [=](const float *sums, int64_t panel, int64_t first, int64_t count) {
+    multiply<T, 2>(weight, rows, size / PANEL, threads, [=](const float *sums, const float *of_ups, int64_t panel,
+                                                            int64_t first, int64_t count) {
       const int64_t feature = panel * PANEL;
       const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
       for (int64_t r = 0; r < count; ++r)
-        finish_gated_row(sums + r * PANEL, sums + (ROW_BLOCK + r) * PANEL, gate_bias, up_bias, activation,
+        finish_gated_row(sums + r * PANEL, of_ups + r * PANEL, gate_bias, up_bias, activation,
                          out + (first + r) * size + feature);
     });
   });

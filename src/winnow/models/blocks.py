@@ -1,0 +1,248 @@
+"""Weights in blocks, as GGUF files have them: codes of few bits, and a scale and a minimum for 32 or 16 inputs.
+
+Blocks of a file stay as they are, and native kernels multiply them without another rounding (`native/blocks.h`). What a
+block stands for is GGUF's own formula, computed in float32:
+
+    Q8_0: code * scale, codes from -128 to 127        Q4_0: (code - 8) * scale, codes from 0 to 15
+
+These two are also what weights of 16 bits are quantized to, here in plain torch; the others come from files alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from winnow.config import ModelConfig
+from winnow.native import native_kernels
+
+BLOCK = 32
+"""Inputs of a feature that share a scale."""
+RAW = {
+    "Q4_0": (32, 18),
+    "Q4_1": (32, 20),
+    "Q5_0": (32, 22),
+    "Q5_1": (32, 24),
+    "Q8_0": (32, 34),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18),
+    "MXFP4": (32, 17),
+}
+"""Inputs and bytes of a block, by its name in llama.cpp."""
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True)
+class WideLayers:
+    """Choice of the linear layers that stay wide where those of decoder layers and head are quantized."""
+
+    wide_head: bool = False
+    wide_ends: bool = False
+    """True: those of the first and the last decoder layer."""
+
+    def of_layer(self, index: int, num_layers: int) -> bool:
+        """Return whether the linear layers of a decoder layer are quantized."""
+        return not (self.wide_ends and index in (0, num_layers - 1))
+
+
+@dataclass(frozen=True)
+class BlockWeights(WideLayers):
+    """Choice of the linear layers whose weights are in blocks, for CPUs."""
+
+    kind: str | None = None
+    """Name of their blocks in llama.cpp; None: those of the model's file."""
+
+    @classmethod
+    def of(cls, config: ModelConfig, *, kept: bool = False) -> Self | None:
+        """Return the choice as configured; None: no layers have them.
+
+        Args:
+            kept: blocks of the file stay as they are where nothing else is configured.
+
+        Raises:
+            ConfigError: the form is one for GPUs alone.
+        """
+        config.check_weight_device("cpu")
+        if config.weight_dtype == "auto":
+            return cls() if kept else None
+        kind = "Q4_0" if config.weight_dtype == "q4_0" else "Q8_0"
+        return cls("head" in config.weight_wide, "ends" in config.weight_wide, kind)
+
+    @property
+    def weight_dtype(self) -> str:
+        """The option that asks for them."""
+        return "auto" if self.kind is None else self.kind.lower()
+
+    def parts(self, linears: Sequence[nn.Linear]) -> "list[Blocks] | None":
+        """Return the blocks of each of some layers; None: one of them has none, and cannot have them."""
+        if self.kind is not None and any(each.in_features % BLOCK for each in linears):
+            return None
+        found = [own_blocks(each) for each in linears]
+        if self.kind is None:
+            return None if None in found else [own for own in found if own is not None]
+        return [
+            own if own is not None and own.kind == self.kind else quantize(dense_weight(each), self.kind)
+            for own, each in zip(found, linears, strict=True)
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks:
+    """A weight [out_features, in_features] in blocks of one kind, as a file has them.
+
+    Args:
+        data: uint8 [out_features, bytes of a row], rows dense.
+    """
+
+    kind: str
+    data: Tensor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Blocks":
+        return self  # nobody changes it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        inputs, size = RAW[self.kind]
+        return *self.data.shape[:-1], self.data.shape[-1] // size * inputs
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        """Return what they stand for, [out_features, in_features]."""
+        if self.data.ndim > 2:
+            return Blocks(self.kind, self.data.flatten(0, -2)).numbers(dtype).view(self.shape)
+        kernels = native_kernels()
+        if kernels is None:
+            return _numbers(self).to(dtype)
+        from winnow.models.fast.fused.kernels import LayerKernels
+
+        return LayerKernels(kernels).dequantize(self, dtype)
+
+
+def quantize(weight: Tensor, kind: str) -> Blocks:
+    """Return a weight [out_features, in_features] in blocks of Q8_0 or Q4_0, rounded as llama.cpp does.
+
+    A block with a number that is not finite has a scale that is not a number.
+    """
+    largest_code = {"Q8_0": 127, "Q4_0": -8}[kind]
+    made = []
+    for part in weight.split(_ROWS_AT_ONCE):  # a head in float32 can be larger than all the rest
+        x = part.float().view(len(part), -1, BLOCK)
+        at = x.abs().argmax(dim=-1, keepdim=True)  # of the number that takes the largest code
+        largest = x.gather(-1, at)
+        scale = (largest.abs() if kind == "Q8_0" else largest) / largest_code
+        inverse = torch.where(scale != 0, 1 / scale, 0.0)
+        usable = x.isfinite().all(dim=-1, keepdim=True)
+        scale = torch.where(usable, scale, float("nan")).half()
+        codes = torch.where(usable, x * inverse, 0.0)
+        if kind == "Q8_0":
+            stored = codes.round().clamp(-127, 127).to(torch.int8).view(torch.uint8)
+        else:
+            four = (codes + 8.5).clamp(0, 15).to(torch.uint8)
+            stored = four[..., :16] | four[..., 16:] << 4
+        made.append(torch.cat([scale.view(torch.uint8), stored], dim=-1).flatten(1))
+    return Blocks(kind, torch.cat(made))
+
+
+def _numbers(blocks: Blocks) -> Tensor:
+    """Return the numbers of Q8_0 or Q4_0 in float32, in plain torch."""
+    raw = blocks.data.view(len(blocks.data), -1, RAW[blocks.kind][1])
+    scale, stored = raw[..., :2].contiguous().view(torch.float16).float(), raw[..., 2:]
+    if blocks.kind == "Q8_0":
+        return (scale * stored.view(torch.int8)).flatten(1)
+    codes = torch.cat([stored & 15, stored >> 4], dim=-1)
+    return (scale * (codes.float() - 8)).flatten(1)
+
+
+def own_blocks(module: nn.Module) -> Blocks | None:
+    """Return the blocks that a layer or an embedding was read with; None: it has numbers."""
+    found: Blocks | None = getattr(module, "kept_blocks", None)
+    return found
+
+
+def dense_weight(linear: nn.Linear) -> Tensor:
+    """Return a layer's weight as numbers; of blocks in float32."""
+    own = own_blocks(linear)
+    return linear.weight.detach() if own is None else own.numbers(torch.float32)
+
+
+def keep_blocks(module: nn.Module, blocks: Blocks, dtype: torch.dtype) -> None:
+    """Let a layer or an embedding have blocks, whose numbers are there only while it computes.
+
+    What reads the weight in between finds numbers that are none, so that no answer comes of it.
+    """
+    module.kept_blocks = blocks  # type: ignore[assignment]
+    module.weight = _placeholder(blocks.shape, dtype)
+    module.register_forward_pre_hook(_lend)
+    module.register_forward_hook(_take_back)
+
+
+def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks]) -> None:
+    """Let the layers and embeddings that names of parameters belong to keep their blocks; others get their numbers."""
+    of_address = {
+        parameter.data_ptr(): blocks[name] for name, parameter in model.named_parameters() if name in blocks
+    }
+    for module in list(model.modules()):
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            own = of_address.get(parameter.data_ptr())
+            if own is None or tuple(parameter.shape) != own.shape or any(parameter.stride()):
+                continue
+            if name == "weight" and (type(module) is nn.Linear or isinstance(module, nn.Embedding)):
+                keep_blocks(module, own, parameter.dtype)
+            else:
+                setattr(module, name, nn.Parameter(own.numbers(parameter.dtype), requires_grad=False))
+
+
+@contextmanager
+def widened(module: nn.Module) -> Iterator[None]:
+    """Let all below a module have numbers while this lasts, which copies that are made then keep."""
+    parts = [each for each in module.modules() if _widen(each)]
+    try:
+        yield
+    finally:
+        for each in parts:
+            _narrow(each)
+
+
+def widen_for_good(module: nn.Module) -> None:
+    """Let all that still has blocks below a module have numbers in their place."""
+    made: dict[Blocks, nn.Parameter] = {}
+    for each in module.modules():
+        own = own_blocks(each)
+        if own is not None:
+            _widen(each)
+            each._forward_pre_hooks.clear(), each._forward_hooks.clear()
+            each.weight = made.setdefault(own, each.weight)  # type: ignore[arg-type]
+            del each.kept_blocks
+
+
+def _lend(module: Any, _: Any) -> None:
+    module.lent = _widen(module)
+
+
+def _take_back(module: Any, _: Any, __: Any) -> None:
+    if module.lent:
+        _narrow(module)
+
+
+def _widen(module: Any) -> bool:
+    """Return whether a module has got numbers, which it had not."""
+    own = own_blocks(module)
+    narrow = own is not None and not any(module.weight.stride())
+    if own is not None and narrow:
+        module.weight = nn.Parameter(own.numbers(module.weight.dtype), requires_grad=False)
+    return narrow
+
+
+def _narrow(module: Any) -> None:
+    module.weight = _placeholder(module.weight.shape, module.weight.dtype)
+
+
+def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
+    rows = torch.full((), float("nan"), dtype=dtype, device="cpu").expand(*shape)
+    return nn.Parameter(rows, requires_grad=False)
