@@ -107,38 +107,73 @@ Block read_block(BlockKind kind, const char *row, int64_t b) {
   return out;
 }
 
-/// Numbers of a block.
-void to_numbers(BlockKind kind, const Block &block, float *out) {
-  const BlockForm &form = form_of(kind);
-  const int low = (1 << form.low_bits) - 1;
-  float scale[2], least[2];
-  for (int h = 0; h < 2; ++h) {
-    const int which = form.halves ? h : 0;
-    scale[h] = block.scale * static_cast<float>(block.steps[which]);
-    least[h] = form.minimum ? block.least * static_cast<float>(block.least_steps[which]) : 0.0f;
-  }
-  for (int i = 0; i < BLOCK; ++i) {
-    const int code = block.code[i], number = low_number(kind, code & low) + high_number(kind, code >> form.low_bits);
-    const float product = scale[i / 16] * static_cast<float>(number);
-    out[i] = form.minimum ? product - least[i / 16] : product;
-  }
-}
+/// Numbers of a kind's codes.
+struct Numbers {
+  float of_code[256];
 
-/// Sets or reads the code of a record: `width` bits of the word of a feature and an input.
-struct Place {
-  uint16_t *word;
-  int shift;
+  explicit Numbers(BlockKind kind) {
+    const BlockForm &form = form_of(kind);
+    for (int code = 0; code < 256; ++code)
+      of_code[code] = low_number(kind, code & ((1 << form.low_bits) - 1)) + high_number(kind, code >> form.low_bits);
+  }
+
+  /// Those of a block.
+  template <class T>
+  void write(const BlockForm &form, const Block &block, T *out) const {
+    alignas(64) float numbers[BLOCK];
+    for (int i = 0; i < BLOCK; ++i) numbers[i] = of_code[block.code[i]];
+    for (int i = 0; i < BLOCK; i += WIDTH) {
+      const int which = form.halves ? i / 16 : 0;
+      const vf product = load(numbers + i) * (block.scale * static_cast<float>(block.steps[which]));
+      store(out + i, form.minimum ? product - block.least * static_cast<float>(block.least_steps[which]) : product);
+    }
+  }
 };
 
-Place place_of(char *planes, int width, int feature, int input) {
-  const int pair = input / 2, fields = 16 / width, vector = feature / WIDTH, lane = feature % WIDTH * 2 + input % 2;
-  uint16_t *words = reinterpret_cast<uint16_t *>(planes);
-  if (width == 8) {  // a byte each, those of a pair's first inputs before those of its second
-    const int byte = ((vector * 16 + pair) * 2 + input % 2) * WIDTH + feature % WIDTH;
-    return {words + byte / 2, byte % 2 * 8};
+/// A plane of a panel's records.
+class Plane {
+ public:
+  /// begin: bytes of a record before it.
+  Plane(int width, int64_t begin) : width_(width), begin_(begin) {
+    const int fields = width ? 16 / width : 1;
+    for (int i = 0; i < BLOCK && width; ++i) word_[i] = i / 2 / fields * 2 * WIDTH + i % 2, shift_[i] = i / 2 % fields * width;
   }
-  return {words + (vector * width + pair / fields) * 2 * WIDTH + lane, pair % fields * width};
-}
+
+  void set(char *record, int feature, int input, int code) const {
+    if (width_ == 8)
+      *byte(record, feature, input) = static_cast<char>(code);
+    else if (width_)
+      *word(record, feature, input) |= static_cast<uint16_t>(code << shift_[input]);
+  }
+
+  int get(char *record, int feature, int input) const {
+    if (width_ == 8) return static_cast<uint8_t>(*byte(record, feature, input));
+    return width_ ? *word(record, feature, input) >> shift_[input] & ((1 << width_) - 1) : 0;
+  }
+
+ private:
+  uint16_t *word(char *record, int feature, int input) const {
+    uint16_t *words = reinterpret_cast<uint16_t *>(record + begin_);
+    return words + feature / WIDTH * width_ * 2 * WIDTH + feature % WIDTH * 2 + word_[input];
+  }
+
+  /// Those of a pair's first inputs lie before those of its second.
+  char *byte(char *record, int feature, int input) const {
+    return record + begin_ + (feature / WIDTH * BLOCK + input) * WIDTH + feature % WIDTH;
+  }
+
+  int width_;
+  int64_t begin_;
+  int word_[BLOCK] = {}, shift_[BLOCK] = {};
+};
+
+/// The planes of a form.
+struct Planes {
+  Plane low, high;
+
+  explicit Planes(const BlockForm &form)
+      : low(form.low_bits, 0), high(form.high_bits, PANEL * form.low_bits * BLOCK / 8) {}
+};
 
 }  // namespace
 
@@ -150,6 +185,7 @@ void pack_blocks(const RawBlocks &raw, char *out, int threads) {
   const BlockForm &form = form_of(raw.kind);
   const int64_t size = PANEL * form.bytes(raw.in_features);
   const int low = (1 << form.low_bits) - 1;
+  const Planes planes(form);
 #pragma omp parallel for num_threads(threads)
   for (int64_t panel = 0; panel < num_panels(raw.out_features); ++panel) {
     char *to = out + panel * size;
@@ -160,13 +196,10 @@ void pack_blocks(const RawBlocks &raw, char *out, int threads) {
       const char *row = raw.data + feature * raw.row_bytes();
       for (int64_t b = 0; b < raw.in_features / BLOCK; ++b) {
         const Block block = read_block(raw.kind, row, b);
-        char *record = to + PANEL * form.record_at(b), *high = record + PANEL * form.low_bits * BLOCK / 8;
+        char *at = to + PANEL * form.record_at(b);
         for (int i = 0; i < BLOCK; ++i) {
-          const Place place = place_of(record, form.low_bits, j, i);
-          *place.word |= static_cast<uint16_t>((block.code[i] & low) << place.shift);
-          if (!form.high_bits) continue;
-          const Place above = place_of(high, form.high_bits, j, i);
-          *above.word |= static_cast<uint16_t>(block.code[i] >> form.low_bits << above.shift);
+          planes.low.set(at, j, i, block.code[i] & low);
+          if (form.high_bits) planes.high.set(at, j, i, block.code[i] >> form.low_bits);
         }
         const BlockScales scales(form, to, b);
         for (int h = 0; h < form.scales(); ++h) {
@@ -187,13 +220,12 @@ void pack_blocks(const RawBlocks &raw, char *out, int threads) {
 void dequantize_blocks(const RawBlocks &raw, DType dtype, char *out, int threads) {
   with_type(dtype, [&](auto type) {
     using T = decltype(type);
+    const Numbers numbers(raw.kind);
 #pragma omp parallel for num_threads(threads)
     for (int64_t row = 0; row < raw.out_features; ++row)
       for (int64_t b = 0; b < raw.in_features / BLOCK; ++b) {
-        alignas(64) float numbers[BLOCK];
-        to_numbers(raw.kind, read_block(raw.kind, raw.data + row * raw.row_bytes(), b), numbers);
-        T *to = reinterpret_cast<T *>(out) + row * raw.in_features + b * BLOCK;
-        for (int64_t i = 0; i < BLOCK; i += WIDTH) store(to + i, load(numbers + i));
+        const Block block = read_block(raw.kind, raw.data + row * raw.row_bytes(), b);
+        numbers.write(form_of(raw.kind), block, reinterpret_cast<T *>(out) + row * raw.in_features + b * BLOCK);
       }
   });
 }
@@ -208,23 +240,17 @@ void unpack_block_rows(const PackedWeight &weight, const int64_t *features, int6
       const int j = static_cast<int>(features[row] % PANEL);
       const BlockKind kind = static_cast<BlockKind>(panel.kind);
       const BlockForm &form = form_of(kind);
+      const Planes planes(form);
+      const Numbers numbers(kind);
       char *from = weight.packed + panel.at;
       for (int64_t b = 0; b < in / BLOCK; ++b) {
-        char *record = from + PANEL * form.record_at(b), *high = record + PANEL * form.low_bits * BLOCK / 8;
-        const BlockScales scales(form, from, b);
+        char *record = from + PANEL * form.record_at(b);
         Block block;
-        for (int i = 0; i < BLOCK; ++i) {
-          const Place place = place_of(record, form.low_bits, j, i);
-          block.code[i] = static_cast<uint8_t>(*place.word >> place.shift & ((1 << form.low_bits) - 1));
-          if (!form.high_bits) continue;
-          const Place above = place_of(high, form.high_bits, j, i);
-          block.code[i] |= (*above.word >> above.shift & ((1 << form.high_bits) - 1)) << form.low_bits;
-        }
+        for (int i = 0; i < BLOCK; ++i)
+          block.code[i] = static_cast<uint8_t>(planes.low.get(record, j, i) | planes.high.get(record, j, i) << form.low_bits);
+        const BlockScales scales(form, from, b);
         scales.read_feature(kind, j, block.scale, block.least, block.steps, block.least_steps);
-        alignas(64) float numbers[BLOCK];
-        to_numbers(kind, block, numbers);
-        T *to = reinterpret_cast<T *>(out) + row * in + b * BLOCK;
-        for (int64_t i = 0; i < BLOCK; i += WIDTH) store(to + i, load(numbers + i));
+        numbers.write(form, block, reinterpret_cast<T *>(out) + row * in + b * BLOCK);
       }
     }
   });

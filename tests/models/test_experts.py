@@ -19,8 +19,8 @@ from transformers import (
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.models import load_model
+from winnow.models.blocks import BlockWeights
 from winnow.models.fast.experts import GroupedExperts, is_experts
-from winnow.models.fast.int8_linear import Int8Weights
 from winnow.models.fast.packed_linear import linear_maker
 from winnow.native import native_kernels
 
@@ -69,13 +69,13 @@ def own_experts(name: str) -> Any:
     return next(module for module in model.modules() if is_experts(module))
 
 
-def maker(int8: Int8Weights | None = None) -> Any:
+def maker(blocks: BlockWeights | None = None) -> Any:
     kernels = native_kernels()
     if kernels is None:
         pytest.skip("needs the native extension")
     from winnow.models.fast.fused.kernels import LayerKernels
 
-    return linear_maker(LayerKernels(kernels), torch.float32, native=True, int8=int8)
+    return linear_maker(LayerKernels(kernels), torch.float32, native=True, blocks=blocks)
 
 
 def routed(tokens: int, chosen: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -94,7 +94,7 @@ def test_they_give_what_the_loop_gives(name: str, tokens: int) -> None:
     with torch.inference_mode():
         x, experts, weights = routed(tokens)
         torch.testing.assert_close(grouped(x, experts, weights), own(x, experts, weights))
-        found = GroupedExperts(own, maker(Int8Weights()))(x, experts, weights)
+        found = GroupedExperts(own, maker(BlockWeights(kind="Q8_0")))(x, experts, weights)
     error = (found - own(x, experts, weights)).norm() / found.norm()
     assert 1e-5 < error < 0.05
 
@@ -123,4 +123,4 @@ def test_their_weights_are_packed_and_let_go(tmp_path: Path) -> None:
         grouped = [module for module in model.modules() if isinstance(module, GroupedExperts)]
         assert len(grouped) == 2
         assert not [name for name, _ in model.named_parameters() if "experts" in name]
-        assert all(up.is_int8 == (weight_dtype == "int8") for each in grouped for up in each.up)
+        assert all(up.in_blocks == (weight_dtype == "int8") for each in grouped for up in each.up)

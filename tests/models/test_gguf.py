@@ -6,7 +6,6 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model, load_plain_model, pack_model
-from winnow.models.fast.int8_linear import Int8Linear
 from winnow.models.load import automatic
 from winnow.models.load.automatic import settle_formats
 from winnow.report.fingerprint import model_digest
 from winnow_lab.cli.plan import PlanOptions, deployments
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
-from gguf import GGUFReader
 from tiny_gguf import save_gguf, tiny_llama
 from tokenizer_kinds import byte_level
 
@@ -57,32 +54,25 @@ def test_answers_as_the_model_that_was_written(plain: Path) -> None:
     assert winnow_answer(plain, prompt) == answer(tiny_llama(), prompt)
 
 
-def test_blocks_of_8_bits_stay_as_they_are(tmp_path: Path) -> None:
-    """Also where all other numbers are of 16 bits."""
-    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), "Q8_0")
-    config = ModelConfig(path, dtype="bfloat16", weight_dtype="q8_0")
-    found = load_model(replace(config, optimize=False)).model
-    theirs = load_plain_model(ModelConfig(path, dtype="float32")).model
-    narrow = {name: part for name, part in found.named_modules() if isinstance(part, Int8Linear)}
-    assert len(narrow) == 2 * 7 + 1
-    for name, part in narrow.items():
-        assert torch.equal(part.rows(torch.float32), theirs.get_submodule(name).weight), name
-    assert {parameter.dtype for parameter in found.parameters()} == {torch.bfloat16}
-
-    tensor = next(each for each in GGUFReader(path).tensors if each.name == "blk.1.ffn_down.weight")
-    blocks = tensor.data.reshape(len(tensor.data), -1, 34)  # a float16, then 32 codes
-    down = narrow["model.layers.1.mlp.down_proj"]
-    assert np.array_equal(down.codes.numpy(), blocks[..., 2:].reshape(len(blocks), -1).view(np.int8))
-    assert np.array_equal(down.scale.numpy(), blocks[..., :2].copy().view(np.float16)[..., 0])
-
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_blocks_stay_as_they_are(kind: str, tmp_path: Path) -> None:
+    """Numbers of the packed weights are those of the file, and answers those of its numbers in float32."""
     pytest.importorskip("winnow._native")
-    fused = load_model(config)
-    assert fused.decoder is not None and fused.dtype == torch.bfloat16 and fused.verified is not None
-    rows = torch.arange(64)
-    last: Any = fused.decoder.layers[1]
-    assert torch.equal(last.down.kernels.unpack_rows(last.down.packed, rows), down.rows(torch.bfloat16)), (
-        "as kernels read them"
-    )
+    path = save_gguf(tmp_path / "tiny.gguf", tiny_llama(), kind)
+    theirs: Any = load_plain_model(ModelConfig(path, dtype="float32")).model
+    loaded = load_model(ModelConfig(path, dtype="float32"))
+    assert loaded.decoder is not None and loaded.verified is not None
+    last: Any = loaded.decoder.layers[-1]
+    assert last.down.packed.kinds == {kind} and loaded.decoder.head.packed.kinds == {"Q8_0"}
+    rows = last.kernels.unpack_rows(last.down.packed, torch.arange(64))
+    assert torch.equal(rows, theirs.model.layers[-1].mlp.down_proj.weight)
+    tokens = torch.arange(50)
+    assert torch.equal(loaded.decoder.embedding(tokens), theirs.get_input_embeddings()(tokens))
+    prompt = byte_level().encode(TEXT)
+    expected = answer(theirs, prompt)
+    assert winnow_answer(path, prompt, dtype="float32") == expected
+    pack_model(ModelConfig(path, dtype="float32"), tmp_path / "packed")
+    assert winnow_answer(tmp_path / "packed", prompt) == expected
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
@@ -194,8 +184,8 @@ def test_what_auto_means_on_a_processor(tmp_path: Path, monkeypatch: pytest.Monk
     assert planned(blocks) == ("float32", "auto", False)
     monkeypatch.setattr(automatic, "SMALL", 0)
     assert settled(wide) == ("bfloat16", "auto", "none")
-    assert settled(blocks) == ("bfloat16", "q8_0", "head-and-ends")
-    assert planned(blocks) == ("bfloat16", "q8_0", True)
+    assert settled(blocks) == ("bfloat16", "auto", "none")
+    assert planned(blocks) == ("bfloat16", "q8_0", False)
     assert planned(wide) == ("bfloat16", "auto", False)
     assert settled(blocks, weight_dtype="int8") == ("bfloat16", "int8", "none")
     assert settled(blocks, dtype="float32") == ("float32", "auto", "none")
@@ -205,7 +195,7 @@ def test_what_auto_means_on_a_processor(tmp_path: Path, monkeypatch: pytest.Monk
     assert settled(directory) == ("bfloat16", "auto", "none")
     monkeypatch.setattr(automatic, "multiplies_bfloat16", lambda: False)
     assert settled(directory) == ("float32", "auto", "none")
-    assert settled(blocks) == ("float32", "q8_0", "head-and-ends")
+    assert settled(blocks) == ("float32", "auto", "none")
 
 
 def test_auto_is_float32_on_the_processor(plain: Path) -> None:

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, UnsupportedModelError
+from winnow.models.blocks import BlockWeights
 from winnow.models.fast import packed_linear
-from winnow.models.fast.int8_linear import Int8Weights
 from winnow.models.load import automatic
 from winnow_lab.plan import hardware
 from winnow_lab.plan.deployment import Deployment
@@ -211,14 +211,14 @@ def test_this_machine_is_measured_in_the_type_of_the_run(monkeypatch: pytest.Mon
         return make(kernels, dtype, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(packed_linear, "linear_maker", spy)
-    for words in (("auto", "auto"), ("bfloat16", "int8"), ("bfloat16", "q8_0")):
+    for words in (("auto", "auto"), ("bfloat16", "int8"), ("bfloat16", "q4_0")):
         found = find_hardware("this", *words)
         assert found.measured and found.kind == "cpu"
         assert min(found.compute, found.bandwidth, found.link, found.memory) > 1e8
     assert made == [
         (torch.float32, None),
-        (torch.bfloat16, Int8Weights()),
-        (torch.bfloat16, Int8Weights(blocks=True)),
+        (torch.bfloat16, BlockWeights(kind="Q8_0")),
+        (torch.bfloat16, BlockWeights(kind="Q4_0")),
     ]
 
 

@@ -144,7 +144,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[Deployment]":
     """Return one per device and policy that was named."""
-    from winnow.models.load.automatic import SMALL, cpu_dtype, keeps_8_bits
+    from winnow.models.load.automatic import SMALL, cpu_dtype, keeps_blocks
     from winnow_lab.plan.calibrate import calibrate
     from winnow_lab.plan.deployment import Deployment
     from winnow_lab.plan.hardware import find_hardware
@@ -164,7 +164,9 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
     on_cpu = cpu_dtype(model.stored_bytes, model.dtype)
     own = options.dtype == "auto" and options.weight_bits is None and model.stored_bytes >= SMALL
     asked = ModelConfig(weight_dtype=options.weight_dtype)
-    linear = "q8_0" if own and keeps_8_bits(asked, Path(namespace.model)) else options.weight_dtype
+    kept = own and options.weight_dtype == "auto" and keeps_blocks(asked, Path(namespace.model))
+    few_bits = model.stored_bytes < 0.8 * model.num_params  # of 4 bits rather than 8
+    linear = options.weight_dtype if not kept else "q4_0" if few_bits else "q8_0"
     for device in options.gpu.split(","):
         hardware = find_hardware(device.strip(), options.dtype, linear, model.dtype, on_cpu)
         narrow = linear != options.weight_dtype and hardware.kind == "cpu"
@@ -190,7 +192,6 @@ def deployments(namespace: argparse.Namespace, options: PlanOptions) -> "list[De
                 options.price,
                 factors,
                 linear if narrow else options.weight_dtype,
-                wide_ends=narrow,
             )
             for config in configs
         ]

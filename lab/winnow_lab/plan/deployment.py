@@ -28,7 +28,13 @@ _MOST_TOKENS = 2**24
 _MOST_GPUS = 4096
 _ACTIVATIONS = 12
 """Tensors of the hidden size that live at once while a layer is computed, about: its input, MLP and output."""
-_LINEAR_BYTES = {"int8": 1.0, "q8_0": 1.0 + 2.0 / 32, "fp8": 1.0, "int4": 0.5 + 4.0 / 128}
+_LINEAR_BYTES = {
+    "int8": 1.0,
+    "q8_0": 1.0 + 2.0 / 32,
+    "q4_0": 0.5 + 2.0 / 32,
+    "fp8": 1.0,
+    "int4": 0.5 + 4.0 / 128,
+}
 """Bytes of a weight, with its share of a scale: float16 for 32 of q8_0, beside a zero, for 128 of int4."""
 
 

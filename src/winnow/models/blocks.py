@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow.config import ModelConfig
+from winnow.models.fast.experts import is_experts
 from winnow.native import native_kernels
 
 BLOCK = 32
@@ -112,6 +113,10 @@ class Blocks:
         inputs, size = RAW[self.kind]
         return *self.data.shape[:-1], self.data.shape[-1] // size * inputs
 
+    def of_expert(self, index: int) -> "Blocks":
+        """Return one weight of several, [experts, out_features, in_features]."""
+        return Blocks(self.kind, self.data[index])
+
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """Return what they stand for, [out_features, in_features]."""
         if self.data.ndim > 2:
@@ -159,10 +164,10 @@ def _numbers(blocks: Blocks) -> Tensor:
     return (scale * (codes.float() - 8)).flatten(1)
 
 
-def own_blocks(module: nn.Module) -> Blocks | None:
-    """Return the blocks that a layer or an embedding was read with; None: it has numbers."""
-    found: Blocks | None = getattr(module, "kept_blocks", None)
-    return found
+def own_blocks(module: nn.Module, name: str = "weight") -> Blocks | None:
+    """Return the blocks that a parameter of a module was read with; None: it has numbers."""
+    kept: dict[str, Blocks] = getattr(module, "kept_blocks", {})
+    return kept.get(name)
 
 
 def dense_weight(linear: nn.Linear) -> Tensor:
@@ -171,29 +176,30 @@ def dense_weight(linear: nn.Linear) -> Tensor:
     return linear.weight.detach() if own is None else own.numbers(torch.float32)
 
 
-def keep_blocks(module: nn.Module, blocks: Blocks, dtype: torch.dtype) -> None:
-    """Let a layer or an embedding have blocks, whose numbers are there only while it computes.
+def keep_blocks(module: nn.Module, name: str, blocks: Blocks, dtype: torch.dtype) -> None:
+    """Let a module's parameter have blocks, whose numbers are there only while it computes.
 
-    What reads the weight in between finds numbers that are none, so that no answer comes of it.
+    What reads the parameter in between finds numbers that are none, so that no answer comes of it.
     """
-    module.kept_blocks = blocks  # type: ignore[assignment]
-    module.weight = _placeholder(blocks.shape, dtype)
-    module.register_forward_pre_hook(_lend)
-    module.register_forward_hook(_take_back)
+    if not hasattr(module, "kept_blocks"):
+        module.kept_blocks = {}  # type: ignore[assignment]
+        module.register_forward_pre_hook(_lend)
+        module.register_forward_hook(_take_back)
+    module.kept_blocks[name] = blocks  # type: ignore[index, operator]
+    setattr(module, name, _placeholder(blocks.shape, dtype))
 
 
 def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks]) -> None:
-    """Let the layers and embeddings that names of parameters belong to keep their blocks; others get their numbers."""
-    of_address = {
-        parameter.data_ptr(): blocks[name] for name, parameter in model.named_parameters() if name in blocks
-    }
+    """Let layers, embeddings and experts that names of parameters belong to keep their blocks; others get numbers."""
+    of_address = {parameter.data_ptr(): blocks[n] for n, parameter in model.named_parameters() if n in blocks}
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
             own = of_address.get(parameter.data_ptr())
-            if own is None or tuple(parameter.shape) != own.shape or any(parameter.stride()):
+            if own is None or any(parameter.stride()):
                 continue
-            if name == "weight" and (type(module) is nn.Linear or isinstance(module, nn.Embedding)):
-                keep_blocks(module, own, parameter.dtype)
+            plain = type(module) is nn.Linear or isinstance(module, nn.Embedding)
+            if plain or (is_experts(module) and not getattr(module, "is_transposed", False)):
+                keep_blocks(module, name, own, parameter.dtype)
             else:
                 setattr(module, name, nn.Parameter(own.numbers(parameter.dtype), requires_grad=False))
 
@@ -213,11 +219,13 @@ def widen_for_good(module: nn.Module) -> None:
     """Let all that still has blocks below a module have numbers in their place."""
     made: dict[Blocks, nn.Parameter] = {}
     for each in module.modules():
-        own = own_blocks(each)
-        if own is not None:
-            _widen(each)
-            each._forward_pre_hooks.clear(), each._forward_hooks.clear()
-            each.weight = made.setdefault(own, each.weight)  # type: ignore[arg-type]
+        kept: dict[str, Blocks] = getattr(each, "kept_blocks", {})
+        _widen(each)
+        for name, own in kept.items():
+            setattr(each, name, made.setdefault(own, getattr(each, name)))
+        if kept:
+            each._forward_pre_hooks.clear()
+            each._forward_hooks.clear()
             del each.kept_blocks
 
 
@@ -232,15 +240,17 @@ def _take_back(module: Any, _: Any, __: Any) -> None:
 
 def _widen(module: Any) -> bool:
     """Return whether a module has got numbers, which it had not."""
-    own = own_blocks(module)
-    narrow = own is not None and not any(module.weight.stride())
-    if own is not None and narrow:
-        module.weight = nn.Parameter(own.numbers(module.weight.dtype), requires_grad=False)
-    return narrow
+    kept: dict[str, Blocks] = getattr(module, "kept_blocks", {})
+    narrow = {name: own for name, own in kept.items() if not any(getattr(module, name).stride())}
+    for name, own in narrow.items():
+        numbers = own.numbers(getattr(module, name).dtype)
+        setattr(module, name, nn.Parameter(numbers, requires_grad=False))
+    return bool(narrow)
 
 
 def _narrow(module: Any) -> None:
-    module.weight = _placeholder(module.weight.shape, module.weight.dtype)
+    for name, own in module.kept_blocks.items():
+        setattr(module, name, _placeholder(own.shape, getattr(module, name).dtype))
 
 
 def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:

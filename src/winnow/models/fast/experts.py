@@ -56,8 +56,14 @@ def linears_of(own: Any, name: str) -> Iterator[nn.Linear]:
     """Return one product of each expert, its weight a view where it can be."""
     weights = getattr(own, name).detach()
     biases = getattr(own, f"{name}_bias").detach() if own.has_bias else [None] * len(weights)
-    for weight, bias in zip(weights.mT if own.is_transposed else weights, biases, strict=True):
-        yield linear_of(weight.contiguous(), bias)
+    kept = getattr(own, "kept_blocks", {}).get(name)
+    for index, (weight, bias) in enumerate(
+        zip(weights.mT if own.is_transposed else weights, biases, strict=True)
+    ):
+        linear = linear_of(weight if kept is not None else weight.contiguous(), bias)
+        if kept is not None:
+            linear.kept_blocks = {"weight": kept.of_expert(index)}
+        yield linear
 
 
 def linear_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:

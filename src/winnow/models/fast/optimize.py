@@ -97,7 +97,9 @@ def optimize_model(
     for index, call in enumerate(calls):
         report("packing layers", index, len(calls))
         linears = [part for part in layers[index].modules() if type(part) is nn.Linear]
-        kept = [own.data for own in map(own_blocks, linears) if own is not None]
+        kept = [
+            own.data for part in layers[index].modules() for own in getattr(part, "kept_blocks", {}).values()
+        ]
         weights = [*kept, *(part.weight for part in linears if own_blocks(part) is None)]
         quantized = blocks is not None and blocks.of_layer(index, len(layers))
         make_linear = narrow if quantized else plain

@@ -31,4 +31,4 @@ def round_to_blocks(model: Any, num_layers: int, blocks: BlockWeights) -> None:
 
 def _round(linears: Sequence[nn.Linear], blocks: BlockWeights) -> None:
     for linear, found in zip(linears, blocks.parts(linears) or (), strict=False):
-        linear.weight.copy_(found.numbers(linear.weight.dtype))
+        linear.weight.data.copy_(found.numbers(linear.weight.dtype))

@@ -17,7 +17,7 @@ from winnow.models.bind.binding import ATTENTION_NAME, attention_of, set_attenti
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.bind.positions import bind_counted_positions, bind_positions
 from winnow.models.bind.verify import Trial
-from winnow.models.blocks import Blocks, BlockWeights, attach_blocks, widen_for_good
+from winnow.models.blocks import BlockWeights, attach_blocks, widen_for_good
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.fast.optimize import Optimized, optimize_model
 from winnow.models.fast.quantize import round_to_blocks
@@ -72,8 +72,11 @@ def load_checkpoint(
     bind_counted_positions(model)
     limit = limit.less(bind_positions(model, attention_of(model, "eager")))
     trained_len = limit.take(None if beyond_trained_len else wanted)
-    if geometry.latent:  # which reads weights beside its layers
+    four_bits = blocks is not None and blocks.kind == "Q4_0"
+    if geometry.latent or four_bits:  # weights are read beside layers
         widen_for_good(model)
+    if blocks is not None and four_bits:  # too far from the model's own to be compared with it
+        round_to_blocks(model, geometry.num_layers, blocks)
     report("reading the tokenizer")
     tokenizer = _tokenizer(path, published, model_config, config)
     # The model's own code runs before layers are replaced, and is compared with what will answer.

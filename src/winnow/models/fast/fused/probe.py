@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 # off by far more than rounding.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 ROUNDED_TOLERANCE = 0.3
-"""The same where one of the two has weights of 8 or 4 bits and the other has not: what a layer adds to its own hidden states is off by .1
-to .2 where few activations are large, in a model whose logits are off by .04."""
+"""The same where one of the two has weights of 8 bits and the other has not: what a layer adds to its own hidden
+states is off by .1 where few activations are large."""
 _POSITIONS = (0, 1, 2, 7, 50)
 
 
