@@ -5,8 +5,8 @@ Where Winnow was installed without a compiler the extension is missing, and of t
 
 `WINNOW_ISA` names the instruction set to use, one of `instruction_sets()`; without it the fastest that the processor
 runs is taken. `amx_emulated` is slow and for tests: AMX's tile registers on processors without them. For weights
-in blocks a name may be followed by one of `block_instruction_sets()`, as in
-`WINNOW_ISA=avx2,avx2_vnni`; without it the fastest of them is taken beside the fastest instruction set, and a set that is named computes them by itself.
+in blocks a name may be followed by one of `block_instruction_sets()`, as in `WINNOW_ISA=avx2,avx2_vnni`; without it the
+fastest of them is taken beside the fastest instruction set, and a set that is named computes them by itself.
 """
 
 import os
