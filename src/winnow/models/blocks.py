@@ -185,7 +185,8 @@ def keep_blocks(module: nn.Module, name: str, blocks: Blocks, dtype: torch.dtype
         module.kept_blocks = {}  # type: ignore[assignment]
         module.register_forward_pre_hook(_lend)
         module.register_forward_hook(_take_back)
-    module.kept_blocks[name] = blocks  # type: ignore[index, operator]
+    kept: dict[str, Blocks] = module.kept_blocks  # type: ignore[assignment]
+    kept[name] = blocks
     setattr(module, name, _placeholder(blocks.shape, dtype))
 
 

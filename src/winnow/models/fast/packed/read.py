@@ -120,8 +120,8 @@ class _Reader:
         if description.tied:
             embedding: nn.Module = PackedEmbedding(head.packed, self._kernels, description.embedding_scale)
         elif "embedding.panels" in self._others:
-            rows = self._weight("embedding", description.hidden_size, description.vocab_size)
-            embedding = PackedEmbedding(rows, self._kernels, description.embedding_scale)
+            weight = self._weight("embedding", description.hidden_size, description.vocab_size)
+            embedding = PackedEmbedding(weight, self._kernels, description.embedding_scale)
         else:
             rows = self._tensor("embedding", (description.vocab_size, description.hidden_size))
             scale = description.embedding_scale

@@ -116,7 +116,7 @@ def _load(
         kind = next(
             (k for (k, size), own in kinds.items() if size == tensor.shape[-1] and own == inputs), None
         )
-        if kind is None:
+        if kind is None or inputs is None:
             raise ValueError(f"rows of {name} are not those of its shape")
         kept[name] = Blocks(kind, tensor)
         found["tensors"][name] = torch.zeros((), dtype=torch_dtype, device="cpu").expand(
