@@ -1,6 +1,4 @@
-"""
-CPU kernels of Winnow. All tensors are given by address; see src/winnow/native.py for the checked face.
-"""
+"""CPU kernels of Winnow. All tensors are given by address; see src/winnow/native.py for the checked face."""
 
 import enum
 from collections.abc import Sequence
@@ -555,9 +553,7 @@ class TeamWait:
 def release_team() -> None: ...
 def run_queue_delay_ns() -> int: ...
 def instruction_sets() -> list[str]:
-    """
-    Those that this processor runs, slowest first. One is an emulation, never the last.
-    """
+    """Those that this processor runs, slowest first. One is an emulation, never the last."""
 
 def block_instruction_sets() -> list[str]:
     """The same for products of weights in blocks."""

@@ -19,7 +19,7 @@ from transformers import (
 from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.models.blocks import BlockWeights
+from winnow.models.fast.blocks import BlockWeights
 from winnow.models.fast.experts import GroupedExperts, is_experts
 from winnow.models.fast.packed_linear import linear_maker
 from winnow.native import native_kernels

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from winnow.cache import CacheSize
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.errors import CapacityError, ConfigError, UnsupportedModelError
-from winnow.models.blocks import BlockWeights
 from winnow.models.fast import packed_linear
+from winnow.models.fast.blocks import BlockWeights
 from winnow.models.load import automatic
 from winnow_lab.plan import hardware
 from winnow_lab.plan.deployment import Deployment

@@ -12,7 +12,7 @@ from winnow.config import ModelConfig
 from winnow.errors import ConfigError
 from winnow.extras import install_hint
 from winnow.models.bind.residuals import decoder_layers
-from winnow.models.blocks import WideLayers
+from winnow.models.fast.blocks import WideLayers
 from winnow.models.fast.packed_linear import join_linears
 
 # What products read as they are: cuBLAS's of fp8, with a scale for each row, and torch's of int4 in tiles.

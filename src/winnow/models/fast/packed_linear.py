@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from winnow.models.blocks import Blocks, BlockWeights, dense_weight
+from winnow.models.fast.blocks import Blocks, BlockWeights, dense_weight
 from winnow.models.fast.experts import GroupedExperts, is_experts, linear_of
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class PackedLinear(nn.Module):
 
     @property
     def in_blocks(self) -> bool:
-        """Return whether the weight is one in blocks; see `winnow.models.blocks`."""
+        """Return whether the weight is one in blocks; see `winnow.models.fast.blocks`."""
         return self.packed.panels is not None
 
     def forward(self, x: Tensor) -> Tensor:

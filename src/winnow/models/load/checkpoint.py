@@ -17,7 +17,7 @@ from winnow.models.bind.binding import ATTENTION_NAME, attention_of, set_attenti
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.bind.positions import bind_counted_positions, bind_positions
 from winnow.models.bind.verify import Trial
-from winnow.models.blocks import BlockWeights, attach_blocks, widen_for_good
+from winnow.models.fast.blocks import BlockWeights, attach_blocks, widen_for_good
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.fast.optimize import Optimized, optimize_model
 from winnow.models.fast.quantize import round_to_blocks

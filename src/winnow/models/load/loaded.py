@@ -13,7 +13,7 @@ from winnow.cache.recurrent import RecurrentStates
 from winnow.config import CacheConfig
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.rotation import ModelRotation, find_rotation, probe_keys
-from winnow.models.blocks import BlockWeights
+from winnow.models.fast.blocks import BlockWeights
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.load.kv_layout import configured_layout
 from winnow.models.load.tokens import token_kinds

@@ -16,7 +16,7 @@ from winnow.models.load.tokens import load_tokenizer, token_list
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from winnow.models.blocks import Blocks
+    from winnow.models.fast.blocks import Blocks
 
 
 class Published(Protocol):

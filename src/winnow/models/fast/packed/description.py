@@ -7,7 +7,7 @@ from typing import Any
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.blocks import BlockWeights
+from winnow.models.fast.blocks import BlockWeights
 from winnow.models.load.backend_tokenizer import TokenizerNumbers
 from winnow.values.checks import check_choice, require
 

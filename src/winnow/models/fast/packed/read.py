@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.blocks import BlockWeights
+from winnow.models.fast.blocks import BlockWeights
 from winnow.models.fast.fused.forms import Activation, NormWeight
 from winnow.models.fast.fused.kernels import LayerKernels, PackedWeight
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm

@@ -19,7 +19,7 @@ from winnow.models.load.damage import first_line
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from winnow.models.blocks import Blocks
+    from winnow.models.fast.blocks import Blocks
     from winnow.models.load.gguf.header import GgufHeader
 
 _PACKAGES = ("gguf", "accelerate")
@@ -131,7 +131,7 @@ class GgufFile:
     @property
     def keeps_blocks(self) -> bool:
         """Return whether linear layers can keep the file's blocks: it has such, and transformers moves whole rows."""
-        from winnow.models.blocks import RAW
+        from winnow.models.fast.blocks import RAW
 
         return self._header.architecture not in _MIXED_ROWS and next(iter(self.weight_kinds), "") in RAW
 

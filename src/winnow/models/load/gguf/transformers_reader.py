@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from transformers.utils.logging import is_progress_bar_enabled
 
-from winnow.models.blocks import RAW, Blocks
+from winnow.models.fast.blocks import RAW, Blocks
 from winnow.models.load.gguf.header import GgufHeader
 from winnow.process.progress import report
 
