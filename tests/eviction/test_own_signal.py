@@ -44,7 +44,7 @@ def test_what_it_sees_and_keeps_does_not_depend_on_chunks(directory: Path) -> No
     mine = _module(EXAMPLE).Mine
     whole = kept(directory, eviction=mine(), prefill_chunk=None)
     assert kept(directory, eviction=mine, prefill_chunk=16) == whole
-    assert kept(directory, eviction="key-norm", prefill_chunk=None)[0] != whole[0]
+    assert kept(directory, eviction="knorm", prefill_chunk=None)[0] != whole[0]
 
 
 def test_it_sees_every_query_of_the_context_once(directory: Path) -> None:

@@ -9,6 +9,7 @@ from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
 from winnow.engine.memory.saved_documents import SavedDocuments
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
+from winnow.engine.requests.tenant_table import TenantTable
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
@@ -26,7 +27,7 @@ from winnow.eviction import (
 )
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
-from winnow.values.tenants import TenantName, TenantTable
+from winnow.values.tenants import TenantName
 from winnow.values.units import format_bytes
 
 

@@ -1,7 +1,7 @@
 """Tenants, on whose accounts requests run: their weights and shares."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -54,24 +54,6 @@ class Tenant:
     def has_quota(self) -> bool:
         """Return whether its blocks count at all."""
         return self.guarantee > 0 or self.limit < 1
-
-
-class TenantTable:
-    """Settings of tenants by name.
-
-    Attributes:
-        named: those with settings of their own.
-        has_quotas: whether any tenant has a guarantee or a limit.
-    """
-
-    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
-        self.named = {tenant.name: tenant for tenant in tenants}
-        self._others = self.named.pop(OTHERS, Tenant(OTHERS))
-        self.has_quotas = self._others.has_quota or any(each.has_quota for each in self.named.values())
-
-    def of(self, tenant: TenantName) -> Tenant:
-        """Return the settings of a tenant, or those of "*" if it has none."""
-        return self.named.get(tenant or OTHERS, self._others)
 
 
 def parse_tenants(value: Any) -> tuple[Tenant, ...]:

@@ -41,15 +41,11 @@ def _load(place: str, name: str) -> "EvictionPolicy":
     given = f"--eviction {place}:{name}"
     try:
         module = _module(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        policy = as_policy(getattr(module, name, None))
     except FileNotFoundError:
         raise UsageError(f"{given}: there is no such file") from None
-    except Exception as error:
+    except Exception as error:  # also of a class whose fields have no values
         raise UsageError(f"{given}: the file does not run: {error}") from error
-    policy = getattr(module, name, None)
-    try:
-        policy = as_policy(policy)
-    except TypeError as error:  # a class whose fields have no values
-        raise UsageError(f"{given}: {error}") from None
     if not isinstance(policy, EvictionPolicy):
         raise UsageError(f"{given} must be an EvictionPolicy or a score, got {policy!r:.80}")
     return policy

@@ -19,10 +19,10 @@ from winnow.engine.memory.swap import Swap
 from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Sequence
+from winnow.engine.requests.tenant_table import TenantTable
 from winnow.storage.folders import SavedDirectory
 from winnow.storage.prefix_files import PrefixFiles
 from winnow.storage.prefix_format import PrefixFormat
-from winnow.values.tenants import TenantTable
 
 
 class Memory:

@@ -14,6 +14,7 @@ from winnow.cache.layout import IntArray
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Sequence
+from winnow.engine.requests.tenant_table import TenantTable
 from winnow.eviction import EvictionPolicy
 from winnow.eviction.budgets import AdaptiveRows
 from winnow.eviction.keep import Keep
@@ -22,7 +23,7 @@ from winnow.eviction.when import When
 from winnow.outputs import SessionStats
 from winnow.sampling import SamplingParams
 from winnow.values.session_request import SessionRequest
-from winnow.values.tenants import TenantName, TenantTable
+from winnow.values.tenants import TenantName
 
 MAX_SESSIONS = 10_000
 TIERS = ("device", "partly", "disk", "gone")

@@ -11,7 +11,8 @@ from winnow.engine.memory.swap_costs import MeasuredCosts, SwapCosts
 from winnow.engine.plan import StepPlan
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Sequence
-from winnow.values.tenants import TenantName, TenantTable
+from winnow.engine.requests.tenant_table import TenantTable
+from winnow.values.tenants import TenantName
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
 _SECONDS_PER_TOKEN = 1e-3

@@ -8,10 +8,11 @@ import numpy as np
 
 from winnow.cache import Ledger
 from winnow.engine.requests.request import Sequence
+from winnow.engine.requests.tenant_table import TenantTable
 from winnow.engine.scheduling.orders import Order
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.outputs import TenantStats
-from winnow.values.tenants import TenantName, TenantTable
+from winnow.values.tenants import TenantName
 
 
 class TenantAccounts:
