@@ -1,19 +1,16 @@
-"""CPU kernels of Winnow. All tensors are given by address; see src/winnow/native.py for the checked face."""
+"""Types of the extension that native/bindings.cpp builds."""
 
-import enum
 from collections.abc import Sequence
+from enum import Enum
 
-class DType(enum.Enum):
-    f32 = 0
+class DType(Enum):
+    f32 = ...
+    bf16 = ...
+    f16 = ...
 
-    bf16 = 1
-
-    f16 = 2
-
-class Activation(enum.Enum):
-    silu = 0
-
-    gelu_tanh = 1
+class Activation(Enum):
+    silu = ...
+    gelu_tanh = ...
 
 class RmsNorm:
     def __init__(self, weight: int, eps: float, one_plus: bool) -> None: ...
@@ -23,38 +20,26 @@ class PackedWeight:
         self, dtype: DType, packed: int, in_features: int, out_features: int, panels: int = 0
     ) -> None: ...
 
-class BlockKind(enum.Enum):
-    Q4_0 = 0
-
-    Q4_1 = 1
-
-    Q5_0 = 2
-
-    Q5_1 = 3
-
-    Q8_0 = 4
-
-    Q2_K = 5
-
-    Q3_K = 6
-
-    Q4_K = 7
-
-    Q5_K = 8
-
-    Q6_K = 9
-
-    IQ4_NL = 10
-
-    MXFP4 = 11
+class BlockKind(Enum):
+    Q4_0 = ...
+    Q4_1 = ...
+    Q5_0 = ...
+    Q5_1 = ...
+    Q8_0 = ...
+    Q2_K = ...
+    Q3_K = ...
+    Q4_K = ...
+    Q5_K = ...
+    Q6_K = ...
+    IQ4_NL = ...
+    MXFP4 = ...
 
 class RawBlocks:
     def __init__(self, kind: BlockKind, data: int, in_features: int, out_features: int) -> None: ...
 
 class DecoderWorkspace:
+    num_sub_batches: int
     def __init__(self) -> None: ...
-    @property
-    def num_sub_batches(self) -> int: ...
 
 class DecoderLayer:
     def __init__(
@@ -85,22 +70,15 @@ class DecoderLayer:
 class Field:
     def __init__(self, data: int, slot_bytes: int, block_bytes: int) -> None: ...
 
-class Format(enum.Enum):
-    float32 = 0
-
-    bfloat16 = 1
-
-    float16 = 2
-
-    fp8_e4m3 = 3
-
-    int8 = 4
-
-    int4 = 5
-
-    int3 = 6
-
-    int2 = 7
+class Format(Enum):
+    float32 = ...
+    bfloat16 = ...
+    float16 = ...
+    fp8_e4m3 = ...
+    int8 = ...
+    int4 = ...
+    int3 = ...
+    int2 = ...
 
 class CodedVectors:
     def __init__(
@@ -121,7 +99,7 @@ class Pool:
     def __init__(
         self,
         *,
-        fields: Sequence[Field],
+        fields: list[Field],
         k: int,
         v: int,
         position: int,
@@ -166,32 +144,26 @@ class Cache(Pool):
         table_heads: int,
         page_entries: int,
         pages_per_seq: int,
-        windows: Sequence[WideWindow],
+        windows: list[WideWindow],
     ) -> None: ...
 
-class Term(enum.Enum):
-    attention = 0
+class Term(Enum):
+    attention = ...
+    squared = ...
+    group_squared = ...
+    below_average = ...
+    value_aware = ...
 
-    squared = 1
-
-    group_squared = 2
-
-    below_average = 3
-
-    value_aware = 4
-
-class Group(enum.Enum):
-    sum = 0
-
-    mean = 1
-
-    max = 2
+class Group(Enum):
+    sum = ...
+    mean = ...
+    max = ...
 
 class AttentionObserver:
     def __init__(
         self,
         *,
-        terms: Sequence[Term],
+        terms: list[Term],
         group: Group,
         exclude_first: int,
         replace: bool,
@@ -205,15 +177,15 @@ class Batch:
     def __init__(
         self,
         *,
-        slots: Sequence[int],
-        counts: Sequence[int],
-        starts: Sequence[int],
+        slots: list[int],
+        counts: list[int],
+        starts: list[int],
         position: int,
         num_tokens: int,
-        observer: Sequence[int],
-        observe_from: Sequence[int],
-        observers: Sequence[AttentionObserver],
-        temporary: Sequence[bool],
+        observer: list[int],
+        observe_from: list[int],
+        observers: list[AttentionObserver],
+        temporary: list[bool],
     ) -> None: ...
     @property
     def end(self) -> int: ...
@@ -224,17 +196,19 @@ class AttentionSpec:
     ) -> None: ...
 
 class Selection:
-    def __init__(self, *, most: int, renormalize: bool, select_from: Sequence[int]) -> None: ...
+    def __init__(self, *, most: int, renormalize: bool, select_from: list[int]) -> None: ...
+
+class StateSlots:
+    def __init__(self, base: int, stride: int, slots: int, seqs: int) -> None: ...
+
+class SeqRows:
+    def __init__(self, base: int, stride: int) -> None: ...
 
 class ValuesRead:
-    @property
-    def head_queries(self) -> int: ...
-    @property
-    def selected(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def in_full(self) -> int: ...
+    head_queries: int
+    selected: int
+    rows: int
+    in_full: int
 
 class FarLayers:
     def __init__(self, *, cache: Cache, first: int) -> None: ...
@@ -250,7 +224,7 @@ class Decoder:
         embedding: int,
         embedding_rows: PackedWeight,
         num_tokens: int,
-        layers: Sequence[StackedLayer],
+        layers: list[StackedLayer],
         selects: bool,
         norm: RmsNorm,
         head: PackedWeight,
@@ -260,13 +234,15 @@ class Decoder:
     def dtype(self) -> DType: ...
 
 class KeyRows:
-    def __init__(self, *, pool: Pool, slot: int, length: int, rows: int, stride: int) -> None: ...
-
-class StateSlots:
-    def __init__(self, base: int, stride: int, slots: int, seqs: int) -> None: ...
-
-class SeqRows:
-    def __init__(self, base: int, stride: int) -> None: ...
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        slot: int,
+        length: int,
+        rows: int,
+        stride: int,
+    ) -> None: ...
 
 class Workspace:
     def __init__(self) -> None: ...
@@ -277,48 +253,45 @@ class Kernels:
     def matrix_units(self) -> bool: ...
     def write(
         self,
-        arg0: Cache,
-        arg1: Batch,
-        arg2: int,
-        arg3: DType,
-        arg4: int,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        arg9: int,
-        arg10: int,
-        /,
+        cache: Cache,
+        batch: Batch,
+        layer: int,
+        dtype: DType,
+        k: int,
+        k_token_stride: int,
+        k_head_stride: int,
+        v: int,
+        v_token_stride: int,
+        v_head_stride: int,
+        threads: int,
     ) -> None: ...
-    def compact(self, arg0: Pool, arg1: int, arg2: int, arg3: int, arg4: int, /) -> None: ...
+    def compact(self, pool: Pool, source: int, target: int, n: int, threads: int) -> None: ...
     def keep_best(
         self,
-        arg0: Pool,
-        arg1: int,
-        arg2: int,
-        arg3: int,
-        arg4: int,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        /,
+        pool: Pool,
+        block: int,
+        length: int,
+        kept: int,
+        score: int,
+        must_stay: int,
+        rows: int,
+        stride: int,
+        threads: int,
     ) -> None: ...
     def attend(
         self,
-        arg0: Workspace,
-        arg1: Cache,
-        arg2: Batch,
-        arg3: int,
-        arg4: DType,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        arg9: int,
-        arg10: AttentionSpec,
-        arg11: int,
-        /,
+        work: Workspace,
+        cache: Cache,
+        batch: Batch,
+        layer: int,
+        dtype: DType,
+        q: int,
+        q_token_stride: int,
+        q_head_stride: int,
+        out: int,
+        num_query_heads: int,
+        spec: AttentionSpec,
+        threads: int,
     ) -> None: ...
     def attend_selected(
         self,
@@ -361,7 +334,7 @@ class Kernels:
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...
-    def leverage(self, arg0: KeyRows, arg1: float, arg2: int, arg3: int, /) -> None: ...
+    def leverage(self, rows: KeyRows, ridge: float, score: int, threads: int) -> None: ...
     def key_difference(
         self,
         rows: KeyRows,
@@ -380,77 +353,103 @@ class Kernels:
     ) -> None: ...
     def smooth_rows(
         self,
-        arg0: int,
-        arg1: int,
-        arg2: int,
-        arg3: int,
-        arg4: int,
-        arg5: int,
-        arg6: bool,
-        arg7: int,
-        arg8: int,
-        /,
+        x: int,
+        position: int,
+        length: int,
+        rows: int,
+        stride: int,
+        smoothing_size: int,
+        smoothing_max: bool,
+        out: int,
+        threads: int,
     ) -> None: ...
     def rms_norm(
-        self, arg0: DType, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int, arg6: RmsNorm, arg7: int, /
+        self,
+        dtype: DType,
+        x: int,
+        add: int,
+        out: int,
+        tokens: int,
+        size: int,
+        norm: RmsNorm,
+        threads: int,
     ) -> None: ...
     def add_normed(
-        self, arg0: DType, arg1: int, arg2: int, arg3: int, arg4: int, arg5: RmsNorm, arg6: int, /
+        self,
+        dtype: DType,
+        x: int,
+        sum: int,
+        tokens: int,
+        size: int,
+        norm: RmsNorm,
+        threads: int,
     ) -> None: ...
     def rotate(
         self,
-        arg0: DType,
-        arg1: int,
-        arg2: int,
-        arg3: int,
-        arg4: int,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        arg9: int,
-        arg10: RmsNorm,
-        arg11: RmsNorm,
-        arg12: int,
-        /,
+        dtype: DType,
+        heads: int,
+        token_stride: int,
+        tokens: int,
+        num_query_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        cos: int,
+        sin: int,
+        rotary_dim: int,
+        query_norm: RmsNorm,
+        key_norm: RmsNorm,
+        threads: int,
     ) -> None: ...
     def gate(
-        self, arg0: DType, arg1: int, arg2: int, arg3: int, arg4: int, arg5: Activation, arg6: int, /
+        self,
+        dtype: DType,
+        gate_up: int,
+        out: int,
+        tokens: int,
+        size: int,
+        activation: Activation,
+        threads: int,
     ) -> None: ...
-    def packed_size(self, arg0: int, arg1: int, /) -> int: ...
-    def block_bytes(self, arg0: BlockKind, arg1: int, arg2: int, /) -> int: ...
-    def pack_blocks(self, arg0: RawBlocks, arg1: int, arg2: int, /) -> None: ...
-    def dequantize_blocks(self, arg0: RawBlocks, arg1: DType, arg2: int, arg3: int, /) -> None: ...
-    def pack(self, arg0: PackedWeight, arg1: int, arg2: int, /) -> None: ...
-    def unpack_rows(self, arg0: PackedWeight, arg1: int, arg2: int, arg3: int, arg4: int, /) -> None: ...
+    def packed_size(self, in_features: int, out_features: int) -> int: ...
+    def block_bytes(self, kind: BlockKind, in_features: int, out_features: int) -> int: ...
+    def pack_blocks(self, raw: RawBlocks, out: int, threads: int) -> None: ...
+    def dequantize_blocks(self, raw: RawBlocks, dtype: DType, out: int, threads: int) -> None: ...
+    def pack(self, weight: PackedWeight, dense: int, threads: int) -> None: ...
+    def unpack_rows(
+        self, weight: PackedWeight, features: int, count: int, out: int, threads: int
+    ) -> None: ...
     def linear(
-        self, arg0: PackedWeight, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int, arg6: int, /
+        self, weight: PackedWeight, x: int, x_stride: int, bias: int, out: int, rows: int, threads: int
     ) -> None: ...
     def grouped_linear(
         self,
-        arg0: Sequence[PackedWeight],
-        arg1: Sequence[int],
-        arg2: int,
-        arg3: int,
-        arg4: Sequence[int],
-        arg5: int,
-        /,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[int],
+        x: int,
+        out: int,
+        counts: Sequence[int],
+        threads: int,
     ) -> None: ...
     def pre_attention(
         self,
-        arg0: DecoderWorkspace,
-        arg1: DecoderLayer,
-        arg2: int,
-        arg3: int,
-        arg4: int,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        /,
+        work: DecoderWorkspace,
+        layer: DecoderLayer,
+        x: int,
+        tokens: int,
+        cos: int,
+        sin: int,
+        rotary_dim: int,
+        qkv: int,
+        threads: int,
     ) -> None: ...
     def post_attention(
-        self, arg0: DecoderWorkspace, arg1: DecoderLayer, arg2: int, arg3: int, arg4: int, arg5: int, /
+        self,
+        work: DecoderWorkspace,
+        layer: DecoderLayer,
+        x: int,
+        attended: int,
+        tokens: int,
+        threads: int,
     ) -> None: ...
     def decoder_layer(
         self,
@@ -489,74 +488,73 @@ class Kernels:
     ) -> None: ...
     def conv_step(
         self,
-        arg0: DType,
-        arg1: StateSlots,
-        arg2: SeqRows,
-        arg3: int,
-        arg4: int,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        arg9: bool,
-        arg10: int,
-        /,
+        dtype: DType,
+        state: StateSlots,
+        x: SeqRows,
+        weight: int,
+        bias: int,
+        out: int,
+        channels: int,
+        length: int,
+        taps: int,
+        silu: bool,
+        threads: int,
     ) -> None: ...
     def delta_step(
         self,
-        arg0: DType,
-        arg1: StateSlots,
-        arg2: SeqRows,
-        arg3: SeqRows,
-        arg4: SeqRows,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        arg9: int,
-        arg10: int,
-        arg11: int,
-        arg12: int,
-        arg13: bool,
-        arg14: int,
-        /,
+        dtype: DType,
+        state: StateSlots,
+        query: SeqRows,
+        key: SeqRows,
+        value: SeqRows,
+        log_decay: int,
+        rate: int,
+        out: int,
+        key_heads: int,
+        heads: int,
+        key_size: int,
+        value_size: int,
+        decay_size: int,
+        norm: bool,
+        threads: int,
     ) -> None: ...
     def space_step(
         self,
-        arg0: DType,
-        arg1: StateSlots,
-        arg2: SeqRows,
-        arg3: SeqRows,
-        arg4: SeqRows,
-        arg5: int,
-        arg6: int,
-        arg7: int,
-        arg8: int,
-        arg9: int,
-        arg10: int,
-        arg11: int,
-        arg12: int,
-        arg13: int,
-        arg14: int,
-        /,
+        dtype: DType,
+        state: StateSlots,
+        x: SeqRows,
+        b: SeqRows,
+        c: SeqRows,
+        dt: int,
+        a: int,
+        d: int,
+        out: int,
+        heads: int,
+        head_size: int,
+        state_size: int,
+        groups: int,
+        a_size: int,
+        threads: int,
     ) -> None: ...
     def greedy(
-        self, arg0: DType, arg1: int, arg2: int, arg3: int, arg4: int, arg5: int, arg6: int, /
+        self,
+        dtype: DType,
+        logits: int,
+        stride: int,
+        count: int,
+        size: int,
+        tokens: int,
+        threads: int,
     ) -> None: ...
 
+def instruction_sets() -> list[str]: ...
+def block_instruction_sets() -> list[str]: ...
+def has_matrix_units() -> bool: ...
+
 class TeamWait:
+    is_short: bool
     def __init__(self) -> None: ...
     def stop(self) -> None: ...
-    @property
-    def is_short(self) -> bool: ...
 
 def release_team() -> None: ...
 def run_queue_delay_ns() -> int: ...
-def instruction_sets() -> list[str]:
-    """Those that this processor runs, slowest first. One is an emulation, never the last."""
-
-def block_instruction_sets() -> list[str]:
-    """The same for products of weights in blocks."""
-
-def has_matrix_units() -> bool:
-    """Whether the processor multiplies matrices of bf16 (AMX)."""

@@ -62,7 +62,7 @@ def linears_of(own: Any, name: str) -> Iterator[nn.Linear]:
     ):
         linear = linear_of(weight if kept is not None else weight.contiguous(), bias)
         if kept is not None:
-            linear.kept_blocks = {"weight": kept.of_expert(index)}
+            linear.kept_blocks = {"weight": kept.of_expert(index)}  # type: ignore[assignment]
         yield linear
 
 
