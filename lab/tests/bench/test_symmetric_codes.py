@@ -2,7 +2,8 @@
 
 import torch
 
-from winnow_lab.answers.symmetric_codes import asymmetric, error, symmetric
+from winnow.models import DEMO_MODEL
+from winnow_lab.answers.symmetric_codes import Options, asymmetric, error, study, symmetric
 
 
 def test_symmetric_codes_lose_more_at_equal_bytes() -> None:
@@ -15,3 +16,16 @@ def test_symmetric_codes_lose_more_at_equal_bytes() -> None:
             < error(x, symmetric(x, bits, 32))
         )
     assert error(x, symmetric(x, 8, 64)) < 0.01
+
+
+def test_codes_of_a_models_own_keys_and_values() -> None:
+    result = study(Options(model=str(DEMO_MODEL), tokens=128))
+    rows = {(row["bits"], row["codes"]): row for row in result.numbers["rows"]}
+    assert len(rows) == 9
+    for side in ("k", "v"):
+        assert (
+            0
+            < rows[4, "asymmetric, 32"][side]
+            < rows[3, "asymmetric, 32"][side]
+            < rows[2, "symmetric, 32"][side]
+        )

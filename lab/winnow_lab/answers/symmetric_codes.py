@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from winnow import LLM, SamplingParams
 from winnow.cache.codec import rotation_block
 from winnow.cache.formats import AffineFormat
 from winnow.cache.packing import hadamard
+from winnow.config import ModelConfig
+from winnow.models.load.loader import load_plain_model
 from winnow_lab.evaluate.wikitext import wikitext
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
@@ -54,20 +55,15 @@ def error(x: Tensor, decoded: Tensor) -> float:
     return 100 * float(lost.mean())
 
 
+@torch.inference_mode()
 def vectors(model: str, tokens: int) -> tuple[Tensor, Tensor]:
     """Keys, rotated as they are stored, and values of a text: float32 [rows, N, d]."""
-    with LLM(model, dtype="float32", kv_cache_dtype="float32", kv_memory="512MiB") as llm:
-        text = list(llm.tokenize(wikitext(None)[: 8 * tokens]).token_ids[:tokens])
-        llm.submit(text, SamplingParams(temperature=0.0, max_tokens=4))
-        cache = llm._engine._executor.cache  # type: ignore[attr-defined]
-        while cache.tables.host_lengths.max() < tokens:
-            llm.step()
-        slot = int(cache.tables.host_lengths.max(axis=(1, 2)).argmax())
-        num_blocks = -(-tokens // cache.pool.layout.block_size)
-        blocks = cache.tables.lookup_layers(torch.tensor([slot]), num_blocks)[:, 0].long()
-        k, v = (
-            read(blocks)[..., :tokens, :].flatten(0, 1) for read in (cache.pool.keys_of, cache.pool.values_of)
-        )
+    loaded = load_plain_model(ModelConfig(model, dtype="float32"))
+    plain: Any = loaded.model
+    tokenizer: Any = loaded.tokenizer
+    text = tokenizer.encode(wikitext(None)[: 8 * tokens], add_special_tokens=False)[:tokens]
+    layers = plain(torch.tensor([text]), use_cache=True).past_key_values.layers
+    k, v = (torch.cat([getattr(layer, side)[0] for layer in layers]) for side in ("keys", "values"))
     return hadamard(k, rotation_block(k.shape[-1])), v
 
 

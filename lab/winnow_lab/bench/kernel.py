@@ -243,7 +243,6 @@ def attention_flops(case: KernelCase, spans: Spans) -> int:
 
 
 def _read(case: KernelCase, spans: Spans) -> float:
-    """Return bytes of keys and values in the rows of a layer, the mean over the layers."""
     return float(case.cache.tables.host_lengths[spans.slots].sum()) / case.layers * case.kv_bytes
 
 

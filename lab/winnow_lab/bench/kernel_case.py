@@ -199,7 +199,6 @@ def _kv_bytes(codec: KVCodec, head_dim: int) -> int:
 
 
 def _room(layout: CacheLayout, config: KernelConfig) -> CacheSize:
-    """Return blocks and pages for full rows."""
     return CacheSize(
         num_blocks=config.batch * layout.blocks_for(config.context),
         num_pages=config.batch * layout.pages_for(config.context),

@@ -221,7 +221,6 @@ def _opener(options: dict[str, Any], tried: "Sequence[Candidate]") -> Any:
 def _journal(
     namespace: argparse.Namespace, asked: TuneOptions, options: dict[str, Any], stack: contextlib.ExitStack
 ) -> Any:
-    """Return the journal, open until the stack closes; None: none was asked for."""
     if namespace.journal is None:
         return None
     from winnow.report.fingerprint import fingerprint
@@ -245,7 +244,6 @@ def _brief(trial: "Trial") -> str:
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    """Return an option of the engine as it is typed."""
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [flag if value else f"--no-{name.replace('_', '-')}"]

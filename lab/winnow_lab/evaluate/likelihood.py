@@ -127,7 +127,6 @@ def _check(pairs: Sequence[Pair]) -> None:
 
 
 def _sharing_context(pairs: Sequence[Pair], most: int) -> Iterator[list[int]]:
-    """Yield indices of pairs with the same context, in groups up to a limit."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for index, pair in enumerate(pairs):
         groups.setdefault(pair.context, []).append(index)
@@ -152,7 +151,6 @@ def _params(first: Pair, continuations: Sequence[tuple[int, ...]], keeping: Keep
 
 
 def _read(answer: CompletionOutput, length: int) -> Likelihood:
-    """Return what was reported of the first `length` tokens of an answer."""
     assert answer.logprobs is not None, "logprobs were asked for"
     pairs = zip(answer.token_ids[:length], answer.logprobs[:length], strict=True)
     predicted = [logprobs[token] for token, logprobs in pairs if logprobs is not None]

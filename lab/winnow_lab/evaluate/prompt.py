@@ -75,7 +75,6 @@ class PromptMaker:
         return Prompt(tuple(whole), common_length(whole, front))
 
     def _encode(self, text: str) -> list[int]:
-        """Return tokens of a text that holds all its special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 

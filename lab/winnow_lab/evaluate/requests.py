@@ -96,7 +96,6 @@ def _shares_context(cell: Cell, prompts: Sequence[Prompt]) -> bool:
 
 
 def _request_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Prompt) -> EvalRequest:
-    """Return one question in several cells."""
     question = sample.questions[place]
     params = _params(
         cells,
@@ -112,7 +111,6 @@ def _request_cells(cells: Sequence[Cell], sample: Sample, place: int, prompt: Pr
 def _request_questions(
     cell: Cell, sample: Sample, prompts: Sequence[Prompt], places: Sequence[int]
 ) -> EvalRequest:
-    """Return several questions in one cell: each answer begins with the tokens of its question."""
     context = _context(sample, min(prompts[place].context_tokens for place in places))
     forced = [prompts[place].token_ids[context:] for place in places]
     params = _params(

@@ -136,7 +136,6 @@ def full_table(evaluation: Evaluation) -> TextTable:
 def _plain_mean(
     evaluation: Evaluation, shown: Sequence[CellResult], marked: Collection[str]
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the row of means over all categories, where it differs from the one above it."""
     if not marked:
         return []
     means = tuple(_text(evaluation.plain_mean(each)) for each in shown)
@@ -144,7 +143,6 @@ def _plain_mean(
 
 
 def _amounts(evaluation: Evaluation, query: str) -> list[Amount]:
-    """Return the amounts of a query mode's cells, in `Amount.order`."""
     found = {each.cell.amount for each in evaluation.results if each.cell.query == query}
     return sorted(found, key=lambda amount: amount.order)
 

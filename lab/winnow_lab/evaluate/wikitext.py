@@ -60,6 +60,5 @@ def cut_windows(tokenizer: Any, text: str, length: int, context: int, most: int 
 
 
 def _start(tokenizer: Any) -> Sequence[int]:
-    """Return what the tokenizer puts before a text."""
     bos = tokenizer.bos_token_id
     return (bos,) if bos is not None and tokenizer.encode("")[:1] == [bos] else ()

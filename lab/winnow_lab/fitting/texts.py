@@ -128,14 +128,12 @@ def _records(rng: random.Random, characters: int) -> str:
 
 
 def _code(rng: random.Random, characters: int) -> str:
-    """Return Winnow's own sources, with facts between their lines."""
     paths = sorted(Path(winnow.__file__).parent.rglob("*.py"))
     lines = [line for path in rng.sample(paths, min(len(paths), 40)) for line in read_text(path).split("\n")]
     return "\n".join(_hidden(rng, _opening(rng, lines, characters)))
 
 
 def _several(rng: random.Random, characters: int) -> str:
-    """Return prose between facts about few people, each of which has several values."""
     sentences = shipped_sentences()
     owners = [(rng.choice(NAMES), rng.choice(_THINGS)) for _ in range(4)]
     forms = (
@@ -154,7 +152,6 @@ def _several(rng: random.Random, characters: int) -> str:
 
 
 def _opening(rng: random.Random, units: Sequence[str], characters: int) -> list[str]:
-    """Take consecutive units from a random start, cyclically."""
     taken: list[str] = []
     place, length = rng.randrange(len(units)), 0
     while length < characters:
@@ -165,7 +162,6 @@ def _opening(rng: random.Random, units: Sequence[str], characters: int) -> list[
 
 
 def _hidden(rng: random.Random, units: list[str]) -> list[str]:
-    """Insert facts between units, at a random density."""
     share = rng.choice((20, 60, 200))
     count = max(1, sum(map(len, units)) // (share * 20))
     places = sorted(rng.randrange(len(units) + 1) for _ in range(count))

@@ -56,7 +56,6 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _missing(device: str) -> str | None:
-    """What there has to be and is not."""
     absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if absent:
         return f"{', '.join(absent)} is not installed"
@@ -118,7 +117,6 @@ def _run_all(options: argparse.Namespace) -> int:
 
 
 def _has(python: str, package: str | None) -> bool:
-    """Whether an interpreter has a package."""
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
     return package is None or subprocess.run([python, "-c", code], check=False).returncode == 0  # noqa: S603
 

@@ -71,7 +71,6 @@ def attention(device: str) -> None:
 
 
 def _operations(case: KernelCase) -> dict[str, Operation]:
-    """Decoding and prefill as `winnow bench kernel` has them, plain and observed."""
     found: dict[str, Operation] = {}
     for group in operations(case):
         found |= {each.name: each for each in group if each.name.startswith(("decode", "prefill"))}

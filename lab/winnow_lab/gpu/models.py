@@ -63,7 +63,6 @@ def _params(tokens: int) -> SamplingParams:
 
 
 def _decoding(llm: LLM, prompts: list[list[int]], tokens: int) -> Iterator[float]:
-    """Seconds of each step once all prompts have been read."""
     for prompt in prompts:
         llm.submit(prompt, _params(tokens))
     total = sum(map(len, prompts)) + llm.stats().prompt_tokens

@@ -48,7 +48,6 @@ def page(head: Mapping[str, Any], parts: Mapping[str, Sequence[Row]], notes: Map
 
 
 def _beside(row: Row, limits: Mapping[str, float]) -> str:
-    """What the limits allow, for rows in milliseconds."""
     read, product = limits.get(READ), limits.get(PRODUCT)
     least = [1e3 * row["bytes"] / (read * 1e12)] if "bytes" in row and read else []
     least += [1e3 * row["flops"] / (product * 1e12)] if "flops" in row and product else []

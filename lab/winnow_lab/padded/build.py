@@ -97,7 +97,6 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
 
 
 def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
-    """Return whether groups are prefilled in the background."""
     if config.overlap_prefill is None:
         return config.padded_mode == "embedding" and model.device.type == "cuda" and model.is_pure
     if config.overlap_prefill and not model.is_pure:

@@ -67,7 +67,6 @@ class Shaping:
         return Decode(tuple(self._joiners(state)))
 
     def _joiners(self, state: BatchState) -> Iterator[Sequence]:
-        """Yield the first waiting queries for which there are rows, and memory for the columns of their pass."""
         rows, width, columns = len(state.batch.rows), 0, state.batch.columns
         for sequence in state.queue.waiting:
             rows, width = rows + 1, max(width, sequence.num_tokens)

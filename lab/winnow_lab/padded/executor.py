@@ -186,7 +186,6 @@ class PaddedExecutor:
         return None
 
     def _begin(self, group: Prefilled) -> Sampled:
-        """Sample the first tokens of a prefilled group."""
         self._group = group
         self._counters.add(group.counters)
         asking, prompt_tokens = [], 0

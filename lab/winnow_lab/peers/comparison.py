@@ -126,7 +126,6 @@ class Comparison:
         return outcome.error is None
 
     def _run(self, outcome: Outcome, number: int) -> Entry:
-        """One run of one row, kept in the journal whatever came of it."""
         given, options = self.given, dict(outcome.configuration.options)
         new_tokens = options.pop("new_tokens", given.new_tokens)
         python, model = self._places.find(outcome.peer, outcome.configuration.weights)

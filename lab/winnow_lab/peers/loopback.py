@@ -81,7 +81,6 @@ def wait_until_ready(address: str, process: "subprocess.Popen[bytes]", seconds: 
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End it, and what it started."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)

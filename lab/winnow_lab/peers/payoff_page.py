@@ -225,7 +225,6 @@ def _work(report: Report, model: str, name: str) -> Report | None:
 
 
 def _row(work: Report | None, peer: str, configuration: str) -> Row | None:
-    """A row that ran in every round."""
     rows = [] if work is None else work["configurations"]
     wanted = (peer, configuration)
     return next(
@@ -238,7 +237,6 @@ def _full(work: Report | None) -> Row | None:
 
 
 def _equal(work: Report | None) -> list[Row]:
-    """Rows whose answers are equal to the full cache's."""
     full = _full(work)
     if work is None or full is None:
         return []

@@ -187,7 +187,6 @@ def _least_seconds(call: Callable[[], object]) -> float:
 
 
 def _link_rate(device: "torch.device") -> float:
-    """Return bytes per second from pinned host memory to a GPU."""
     import torch
 
     host = torch.empty(_MEMORY, dtype=torch.uint8, pin_memory=True, device="cpu")

@@ -78,7 +78,6 @@ class Plan:
         return chosen if isinstance(chosen, str) else "own"
 
     def _kv_bytes(self, num_blocks: int) -> int:
-        """Return keys and values of blocks, on the devices."""
         layout = self.deployment.layout
         count = self.deployment.kinds(num_blocks)
         kvs = sum(n * kind.form.nbytes for n, kind in zip(count, layout.kinds, strict=True))

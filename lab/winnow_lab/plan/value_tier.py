@@ -157,19 +157,16 @@ def tier_gain(
 
 
 def _attention(model: TierModel, speeds: TierSpeeds, length: float) -> float:
-    """Return seconds of one query over a layer on the device."""
     kvs = model.kv_heads * (model.key_bytes + model.value_bytes)
     weights = 2 * model.query_heads * speeds.weight_bytes  # written by the softmax, and read with the values
     return length * (kvs + weights) / speeds.bandwidth
 
 
 def _rows(model: TierModel, top_n: int, length: float, distinct: float) -> float:
-    """Return values that a group reads."""
     return min(length, top_n * max(1.0, model.group * distinct))
 
 
 def _selected(model: TierModel, speeds: TierSpeeds, top_n: int, length: float, distinct: float) -> float:
-    """Do as `_attention` does, where values lie on the host."""
     rows = _rows(model, top_n, length, distinct)
     on_device = length * model.kv_heads * model.key_bytes
     on_device += model.query_heads * speeds.weight_bytes * (length + min(top_n, length))

@@ -124,7 +124,6 @@ def _mix_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
 def _shares_table(
     found: Sequence[Measured], works: Sequence[str], shares: Sequence[float], method: str, least: float
 ) -> TextTable:
-    """Means at each share of the bytes."""
     reference = found[0].token_bytes
     lines = tuple(
         (
@@ -150,7 +149,6 @@ def _shares_table(
 def _share_table(
     found: Sequence[Measured], works: Sequence[str], share: float, method: str, least: float
 ) -> TextTable:
-    """Categories at one share of the bytes."""
     reference = found[0].token_bytes
     rows = [_rows(each, works, share, reference, method, least) for each in found]
     lines = [(work, tuple(_score(each[place]) for each in rows)) for place, work in enumerate(works)]

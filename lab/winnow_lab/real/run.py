@@ -130,7 +130,6 @@ class RealEvaluation:
                 self.rows.append(row_of(work, result, None if reported is None else reported[1]))
 
     def _seconds(self, work: Work, cell: Cell) -> float | None:
-        """Of the first context with all its questions, by itself, where a context has many."""
         if work.questions == 1:
             return None
         path = self._arguments.work / "seconds.json"
@@ -148,7 +147,6 @@ class RealEvaluation:
         return known[key]
 
     def _perplexity(self) -> list[Perplexity]:
-        """Of the cells that judge a context before what follows it."""
         arguments, llm = self._arguments, self._llm
         cells = plan_cells(arguments.policies, amounts_of(arguments.compressions), (AGNOSTIC,))
         windows = cut_windows(llm.tokenizer, wikitext(None), WINDOW, GIVEN, arguments.windows)

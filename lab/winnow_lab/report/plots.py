@@ -142,7 +142,6 @@ def _figure(columns: int, rows: int, title: str) -> "Figure":
 
 
 def _look(number: int) -> dict[str, Any]:
-    """Return colours first, then other dashes and markers: all lines of a chart differ."""
     turn, place = divmod(number, len(_COLOURS))
     return {
         "color": _COLOURS[place],

@@ -164,7 +164,6 @@ class Soak:
             )
 
     def _check_left(self) -> None:
-        """Check that nothing is held."""
         stats, faults = self._loaded.stats(), self.tally.faults
         if held := self._scheduler.ledger.allocator.num_used:
             faults.append(f"{held} blocks are held by no request")

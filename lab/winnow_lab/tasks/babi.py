@@ -83,7 +83,6 @@ def _samples(settings: TaskSettings, category: str) -> list[Sample]:
 
 
 def _asked(stories: Sequence[Story], most: int) -> Iterator[tuple[Story, str, tuple[StoryQuestion, ...]]]:
-    """Return stories whose questions share a context, up to a limit, with a name for each."""
     for place, story in enumerate(stories, start=1):
         first = 1
         for group in story.together():
@@ -112,7 +111,6 @@ def _text(question: StoryQuestion) -> str:
 
 
 def _worked(story: Story) -> str:
-    """Return a story up to its first question, with the answer."""
     question = story.questions[0]
     return f"{_told(story, question)}{_text(question)} {question.answer}\n\n"
 

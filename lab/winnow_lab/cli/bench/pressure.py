@@ -103,7 +103,6 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _check_files(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Find out before the work whether files can be read and written."""
     if not namespace.trace.is_file():
         raise UsageError(f"TRACE must be a file, got {str(namespace.trace)!r}")
     check_written({"--json": namespace.json}, options)
@@ -147,7 +146,6 @@ def _measure(
 
 
 def _preempt(config: PressureConfig, options: dict[str, Any]) -> list["Point"]:
-    """Time preemptions by length, on an engine that has room for the longest request."""
     from winnow_lab.bench.preemption import ANSWER, measure_preemption
 
     with open_llm(options) as llm:

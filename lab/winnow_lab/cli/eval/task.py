@@ -151,7 +151,6 @@ def _run(namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan") -> "
 def _head(
     namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan", options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what every output begins with."""
     return run_head(llm, options) | {
         "query": namespace.query,
         "chat": plan.chat,

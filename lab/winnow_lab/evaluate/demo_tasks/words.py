@@ -4,7 +4,6 @@ import random
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """Return a list of words as one writes it."""
     return tuple(text.split())
 
 

@@ -111,7 +111,6 @@ def _fitted(settings: TaskSettings, tokens: int, number: int) -> Sample:
 
 
 def _generated(seed: str, size: int) -> _Example:
-    """Return an object of random UUIDs; the key stands anywhere in it."""
     rng = random.Random(seed)
     names = distinct(lambda: str(uuid.UUID(int=rng.getrandbits(128), version=4)))
     pairs = [(next(names), next(names)) for _ in range(size)]
@@ -148,7 +147,6 @@ def _sample(
 
 
 def _tokens(settings: TaskSettings, sample: Sample) -> int:
-    """Return tokens of the longest of a sample's prompts with its answer."""
     return _ANSWER_TOKENS + max(
         settings.count_tokens(sample.context + each.plain) for each in sample.questions
     )

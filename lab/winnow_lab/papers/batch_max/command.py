@@ -108,7 +108,6 @@ def _measure(
 
 @contextmanager
 def _stages(mode: str) -> Iterator[Callable[[str], None]]:
-    """Shows what is being done: live, or a line for each new stage."""
     if mode == "auto":
         mode = "rich" if sys.stderr.isatty() else "plain"
     if mode == "rich":

@@ -136,7 +136,6 @@ class BatchMaxBench:
         return tuple(results)
 
     def _judge(self, llm: LLM, task: BenchTask, room: Room, batch: int) -> TaskResult:
-        """Find the largest batch of each rule that holds accuracy on one task."""
         started = time.perf_counter()
         full = self._measure(llm, task, FULL_CACHE, bar=0.0)
         bar = (1 - self._config.within / 100) * full.mean
@@ -190,7 +189,6 @@ class BatchMaxBench:
     def _speeds(
         self, llm: LLM, tasks: tuple[BenchTask, ...], batch: int, results: tuple[TaskResult, ...]
     ) -> tuple[Speed, ...]:
-        """Time every method at its batch size, in turn."""
         rows = [(method, batch) for method in (*EXTREME_DECODES, FULL_CACHE)]
         rows += [(trial.method, trial.batch) for trial in distinct(self._found(results))]
         return self._interleave(llm, tasks, rows, "speed")

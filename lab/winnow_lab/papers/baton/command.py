@@ -118,7 +118,6 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _measure(namespace: argparse.Namespace, experiment: Experiment, model: Path) -> list[Measured]:
-    """What the journal holds, and what it lacked."""
     if namespace.journal is None:
         return list(_run(experiment, [], namespace.progress))
     engine = EngineConfig.from_options(experiment.options).settings()

@@ -142,7 +142,6 @@ def _chat(task: str) -> str:
 
 
 def _continuations(llm: LLM, windows: Sequence[Pair], new_tokens: int, path: Path) -> list[list[int]]:
-    """Greedy tokens after the first half of windows of text."""
     if path.exists():
         return _read(path)
     params = SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
@@ -153,7 +152,6 @@ def _continuations(llm: LLM, windows: Sequence[Pair], new_tokens: int, path: Pat
 
 
 def _perplexity(llm: LLM, windows: Sequence[Pair], path: Path) -> float:
-    """Of the second half of windows."""
     digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
     identity = engine_identity(llm, digest, {"task": "perplexity"})
     with ResultJournal(path, identity, WindowScore.from_json) as journal:
@@ -173,7 +171,6 @@ def _read(path: Path) -> list[list[int]]:
 
 
 def _leading(ours: Sequence[int], theirs: Sequence[int]) -> float:
-    """Tokens before the first that differs, as a share."""
     same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(theirs))
     return same / len(theirs)
 

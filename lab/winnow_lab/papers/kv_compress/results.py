@@ -326,7 +326,6 @@ def draw_all(grid: Grid, rows: Sequence[Row], directory: Path) -> list[Path]:
 
 
 def _throughput(side: str, rows: Sequence[Row]) -> Panel:
-    """Total tokens per second by compression."""
     most = max(row.cell.compression for row in rows)
     bounds = [
         Line(f"bound: prefill alone, {context}", [1.0, most], [row.bound * row.rates[0]] * 2, True)
@@ -337,7 +336,6 @@ def _throughput(side: str, rows: Sequence[Row]) -> Panel:
 
 
 def _batch(side: str, rows: Sequence[Row], highest: int) -> Panel:
-    """The largest decoding batch by compression; `highest` is that of all panels."""
     bounds = []
     for context, row in _full(rows).items():
         most = max(each.first.reached for each in rows if each.cell.context == context)
@@ -362,7 +360,6 @@ def _throughput_by_context(side: str, rows: Sequence[Row]) -> Panel:
 def _by_compression(
     title: str, axis: Axis, rows: Sequence[Row], read: Callable[[Row], float], bounds: Sequence[Line] = ()
 ) -> Panel:
-    """A line for each context; the full cache is its first point."""
     lines = []
     for context in _full(rows):
         same = [row for row in rows if row.cell.context == context]
@@ -373,7 +370,6 @@ def _by_compression(
 
 
 def _categories(title: str, rows: Sequence[Row]) -> Panel:
-    """A line for each category of one context; the full cache is its first point."""
     lines = []
     for name in rows[0].first.by_category:
         kept = [(row.cell.compression, share) for row in rows if (share := row.kept_of(name)) is not None]
@@ -383,7 +379,6 @@ def _categories(title: str, rows: Sequence[Row]) -> Panel:
 
 
 def _full(rows: Sequence[Row]) -> dict[int, Row]:
-    """The full cache's row of each context."""
     return {row.cell.context: row for row in rows if row.cell.preset == FULL}
 
 

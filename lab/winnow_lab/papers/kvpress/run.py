@@ -217,7 +217,6 @@ class KvpressRun:
 
 
 def _outcome(cell: Cell, shared: _Shared, place: int, reported: dict[str, Any], tokenizer: Any) -> Outcome:
-    """The outcome of one of the questions on a context."""
     sample, answer = shared.sample, reported["answers"][place]
     question = sample.questions[shared.places[place]]
     text = until_stop(tokenizer.decode(answer, skip_special_tokens=True), question.stop)

@@ -120,7 +120,6 @@ def _works(task: _BatchMaxTask) -> list[StepWork]:
 
 
 def _fitted(card: str) -> Factors:
-    """The factors of a card's machine, by its rows without eviction within the prompt and one with it."""
     rows: list[list[float]] = []
     seconds: list[float] = []
     first = next(task for task in BATCH_MAX if task.card == card)

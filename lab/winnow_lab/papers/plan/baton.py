@@ -57,7 +57,6 @@ def refilled_work(queries: Sequence[Request], batch: int) -> StepWork:
 
 
 def _decoding(batch: int, longest: int, steps: int) -> StepWork:
-    """Steps of a padded batch whose longest sequence has `longest` tokens before the first."""
     kvs = batch * (longest * steps + steps * (steps - 1) / 2)
     return StepWork(steps, batch * steps, batch * steps, kvs, kvs, batch * steps)
 
@@ -96,7 +95,6 @@ def _mean(works: Sequence[StepWork]) -> StepWork:
 
 
 def _both(make: Callable[[int], list[Request]], batch: int) -> tuple[StepWork, StepWork]:
-    """Work of both ways, the mean over draws."""
     drawn = [make(seed) for seed in range(_SEEDS)]
     return _mean([static_work(each, batch) for each in drawn]), _mean(
         [refilled_work(each, batch) for each in drawn]
@@ -104,7 +102,6 @@ def _both(make: Callable[[int], list[Request]], batch: int) -> tuple[StepWork, S
 
 
 def _fitted(way: int, works: Mapping[str, Mapping[int, tuple[StepWork, StepWork]]]) -> Factors:
-    """The factors of one way to batch, by all that is printed of it."""
     rows, seconds = [], []
     for card, printed in PRINTED.items():
         times = _times(card, EAGER)
@@ -154,5 +151,4 @@ def baton() -> TextTable:
 
 
 def _overhead(factors: Factors) -> float:
-    """Seconds of a step beside reading and computing."""
     return factors.step + factors.layer * MODELS["llama-2-7b"].num_layers

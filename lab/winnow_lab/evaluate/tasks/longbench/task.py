@@ -77,7 +77,6 @@ class LongBenchTask:
 
 
 def _worked(template: Template, row: Record) -> str:
-    """Return a row's prompt with its first answer."""
     prompt = "".join(template.fill(row.text("context"), row.text("input")))
     between = "" if prompt[-1].isspace() else " "
     return f"{prompt}{between}{row.texts('answers')[0]}\n\n"

@@ -60,7 +60,6 @@ class CommonWords:
         return Prompt(worked + text, (question,))
 
     def _list(self, words: Iterator[str], counts: _Counts, rng: random.Random) -> tuple[list[str], str]:
-        """Return the common words, and the text with the list."""
         common = list(islice(words, self.top))
         items = common * counts.common + list(islice(words, counts.others)) * counts.rare
         rng.shuffle(items)

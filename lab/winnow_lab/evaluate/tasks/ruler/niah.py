@@ -56,7 +56,6 @@ class Niah:
         return Prompt(self._instruction + text, tuple(self._questions(draw, hidden)))
 
     def _others(self, rng: random.Random, names: Iterator[str]) -> Iterator[str]:
-        """Yield needles with keys that are not asked for."""
         for key in names:
             yield needle(self.value_kind, key, drawn_value(rng, self.value_kind))
 
@@ -75,7 +74,6 @@ class Niah:
 
     @property
     def _one(self) -> bool:
-        """Return whether a question has one answer."""
         return self.values * self.asked == 1
 
     @property
@@ -88,7 +86,6 @@ class Niah:
         )
 
     def _question(self, query: str) -> tuple[str, str]:
-        """Return the question and what its answer begins with."""
         noun, verb = (self.value_kind.removesuffix("s"), "is") if self._one else (self.value_kind, "are")
         about = f"special magic {noun} for {query} mentioned in the provided text"
         return f"\nWhat {verb if self._one else 'are all'} the {about}?", f" The {about} {verb}"

@@ -46,7 +46,6 @@ def read_squad(path: Path) -> DocumentSet:
 
 
 def _answered(paragraph: Record) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield questions and their answers."""
     for question in paragraph.records("qas"):
         answers = tuple(dict.fromkeys(answer.text("text") for answer in question.records("answers")))
         if answers:

@@ -45,7 +45,6 @@ RULER = RulerTask()
 
 
 def _chosen(settings: TaskSettings) -> tuple[str, ...]:
-    """Return the categories named, or else all whose documents are there."""
     if settings.categories:
         return settings.categories
     absent = set()
@@ -82,7 +81,6 @@ def _sample(settings: TaskSettings, materials: Materials, category: str, tokens:
 
 
 def _fitted(draw: Draw) -> Prompt | None:
-    """Return the prompt with the largest haystack that fits; None if none does."""
     recipe = RECIPES[draw.recipe]
 
     def cost(size: int) -> int:

@@ -44,7 +44,6 @@ class Tracking:
         return Prompt(f"{self._example(draw)}\n\n{asked.context}", (question,))
 
     def _example(self, draw: Draw) -> str:
-        """Return a text of the same kind with its question and answer."""
 
         def worked(size: int) -> str:
             tracked = self._tracked(draw.rng("example"), _EXAMPLE_LETTERS, size)
