@@ -170,13 +170,6 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
-#if defined(WINNOW_EMULATE_AVX512)
-bool has_avx512() { return has_avx2(); }
-
-bool has_avx512_vnni() { return has_avx512(); }
-
-bool has_avx512_bf16() { return has_avx512(); }
-#else
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
@@ -185,7 +178,6 @@ bool has_avx512() {
 bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
 
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
-#endif
 
 /// What CPUID says of AMX, among others.
 unsigned leaf_7_edx() {

@@ -214,9 +214,7 @@ inline void put(T *to, vf value, int n) {
 /// x times a factor as a number of its own: never joined with a sum that it enters, so that equal products cancel out.
 inline vf rounded_product(vf x, vf factor) {
   vf out = x * factor;
-#if defined(WINNOW_EMULATE_AVX512)  // no register holds it
-  asm("" : "+m"(out));
-#elif defined(__x86_64__)
+#if defined(__x86_64__)
   asm("" : "+v"(out));
 #elif defined(__aarch64__)
   asm("" : "+w"(out));

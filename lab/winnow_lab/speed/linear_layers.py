@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from winnow.models.fast.blocks import quantize
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.packed_linear import OneDnnLinear, PackedLinear, linear_of
 from winnow.native import native_kernels
@@ -27,7 +28,7 @@ from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 CPU = torch.device("cpu")
 LONGEST_PASS = 2.0  # seconds
-INT8, Q8_0 = "winnow, int8", "winnow, q8_0"
+Q4_0, Q8_0 = "winnow, q4_0", "winnow, q8_0"
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,13 @@ def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
     own = LayerKernels(kernels)
     found: dict[str, list[nn.Module]] = {
         "winnow": [PackedLinear.pack([linear_of(weight)], own) for weight in all_weights],
-        INT8: [PackedLinear.pack_int8([linear_of(weight)], own) for weight in all_weights],
-        Q8_0: [PackedLinear.pack_int8([linear_of(weight)], own, blocks=True) for weight in all_weights],
+        **{
+            way: [
+                PackedLinear.pack_blocks([linear_of(weight)], [quantize(weight, kind)], own)
+                for weight in all_weights
+            ]
+            for way, kind in ((Q4_0, "Q4_0"), (Q8_0, "Q8_0"))
+        },
         "F.linear": [Plain(weight) for weight in all_weights],
     }
     try:
@@ -113,11 +119,11 @@ def study(options: Options) -> Result:
         rates = (
             num_bytes / own / 1e9,
             2 * rows * numbers / own / 1e9,
-            2 * rows * numbers / seconds[INT8] / 1e9,
+            2 * rows * numbers / seconds[Q4_0] / 1e9,
         )
         times = (f"{1e3 * seconds[name]:.2f}" if name in seconds else "" for name in names)
         lines.append((f"{rows:,}", (*times, f"{rates[0]:.1f}", f"{rates[1]:.0f}", f"{rates[2]:.0f}")))
-        kept = {"winnow", INT8, Q8_0, *(name for name in rivals if seconds[name] <= LONGEST_PASS)}
+        kept = {"winnow", Q4_0, Q8_0, *(name for name in rivals if seconds[name] <= LONGEST_PASS)}
         rivals = {name: layers for name, layers in rivals.items() if name in kept}
     columns = (*(f"{name}, ms" for name in names), "winnow, GB/s", "winnow, GFLOP/s", "int8, GOP/s")
     fact = (
