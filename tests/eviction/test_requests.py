@@ -114,7 +114,7 @@ class TestBadRequests:
         ("options", "message"),
         [
             ({"eviction": "snapvk"}, "eviction must be one of full, winnow, .* got 'snapvk'"),
-            ({"eviction": 3}, "eviction must be a preset's name or an EvictionPolicy, got int"),
+            ({"eviction": 3}, "eviction must be a preset's name, an EvictionPolicy or a Scorer, got int"),
             (
                 {"eviction": "snapkv", "kv_budget": 20},
                 "budget of 20 KVs per row is smaller than the protected set of 32",

@@ -1,5 +1,6 @@
 """The native calls of a decoder and its layers against what they are made of, to the last bit."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ _native = pytest.importorskip("winnow._native")
 from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Smoothing, Term  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
+from winnow.models.fast.blocks import quantize  # noqa: E402
 from winnow.models.fast.fused.forms import NormWeight  # noqa: E402
 from winnow.models.fast.fused.kernels import NO_NORM, LayerKernels, PackedWeight  # noqa: E402
 
@@ -22,7 +24,9 @@ UNLIKE = [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
 
 
 def pack(kernels: LayerKernels, weight: Tensor, weights: str) -> PackedWeight:
-    return kernels.pack(weight) if weights == "plain" else kernels.pack_int8(weight, blocks=weights == "q8_0")
+    if weights == "plain":
+        return kernels.pack(weight)
+    return kernels.pack_blocks([quantize(weight, weights)], weight.dtype)
 
 
 class Layer:
@@ -30,7 +34,7 @@ class Layer:
 
     Args:
         normed: what each part adds has a norm.
-        weights: in what form: "plain", "int8" or "q8_0".
+        weights: in what form: "plain", "Q4_0" or "Q8_0".
     """
 
     def __init__(
@@ -216,10 +220,11 @@ def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dt
         decode_in_one_call(isa, dtype, kv_dtype, True, [92, 0, 31, 0], "attention", number)
 
 
-@pytest.mark.parametrize("weights", ["int8", "q8_0"])
+@pytest.mark.parametrize("weights", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("isa", _native.instruction_sets())
 @pytest.mark.usefixtures("two_threads")
-def test_a_decoder_of_int8_weights(isa: str, weights: str) -> None:
+def test_a_decoder_of_weights_in_blocks(isa: str, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "HIDDEN", 64)  # whole blocks
     for number in COUNTS:
         decode_in_one_call(
             isa, torch.bfloat16, torch.bfloat16, True, [92, 0, 31, 0], "nothing", number, weights
@@ -268,6 +273,7 @@ def decode_in_one_call(
     expected = kernels.linear(kernels.rms_norm(hidden, norm), head, bias)
     decoder = _native.Decoder(
         embedding=0 if tied else table.data_ptr(),
+        embedding_rows=head.native,
         num_tokens=VOCAB,
         layers=[_native.StackedLayer(layer.native, native.native, i) for i, layer in enumerate(layers)],
         selects=tied,
@@ -307,11 +313,14 @@ def test_what_lies_after_attention(
         assert torch.equal(found, layer.post_attention(residual, attended))
 
 
-@pytest.mark.parametrize("weights", ["int8", "q8_0"])
+@pytest.mark.parametrize("weights", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("isa", _native.instruction_sets())
-def test_what_lies_after_attention_of_int8_weights(isa: str, weights: str) -> None:
+def test_what_lies_after_attention_of_weights_in_blocks(
+    isa: str, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "HIDDEN", 64)  # whole blocks
     kernels = LayerKernels(_native.Kernels(isa))
-    for inner, dtype in ((128, torch.float32), (128, torch.bfloat16), (204, torch.bfloat16)):
+    for inner, dtype in ((128, torch.float32), (128, torch.bfloat16), (160, torch.bfloat16)):
         layer = Layer(kernels, dtype, inner, biased=True, weights=weights)
         for tokens in (1, 97):
             generator = torch.Generator().manual_seed(tokens)

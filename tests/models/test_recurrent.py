@@ -195,7 +195,7 @@ def test_prompts_that_begin_alike_wait_for_one(qwen: tuple[Path, Any]) -> None:
 def test_states_beyond_their_memory_are_forgotten(qwen: tuple[Path, Any]) -> None:
     path, model = qwen
     prompts = [prompt(length) for length in range(40, 52)]
-    with LLM(path, kv_memory="8MiB", max_num_seqs=2) as llm:
+    with LLM(path, kv_memory="2MiB", max_num_seqs=2) as llm:
         for tokens in (*prompts, *prompts):
             cached, answer = cached_tokens(llm, tokens)
             assert answer == generate_alone(model, tokens, MAX_TOKENS)

@@ -16,9 +16,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from winnow import native
 from winnow.config import ModelConfig
 from winnow.models.fast.experts import is_experts
-from winnow.native import native_kernels
 
 BLOCK = 32
 """Inputs of a feature that share a scale."""
@@ -117,16 +117,24 @@ class Blocks:
         """Return one weight of several, [experts, out_features, in_features]."""
         return Blocks(self.kind, self.data[index])
 
-    def numbers(self, dtype: torch.dtype) -> Tensor:
-        """Return what they stand for, [out_features, in_features]."""
+    def numbers(self, dtype: torch.dtype, kernels: native.Kernels | None = None) -> Tensor:
+        """Return what they stand for, [out_features, in_features]; `kernels` None: this processor's."""
         if self.data.ndim > 2:
             return Blocks(self.kind, self.data.flatten(0, -2)).numbers(dtype).view(self.shape)
-        kernels = native_kernels()
+        kernels = kernels or native.native_kernels()
         if kernels is None:
             return _numbers(self).to(dtype)
-        from winnow.models.fast.fused.kernels import LayerKernels
+        out = torch.empty(self.shape, dtype=dtype, device="cpu")
+        form = native.native_dtype(dtype)
+        kernels.dequantize_blocks(self.raw(), form, out.data_ptr(), torch.get_num_threads())
+        return out
 
-        return LayerKernels(kernels).dequantize(self, dtype)
+    def raw(self) -> native.RawBlocks:
+        """Return them as the kernels take them."""
+        assert self.data.is_contiguous()
+        out_features, in_features = self.shape
+        kind = getattr(native.BlockKind, self.kind)
+        return native.RawBlocks(kind, self.data.data_ptr(), in_features, out_features)
 
 
 def quantize(weight: Tensor, kind: str) -> Blocks:

@@ -75,7 +75,7 @@ def keeps_blocks(config: ModelConfig, path: Path) -> bool:
         return False
     from winnow.models.load.gguf.file import GgufFile
 
-    return GgufFile.open(path).keeps_blocks
+    return GgufFile.open(path, again=True).keeps_blocks
 
 
 def _is_quantized(path: Path) -> bool:
@@ -83,4 +83,4 @@ def _is_quantized(path: Path) -> bool:
         return False
     from winnow.models.load.gguf.file import GgufFile
 
-    return next(iter(GgufFile.open(path).weight_kinds), "F32") not in _WIDE_KINDS
+    return next(iter(GgufFile.open(path, again=True).weight_kinds), "F32") not in _WIDE_KINDS

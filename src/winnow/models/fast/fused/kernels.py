@@ -136,23 +136,9 @@ class LayerKernels:
             rows += [(sum(sizes[:-1]) + at, kind.value) for at in range(0, sizes[-1], each)]
         packed = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu")
         for part, to in zip(parts, packed.split(sizes), strict=True):
-            self._kernels.pack_blocks(self._raw(part), to.data_ptr(), torch.get_num_threads())
+            self._kernels.pack_blocks(part.raw(), to.data_ptr(), torch.get_num_threads())
         panels = torch.tensor(rows, dtype=torch.int64, device="cpu")
         return PackedWeight(packed, in_features, sum(part.shape[0] for part in parts), dtype, panels)
-
-    def dequantize(self, blocks: Blocks, dtype: torch.dtype) -> Tensor:
-        """Return the numbers of a weight in blocks, [out_features, in_features]."""
-        out = torch.empty(blocks.shape, dtype=dtype, device="cpu")
-        form = native.native_dtype(dtype)
-        self._kernels.dequantize_blocks(self._raw(blocks), form, out.data_ptr(), torch.get_num_threads())
-        return out
-
-    @staticmethod
-    def _raw(blocks: Blocks) -> native.RawBlocks:
-        assert blocks.data.is_contiguous()
-        out_features, in_features = blocks.shape
-        kind = getattr(native.BlockKind, blocks.kind)
-        return native.RawBlocks(kind, blocks.data.data_ptr(), in_features, out_features)
 
     def unpack_rows(self, weight: PackedWeight, features: Tensor) -> Tensor:
         """Map rows of the dense weight: features, int64 [...] -> [..., in_features].

@@ -4,6 +4,7 @@ import struct
 from collections import Counter
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -35,6 +36,13 @@ _MIXED_ROWS = ("gpt2", "bloom", "gpt-oss", "gpt_oss", "lfm2", "qwen35", "qwen35m
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
 
 
+@lru_cache(maxsize=1)
+def _read_header(path: Path, _modified: int, _size: int) -> "GgufHeader":
+    from winnow.models.load.gguf.header import GgufHeader
+
+    return GgufHeader.read(path)
+
+
 class GgufFile:
     """Configuration, weights, tokenizer and chat template in a file."""
 
@@ -43,8 +51,11 @@ class GgufFile:
         self._header, self._values = header, header.values
 
     @classmethod
-    def open(cls, path: Path) -> "GgufFile":
+    def open(cls, path: Path, again: bool = False) -> "GgufFile":
         """Read what stands before the weights.
+
+        Args:
+            again: the file will be opened again at once, so what is read is kept for that.
 
         Raises:
             UnsupportedModelError: it is no GGUF file, a damaged one or one of several, or packages are missing.
@@ -59,13 +70,14 @@ class GgufFile:
                 f"GGUF files are read with {' and '.join(_PACKAGES)}, and {' and '.join(missing)} is not installed: "
                 f"{install_hint('gguf')}",
             )
-        from winnow.models.load.gguf.header import GgufHeader
-
         try:
-            header = GgufHeader.read(path)
+            found = path.stat()
+            header = _read_header(path, found.st_mtime_ns, found.st_size)
         except (ValueError, struct.error, LookupError, ArithmeticError, TypeError, MemoryError) as error:
             raise _refused(path, f"it is damaged: {first_line(error)}") from error
-        size = path.stat().st_size
+        size = found.st_size
+        if not again:
+            _read_header.cache_clear()
         if size < header.end:
             raise _refused(path, f"it is cut short: its tensors end at byte {header.end}, and it has {size}")
         parts = header.values.get("split.count", 1)
