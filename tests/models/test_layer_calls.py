@@ -225,10 +225,10 @@ def test_a_decoder_over_kvs_of_another_dtype(isa: str, dtype: torch.dtype, kv_dt
 @pytest.mark.usefixtures("two_threads")
 def test_a_decoder_of_weights_in_blocks(isa: str, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "HIDDEN", 64)  # whole blocks
+    # AMX multiplies more than 32 rows in another way than few, so all rows must be asked for.
+    wanted = None if isa.startswith("amx") else [92, 0, 31, 0]
     for number in COUNTS:
-        decode_in_one_call(
-            isa, torch.bfloat16, torch.bfloat16, True, [92, 0, 31, 0], "nothing", number, weights
-        )
+        decode_in_one_call(isa, torch.bfloat16, torch.bfloat16, True, wanted, "nothing", number, weights)
 
 
 def decode_in_one_call(

@@ -67,15 +67,19 @@ def _is_float32(path: Path) -> bool:
     return "float32" in [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
 
 
-def keeps_blocks(config: ModelConfig, path: Path) -> bool:
-    """Return whether linear layers keep the blocks of a GGUF file on a CPU, where kernels multiply them so."""
+def keeps_blocks(config: ModelConfig, path: Path, file: object = None) -> bool:
+    """Return whether linear layers keep the blocks of a GGUF file on a CPU, where kernels multiply them so.
+
+    Args:
+        file: the `GgufFile` at the path, where it is open.
+    """
     if not path.is_file() or path.suffix == ".json" or config.load_format != "auto":
         return False
     if not config.optimize or config.engine != "paged" or not is_installed():
         return False
     from winnow.models.load.gguf.file import GgufFile
 
-    return GgufFile.open(path, again=True).keeps_blocks
+    return (file if isinstance(file, GgufFile) else GgufFile.open(path, again=True)).keeps_blocks
 
 
 def _is_quantized(path: Path) -> bool:

@@ -62,7 +62,7 @@ def load_checkpoint(
     trained_len = limit.take(None if beyond_trained_len else wanted)
     device = _device(config.device)
     dtype = _dtype(config.dtype, model_config, device)
-    kept = device.type == "cpu" and ranks.size == 1 and keeps_blocks(config, path)
+    kept = device.type == "cpu" and ranks.size == 1 and keeps_blocks(config, path, published)
     blocks, library = _narrow_weights(config, device, dtype, kept=kept)
     report("reading weights")
     attention = "eager" if own else ATTENTION_NAME
