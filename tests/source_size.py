@@ -29,7 +29,7 @@ def count(root: Path = ROOT) -> dict[str, Counter[str]]:
 def over(found: dict[str, Counter[str]], budget: dict[str, int]) -> list[str]:
     """Return a sentence for each source that has more lines than its budget."""
     return [
-        f"{source} has {folders.total()} lines, {budget[source]} are its budget: take away what nobody runs"
+        f"{source} has {folders.total()} lines, {budget[source]} are its budget: delete unused code"
         for source, folders in found.items()
         if folders.total() > budget[source]
     ]

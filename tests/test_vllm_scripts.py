@@ -354,7 +354,7 @@ def test_engines() -> None:
 
 @pytest.mark.parametrize("mode", ["abort", "wait", "keep"])
 def test_generation_is_paused(llm: LLM, mode: str) -> None:
-    """pause_resume.py: nothing is computed before it is resumed, and what was kept goes on as if nothing had been."""
+    """pause_resume.py: nothing is computed before it is resumed, and kept requests finish as without the pause."""
     params = SamplingParams(
         temperature=0, max_tokens=24, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )

@@ -1,1 +1,1 @@
-"""What measures Winnow and plans with it: `python -m winnow_lab` lists the studies."""
+"""Benchmarks, evaluation tasks, planner and studies of Winnow; `python -m winnow_lab` lists the studies."""

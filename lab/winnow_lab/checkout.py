@@ -1,4 +1,4 @@
-"""Where the checkout lies: studies read its prompts, run its scripts and write its pages."""
+"""Path of the repository checkout, which holds prompts, scripts and result pages."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Prefixes in the ledger against a naive model, and what is shared only as long as nobody changes it."""
+"""Prefixes in the ledger against a naive model, and blocks shared only while unchanged."""
 
 import random
 from itertools import count

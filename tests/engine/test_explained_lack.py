@@ -1,4 +1,4 @@
-"""Who fits nowhere is told what it needs and what there is, whatever kinds of blocks the cache has."""
+"""The refusal of a request that cannot fit names need and limit, for any number of block kinds."""
 
 from typing import Any
 

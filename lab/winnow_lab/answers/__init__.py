@@ -1,1 +1,1 @@
-"""Whether answers stay the same: across kernels, model classes, policies and formats."""
+"""Studies of answers: the same across kernels and model classes, and what policies and formats cost."""

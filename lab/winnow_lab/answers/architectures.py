@@ -378,7 +378,7 @@ def page(rows: list[Row]) -> str:
 
 @dataclass(frozen=True)
 class Options:
-    """What is tried, and the page."""
+    """Options of the study: the models to try, and the page to write."""
 
     model_types: tuple[str, ...] = flag((), "all, if none is given", positional=True)
     write: Path | None = flag(None, "write the table to this file")

@@ -114,7 +114,7 @@ def table(title: str, found: dict[str, Agreement]) -> TextTable:
         "KVs in common": lambda each: f"{each.shared_kvs:,} of {each.kvs:,}",
         "log probability": lambda each: f"{each.difference:.1e} ({each.compared:,})",
     }
-    note = "log probability: the largest difference as far as KVs and tokens agree, of so many tokens"
+    note = "log probability: the largest difference over the tokens before KVs or tokens first differ, and their number"
     return TextTable.of(title, "configuration", found, columns, (note,))
 
 

@@ -44,7 +44,7 @@ def symmetric(x: Tensor, bits: int, group: int) -> Tensor:
 
 
 def asymmetric(x: Tensor, bits: int, group: int) -> Tensor:
-    """What Winnow's codecs decode."""
+    """Return KVs after a round trip through Winnow's codecs."""
     form = AffineFormat(group, bits)
     return form.decode(*form.encode(x))
 

@@ -39,7 +39,7 @@ PASSES = 3
 
 @dataclass(frozen=True)
 class Options(StudyOptions):
-    """Where prompts and the search's journal lie."""
+    """Options of the study: the prompts, and the folder of the search's journal."""
 
     folder: Path = flag()
 

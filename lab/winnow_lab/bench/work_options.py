@@ -16,7 +16,7 @@ class WorkOptions(StudyOptions):
     requests: int | None = flag(None, "in place of the work's own")
     prompt_tokens: int | None = flag(None, "in place of the work's own")
     new_tokens: int | None = flag(None, "in place of the work's own")
-    kv_seqs: int | None = flag(None, "KV memory for so many whole sequences (default: the work's)")
+    kv_seqs: int | None = flag(None, "KV memory, in whole sequences (default: the work's)")
     eviction: tuple[str, ...] = flag(("full", "batch-max", "kv-compress-pd"), "presets of eviction")
     compression: float = flag(4.0, "of those that evict")
 

@@ -1,1 +1,1 @@
-"""How much memory is taken, and what it holds."""
+"""Studies of memory: blocks, prefixes, admission, and the process itself."""

@@ -152,7 +152,6 @@ def measure(
 def table(title: str, rows: dict[str, Measured]) -> TextTable:
     """A line per row, with its ratio to the slowest."""
     slowest = max(each.seconds for each in rows.values())
-
     columns: dict[str, Callable[[Measured], str]] = {
         "s": lambda each: f"{each.seconds:.1f}",
         "output tokens/s": lambda each: f"{each.output_rate:,.1f}",

@@ -1,1 +1,1 @@
-"""How a server behaves under load, and for hours."""
+"""Studies of servers under load, and for hours."""

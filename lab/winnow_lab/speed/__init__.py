@@ -1,1 +1,1 @@
-"""How fast single parts are, beside the limits of the machine."""
+"""Studies of speed: single parts beside the limits of the machine."""

@@ -58,7 +58,7 @@ class NoModel:
 
 
 def open_engine(options: Options, sequences: int) -> Engine:
-    """Return an engine around no model, for so many sequences."""
+    """Return an engine for this number of sequences whose executor computes nothing."""
     limits = {"max_num_seqs": sequences, "max_num_batched_tokens": max(2048, sequences)}
     config = EngineConfig.from_options({"kv_memory": options.kv_memory, **limits})
     most, heads, layers = options.prompt + 1024, options.kv_heads, options.layers

@@ -41,7 +41,7 @@ class AnswerParser:
         special_tokens: those that answers show, with their texts. One at the end ends the turn, and is none of the
             message.
         prompt: what the prompt holds of the model's turn.
-        most_calls: the message ends with the last of so many; None: all are read.
+        most_calls: end the message after this number of calls; None: read all.
     """
 
     def __init__(

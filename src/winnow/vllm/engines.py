@@ -151,7 +151,7 @@ class AsyncLLMEngine(_Engine):
         """Let no request compute until `resume_generation`; calls of `generate` wait for it.
 
         Args:
-            mode: abort: end requests in progress with what they have; wait: let them end; keep: they go on later.
+            mode: abort: end requests in progress with what they have; wait: let them end; keep: resume them later.
             clear_cache: forget cached prefixes; requests that are kept compute their tokens' KVs again.
         """
         if mode not in ("abort", "wait", "keep"):
@@ -168,7 +168,7 @@ class AsyncLLMEngine(_Engine):
             await self.reset_prefix_cache(reset_running_requests=mode == "keep")
 
     async def resume_generation(self) -> None:
-        """Go on after `pause_generation`."""
+        """Resume after `pause_generation`."""
         await self._running().call(self._running().resume)
         self._going.set()
 

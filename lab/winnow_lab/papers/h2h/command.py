@@ -79,7 +79,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", metavar="DIR", type=Path, help="write h2h.json, h2h.md and a picture there"
     )
     parser.add_argument(
-        "--journal", metavar="DIR", type=Path, help="keep what is done there, to go on from; left out: -o's"
+        "--journal",
+        metavar="DIR",
+        type=Path,
+        help="directory of the journal to resume from; default: that of -o",
     )
     add_engine_flags(parser, _OWN, _DEFAULTS)
 

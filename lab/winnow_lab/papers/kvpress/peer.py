@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 
 def make_press(ask: dict[str, Any], context: int) -> Any:
-    """The press that keeps so many KVs; None: nothing is compressed."""
+    """The press that keeps the given number of KVs; None: no compression."""
     if not ask["classes"]:
         return None
     *around, innermost = (getattr(kvpress, name) for name in ask["classes"])

@@ -123,7 +123,7 @@ class Memory:
         return 0
 
     def bring_back(self, sequence: Sequence, running: SequenceType[Sequence]) -> bool:
-        """Let a swapped sequence go on if it fits, beside others no sooner than there is room for what all need soon.
+        """Resume a swapped sequence if it fits; beside others only if all have room for their next blocks.
 
         Returns:
             False: nothing was done. Where True, a sequence without a slot has lost its copy.
@@ -228,7 +228,7 @@ class Memory:
         assert all(sequence.kv.slot is None for sequence in waiting), "a waiting sequence has a slot"
         swapped = [s.kv.host_id for s in waiting if s.kv.host_id is not None]
         assert set(swapped) == set(ledger.host.copies) and len(set(swapped)) == len(swapped), (
-            "a copy in host memory is nobody's, or two sequences'"
+            "a copy in host memory belongs to no sequence, or to two"
         )
         assert all(sequence.kv.host_id is None for sequence in running), (
             "a running sequence has a copy in host memory"

@@ -1,4 +1,4 @@
-"""Sequences that go on from the KVs of another one, between two steps."""
+"""Forks: sequences that start from the KVs of another one, between two steps."""
 
 from collections.abc import Callable
 

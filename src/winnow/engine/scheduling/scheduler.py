@@ -40,7 +40,7 @@ class Scheduler:
         waiting: sequences without a slot.
         running: sequences with a slot, in the order in which they were admitted.
         rounds: rounds of eviction.
-        forks: sequences that go on from the KVs of others.
+        forks: sequences that start from the KVs of others.
         drafts: what is proposed of answers.
         accounts: what tenants may hold, hold and got.
         lookahead: planner of a step whose predecessor is not known yet.
@@ -234,7 +234,7 @@ class Scheduler:
                 return
 
     def _resume(self, sequence: Sequence) -> bool:
-        """Let a swapped sequence go on if it fits. Returns False if nothing was done; without its copy it waits on."""
+        """Resume a swapped sequence if it fits. Returns False if nothing was done; without its copy it stays queued."""
         if sequence.kv.host_id is None or not self.memory.bring_back(sequence, self.running):
             return False
         if sequence.kv.slot is not None:

@@ -106,7 +106,7 @@ class Blocks:
     data: Tensor
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Blocks":
-        return self  # nobody changes it
+        return self  # immutable
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ def keep_blocks(module: nn.Module, name: str, blocks: Blocks, dtype: torch.dtype
         module.register_forward_hook(_take_back)
     kept: dict[str, Blocks] = module.kept_blocks  # type: ignore[assignment]
     kept[name] = blocks
-    setattr(module, name, _placeholder(blocks.shape, dtype))
+    setattr(module, name, _nan_parameter(blocks.shape, dtype))
 
 
 def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks]) -> None:
@@ -259,9 +259,10 @@ def _widen(module: Any) -> bool:
 
 def _narrow(module: Any) -> None:
     for name, own in module.kept_blocks.items():
-        setattr(module, name, _placeholder(own.shape, getattr(module, name).dtype))
+        setattr(module, name, _nan_parameter(own.shape, getattr(module, name).dtype))
 
 
-def _placeholder(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
+def _nan_parameter(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
+    """Return a parameter of NaNs, all one number in memory: a shape and dtype while the weight is in blocks."""
     rows = torch.full((), float("nan"), dtype=dtype, device="cpu").expand(*shape)
     return nn.Parameter(rows, requires_grad=False)

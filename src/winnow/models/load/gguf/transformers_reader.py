@@ -102,7 +102,7 @@ def _load(
     torch_dtype: torch.dtype | None = None,
 ) -> Any:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # nobody writes
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # it is only read
         found = theirs(path, return_tensors, model_to_load)
     if not return_tensors:
         return found
