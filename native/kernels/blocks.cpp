@@ -356,16 +356,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
 void block_linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
   with_type(weight.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t width = weight.out_features;
-    const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
-    T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 1>(weight, rows, 0, threads, [=](const float *sums, const float *, int64_t panel, int64_t first, int64_t count) {
-      const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t at = (first + r) * width + feature;
-        finish_row(sums + r * PANEL, bias ? bias + feature : nullptr, add ? add + at : nullptr, out + at, features);
-      }
-    });
+    multiply<T, 1>(weight, rows, 0, threads, row_writer<T>(weight, rows));
   });
 }
 
@@ -374,17 +365,8 @@ bool block_gates(int64_t size) { return size % PANEL == 0; }
 void block_gated_linear(const PackedWeight &weight, const LinearRows &rows, Activation activation, int threads) {
   with_type(weight.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t size = weight.out_features / 2;
-    const T *bias = reinterpret_cast<const T *>(rows.bias);
-    T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 2>(weight, rows, size / PANEL, threads, [=](const float *sums, const float *of_ups, int64_t panel,
-                                                            int64_t first, int64_t count) {
-      const int64_t feature = panel * PANEL;
-      const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
-      for (int64_t r = 0; r < count; ++r)
-        finish_gated_row(sums + r * PANEL, of_ups + r * PANEL, gate_bias, up_bias, activation,
-                         out + (first + r) * size + feature);
-    });
+    const int64_t apart = weight.out_features / 2 / PANEL;
+    multiply<T, 2>(weight, rows, apart, threads, gated_row_writer<T>(weight, rows, activation));
   });
 }
 

@@ -108,7 +108,7 @@ int64_t inputs_of_piece(bool widens_piece, bool streams, int64_t rows) {
 
 /// Sums of every task: some rows, and the panels p, p + apart, ... of the weight, PANELS of them.
 ///
-/// finish: called with the sums [PANELS][ROW_BLOCK][PANEL] of some rows, p, and the first and the number of the rows.
+/// finish: what `row_writer` or `gated_row_writer` returned.
 template <class T, int PANELS, class Finish>
 void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart, int threads, Finish finish) {
   using Operand = typename OperandOf<T>::type;
@@ -160,7 +160,7 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
           const auto multiply_by = [&](const auto *operand) {
             product_streaming<MAX_VECTORS>(registers, count, x + i, x_stride, operand, sums + n * SUMS, PANEL, inputs, i > 0,
                                            ahead, end, [&](int row, int some) {
-                                             if (last) finish(sums + row * PANEL, panel, first + row, some);
+                                             if (last) finish(sums + row * PANEL, sums + SUMS + row * PANEL, panel, first + row, some);
                                            });
           };
           if constexpr (WIDENS_PIECE) {
@@ -211,16 +211,7 @@ void unpack_rows(const PackedWeight &weight, const int64_t *features, int64_t co
 void linear(const PackedWeight &weight, const LinearRows &rows, int threads) {
   with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t width = weight.out_features;
-    const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
-    T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 1>(weight, rows, 0, threads, [=](const float *sums, int64_t panel, int64_t first, int64_t count) {
-      const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
-      for (int64_t r = 0; r < count; ++r) {
-        const int64_t at = (first + r) * width + feature;
-        finish_row(sums + r * PANEL, bias ? bias + feature : nullptr, add ? add + at : nullptr, out + at, features);
-      }
-    });
+    multiply<T, 1>(weight, rows, 0, threads, row_writer<T>(weight, rows));
   });
 }
 
@@ -229,16 +220,8 @@ bool gates(int64_t size) { return size % PANEL == 0; }
 void gated_linear(const PackedWeight &weight, const LinearRows &rows, Activation activation, int threads) {
   with_weight(weight.dtype, [&](auto type) {
     using T = decltype(type);
-    const int64_t size = weight.out_features / 2;
-    const T *bias = reinterpret_cast<const T *>(rows.bias);
-    T *out = reinterpret_cast<T *>(rows.out);
-    multiply<T, 2>(weight, rows, size / PANEL, threads, [=](const float *sums, int64_t panel, int64_t first, int64_t count) {
-      const int64_t feature = panel * PANEL;
-      const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
-      for (int64_t r = 0; r < count; ++r)
-        finish_gated_row(sums + r * PANEL, sums + (ROW_BLOCK + r) * PANEL, gate_bias, up_bias, activation,
-                         out + (first + r) * size + feature);
-    });
+    const int64_t apart = weight.out_features / 2 / PANEL;
+    multiply<T, 2>(weight, rows, apart, threads, gated_row_writer<T>(weight, rows, activation));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../layers.h"
 #include "activation.h"
 #include "product.h"
 
@@ -40,6 +41,35 @@ inline void finish_gated_row(const float *gate, const float *up, const T *gate_b
     if (gate_bias) g += load(gate_bias + j), u += load(up_bias + j);
     store(out + j, activate(rounded<T>(g), activation) * rounded<T>(u));
   }
+}
+
+/// Returns what writes sums [rows][PANEL] of a panel: finish(sums, unused, panel, first row, rows).
+template <class T>
+auto row_writer(const PackedWeight &weight, const LinearRows &rows) {
+  const T *bias = reinterpret_cast<const T *>(rows.bias), *add = reinterpret_cast<const T *>(rows.add);
+  T *out = reinterpret_cast<T *>(rows.out);
+  return [=, width = weight.out_features](const float *sums, const float *, int64_t panel, int64_t first, int64_t count) {
+    const int64_t feature = panel * PANEL, features = std::min<int64_t>(PANEL, width - feature);
+    for (int64_t r = 0; r < count; ++r) {
+      const int64_t at = (first + r) * width + feature;
+      finish_row(sums + r * PANEL, bias ? bias + feature : nullptr, add ? add + at : nullptr, out + at, features);
+    }
+  };
+}
+
+/// The same for a panel of gates and the panel that they gate: finish(gates, ups, panel, first row, rows).
+template <class T>
+auto gated_row_writer(const PackedWeight &weight, const LinearRows &rows, Activation activation) {
+  const T *bias = reinterpret_cast<const T *>(rows.bias);
+  T *out = reinterpret_cast<T *>(rows.out);
+  return [=, size = weight.out_features / 2](const float *gates, const float *ups, int64_t panel, int64_t first,
+                                             int64_t count) {
+    const int64_t feature = panel * PANEL;
+    const T *gate_bias = bias ? bias + feature : nullptr, *up_bias = bias ? bias + size + feature : nullptr;
+    for (int64_t r = 0; r < count; ++r)
+      finish_gated_row(gates + r * PANEL, ups + r * PANEL, gate_bias, up_bias, activation,
+                       out + (first + r) * size + feature);
+  };
 }
 
 }  // namespace winnow::WINNOW_ISA
