@@ -270,7 +270,7 @@ def test_bytes_by_hand(name: str, group: int | None, vector_bytes: int) -> None:
 def test_kernels_list_the_formats_that_there_are() -> None:
     """Outliers are fields beside a format's own. Triton takes any of them (tests/attention/test_triton_formats.py)."""
     expected = [name for name in KV_FORMATS[1:] if not name.endswith("-outlier")]
-    bindings, stub = (ROOT / path for path in ("native/bindings.cpp", "src/winnow/_native.pyi"))
+    bindings, stub = (ROOT / path for path in ("native/bindings_types.cpp", "src/winnow/_native.pyi"))
     assert re.findall(r"\.value\(\"(\w+)\", Format::", bindings.read_text()) == expected
     listed = stub.read_text().partition("class Format(Enum):\n")[2].partition("\n\n")[0]
     assert re.findall(r"(\w+) = \.\.\.", listed) == expected

@@ -117,7 +117,7 @@ class Blocks:
         """Return one weight of several, [experts, out_features, in_features]."""
         return Blocks(self.kind, self.data[index])
 
-    def numbers(self, dtype: torch.dtype, kernels: native.Kernels | None = None) -> Tensor:
+    def numbers(self, dtype: torch.dtype, kernels: "native.Kernels | None" = None) -> Tensor:
         """Return what they stand for, [out_features, in_features]; `kernels` None: this processor's."""
         if self.data.ndim > 2:
             return Blocks(self.kind, self.data.flatten(0, -2)).numbers(dtype).view(self.shape)
@@ -129,7 +129,7 @@ class Blocks:
         kernels.dequantize_blocks(self.raw(), form, out.data_ptr(), torch.get_num_threads())
         return out
 
-    def raw(self) -> native.RawBlocks:
+    def raw(self) -> "native.RawBlocks":
         """Return them as the kernels take them."""
         assert self.data.is_contiguous()
         out_features, in_features = self.shape
