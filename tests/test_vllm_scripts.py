@@ -178,7 +178,7 @@ def test_prompt_token_ids(llm: LLM) -> None:
     prompts = [TokensPrompt(prompt_token_ids=ids), TextPrompt(prompt=PROMPTS[1]), {"prompt_token_ids": ids}]
     answers = [output.outputs[0].token_ids for output in llm.generate(prompts, GREEDY)]
     assert answers == [answers[0]] * 3
-    for key, word in (("multi_modal_data", "models of text alone"), ("cache_salt", "tenant= of generate")):
+    for key, word in (("mm_processor_kwargs", "pictures are"), ("cache_salt", "tenant= of generate")):
         with pytest.raises(InvalidRequestError, match=f"{key}=.*: {word}"):
             llm.generate({"prompt": PROMPTS[1], key: {"image": 1}}, GREEDY)
     with pytest.raises(InvalidRequestError, match=r"unknown key of a prompt 'promt'; did you mean prompt\?"):

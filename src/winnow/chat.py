@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from winnow.errors import InvalidRequestError
+from winnow.values.images import PromptImage
 from winnow.values.json_values import json_kind
 
 if TYPE_CHECKING:
@@ -56,12 +57,14 @@ class TokenizedPrompt(NamedTuple):
         text: None where token ids were given.
         template_tail: tokens at its end that a chat template wrote behind the last message; 0 without a template.
         system_tokens: tokens at its beginning before the first message that is no system prompt.
+        images: its pictures, in order.
     """
 
     text: str | None
     token_ids: list[int]
     template_tail: int = 0
     system_tokens: int = 0
+    images: tuple[PromptImage, ...] = ()
 
 
 def require_characters(name: str, text: str) -> None:
@@ -80,7 +83,8 @@ def require_characters(name: str, text: str) -> None:
 
 
 def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
-    """Return a message as templates take it: its content one text, lists of text parts joined.
+    """Return a message as templates take it: its content one text, lists of text parts joined. Where pictures stand
+    among them, {"type": "image"}, it stays a list of parts.
 
     Content that is null or missing is empty text where tool calls (or a refusal of OpenAI's) stand in its place, as
     OpenAI's clients write an assistant's turn.
@@ -92,7 +96,10 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
         raise InvalidRequestError(f"{name} must be an object with role and content, got {message!r:.80}")
     content = message.get("content")
     if isinstance(content, list | tuple):
-        content = "\n".join(_text_part(part, name) for part in content)
+        parts = [_part(part, name) for part in content]
+        if any(part["type"] == "image" for part in parts):
+            return {**message, "content": parts}
+        content = "\n".join(part["text"] for part in parts)
     if content is None and any(message.get(key) for key in ("tool_calls", "function_call", "refusal")):
         content = message.get("refusal") or ""
     if not isinstance(content, str):
@@ -239,8 +246,10 @@ def _text_behind(
     last = conversation[-1]
     if last["role"] == "assistant":
         return ""
+    content = last["content"]
+    sentinel = [{"type": "text", "text": _SENTINEL}] if isinstance(content, list) else _SENTINEL
     try:
-        rendered = _render(tokenizer, [*conversation[:-1], {**last, "content": _SENTINEL}], options)
+        rendered = _render(tokenizer, [*conversation[:-1], {**last, "content": sentinel}], options)
     except Exception:  # the prompt itself was rendered: without a tail it is served as it is
         return ""
     _, found, behind = rendered.rpartition(_SENTINEL)
@@ -250,7 +259,8 @@ def _text_behind(
 def _system_text(conversation: Sequence[dict[str, Any]], prompt: str) -> str:
     """Return what a prompt begins with before its first message that is no system prompt; empty without one."""
     begin = next((i for i, each in enumerate(conversation) if each["role"] not in _SYSTEM_ROLES), 0)
-    content = str(conversation[begin]["content"]).strip()
+    content = conversation[begin]["content"]
+    content = str(content[0].get("text", "") if isinstance(content, list) else content).strip()
     return prompt[: max(prompt.find(content), 0)] if begin and content else ""
 
 
@@ -296,9 +306,11 @@ def _call_with_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": values}} if isinstance(values, dict) else call
 
 
-def _text_part(part: Any, name: str) -> str:
-    """Return the text of a part of a message's content."""
+def _part(part: Any, name: str) -> dict[str, str]:
+    """Return a part of a message's content as templates take it: a text, or a picture's place."""
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
+    if kind == "image" and len(part) == 1:
+        return {"type": "image"}
     text = part.get("text") if kind in ("text", "input_text", "output_text") else None
     if kind == "refusal":
         text = part.get("refusal")
@@ -307,4 +319,4 @@ def _text_part(part: Any, name: str) -> str:
         raise InvalidRequestError(
             f"content of {name} must be text; parts of other kinds are not supported, got {shown}"
         )
-    return text
+    return {"type": "text", "text": text}

@@ -22,6 +22,7 @@ from winnow.sampling.params import RequestOutputKind
 from winnow.values.session_request import SessionRequest
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
 
@@ -110,7 +111,11 @@ class EngineClient:
         return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def tokenize_chat(
-        self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
+        self,
+        messages: Sequence[Message],
+        template: TemplateOptions = PLAIN,
+        tenant: str | None = None,
+        images: "Sequence[Image]" = (),
     ) -> TokenizedPrompt:
         """Do as `tokenize` does, for a conversation.
 
@@ -119,9 +124,10 @@ class EngineClient:
         Args:
             template: the template's other variables.
             tenant: whose conversation it is.
+            images: RGB pictures, one for each part {"type": "image"} of the messages, in their order.
         """
         self._check_ends()
-        return self._prompts.tokenize_chat(messages, template, tenant)
+        return self._prompts.tokenize_chat(messages, template, tenant, images)
 
     def _check_ends(self) -> None:
         """Warn once where answers may run up to their limit."""
@@ -149,6 +155,8 @@ class EngineClient:
             options.setdefault("deltas", params.output_kind == RequestOutputKind.DELTA)
         if request_id is None:
             request_id = self._driver.new_id()
+        if prompt.images:
+            options["images"] = prompt.images
         # A copy: the caller may assign to theirs.
         return NewRequest(request_id, prompt.text, prompt.token_ids, copy(params), **options)
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.errors import RequestFailedError
 from winnow.sampling import Logprob
+from winnow.values.images import PromptImage
 
 LogprobDict = dict[int, Logprob]
 
@@ -120,6 +121,8 @@ class RequestOutput:
     """One entry per prompt token. The first is None, as no token precedes it."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KVs were in the prefix cache, and were not computed."""
+    images: tuple[PromptImage, ...] = ()
+    """Pictures of the prompt: which tokens stand for them, and for what part."""
 
     @property
     def error(self) -> str | None:

@@ -1,9 +1,10 @@
 """Prompts as callers write them, and as the engine takes them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict, cast
 
 from winnow.chat import (
     PLAIN,
@@ -16,23 +17,53 @@ from winnow.chat import (
 from winnow.errors import InvalidRequestError
 from winnow.sampling.turns import Turns
 from winnow.values.foreign_names import translate
+from winnow.values.images import PromptImage
 from winnow.vllm import names as vllm_names
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
 
+class MultiModalData(TypedDict, total=False):
+    """Pictures of a prompt: one, or as many as it has places for, in their order. As in vLLM."""
+
+    image: "Image | Sequence[Image]"
+
+
 class TextPrompt(TypedDict):
-    """A prompt as text. As in vLLM."""
+    """A prompt as text, with the model's own mark where a picture stands. As in vLLM."""
 
     prompt: str
+    multi_modal_data: NotRequired[MultiModalData]
 
 
 class TokensPrompt(TypedDict):
-    """A prompt as token ids; `prompt` is its text, which is not read. As in vLLM."""
+    """A prompt as token ids, one for each picture; `prompt` is its text, which is not read. As in vLLM."""
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
+    multi_modal_data: NotRequired[MultiModalData]
+
+
+class ImageProcessor(Protocol):
+    """The model's processor: makes tokens and inputs of the vision tower of text and pictures."""
+
+    chat_template: str | None
+    """Of conversations with pictures, where the tokenizer has none or another."""
+
+    def process(
+        self, prompt: str | Sequence[int], images: "Sequence[Image]", *, add_special_tokens: bool
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """Return a prompt's tokens, with those of its pictures in their places, and the pictures.
+
+        Args:
+            prompt: text, or token ids, with the model's mark in the place of each picture.
+            images: as many RGB pictures.
+
+        Raises:
+            InvalidRequestError: marks and pictures are not as many, or the model cannot read one.
+        """
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
@@ -61,11 +92,18 @@ class PromptTokenizer:
     Args:
         tokenizer: the model's; None: prompts are token ids.
         turns: of conversations that were answered.
+        processor: the model's, for pictures; text: why there is none.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase | None", turns: Turns) -> None:
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        turns: Turns,
+        processor: ImageProcessor | str = "the model reads text alone",
+    ) -> None:
         self._tokenizer = tokenizer
         self._turns = turns
+        self._processor = processor
         self._using = Lock()
         if tokenizer is not None:
             # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
@@ -74,13 +112,17 @@ class PromptTokenizer:
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """See `LLM.tokenize`."""
         content: Any = prompt
+        images: list[Any] = []
         if isinstance(prompt, Mapping):
             keys = translate(prompt, vllm_names.PROMPT, _KEYS, InvalidRequestError, "key of a prompt")
             content = keys.get("prompt_token_ids", keys.get("prompt", ()))
+            images = _images(keys.get("multi_modal_data"))
         if not isinstance(content, str):
             if not _is_token_ids(content):
                 raise InvalidRequestError("prompt must be text or a list of token ids")
-            return TokenizedPrompt(None, list(content))
+            if not images:
+                return TokenizedPrompt(None, list(content))
+            return self._with_images(None, content, images)
         if self._tokenizer is None:
             raise InvalidRequestError(
                 "prompt must be a list of token ids: the model's directory has no tokenizer"
@@ -88,17 +130,73 @@ class PromptTokenizer:
         if not content:
             raise InvalidRequestError("prompt must hold at least 1 token, got an empty text")
         require_characters("prompt", content)
+        if images:
+            return self._with_images(content, content, images, add_special_tokens=add_special_tokens)
         with self._using:
             return TokenizedPrompt(
                 content, self._tokenizer.encode(content, add_special_tokens=add_special_tokens)
             )
 
     def tokenize_chat(
-        self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
+        self,
+        messages: Sequence[Message],
+        template: TemplateOptions = PLAIN,
+        tenant: str | None = None,
+        images: "Sequence[Image]" = (),
     ) -> TokenizedPrompt:
         """See `LLM.tokenize_chat`."""
+        if not images:
+            encode = partial(self._turns.encode, tenant)
+            with self._using:
+                return apply_template(self._tokenizer, messages, template, encode)
+        processor = self._require_processor()
+        found: list[tuple[PromptImage, ...]] = []
+
+        def expand(text: str, _: str, __: Any) -> list[int]:
+            token_ids, processed = processor.process(text, images, add_special_tokens=False)
+            found.append(processed)
+            return token_ids
+
+        if template.template is None and processor.chat_template:
+            template = replace(template, template=processor.chat_template)
         with self._using:
-            return apply_template(self._tokenizer, messages, template, partial(self._turns.encode, tenant))
+            prompt = apply_template(self._tokenizer, messages, template, expand)
+        return prompt._replace(images=found[-1])
+
+    def _require_processor(self) -> ImageProcessor:
+        if isinstance(self._processor, str):
+            raise InvalidRequestError(f"images cannot be read: {self._processor}")
+        return self._processor
+
+    def _with_images(
+        self,
+        text: str | None,
+        content: str | Sequence[int],
+        images: "Sequence[Image]",
+        *,
+        add_special_tokens: bool = False,
+    ) -> TokenizedPrompt:
+        processor = self._require_processor()
+        with self._using:
+            token_ids, found = processor.process(content, images, add_special_tokens=add_special_tokens)
+        return TokenizedPrompt(text, token_ids, images=found)
+
+
+def _images(data: Any) -> list[Any]:
+    """Return the pictures of a prompt's `multi_modal_data`."""
+    if data is None:
+        return []
+    others = (
+        [repr(key) for key, value in data.items() if key != "image" and value]
+        if isinstance(data, Mapping)
+        else []
+    )
+    if others or not isinstance(data, Mapping):
+        raise InvalidRequestError(
+            f'multi_modal_data must be {{"image": pictures}}, got {", ".join(others) or type(data).__name__}'
+        )
+    images = data.get("image") or []
+    return list(images) if isinstance(images, list | tuple) else [images]
 
 
 def _is_token_ids(value: Any) -> bool:

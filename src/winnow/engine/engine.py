@@ -213,6 +213,7 @@ class Engine(RequestLoop):
             request.priority,
             request.tenant,
             final_only=final_only,
+            images=request.images,
         )
         child = self._admit(new)
         inherit(child, parent)

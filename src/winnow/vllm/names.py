@@ -15,7 +15,8 @@ def _group(names: str, note: str, *harmless: str, **more: Any) -> dict[str, Fore
 
 _ONE_DEVICE = "a model is cut over devices by tensor_parallel_size alone"
 _ONE_PROCESS = "the processes of tensor_parallel_size are on this machine: there is nothing to place"
-_TEXT = "models of text alone are served"
+_TEXT = "pictures go as the model's processor takes them; no video, no sound"
+_PROCESSOR = "pictures are processed as the model's own processor_config.json says"
 _NO_ADAPTERS = "adapters are not served: merge them into the weights"
 _NO_DRAFTS = "speculative_config says how tokens are proposed: by method ngram"
 _GENERATES = "text is generated; embeddings, scores and classes are not served"
@@ -361,14 +362,15 @@ CALL: Mapping[str, ForeignName] = {
     "guided_options_request": ForeignName("SamplingParams has structured_outputs"),
     "prompt_token_ids": ForeignName('a prompt may be a list of token ids, or {"prompt_token_ids": ids}'),
     "chat_template_content_format": SERVER["chat_template_content_format"],
-    "mm_processor_kwargs": ForeignName(_TEXT),
+    "mm_processor_kwargs": ForeignName(_PROCESSOR),
     "tokenization_kwargs": ForeignName("LLM.tokenize has add_special_tokens, and generate takes token ids"),
     "concurrency_limit": ForeignName("accepted: max_num_seqs is the limit", ANY),
 }
 """Arguments of `LLM.generate`, `LLM.chat` and `LLM.beam_search`."""
 
 PROMPT: Mapping[str, ForeignName] = {
-    **_group("multi_modal_data multi_modal_uuids mm_processor_kwargs prompt_embeds", _TEXT),
+    **_group("multi_modal_uuids prompt_embeds", "prompts are text, token ids and multi_modal_data"),
+    "mm_processor_kwargs": ForeignName(_PROCESSOR),
     "cache_salt": ForeignName("tenant= of generate keeps prefixes apart"),
     "token_type_ids": ForeignName("models that only generate have none"),
     "data_parallel_rank": ForeignName("start a server for each device", ("0",)),

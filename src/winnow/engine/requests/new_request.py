@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from winnow.errors import InvalidRequestError
 from winnow.sampling import SamplingParams
 from winnow.values.checks import require
+from winnow.values.images import PromptImage
 from winnow.values.session_request import SessionRequest
 
 
@@ -58,6 +59,7 @@ class NewRequest:
         final_only: return one output, when the request is finished, instead of one per step.
         deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long
             answer is not copied whole at every token.
+        images: pictures in the prompt, in order.
         cut_to_memory: a `max_tokens` above what the KV memory holds is cut, not refused.
         session: the conversation that it is a turn of; None: prefixes alone are found.
     """
@@ -73,6 +75,7 @@ class NewRequest:
     deltas: bool = False
     session: SessionRequest | None = None
     cut_to_memory: bool = False
+    images: tuple[PromptImage, ...] = ()
 
     def __post_init__(self) -> None:
         error = InvalidRequestError

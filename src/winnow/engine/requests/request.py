@@ -14,6 +14,7 @@ from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
+from winnow.values.images import PromptImage
 from winnow.values.session_request import SessionRequest
 
 
@@ -58,6 +59,8 @@ class Request:
     """Tokens that beams whose KVs were dropped have in common; None: they were not."""
     session: SessionRequest | None = None
     """The conversation that it is a turn of."""
+    images: tuple[PromptImage, ...] = ()
+    """Pictures of the prompt, in order."""
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod
@@ -90,6 +93,7 @@ class Request:
             reserved_tokens=reserved_tokens,
             deltas=new.deltas,
             session=new.session,
+            images=new.images,
         )
 
     def __post_init__(self) -> None:

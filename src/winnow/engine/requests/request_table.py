@@ -173,7 +173,7 @@ class RequestTable:
         try:
             self._states[sequence].finish()
             request, tail = sequence.request, sequence.request.params.template_tail
-            if request.prompt is not None and tail:  # a chat template made it
+            if request.prompt is not None and tail and not request.images:  # a chat template made it
                 self.turns.add(
                     request.tenant, request.prompt, request.prompt_token_ids, tail, sequence.output_token_ids
                 )
@@ -212,6 +212,7 @@ class RequestTable:
             request.metrics,
             request.prompt_logprobs or None,
             request.num_cached_tokens,
+            request.images,
         )
         if finished:
             del self._requests[request.request_id]

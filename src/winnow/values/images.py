@@ -1,0 +1,75 @@
+"""PICTURES in a prompt, as the model's processor leaves them: pixels for the vision tower, and places among tokens."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class TokenGrid:
+    """Some consecutive tokens of a picture, which show a part of it row by row.
+
+    Attributes:
+        first: of them, counted among the picture's tokens.
+        rows, cols: of tokens; rows * cols tokens from `first` on.
+        box: left, top, right and bottom of that part, as fractions of the picture's width and height.
+    """
+
+    first: int
+    rows: int
+    cols: int
+    box: tuple[float, float, float, float] = (0.0, 0.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptImage:
+    """A picture of a prompt, processed. Immutable; a request keeps it, since preemption may compute its tokens again.
+
+    Attributes:
+        inputs: arguments of the vision tower by name (`pixel_values`, `image_grid_thw`), of this picture alone.
+        digest: SHA-256 of `inputs`; the tower's outputs and prefixes of KVs are found by it.
+        tokens: indices in the prompt of the tokens that stand for it, int64 [n], ascending. Tokens around and between
+            them (begin, end, new row) are text.
+        size: width and height of the picture that was given, in pixels.
+        grids: which part of the picture each token shows. One grid of all tokens for most classes; where a class cuts
+            pictures into tiles, one for each tile, and one of the whole picture at low resolution. Empty: not known.
+        positions: rotary positions of `tokens`, int64 [3, n] (time, height, width), where the model's have three
+            axes (M-RoPE); None: they are the token indices.
+        position_offset: rotary position less token index of the text that follows, up to the next picture.
+    """
+
+    inputs: Mapping[str, NDArray[Any]]
+    digest: bytes
+    tokens: NDArray[np.int64]
+    size: tuple[int, int]
+    grids: tuple[TokenGrid, ...] = ()
+    positions: NDArray[np.int64] | None = None
+    position_offset: int = 0
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, NDArray[Any]], tokens: Sequence[int], **fields: Any) -> Self:
+        """Make one with its digest; `fields` are the others."""
+        return cls(inputs, digest_of(inputs), np.asarray(tokens, dtype=np.int64), **fields)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Index in the prompt of its first token, and of the one behind its last."""
+        return int(self.tokens[0]), int(self.tokens[-1]) + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of `inputs`."""
+        return sum(value.nbytes for value in self.inputs.values())
+
+
+def digest_of(inputs: Mapping[str, NDArray[Any]]) -> bytes:
+    """Return the SHA-256 of arrays, their names, types and shapes."""
+    digest = sha256()
+    for name, value in sorted(inputs.items()):
+        digest.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.digest()
