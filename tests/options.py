@@ -30,6 +30,8 @@ OTHERS = {
     "kv_group": 64,
     "kv_wide": "layers=1,recent=64",
     "value_tier": "host:L=1,N=64",
+    "allowed_media_domains": "images.test",
+    "allowed_local_media_path": "/",
 }
 """Where the type does not tell what is valid."""
 

@@ -15,6 +15,7 @@ LAYERS = [
     ["native", "vllm.names"],
     ["process", "vllm.modules"],
     ["config", "chat"],
+    ["media"],
     ["cache", "sampling"],
     ["attention", "outputs", "prompts"],
     ["storage"],

@@ -163,7 +163,7 @@ def test_every_row_accepts_translates_or_says_what_there_is(kind: str, name: str
         {"enforce_eager": True, "trust_remote_code": True, "enable_chunked_prefill": True},
         {"quantization": None, "disable_log_stats": True, "max_logprobs": 20, "cpu_offload_gb": 0.0},
         {"model": "org/name", "tokenizer": "org/name", "revision": "a", "tokenizer_revision": "a"},
-        {"hf_overrides": {}, "rope_scaling": None, "limit_mm_per_prompt": {"image": 0}},
+        {"hf_overrides": {}, "rope_scaling": None},
         {"max_num_seqs": None, "max_num_batched_tokens": None, "block_size": None, "seed": None},
         {"runner": "generate", "task": "auto", "tokenizer_mode": "auto", "seed": 0},
     ],

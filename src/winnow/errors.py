@@ -24,6 +24,10 @@ class CapacityError(InvalidRequestError):
     """The request could never fit into the KV memory, even alone."""
 
 
+class MediaError(InvalidRequestError):
+    """An image of a prompt cannot be read, or must not be: its bytes, its size, or where it comes from."""
+
+
 class QueueFullError(WinnowError):
     """Refusal of a request because too many requests or tokens wait already. The same request may be taken later."""
 

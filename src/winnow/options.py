@@ -87,6 +87,10 @@ class EngineOptions(TypedDict, total=False):
     park_above: float
     admit_below: float
     overlap_prefill: bool | None
+    # MediaConfig
+    limit_mm_per_prompt: int | Mapping[str, int]
+    allowed_media_domains: tuple[str, ...]
+    allowed_local_media_path: str | Path | None
 
 
 _FIELDS = [

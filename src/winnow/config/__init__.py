@@ -3,6 +3,7 @@
 from winnow.config.cache import KV_RESERVATIONS, PREFIX_DISK, CacheConfig
 from winnow.config.engine import EFFECTS, PARTS, EngineConfig, present_options
 from winnow.config.eviction import AUTO, COMPRESSING, FULL, EvictionConfig
+from winnow.config.media import MediaConfig
 from winnow.config.model import (
     ATTENTION_BACKENDS,
     DTYPES,
@@ -39,6 +40,7 @@ __all__ = [
     "Effect",
     "EngineConfig",
     "EvictionConfig",
+    "MediaConfig",
     "ModelConfig",
     "PaddedConfig",
     "SchedulerConfig",

@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from winnow.config.cache import CacheConfig
 from winnow.config.eviction import EvictionConfig
+from winnow.config.media import MediaConfig
 from winnow.config.model import ModelConfig
 from winnow.config.option import Effect
 from winnow.config.padded import PaddedConfig
@@ -18,16 +19,17 @@ from winnow.vllm import names as vllm_names
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """The five parts together."""
+    """The parts together."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
     padded: PaddedConfig = field(default_factory=PaddedConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
 
     def __post_init__(self) -> None:
-        for part in (self.model, self.cache, self.scheduler, self.eviction, self.padded):
+        for part in (getattr(self, name) for name in PARTS):
             for each in fields(part):
                 other, value = each.metadata["engine"], getattr(part, each.name)
                 if other not in (None, self.model.engine) and value != each.default:

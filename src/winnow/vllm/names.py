@@ -178,9 +178,8 @@ ENGINE: Mapping[str, ForeignName] = {
     ),
     "default_mm_loras": ForeignName(_NO_ADAPTERS),
     **_group(
-        "limit_mm_per_prompt allowed_local_media_path allowed_media_domains mm_processor_cache_gb "
-        "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend "
-        "media_io_kwargs mm_processor_kwargs video_pruning_rate",
+        "mm_processor_cache_gb mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_encoder_tp_mode "
+        "mm_encoder_attn_backend media_io_kwargs mm_processor_kwargs video_pruning_rate",
         f"accepted: {_TEXT}",
         *ANY,
     ),
