@@ -303,6 +303,28 @@ class SessionStats:
 
 
 @dataclass(frozen=True)
+class DraftRates:
+    """What drafts bring where about some number of sequences decode, over the last steps.
+
+    Attributes:
+        most_running: the most sequences that are measured together.
+        used: whether drafts are made.
+        plain, drafted: tokens a second without and with them; None: not measured.
+    """
+
+    most_running: int
+    used: bool
+    plain: float | None
+    drafted: float | None
+
+    def __str__(self) -> str:
+        gain = (
+            "not measured" if not self.plain or not self.drafted else f"{self.drafted / self.plain:.2f} times"
+        )
+        return f"{'on' if self.used else 'off'}, {gain}"
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Statistics of an engine; counters run from its start."""
 
@@ -374,6 +396,8 @@ class EngineStats:
     """Tokens proposed under speculative_config."""
     num_accepted_tokens: int = 0
     """Tokens of these that became part of answers."""
+    draft_rates: list[DraftRates] = field(default_factory=list)
+    """What drafts bring, by number of sequences; empty: nothing is measured."""
     num_replays_replaced: int = 0
     """Requests whose policy replays the context, for which a replay did not fit: a cheaper score took its place."""
     elapsed: dict[str, float] = field(default_factory=dict)

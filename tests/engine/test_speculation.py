@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from tiny_llama import VOCAB, save_tiny_llama
 
@@ -13,7 +14,13 @@ from winnow.config.speculative import SpeculativeConfig, parse_speculative
 from winnow.engine.scheduling.drafts import look_up
 from winnow.errors import ConfigError
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+NGRAM: dict[str, Any] = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_max": 3,
+    "prompt_lookup_min": 1,
+}
+NGRAM["adaptive"] = False  # so that what is proposed does not depend on time
 PROMPTS = [Random(seed).choices(range(4, VOCAB), k=12) * 3 for seed in range(4)]
 
 
@@ -122,13 +129,27 @@ def test_little_memory(directory: Path) -> None:
         assert one.stats().num_accepted_tokens > 0 < one.stats().num_preemptions
 
 
+def test_measured_gains_are_reported(directory: Path) -> None:
+    config = {"method": "ngram", "prompt_lookup_min": 1}
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    with LLM(directory, speculative_config=config, kv_memory="1MiB") as llm:
+        answers(llm, params)
+        [rates] = [each for each in llm.stats().draft_rates if each.most_running == len(PROMPTS)]
+        assert rates.plain and rates.drafted
+        assert llm.stats().num_draft_tokens > 0
+
+
 def test_look_up() -> None:
     config = SpeculativeConfig(num_speculative_tokens=3, prompt_lookup_max=2, prompt_lookup_min=2)
-    assert look_up([1, 2, 3, 4, 5, 6, 9, 2, 3], config, 8) == [4, 5, 6]
-    assert look_up([1, 2, 3, 4, 5, 6, 9, 2, 3], config, 2) == [4, 5]
-    assert look_up([7, 3, 1, 2, 3, 8, 2, 3], config, 8) == [8, 2, 3]  # the longer match wins
-    assert look_up([1, 3, 4, 2, 3], config, 8) == [] == look_up([2, 3], config, 8)
-    assert look_up([5, 5, 5], config, 8) == [5]
+
+    def found(*tokens: int, most: int = 3) -> list[int]:
+        return look_up(np.array(tokens, dtype=np.int32), config, most)
+
+    assert found(1, 2, 3, 4, 5, 6, 9, 2, 3) == [4, 5, 6]
+    assert found(1, 2, 3, 4, 5, 6, 9, 2, 3, most=2) == [4, 5]
+    assert found(7, 3, 1, 2, 3, 8, 2, 3) == [8, 2, 3]  # the longer match wins
+    assert found(1, 3, 4, 2, 3) == [] == found(2, 3)
+    assert found(5, 5, 5) == [5]
 
 
 def test_configuration(directory: Path) -> None:

@@ -82,7 +82,8 @@ class SchedulerConfig:
     speculative_config: Any = option(
         None,
         'propose what followed the last tokens where they stood before, and compute it in the same step: {"method": '
-        '"ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; for answers that quote',
+        '"ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; steps are timed, and '
+        'have as many drafts as pay at the number of running sequences, also none; "adaptive": false: always all',
         parse=parse_speculative,
         metavar="JSON",
         effect=Effect.BATCHES,

@@ -14,6 +14,7 @@ class SpeculativeConfig:
     """Prompt lookup: what followed the last tokens where they stood before is proposed to follow them again.
 
     Attributes:
+        adaptive: as many are proposed as measured steps let expect a gain from, none included; False: always all.
         num_speculative_tokens: most tokens proposed in a step.
         prompt_lookup_max, prompt_lookup_min: how many last tokens must be found, the most and the fewest.
     """
@@ -22,9 +23,13 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 5
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         check_choice("speculative_config: method", self.method, ("ngram",))
+        require(
+            isinstance(self.adaptive, bool), "speculative_config: adaptive", "true or false", self.adaptive
+        )
         check_integer("speculative_config: num_speculative_tokens", self.num_speculative_tokens, 1, 64)
         check_integer("speculative_config: prompt_lookup_max", self.prompt_lookup_max, 1, 64)
         check_integer(

@@ -51,8 +51,8 @@ class Engine(RequestLoop):
         self._num_replays_replaced = 0
         self._kv_bytes_kept = self._kv_bytes_whole = 0
         self._traffic, self._last_traffic = TierTraffic(), TierTraffic()
-        # What is proposed follows from the tokens of the step before.
-        self._looks_ahead = self._overlaps = executor.overlaps and not scheduler.drafts
+        self._looks_ahead = self._overlaps = executor.overlaps
+        self._last_end: float | None = None
         # A step that was submitted before the results of the one before it were known.
         self._ahead: tuple[ScheduledStep, Any] | None = None
 
@@ -95,6 +95,7 @@ class Engine(RequestLoop):
             num_steps=self._num_steps,
             num_draft_tokens=self.scheduler.drafts.num_proposed,
             num_accepted_tokens=self.scheduler.drafts.num_accepted,
+            draft_rates=self.scheduler.drafts.rates(),
             num_rounds=rounds.rounds,
             replay_tokens=self._replay.tokens,
             kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
@@ -269,7 +270,7 @@ class Engine(RequestLoop):
                 return None
             scheduled = self._clock()
             handle = self._executor.submit(step.plan) if ahead is None else ahead[1]
-            following = self.scheduler.lookahead.plan(step) if self._looks_ahead else None
+            following = self.scheduler.lookahead.plan(step) if self._may_look_ahead(step) else None
             if following is not None:
                 self._ahead = following, self._executor.submit(following.plan)
             result = self._executor.collect(handle)
@@ -282,7 +283,9 @@ class Engine(RequestLoop):
             self._traffic.add(result.traffic)
         self.scheduler.advance(step, result.offsets, result.kept)
         self._count_shares(step, executed - scheduled)
-        self.scheduler.record_step(step, executed - scheduled)
+        period = None if self._last_end is None else executed - self._last_end
+        self.scheduler.record_step(step, executed - scheduled, len(result.token_ids), period)
+        self._last_end = executed
         self._seconds["schedule"] += scheduled - start
         self._seconds["execute"] += executed - scheduled
         return Sampled(
@@ -295,6 +298,12 @@ class Engine(RequestLoop):
             executed,
             result.offsets,
         )
+
+    def _may_look_ahead(self, step: ScheduledStep) -> bool:
+        """Return whether the next step may be planned now; what is proposed follows from this one's tokens."""
+        if not self._looks_ahead or step.plan.drafts:
+            return False
+        return not self.scheduler.drafts.wanted(len(step.samplers))
 
     def _take_ahead(self) -> tuple[ScheduledStep, Any] | None:
         """Return the step that was submitted ahead, if any of its tokens are still wanted."""

@@ -226,6 +226,8 @@ class Metrics:
             "generation_tokens": ("tokens sampled", stats.generated_tokens),
             "prefix_cache_queries": ("prompt tokens looked for in the prefix cache", self.prefix_queries),
             "prefix_cache_hits": ("prompt tokens found in the prefix cache", stats.cached_tokens),
+            "spec_decode_num_draft_tokens": ("tokens proposed", stats.num_draft_tokens),
+            "spec_decode_num_accepted_tokens": ("proposed tokens that were right", stats.num_accepted_tokens),
         }
         own_gauges: dict[str, tuple[str, float]] = {
             "kv_bytes_used": ("bytes of KV memory in use", stats.kv_bytes_used),
@@ -285,6 +287,7 @@ class Metrics:
         for tier, number in stats.sessions.items():
             sessions.add_metric([*self._labels.values(), tier], number)
         yield sessions
+        yield self._draft_rates(stats)
         yield self._seconds(stats)
         yield from self._tenants(by_tenant)
 
@@ -292,6 +295,16 @@ class Metrics:
         yield "winnow_", self._labels
         if self._vllm:
             yield "vllm:", {**self._labels, "engine": "0"}
+
+    def _draft_rates(self, stats: EngineStats) -> Metric:
+        text = "tokens a second with drafts (drafted) and without, by the most sequences measured together"
+        labels = [*self._labels, "running", "kind"]
+        family = GaugeMetricFamily("winnow_draft_tokens_per_second", text, labels=labels)
+        for each in stats.draft_rates:
+            for kind, value in (("plain", each.plain), ("drafted", each.drafted)):
+                if value is not None:
+                    family.add_metric([*self._labels.values(), str(each.most_running), kind], value)
+        return family
 
     def _seconds(self, stats: EngineStats) -> Metric:
         family = CounterMetricFamily(

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from winnow.batch.tally import Tally
-from winnow.outputs import EngineStats
+from winnow.outputs import DraftRates, EngineStats
 from winnow.values.units import format_bytes
 
 if TYPE_CHECKING:
@@ -58,6 +58,12 @@ class Summary:
     replay_seconds: float
     replays_replaced: int
     """Requests for which a replay did not fit, so that a cheaper score judged."""
+    draft_tokens: int
+    """Tokens proposed."""
+    accepted_tokens: int
+    """Tokens of these that became part of answers."""
+    draft_rates: tuple[DraftRates, ...]
+    """What drafts brought, by number of sequences that decode."""
     phases: dict[str, float]
     """Seconds in prefill, decoding, scoring and rounds, and everything else, as far as eviction took part."""
     kv_bytes_kept: int
@@ -95,6 +101,9 @@ class Summary:
             replay_tokens=stats.replay_tokens,
             replay_seconds=stats.replay_seconds,
             replays_replaced=stats.num_replays_replaced,
+            draft_tokens=stats.num_draft_tokens,
+            accepted_tokens=stats.num_accepted_tokens,
+            draft_rates=tuple(stats.draft_rates),
             phases=_phases(stats, seconds),
             kv_bytes_kept=stats.kv_bytes_kept,
             kv_bytes_whole=stats.kv_bytes_whole,
@@ -148,6 +157,9 @@ class Summary:
             ]
             if self.recomputed_tokens:
                 rows.append(("tokens computed again", f"{self.recomputed_tokens:,}"))
+            if self.draft_rates or self.draft_tokens:
+                rows.append(("drafts accepted", f"{self.accepted_tokens:,} of {self.draft_tokens:,}"))
+                rows += [(f"  up to {each.most_running} running", str(each)) for each in self.draft_rates]
             rows += [(f"seconds: {phase}", f"{spent:,.1f} s") for phase, spent in self.phases.items()]
             if self.eviction_rounds:
                 rows += [

@@ -1,34 +1,56 @@
 """Tokens proposed to follow those of decoding sequences: a step computes them too, and keeps those that are right."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceType
+from typing import Protocol
 
 import numpy as np
 
 from winnow.cache import CacheLayout
+from winnow.cache.layout import IntArray
 from winnow.config.speculative import SpeculativeConfig
+from winnow.engine.plan import StepPlan
 from winnow.engine.requests.request import Sequence
+from winnow.engine.scheduling.draft_gate import Chance, DraftGate
 from winnow.errors import ConfigError
+from winnow.outputs import DraftRates
+
+
+class DraftSource(Protocol):
+    """Where drafts come from. What it proposes is of no matter to answers, only to their speed."""
+
+    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+        """Return how many drafts, at most `most`, there may be of each sequence; those of none are left out."""
+
+    def propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        """Return drafts of sequences, after `rooms` for the same tokens; fewer or none where it has no more."""
 
 
 class Drafts:
-    """Proposer of tokens by prompt lookup; answers are those without it, for only tokens sampled alike are kept.
+    """Proposer of tokens; answers are those without it, for only tokens sampled alike are kept.
 
-    It proposes nothing where a rejected token would leave traces: in penalties and grammars, in what policies learn of
-    decoded tokens, and for observers.
+    It proposes nothing where a rejected token would leave traces: in what policies learn of decoded tokens, and for
+    observers.
 
     Raises:
         ConfigError: the cache cannot take KVs back.
 
     Attributes:
         num_proposed, num_accepted: tokens so far.
+        gate: decides how many pay.
     """
 
-    def __init__(self, config: SpeculativeConfig | None, layout: CacheLayout) -> None:
-        self._config = config
+    def __init__(
+        self, config: SpeculativeConfig | None, layout: CacheLayout, source: DraftSource | None = None
+    ) -> None:
         self.num_proposed = self.num_accepted = 0
+        self._config = config
+        self._is_drafting = False
+        self._chance, self._chances = Chance(0.98, 0.6, 1.0), dict[Sequence, Chance]()
         if config is None:
             return
+        self.gate = DraftGate(adaptive=config.adaptive)
+        self._source = source or PromptLookup(config)
         for found, what in (
             (layout.state_bytes > 0, "layers that keep recurrent states cannot take tokens back"),
             (layout.wide.any, "kv_wide keeps the last KVs, rejected ones among them"),
@@ -37,27 +59,53 @@ class Drafts:
             if found:
                 raise ConfigError(f"speculative_config is not served with this cache: {what}")
 
-    def __bool__(self) -> bool:
-        return self._config is not None
+    def wanted(self, num_sequences: int) -> bool:
+        """Return whether the next step may have drafts, if so many sequences decode."""
+        return self._config is not None and self.gate.drafts(num_sequences)
 
-    def propose(self, decoding: Iterable[Sequence], most: int) -> dict[Sequence, list[int]]:
+    def propose(self, decoding: SequenceType[Sequence], most: int) -> dict[Sequence, list[int]]:
         """Return draft tokens of the sequences that have any, at most `most` in all."""
-        if self._config is None:
+        self._is_drafting = bool(decoding) and self.wanted(len(decoding))
+        if self._config is None or not self._is_drafting:
             return {}
-        proposed: dict[Sequence, list[int]] = {}
+        if len(self._chances) > 2 * len(decoding) + 64:
+            self._chances = {each: self._chances[each] for each in decoding if each in self._chances}
+        limits = {}
         for sequence in decoding:
             # The step samples one token more, and the answer's last one is never computed.
-            left = min(sequence.request.max_tokens - sequence.num_output_tokens - 1, most)
-            draft = look_up(sequence.token_ids, self._config, left) if may_draft(sequence) else []
-            if draft:
-                proposed[sequence] = draft
-                most -= len(draft)
-        return proposed
+            left = sequence.request.max_tokens - sequence.num_output_tokens - 1
+            left = min(left, self._config.num_speculative_tokens)
+            if left > 0 and may_draft(sequence):
+                limits[sequence] = left
+        rooms = self._source.rooms(limits)
+        prior = self._chance.expect(0.6)
+        chances = [self._chances[each].expect(prior) if each in self._chances else prior for each in rooms]
+        counts = self.gate.allot(len(decoding), list(rooms.values()), chances)
+        allotted = dict[Sequence, int]()
+        for sequence, count in zip(rooms, counts, strict=True):
+            if count := min(count, most):
+                allotted[sequence] = count
+                most -= count
+        return {each: draft for each, draft in self._source.propose(allotted).items() if draft}
 
-    def count(self, num_proposed: int, num_accepted: int) -> None:
+    def rates(self) -> list[DraftRates]:
+        """Return what drafts bring, as far as that is measured."""
+        return [] if self._config is None else self.gate.rates()
+
+    def count(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
         """Count what became of a proposal."""
         self.num_proposed += num_proposed
         self.num_accepted += num_accepted
+        self._chance.record(num_proposed, num_accepted)
+        self._chances.setdefault(sequence, Chance(0.9)).record(num_proposed, num_accepted)
+
+    def record(self, plan: StepPlan, num_tokens: int, seconds: float) -> None:
+        """Record what a step added to answers, and the time since the one before; steps of prompts tell nothing."""
+        if self._config is None:
+            return
+        num_drafts = sum(entry.num_drafts for entry in plan.entries)
+        if plan.num_tokens == len(plan.entries) + num_drafts:
+            self.gate.record(len(plan.entries), self._is_drafting, num_drafts, num_tokens, seconds)
 
 
 def may_draft(sequence: Sequence) -> bool:
@@ -70,12 +118,40 @@ def may_draft(sequence: Sequence) -> bool:
     )
 
 
-def look_up(token_ids: SequenceType[int], config: SpeculativeConfig, most: int) -> list[int]:
+class PromptLookup:
+    """Source of what followed the last tokens where they stood before."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._config = config
+        self._found = dict[Sequence, list[int]]()
+        self._known = dict[Sequence, tuple[IntArray, int]]()
+
+    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+        if len(self._known) > 2 * len(most) + 64:
+            self._known = {each: self._known[each] for each in most if each in self._known}
+        self._found = {
+            each: found
+            for each, limit in most.items()
+            if (found := look_up(self._tokens(each), self._config, limit))
+        }
+        return {each: len(found) for each, found in self._found.items()}
+
+    def propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        return {each: self._found[each][:count] for each, count in counts.items()}
+
+    def _tokens(self, sequence: Sequence) -> IntArray:
+        """Return a sequence's tokens, int32; only new ones are converted."""
+        tokens = sequence.token_ids
+        array, known = self._known.get(sequence, (np.empty(0, dtype=np.int32), 0))
+        if len(tokens) > len(array):
+            array = np.concatenate([array[:known], np.empty(2 * len(tokens) - known, dtype=np.int32)])
+        array[known : len(tokens)] = tokens[known:]
+        self._known[sequence] = array, len(tokens)
+        return array[: len(tokens)]
+
+
+def look_up(tokens: IntArray, config: SpeculativeConfig, most: int) -> list[int]:
     """Return what followed the last tokens where most of them stood before: first, at most `most` tokens."""
-    most = min(most, config.num_speculative_tokens)
-    if most < 1:
-        return []
-    tokens = np.array(token_ids)
     ends, length = np.flatnonzero(tokens[:-1] == tokens[-1]), 1
     while len(ends) and length < config.prompt_lookup_max:
         longer = ends[ends >= length]

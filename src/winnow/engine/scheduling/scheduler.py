@@ -18,7 +18,7 @@ from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_order import AdmissionOrder
-from winnow.engine.scheduling.drafts import Drafts
+from winnow.engine.scheduling.drafts import Drafts, DraftSource
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.engine.scheduling.forks import Forks
 from winnow.engine.scheduling.lookahead import Lookahead
@@ -55,12 +55,13 @@ class Scheduler:
         memory: Memory | None = None,
         victims: VictimPolicy | None = None,
         max_round_kvs: int | None = None,
+        draft_source: DraftSource | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self.memory = memory = memory or Memory(executor, clock, config)
         self.ledger = memory.ledger
-        self.drafts = Drafts(config.speculative_config, executor.layout)
+        self.drafts = Drafts(config.speculative_config, executor.layout, draft_source)
         self.waiting = WaitingQueue(build_order(config))
         self.accounts = TenantAccounts(
             memory.tenants, memory.ledger, memory.swap.host_bytes, self.waiting.order
@@ -242,8 +243,17 @@ class Scheduler:
             self.running.enter(sequence)
         return True
 
-    def record_step(self, step: ScheduledStep, seconds: float) -> None:
-        """Record the time of a step."""
+    def record_step(
+        self, step: ScheduledStep, seconds: float, num_tokens: int | None = None, period: float | None = None
+    ) -> None:
+        """Record the time of a step.
+
+        Args:
+            num_tokens: what it added to answers; None: one for each sampler.
+            period: seconds since the end of the step before it; None: as many as it took.
+        """
+        tokens = len(step.samplers) if num_tokens is None else num_tokens
+        self.drafts.record(step.plan, tokens, seconds if period is None else period)
         self.decisions.record(step.plan, seconds)
         self.memory.swap.record_step(step.plan, step.sequences, seconds)
 
@@ -267,7 +277,7 @@ class Scheduler:
                 continue
             accepted = lengths.get(sequence, 1) - 1
             if entry.num_drafts:
-                self.drafts.count(entry.num_drafts, accepted)
+                self.drafts.count(sequence, entry.num_drafts, accepted)
                 if accepted < entry.num_drafts:
                     rejected[entry.slot] = entry.num_drafts - accepted
             known = entry.count - entry.num_drafts
