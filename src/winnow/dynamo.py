@@ -96,7 +96,7 @@ class WinnowEngine(LLMEngine):
         """Load the model, and return what Dynamo's router needs to know."""
         self._llm = llm = await asyncio.to_thread(lambda: LLM(**self._options))
         llm.record_prefixes()
-        self._engine = AsyncEngine(llm, after_step=self._publish)
+        self._engine = AsyncEngine(llm.driver, after_step=self._publish)
         self._engine.start()
         cache, scheduler = llm.config.cache, llm.config.scheduler
         return EngineConfig(

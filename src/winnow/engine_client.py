@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
-from winnow.engine.driver import EngineDriver, Mailbox
+from winnow.engine.driver import EngineDriver
 from winnow.engine.loop import RequestLoop
 from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
@@ -15,7 +15,6 @@ from winnow.errors import InvalidRequestError
 from winnow.models import PlainModel
 from winnow.models.load.backend_tokenizer import full_tokenizer
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
-from winnow.process.threads import release_team
 from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import RequestOutputKind
@@ -30,7 +29,7 @@ class EngineClient:
     """Client of an engine's driver: makes requests of prompts, queues them and takes their outputs. Thread-safe."""
 
     def __init__(self, driver: EngineDriver, loaded: PlainModel) -> None:
-        self._driver = driver
+        self.driver = driver
         self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self.vocab_size = loaded.vocab_size
@@ -154,7 +153,7 @@ class EngineClient:
             options["final_only"] = params.output_kind == RequestOutputKind.FINAL_ONLY
             options.setdefault("deltas", params.output_kind == RequestOutputKind.DELTA)
         if request_id is None:
-            request_id = self._driver.new_id()
+            request_id = self.driver.new_id()
         if prompt.images:
             options["images"] = prompt.images
         # A copy: the caller may assign to theirs.
@@ -175,33 +174,19 @@ class EngineClient:
         if params.form is not None:
             self._grammars.check(params.form)
 
-    def mailbox(self) -> Mailbox:
-        """Make a mailbox, whose outputs only `step` with this mailbox returns."""
-        return self._driver.mailbox()
-
-    def submit_all(self, requests: Sequence[NewRequest], box: Mailbox | None = None) -> None:
+    def submit_all(self, requests: Sequence[NewRequest]) -> None:
         """Queue requests, all of them or none; `step` returns their outputs. Raises as `generate`."""
-        self._require_usable()
-        self._driver.submit(requests, box)
+        self.driver.submit(requests)
 
-    def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
-        """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished:
-        those submitted with `box`; None: those submitted without one.
+    def step(self) -> list[RequestOutput]:
+        """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished.
 
         Requests submitted with `final_only` are returned once, when they are finished.
 
-        Requests of `generate` and `stream` calls in progress advance too; their outputs go to those calls. While
-        another thread steps, waits for the end of that step. Each output is returned once, to the first caller.
+        Requests of `generate` and `stream` calls in progress advance too; their outputs go to those calls. Each output
+        is returned once, to the first caller.
         """
-        return self._driver.step(box)
-
-    def begun(self) -> frozenset[str]:
-        """Return the ids of unfinished requests whose computation has begun."""
-        return self._driver.call(lambda engine: engine.begun)
-
-    def rest(self) -> None:
-        """Release what the calling thread holds for its steps; for a thread that will not step for a while."""
-        release_team()
+        return self.driver.step()
 
     def fork(
         self,
@@ -229,34 +214,32 @@ class EngineClient:
                 what is computed; names field, value and limit.
         """
         self._require_usable()
-        new_id = self._driver.new_id() if new_request_id is None else new_request_id
-        self._driver.change(
-            lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only)
-        )
+        new_id = self.driver.new_id() if new_request_id is None else new_request_id
+        self.driver.call(lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only))
         return new_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request at once. Returns its output so far; None: there is no such unfinished request."""
-        return self._driver.abort(request_id)
+        return self.driver.abort(request_id)
 
     @property
     def has_unfinished(self) -> bool:
-        return self._driver.call(lambda engine: engine.has_unfinished)
+        return self.driver.call(lambda engine: engine.has_unfinished)
 
     def stats(self) -> EngineStats:
-        return self._driver.call(lambda engine: engine.stats())
+        return self.driver.call(lambda engine: engine.stats())
 
     def occupancy(self) -> Occupancy:
         """Return who holds the KV memory now, and how much of each layer and head stays."""
-        return self._driver.call(lambda engine: engine.occupancy())
+        return self.driver.call(lambda engine: engine.occupancy())
 
     def sessions(self, tenant: str | None = None, *, all_tenants: bool = False) -> list[SessionStats]:
         """Return the conversations of a tenant that are remembered, or of all; the most recently used first."""
-        return self._driver.call(lambda engine: engine.sessions(tenant, all_tenants=all_tenants))
+        return self.driver.call(lambda engine: engine.sessions(tenant, all_tenants=all_tenants))
 
     def drop_session(self, session_id: str, *, tenant: str | None = None) -> bool:
         """Forget a conversation, and free what only it begins with. False: there is none of that name."""
-        return self._driver.call(lambda engine: engine.drop_session(session_id, tenant))
+        return self.driver.call(lambda engine: engine.drop_session(session_id, tenant))
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = True) -> bool:
         """Forget all cached prefixes, but for those of a `prefix_store`. Returns True, as vLLM does where it succeeds.
@@ -265,20 +248,20 @@ class EngineClient:
             reset_running_requests: running requests compute the KVs of their tokens again; else they keep them.
             reset_connector: forget prefixes on disk too.
         """
-        self._driver.change(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
+        self.driver.call(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
         return True
 
     def record_prefixes(self) -> None:
         """Begin to record what the prefix cache learns and forgets, for `take_prefix_events`."""
-        self._driver.change(lambda engine: engine.record_prefixes())
+        self.driver.call(lambda engine: engine.record_prefixes())
 
     def take_prefix_events(self) -> list[PrefixEvent]:
         """Return what the prefix cache has learnt and forgotten since the last call."""
-        return self._driver.call(lambda engine: engine.take_prefix_events())
+        return self.driver.call(lambda engine: engine.take_prefix_events())
 
     def write_prefixes(self) -> None:
         """Write to `prefix_cache_dir` what ended requests have left, and wait until it is there."""
-        self._driver.call(lambda engine: engine.write_prefixes())
+        self.driver.call(lambda engine: engine.write_prefixes())
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence of `num_kvs` tokens that keeps all that its layers see, in whole blocks."""
@@ -286,13 +269,13 @@ class EngineClient:
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler; for tests and debugging. Slow."""
-        self._driver.call(lambda engine: engine.check_integrity())
+        self.driver.call(lambda engine: engine.check_integrity())
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     @property
     def _engine(self) -> RequestLoop:
-        return self._driver.engine
+        return self.driver.engine
 
     def _require_usable(self) -> None:
         """Raise ClosedError or ForkedError before any other work."""
@@ -315,5 +298,5 @@ class EngineClient:
             tenant=tenant,
             final_only=final_only,
         )
-        self._driver.submit([request])
+        self.driver.submit([request])
         return request.request_id

@@ -9,14 +9,14 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from torch import Tensor
+from torch import Tensor, get_num_threads
 from torch.nn import Module
 
 from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
 from winnow.config import AUTO, EngineConfig
 from winnow.engine.admission import requested_eviction
-from winnow.engine.driver import EngineDriver, OutputStream
+from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
 from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
 from winnow.errors import ConfigError, InvalidRequestError
@@ -80,7 +80,7 @@ class LLM(EngineClient):
             self._team_wait.stop()
             raise
         release_team()  # the threads that will step may be others
-        super().__init__(EngineDriver(engine, release_team), loaded)
+        super().__init__(EngineDriver(engine, get_num_threads, release_team), loaded)
         self.dtype, self.device = loaded.dtype, loaded.device
         narrow = getattr(loaded, "blocks", None) or getattr(loaded, "library", None)
         self.weight_dtype: str = "auto" if narrow is None else narrow.weight_dtype
@@ -238,7 +238,7 @@ class LLM(EngineClient):
             params = replace(params, max_tokens=2)
         observer = KeptTokens()
         request = self.new_request(self.tokenize(prompt), params, observer=observer, final_only=True)
-        [output] = self._driver.finish([request])
+        [output] = self.driver.finish([request])
         output.raise_for_error()
         [eviction] = requested_eviction(self.config.eviction, params)
         return Inspection.of(output, observer, eviction, self._tokenizer)
@@ -286,9 +286,9 @@ class LLM(EngineClient):
         # Some token must follow the document; what it is changes nothing.
         followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
         request = self.new_request(followed, params, tenant=tenant, final_only=True)
-        [output] = self._driver.finish([request])
+        [output] = self.driver.finish([request])
         output.raise_for_error()
-        return self._driver.call(lambda engine: engine.save_prefix(request, Path(directory)))
+        return self.driver.call(lambda engine: engine.save_prefix(request, Path(directory)))
 
     def get_metrics(self) -> list[Metric]:
         """Return counters and gauges under vLLM's names; `stats` has all."""
@@ -305,7 +305,7 @@ class LLM(EngineClient):
     def close(self) -> None:
         """Free model and cache. Requests in progress are lost; threads that wait for them get a `ClosedError`."""
         self._team_wait.stop()
-        self._driver.close()
+        self.driver.close()
         release_cached(self.device)
 
     def __enter__(self) -> Self:
@@ -337,17 +337,17 @@ class LLM(EngineClient):
             for prompt, params in zip(prompts, sampling_params, strict=True)
         ]
         if not (use_tqdm and is_shown()):
-            return self._driver.finish(requests, "prompts")
+            return self.driver.finish(requests, "prompts")
         with progress_bar(len(requests), lambda: self.stats().generated_tokens) as show:
-            return self._driver.finish(requests, "prompts", show)
+            return self.driver.finish(requests, "prompts", show)
 
     def _stream(
         self, prompt: TokenizedPrompt, params: SamplingParams | None, **options: Any
     ) -> Iterator[RequestOutput]:
-        box = self._driver.mailbox()
+        box = Mailbox()
         request = self.new_request(prompt, params or self.get_default_sampling_params(), **options)
-        self._driver.submit([request], box)
-        return OutputStream(self._driver, box)
+        self.driver.submit([request], box)
+        return OutputStream(self.driver, box)
 
 
 def _with_known_policy(config: EngineConfig) -> EngineConfig:

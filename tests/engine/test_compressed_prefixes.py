@@ -65,7 +65,7 @@ def observe(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[Reques
     observer = KeptTokens()
     watched = None if getattr(params.eviction, "reassign_positions", False) else observer
     request = llm.new_request(llm.tokenize(prompt), params, observer=watched, final_only=True)
-    [output] = llm._driver.finish([request])
+    [output] = llm.driver.finish([request])
     output.raise_for_error()
     llm.check_integrity()
     return output, observer
@@ -199,7 +199,7 @@ def test_another_tenant_or_policy_finds_no_compressed_document(warm: LLM) -> Non
 
     def hits(tenant: str | None, params: SamplingParams) -> int:
         prompt = warm.tokenize(document + tokens(9, seed=1))
-        [output] = warm._driver.finish([warm.new_request(prompt, params, tenant=tenant, final_only=True)])
+        [output] = warm.driver.finish([warm.new_request(prompt, params, tenant=tenant, final_only=True)])
         return output.num_cached_tokens
 
     assert hits("a", params) == 0

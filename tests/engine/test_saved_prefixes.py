@@ -178,7 +178,7 @@ class TestByTokens:
         with unused("under its tenant"), open_llm(directory, prefix_store=saved.parent) as llm:
             prompt = llm.tokenize([*DOCUMENT, 5, 6, 7])
             new = llm.new_request(prompt, greedy(context_tokens=None), tenant="other", final_only=True)
-            [output] = llm._driver.finish([new])
+            [output] = llm.driver.finish([new])
             report = output.outputs[0].eviction
             assert output.num_cached_tokens == 0 and report is not None
             assert report.kv_budget == 39  # a quarter of the whole prompt
@@ -210,7 +210,7 @@ def test_another_tenant_finds_nothing(directory: Path, saved: Path) -> None:
     with open_llm(directory, prefix_store=saved.parent) as llm:
         for tenant, hits in (("other", 0), (None, LENGTH)):
             prompt = llm.tokenize([*DOCUMENT, 5, 6, 7])
-            [output] = llm._driver.finish([llm.new_request(prompt, greedy(), tenant=tenant, final_only=True)])
+            [output] = llm.driver.finish([llm.new_request(prompt, greedy(), tenant=tenant, final_only=True)])
             assert output.num_cached_tokens == hits
 
 

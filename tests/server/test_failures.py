@@ -19,31 +19,29 @@ TEXT = "/v1/completions"
 class Faulty:
     """An `LLM` whose steps fail while `broken` says so."""
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self._llm = llm
         self.broken: Any = lambda: False
-        self.held: set[str] = set()
+        engine, step = llm.driver.engine, llm.driver.engine.step
+
+        def faulty_step() -> Sequence[Any]:
+            if self.broken():
+                raise RuntimeError("a kernel failed at 0x7f00dead")
+            return step()
+
+        monkeypatch.setattr(engine, "step", faulty_step)
+
+    @property
+    def held(self) -> set[str]:
+        return {each.request.request_id for each in self._llm.driver.engine._requests.unfinished}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
 
-    def submit_all(self, requests: Sequence[Any], box: Any) -> None:
-        self._llm.submit_all(requests, box)
-        self.held |= {request.request_id for request in requests}
-
-    def abort(self, request_id: str) -> Any:
-        self.held.discard(request_id)
-        return self._llm.abort(request_id)
-
-    def step(self, box: Any) -> Sequence[Any]:
-        if self.broken():
-            raise RuntimeError("a kernel failed at 0x7f00dead")
-        return self._llm.step(box)
-
 
 @pytest.fixture
-def faulty(llm: LLM) -> Iterator[Faulty]:
-    yield Faulty(llm)
+def faulty(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    yield Faulty(llm, monkeypatch)
     assert not llm.has_unfinished, "requests were left in the engine"
 
 
@@ -198,18 +196,17 @@ def test_nothing_leaks_when_many_come_and_go(llm: LLM) -> None:
         llm.check_integrity()
 
 
-class Overtaken(Faulty):
+def test_outputs_that_another_caller_computed_are_served(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another caller's steps bring all outputs before the server looks for them."""
+    submit = llm.driver.submit
 
-    def submit_all(self, requests: Sequence[Any], box: Any) -> None:
-        self._llm.submit_all(requests, box)
-        other = self._llm.mailbox()
+    def overtaken(requests: Sequence[Any], box: Any) -> None:
+        submit(requests, box)
         while box.unfinished:
-            self._llm.step(other)
+            llm.driver.compute()
 
-
-def test_outputs_that_another_caller_computed_are_served(llm: LLM) -> None:
-    with running(Overtaken(llm)) as server:
+    monkeypatch.setattr(llm.driver, "submit", overtaken)
+    with running(llm) as server:
         answer = server.post(TEXT, {"prompt": "a", "max_tokens": 3, "ignore_eos": True}, timeout=20)
     assert answer.status_code == 200
     assert answer.json()["usage"]["completion_tokens"] == 3

@@ -116,7 +116,7 @@ def both_decide(
         "threads": 1,
     }
     with LLM(tiny, dtype="float32", device="cpu", **options) as llm:
-        real = llm._driver.engine
+        real = llm.driver.engine
         assert isinstance(real, Engine)
         expected, expected_stats = decisions(real, arrivals())
     deployment = Deployment(

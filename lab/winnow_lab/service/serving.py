@@ -130,7 +130,6 @@ def offline(llm: LLM, prompts: list[Any], params: list[SamplingParams]) -> tuple
         now = time.perf_counter()
         steps.append(now - before)
         before = now
-    llm.rest()  # else the server would compute beside a second team of threads
     return now - began, statistics.median(steps)
 
 

@@ -1,20 +1,24 @@
-"""The one owner of an engine: whatever uses it, `LLM.generate` and a server alike, is a client of its driver.
+"""The one owner of an engine: a thread that runs it. `LLM`, server and batches put actions into its queue and wait.
 
-The engine has no thread of its own. One of the threads that wait for outputs computes steps for all of them until its
-own outputs have arrived; then another takes over: the one thread of a server, or that of a script, which Ctrl-C
-interrupts between two steps and a profiler sees. Nothing here survives a fork: the child gets a ForkedError.
+The thread starts with the first action and computes steps as long as anybody waits for outputs. It is never
+interrupted: Ctrl-C ends the waiting of the main thread, and what that waited for. Nothing here survives a fork: the
+child gets a ForkedError.
 """
 
+import atexit
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from threading import Condition, Lock, get_ident
-from typing import TypeVar
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread, current_thread
+from typing import Any, TypeVar
 
-from winnow.engine.interrupts import DeferredInterrupt
 from winnow.engine.loop import RequestLoop
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError, QueueFullError, ReentryError
@@ -22,53 +26,79 @@ from winnow.outputs import RequestOutput
 
 T = TypeVar("T")
 
-# Seconds after which a waiting thread checks by itself: a KeyboardInterrupt may lose a notification.
-_RECHECK = 1.0
+# Seconds that the thread's own threads wait for the next step of unfinished requests.
+_PATIENCE = 1.0
 
 
 @dataclass(eq=False)
 class Mailbox:
-    """Mailbox of the outputs of one caller's requests."""
+    """Outputs of one caller's requests."""
 
-    arrived: Condition
-    outputs: list[RequestOutput] = field(default_factory=list)
+    outputs: deque[RequestOutput] = field(default_factory=deque)
     unfinished: set[str] = field(default_factory=set)
     """Ids of requests whose last output has not arrived."""
 
+    def take(self) -> list[RequestOutput]:
+        """Remove what has arrived, and return it; each output is returned once."""
+        found = []
+        with suppress(IndexError):
+            while True:
+                found.append(self.outputs.popleft())
+        return found
+
+
+@dataclass(eq=False)
+class _Wait:
+    """A caller that waits for `box` to hold `num_outputs`; or, with `once`, until a step has been computed."""
+
+    box: Mailbox
+    num_outputs: int
+    once: bool
+    arrived: Future[None] = field(default_factory=Future)
+
+    def end(self, error: BaseException | None = None) -> bool:
+        """Wake the caller. Returns whether it still waited."""
+        waited = self.arrived.set_running_or_notify_cancel()
+        if waited and error is None:
+            self.arrived.set_result(None)
+        elif waited:
+            self.arrived.set_exception(error)
+        return waited
+
 
 class EngineDriver:
-    """Guard of an engine, so that any thread may call any method at any time.
+    """Owner of an engine, of which any thread may call any method at any time.
 
     Args:
-        release_thread: called by a thread that has stepped and is not expected to step again soon, to free resources
-            that the computation holds per thread.
+        begin: called by the engine's thread first.
+        rest: called by the engine's thread when no step is expected soon, to free resources that it holds.
 
     Raises, from every method but `close` and `abandon`:
         ClosedError: the engine was closed, before the call or during it.
         ForkedError: the engine belongs to another process.
-        ReentryError: the calling thread is using the engine already.
+        ReentryError: the engine is in the middle of a step, which makes this call.
     """
 
-    def __init__(self, engine: RequestLoop, release_thread: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        engine: RequestLoop,
+        begin: Callable[[], object] = lambda: None,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
         self._open: RequestLoop | None = engine
-        self._release_thread = release_thread
         self._pid = os.getpid()
-        # The holder of `_inside` uses the engine. Threads take `_entrance` first, and the one that steps passes through
-        # it before each step, so that threads which came during the last step go first.
-        self._entrance = Lock()
-        self._inside = Lock()
-        self._user: int | None = None
-        # Guards the fields below; never held while the engine computes, never taken before the two locks above.
-        self._mail = Lock()
-        self._unclaimed = self.mailbox()
-        self._mailboxes: dict[str, Mailbox] = {}
-        self._waiting: list[Mailbox] = []
-        self._stepping = False
-        self._num_steps = 0
-        # Appended to without a lock: outputs on their way to mailboxes, and abandoned mailboxes.
-        self._outputs: deque[RequestOutput] = deque()
-        self._abandoned: deque[Mailbox] = deque()
+        self._queue: SimpleQueue[Callable[[EngineDriver], None] | None] = SimpleQueue()
+        # It holds this object, and with it the engine, only while there is work.
+        arguments = weakref.ref(self), self._queue, begin, rest
+        self._thread = Thread(target=_run, args=arguments, name="winnow-engine", daemon=True)
+        self._starting = Lock()
+        weakref.finalize(self, self._queue.put, None).atexit = False
         self._numbers = count()
+        # What follows is the thread's.
+        self._unclaimed = Mailbox()
+        self._mailboxes: dict[str, Mailbox] = {}
+        self._waits: list[_Wait] = []
+        self._stepping = False
 
     @property
     def engine(self) -> RequestLoop:
@@ -82,31 +112,23 @@ class EngineDriver:
             raise ClosedError("this LLM is closed, and requests in progress were lost: create a new one")
         return self._open
 
+    def put(self, action: Callable[[RequestLoop], T]) -> "Future[T]":
+        """Let the engine's thread run `action` between two steps."""
+        _ = self.engine
+        future: Future[T] = Future()
+        self._put(lambda driver: _perform(lambda: action(driver.engine), future))
+        return future
+
     def call(self, action: Callable[[RequestLoop], T]) -> T:
-        """Run `action` on the engine, between two steps."""
-        self._require_usable()
-        with self._entrance, self._used() as engine:
-            if self._abandoned:
-                with DeferredInterrupt():
-                    self._drop_abandoned(engine)
-            return action(engine)
-
-    def change(self, action: Callable[[RequestLoop], T]) -> T:
-        """Do as `call` does, for an action that Ctrl-C must not interrupt."""
-
-        def whole(engine: RequestLoop) -> T:
-            with DeferredInterrupt():
-                return action(engine)
-
-        return self.call(whole)
+        """Do as `put` does, and return what `action` returns. The engine's thread may call it between two steps."""
+        if current_thread() is not self._thread:
+            return _result(self.put(action))
+        self._require_no_step()
+        return action(self.engine)
 
     def new_id(self) -> str:
         """Return a request id that no other call returns."""
         return f"request-{next(self._numbers)}"
-
-    def mailbox(self) -> Mailbox:
-        """Make an empty mailbox."""
-        return Mailbox(Condition(self._mail))
 
     def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> None:
         """Queue requests, all of them or none.
@@ -123,16 +145,17 @@ class EngineDriver:
         def add(engine: RequestLoop) -> None:
             for index, request in enumerate(requests):
                 try:
-                    self._add(engine, request, box)
+                    engine.add(request)
                 except BaseException as error:
-                    for added in requests[:index]:
-                        self._drop(added.request_id)
-                        engine.abort(added.request_id)
+                    self._end([added.request_id for added in requests[:index]])
                     if label and isinstance(error, InvalidRequestError | QueueFullError):
                         raise type(error)(f"{label}[{index}]: {error}") from None
                     raise
+                if box is not None:
+                    box.unfinished.add(request.request_id)
+                    self._mailboxes[request.request_id] = box
 
-        self.change(add)
+        self.call(add)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Abort a request. Returns its output so far, or None if there is no such request.
@@ -143,28 +166,35 @@ class EngineDriver:
         def end(engine: RequestLoop) -> RequestOutput | None:
             output = engine.abort(request_id)
             if output is not None and request_id in self._mailboxes:
-                self._outputs.append(output)
-                with self._mail:
-                    self._sort()
+                self._deliver([output])
             return output
 
-        return self.change(end)
+        return self.call(end)
 
     def abandon(self, box: Mailbox) -> None:
-        """End the unfinished requests of a mailbox, before the next use of the engine.
+        """End the unfinished requests of a mailbox, before the next step.
 
         Takes no lock, since the garbage collector may call this on any thread at any point.
         """
-        if box.unfinished:
-            self._abandoned.append(box)
+        self._queue.put(lambda driver: _perform(lambda: driver._end(list(box.unfinished)), Future()))
 
-    def wait(self, box: Mailbox, num_outputs: int) -> None:
-        """Wait until `box` holds `num_outputs` outputs; step the engine meanwhile if no other thread does.
+    def expect(self, box: Mailbox, num_outputs: int = 1, *, once: bool = True) -> "Future[None]":
+        """Let steps be computed until `box` holds `num_outputs` outputs; with `once`, no more than one.
 
-        Raises:
-            BaseException: a step that this thread computed failed with it. Other threads continue.
+        The future fails with what a step raises, of all that wait the oldest one's. The others continue.
         """
-        self._advance(box, num_outputs, once=False)
+        _ = self.engine
+        wait = _Wait(box, num_outputs, once)
+        self._put(lambda driver: driver._waits.append(wait))
+        return wait.arrived
+
+    def wait(self, box: Mailbox, num_outputs: int, *, once: bool = False) -> None:
+        """Do as `expect` does, and wait for it."""
+        if len(box.outputs) < num_outputs or self._open is None:
+            if current_thread() is self._thread:
+                self._require_no_step()
+                raise ReentryError("the engine's thread cannot wait for itself: use `expect`")
+            _result(self.expect(box, num_outputs, once=once))
 
     def finish(
         self, requests: Sequence[NewRequest], label: str = "", progress: Callable[[int], None] | None = None
@@ -177,149 +207,134 @@ class EngineDriver:
             label: as in `submit`.
             progress: called with the number of requests that have finished, whenever it has grown.
         """
-        box = self.mailbox()
+        box = Mailbox()
         try:
             self.submit(requests, box, label)
             while len(box.outputs) < len(requests):
                 self.wait(box, len(box.outputs) + 1 if progress else len(requests))
                 if progress is not None:
                     progress(len(box.outputs))
-        finally:
+        except BaseException:
             self.abandon(box)
+            raise
         finished = {output.request_id: output for output in box.outputs}
         return [finished[request.request_id] for request in requests]
 
     def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
-        """Compute a step, or wait for one of another thread.
-
-        Returns what has arrived in `box`; None: outputs of requests without a mailbox.
+        """Compute a step, unless outputs are there. Returns what has arrived in `box`; None: outputs of requests
+        without a mailbox.
         """
         box = self._unclaimed if box is None else box
-        self._advance(box, 1, once=True)
-        with self._mail:
-            outputs, box.outputs = box.outputs, []
-        return outputs
+        self.wait(box, 1, once=True)
+        return box.take()
+
+    def compute(self) -> None:
+        """Compute a step on the engine's own thread, for an action that it runs. Raises what the step raises."""
+        self._stepping = True
+        try:
+            outputs = self.engine.step()
+        finally:
+            self._stepping = False
+        self._deliver(outputs)
 
     def close(self) -> None:
         """Release the engine, after the step in progress. Threads that wait for outputs get a ClosedError.
 
         No effect in a forked child: the engine belongs to the parent.
         """
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._open is None:
             return
-        with self._entrance, self._inside:
-            engine, self._open = self._open, None
-        with self._mail:
-            for box in self._waiting:
-                box.arrived.notify_all()
-        if engine is not None:
+
+        def close(engine: RequestLoop) -> None:
+            self._open = None
             engine.close()
+
+        self.call(close)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _require_usable(self) -> None:
-        """Raise before any lock is taken: after a fork, a thread that does not exist may hold one."""
-        _ = self.engine
-        if self._user == get_ident() and self._inside.locked():
+    def _put(self, action: "Callable[[EngineDriver], None]") -> None:
+        if current_thread() is self._thread:
+            self._require_no_step()
+        elif self._thread.ident is None:
+            with self._starting:
+                if self._thread.ident is None:
+                    self._thread.start()
+                    stop = partial(_stop, self._queue, self._thread)
+                    atexit.register(stop)
+                    weakref.finalize(self, atexit.unregister, stop).atexit = False
+        self._queue.put(action)
+
+    def _require_no_step(self) -> None:
+        if self._stepping:
             raise ReentryError(
                 "this LLM is in the middle of a step of the same thread: what a step calls, such as the score of a "
                 "policy, cannot ask it for another; do so between two steps"
             )
 
-    @contextmanager
-    def _used(self) -> Iterator[RequestLoop]:
-        """Give the calling thread the engine, to itself."""
-        with self._inside:
-            self._user = get_ident()
-            try:
-                yield self.engine
-            finally:
-                self._user = None
-
-    def _advance(self, box: Mailbox, num_outputs: int, *, once: bool) -> None:
-        """See `wait`; with `once`, return also after a step by any thread."""
-        self._require_usable()
-        leads = False
-        try:
-            with self._mail:
-                if self._follow(box, num_outputs, once):
-                    return
-                self._stepping = leads = True
-            with DeferredInterrupt() as interrupt:
-                self._step(box, num_outputs, once)
-                while not once and len(box.outputs) < num_outputs:
-                    interrupt.handle()
-                    self._step(box, num_outputs, once)
-                if self._waiting or not (once or box.unfinished):
-                    self._release_thread()
-        finally:
-            if leads:
-                self._stepping = False
-            with self._mail:
-                if self._waiting and not self._stepping:
-                    self._waiting[0].arrived.notify_all()
-
-    def _follow(self, box: Mailbox, num_outputs: int, once: bool) -> bool:
-        """Wait, with the mail locked, while another thread steps. Returns False if this thread is to step."""
-        first = self._num_steps
-        self._waiting.append(box)
-        try:
+    def _serve(self) -> bool:
+        """Compute steps until nobody waits. Returns whether the thread is to go on."""
+        while True:
+            self._wake()
+            if self._waits:
+                self._step()
             while True:
-                self._sort()
-                if len(box.outputs) >= num_outputs or (once and self._num_steps != first):
-                    return True
-                _ = self.engine
-                if not self._stepping:
+                try:
+                    action = self._queue.get_nowait()
+                except Empty:
+                    break
+                if action is None:
                     return False
-                box.arrived.wait(_RECHECK)
-        finally:
-            self._waiting.remove(box)
+                action(self)
+            if not self._waits:
+                return True
 
-    def _step(self, box: Mailbox, num_outputs: int, once: bool) -> None:
-        with self._entrance:  # see `__init__`
-            pass
-        with self._used() as engine:
-            self._drop_abandoned(engine)
-            if len(box.outputs) >= num_outputs:  # aborted meanwhile
-                return
-            assert once or engine.has_unfinished, "a request has ended, and its output was lost"
-            self._outputs.extend(engine.step())
-            with self._mail:
-                self._sort()
-                self._num_steps += 1
-                self._unclaimed.arrived.notify_all()
+    def _wake(self) -> None:
+        """End the waits for what has arrived, and all where the engine is closed."""
+        waits, self._waits = self._waits, []
+        closed = None
+        try:
+            _ = self.engine
+        except ClosedError as error:
+            closed = error
+        for wait in waits:
+            if closed is not None or len(wait.box.outputs) >= wait.num_outputs:
+                wait.end(closed)
+            elif not wait.arrived.cancelled():
+                self._waits.append(wait)
 
-    def _sort(self) -> None:
-        """Move outputs to their mailboxes; the mail must be locked."""
-        while self._outputs:
-            output = self._outputs[0]
+    def _step(self) -> None:
+        failure: BaseException | None = None
+        try:
+            assert self._waits[0].once or self.engine.has_unfinished, "a request's output was lost"
+            self.compute()
+        except BaseException as error:
+            failure = error
+        waits, self._waits, unheard = self._waits, [], failure
+        for wait in waits:
+            if wait.once and failure is None:
+                wait.end()
+            elif unheard is None or not wait.end(unheard):
+                self._waits.append(wait)
+            else:
+                unheard = None
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        """Move outputs to their mailboxes."""
+        for output in outputs:
             box = self._mailboxes.get(output.request_id, self._unclaimed)
             box.outputs.append(output)
-            self._outputs.popleft()
-            if output.finished:
-                self._drop(output.request_id)
-            box.arrived.notify_all()
+            if output.finished and self._mailboxes.pop(output.request_id, None) is not None:
+                box.unfinished.discard(output.request_id)
 
-    def _add(self, engine: RequestLoop, request: NewRequest, box: Mailbox | None) -> None:
-        engine.add(request)
-        if box is not None:  # no step comes before this: the caller is inside
-            box.unfinished.add(request.request_id)
-            self._mailboxes[request.request_id] = box
-
-    def _drop(self, request_id: str) -> None:
-        box = self._mailboxes.pop(request_id, None)
-        if box is not None:
-            box.unfinished.discard(request_id)
-
-    def _drop_abandoned(self, engine: RequestLoop) -> None:
-        while self._abandoned:
-            with self._mail:
-                self._sort()
-            box = self._abandoned[0]
-            for request_id in list(box.unfinished):
-                self._drop(request_id)
-                engine.abort(request_id)
-            self._abandoned.popleft()
+    def _end(self, names: Sequence[str]) -> None:
+        """Abort requests of which nobody wants an output."""
+        for name in names:
+            box = self._mailboxes.pop(name, None)
+            if box is not None:
+                box.unfinished.discard(name)
+            if self._open is not None:
+                self._open.abort(name)
 
 
 class OutputStream(Iterator[RequestOutput]):
@@ -343,14 +358,66 @@ class OutputStream(Iterator[RequestOutput]):
             except BaseException:
                 self.close()
                 raise
-            output = self._box.outputs.pop(0)
+            output = self._box.outputs.popleft()
             self._ended = output.finished
         return output
 
     def close(self) -> None:
         """End the request, if it is unfinished."""
-        self._ended = True
-        self._shared.abandon(self._box)
+        if not self._ended:
+            self._ended = True
+            self._shared.abandon(self._box)
 
     def __del__(self) -> None:
         self.close()
+
+
+def _perform(action: Callable[[], T], future: "Future[T]") -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def _result(future: "Future[T]") -> T:
+    """Return the result of a future that nobody else waits for; an interrupt withdraws it."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def _run(
+    reference: "weakref.ref[EngineDriver]",
+    queue: "SimpleQueue[Callable[[EngineDriver], None] | None]",
+    begin: Callable[[], object],
+    rest: Callable[[], None],
+) -> None:
+    begin()
+    patience: float | None = None
+    while True:
+        try:
+            action = queue.get(timeout=patience)
+        except Empty:
+            rest()
+            patience = None
+            continue
+        driver = reference()
+        if action is None or driver is None:
+            return
+        action(driver)
+        if not driver._serve():
+            return
+        opened = driver._open
+        patience = None if opened is None or not opened.has_unfinished else _PATIENCE
+        if patience is None:
+            rest()
+        del driver, opened, action
+
+
+def _stop(queue: "SimpleQueue[Any]", thread: Thread) -> None:
+    """End the thread before the interpreter ends: the step in progress must not outlive it."""
+    queue.put(None)
+    thread.join()

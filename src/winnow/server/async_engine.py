@@ -1,23 +1,20 @@
-"""Async interface of the engine: one thread computes steps; requests go in, outputs come out, no caller waits.
+"""Async client of the engine's thread: requests go in, outputs come out, no caller waits.
 
-Commands reach the thread through an inbox that it empties between two steps; outputs go back once per step, in one call
-on the event loop.
+Outputs go back once per step, in one call on the event loop.
 """
 
 import asyncio
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from winnow.engine.driver import Mailbox
+from winnow.engine.driver import EngineDriver, Mailbox
 from winnow.engine.requests.new_request import NewRequest
-from winnow.errors import describe_error
+from winnow.errors import ClosedError, describe_error
 from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
-from winnow.outputs import EngineStats, RequestOutput
+from winnow.outputs import RequestOutput
 from winnow.sampling import SamplingParams
 from winnow.server.request_stream import RequestStream
 
@@ -27,46 +24,16 @@ log = logging.getLogger("winnow.server")
 
 RETRY_SECONDS = 10
 """After which a client may ask again whom a server refused that is about to end."""
-_IDLE_WAIT = 1.0  # seconds; work wakes the thread at once
 _PROBE = "probe"
 _PROBE_STEPS = 64
 _GENERIC = "the engine failed while it computed this request; the server's log says why"
 
 
-class ServedEngine(Protocol):
-    """Interface of `winnow.LLM` that the thread needs."""
-
-    def mailbox(self) -> Mailbox:
-        """Make a mailbox."""
-
-    def submit_all(self, requests: Sequence[NewRequest], box: Mailbox) -> None:
-        """Queue requests, all of them or none."""
-
-    def step(self, box: Mailbox) -> list[RequestOutput]:
-        """Compute one step; return the outputs of the mailbox's requests."""
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once."""
-
-    def stats(self) -> EngineStats:
-        """Return the engine's counters."""
-
-    def begun(self) -> frozenset[str]:
-        """Return the ids of unfinished requests whose computation has begun."""
-
-    @property
-    def has_unfinished(self) -> bool:
-        """Return whether a step has anything to compute, also of the engine's own."""
-
-    def rest(self) -> None:
-        """Release what the calling thread holds for its computation: no step will follow soon."""
-
-
 class AsyncEngine:
-    """Server of requests of an event loop from one engine.
+    """Server of requests of an event loop from one engine, which may have other clients.
 
     Args:
-        engine: only the thread started here uses it from now on.
+        driver: the engine's.
         observe: called on the loop with each step's outputs; for metrics.
         discard: called on the loop with the ids of requests whose last output will not come.
         on_failure: called on the loop once, when the engine has failed for good.
@@ -77,25 +44,26 @@ class AsyncEngine:
 
     def __init__(
         self,
-        engine: ServedEngine,
+        driver: EngineDriver,
         observe: Callable[[list[RequestOutput]], None] = lambda outputs: None,
         discard: Callable[[Sequence[str]], None] = lambda names: None,
         on_failure: Callable[[], None] = lambda: None,
         charge: Callable[[str | None, int, int], None] = lambda tenant, prompt, answers: None,
         after_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self._engine = engine
-        self._box = engine.mailbox()
+        self._driver = driver
+        self._box = Mailbox()
         self._observe = observe
         self._discard = discard
         self._on_failure = on_failure
         self._charge = charge
         self._after_step = after_step
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._wake = threading.Event()
+        # The engine's thread's: the wait for its next step, and who had begun after the last one.
         self._stopping = self._paused = False
-        self._thread = threading.Thread(target=self._run, name="winnow-engine", daemon=True)
+        self._next: Future[None] | None = None
+        self._begun: frozenset[str] = frozenset()
+        self._retried = False
         self._streams: dict[str, RequestStream] = {}  # by request id; the loop's
         self._left: dict[
             str, RequestStream
@@ -107,9 +75,8 @@ class AsyncEngine:
     # -- on the event loop -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread. Call it on the event loop."""
+        """Serve the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
 
     async def submit(self, requests: Sequence[NewRequest], *, background: bool = False) -> RequestStream:
         """Queue requests, all of them or none.
@@ -126,7 +93,7 @@ class AsyncEngine:
         for request in requests:
             self._streams[request.request_id] = stream
         try:
-            await self.call(lambda: self._engine.submit_all(requests, self._box))
+            await self.call(lambda: self._driver.submit(requests, self._box))
         except BaseException:
             # Also where the caller has left: what was queued meanwhile is of no use to anybody.
             self.abandon(stream)
@@ -169,18 +136,7 @@ class AsyncEngine:
 
     async def call(self, action: Callable[[], T]) -> T:
         """Run `action` on the engine's thread, between two steps, and return what it returns."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(action())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._send(run)
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(self._send(action))
 
     @property
     def num_unfinished(self) -> int:
@@ -236,22 +192,24 @@ class AsyncEngine:
         self._paused = False
 
     async def stop(self) -> None:
-        """End the thread, after the step in progress."""
-        await asyncio.to_thread(self.end)
+        """Ask for no further step, after the one in progress."""
+        await self.call(self.end)
 
     def end(self) -> None:
-        """Do as `stop` does, for a caller that may wait."""
+        """Do as `stop` does, without waiting."""
         self._stopping = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(30)
 
     def _open_streams(self) -> set[RequestStream]:
         return {stream for stream in self._streams.values() if not stream.background}
 
-    def _send(self, command: Callable[[], None]) -> None:
-        self._inbox.append(command)
-        self._wake.set()
+    def _send(self, action: Callable[[], T]) -> "Future[T]":
+        def run(_: object) -> T:
+            try:
+                return action()
+            finally:
+                self._go_on()
+
+        return self._driver.put(run)
 
     def _deliver(self, outputs: list[RequestOutput], begun: frozenset[str]) -> None:
         for name in begun & self._streams.keys():
@@ -289,46 +247,42 @@ class AsyncEngine:
 
     # -- on the engine's thread ------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        assert self._loop is not None
-        last: frozenset[str] = frozenset()
-        while not self._stopping:
-            self._wake.clear()
-            while self._inbox:
-                self._inbox.popleft()()
-            # Steps of other threads bring outputs too, the last one among them.
-            expects = self._box.unfinished or self._box.outputs or self._engine.has_unfinished
-            if self._stopping or self._paused or self.failure is not None or not expects:
-                if not self._inbox and not self._stopping:
-                    self._engine.rest()
-                    self._wake.wait(_IDLE_WAIT)
-                continue
+    def _go_on(self) -> None:
+        """Ask for a step, if one is wanted and none is asked for."""
+        # Steps of other clients bring outputs too, the last one among them.
+        wanted = self._box.unfinished or self._box.outputs or self._driver.engine.has_unfinished
+        if wanted and not (self._next or self._stopping or self._paused or self.failure is not None):
             self._step_began = time.monotonic()
-            try:
-                outputs, begun = self._step(), self._engine.begun()
-            except BaseException as error:
-                self._give_up(error)
-                outputs, begun = [], frozenset()
-            finally:
-                self._step_began = None
-            self._after_step()
-            if outputs or begun != last:
-                self._post(self._deliver, outputs, begun)
-            last = begun
+            self._next = self._driver.expect(self._box)
+            self._next.add_done_callback(self._take_step)
 
-    def _step(self) -> list[RequestOutput]:
-        """Compute a step; once more if it fails, since an engine whose step failed is whole again."""
-        try:
-            return self._engine.step(self._box)
-        except Exception as error:
-            log.warning("a step failed, and is tried again: %s", describe_error(error), exc_info=True)
-            return self._engine.step(self._box)
+    def _take_step(self, step: "Future[None]") -> None:
+        """Hand on what a step has brought. One that failed is tried again once: the engine is whole again then."""
+        self._next = self._step_began = None
+        error = step.exception()
+        if isinstance(error, ClosedError):
+            return
+        if isinstance(error, Exception) and not self._retried:
+            log.warning("a step failed, and is tried again: %s", describe_error(error), exc_info=error)
+            self._retried = True
+        else:
+            self._retried = False
+            if error is not None:
+                self._give_up(error)
+            self._after_step()
+            outputs = self._box.take()
+            begun = frozenset[str]() if error is not None else self._driver.engine.begun
+            if outputs or begun != self._begun:
+                self._post(self._deliver, outputs, begun)
+            self._begun = begun
+        self._go_on()
 
     def _give_up(self, error: BaseException) -> None:
         """End the requests of a step that failed twice, and find out whether the engine can serve others."""
         reason = describe_error(error) if isinstance(error, Exception) else type(error).__name__
         log.error("the engine failed: %s", reason, exc_info=error)
         sound = isinstance(error, Exception) and self._end_all() and self._probe()
+        self._stopping = self._stopping or not sound
         self._post(lambda: self._fail_all(reason, for_good=not sound))
         if sound:
             log.warning("the engine serves again without the requests that were in progress")
@@ -337,7 +291,7 @@ class AsyncEngine:
         """Abort every request that the loop knows. Returns whether that was possible."""
         try:
             for name in list(self._streams):
-                self._engine.abort(name)
+                self._driver.abort(name)
         except Exception as error:
             log.error("requests could not be ended: %s", describe_error(error))
             return False
@@ -347,11 +301,12 @@ class AsyncEngine:
         """Return whether the engine computes a token for a request of its own."""
         params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         try:
-            self._engine.submit_all([NewRequest(_PROBE, None, [0], params, final_only=True)], self._box)
+            box = Mailbox()
+            self._driver.submit([NewRequest(_PROBE, None, [0], params, final_only=True)], box)
             for _ in range(_PROBE_STEPS):
-                for output in self._engine.step(self._box):
-                    if output.request_id == _PROBE:
-                        return output.error is None
+                self._driver.compute()
+                for output in box.take():
+                    return output.error is None
         except Exception as error:
             log.error("the engine does not serve a request of its own: %s", describe_error(error))
         self._abort([_PROBE])
@@ -362,7 +317,7 @@ class AsyncEngine:
         gone = []
         for name in names:
             try:
-                if self._engine.abort(name) is None:
+                if self._driver.abort(name) is None:
                     gone.append(name)  # it never came in, or its last output is delivered before this arrives
             except Exception as error:
                 log.error("request %s could not be ended: %s", name, describe_error(error))

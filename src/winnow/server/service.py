@@ -88,7 +88,7 @@ class Service:
         }
         self.metrics = Metrics(self.names[0], self.config.metrics_compat == "vllm", about)
         self.engine = AsyncEngine(
-            self.llm,
+            self.llm.driver,
             self.metrics.observe,
             self.metrics.discard,
             self.exit.set,

@@ -188,7 +188,7 @@ class AsyncLLMEngine(_Engine):
 
     def _running(self) -> AsyncEngine:
         if self._serving is None:
-            self._serving = AsyncEngine(self.llm)
+            self._serving = AsyncEngine(self.llm.driver)
             self._serving.start()
         return self._serving
 
