@@ -163,8 +163,9 @@ def test_a_disk_that_was_full_holds_no_later_batch_up(
         full["after"] = 10**9
         batch = ended(server.client, create(server.client, upload(server.client, lines_of(40)))["id"])
         assert batch["status"] == "completed" and batch["request_counts"]["completed"] == 40
-        assert not list((tmp_path / "batches").glob("*.jsonl*")), (
-            "results of batches that have ended are left"
+        eventually(
+            lambda: not list((tmp_path / "batches").glob("*.jsonl*")),
+            "results of batches that have ended are left",
         )
 
 
