@@ -35,7 +35,7 @@ class EngineClient:
         self.vocab_size = loaded.vocab_size
         self._grammars = loaded.grammars
         self.sampling_defaults = loaded.sampling_defaults
-        self._prompts = PromptTokenizer(self._tokenizer, driver.engine.turns)
+        self._prompts = PromptTokenizer(self._tokenizer, driver.engine.turns, loaded.processor)
         # What the chat template ends turns with is looked at when it is first used: reading it takes transformers.
         self._unchecked_ends: frozenset[int] | None = loaded.eos_token_ids
         if not loaded.eos_token_ids:

@@ -270,7 +270,8 @@ class LLM(EngineClient):
                 file, of which nothing is left then.
         """
         self._require_usable()
-        token_ids = self.tokenize(prompt).token_ids
+        prompt_tokens = self.tokenize(prompt)
+        token_ids = prompt_tokens.token_ids
         asked = sampling_params or SamplingParams()
         params = SamplingParams(
             temperature=0.0,
@@ -284,7 +285,7 @@ class LLM(EngineClient):
             context_tokens=len(token_ids),
         )
         # Some token must follow the document; what it is changes nothing.
-        followed = TokenizedPrompt(None, [*token_ids, *token_ids[-1:]])
+        followed = prompt_tokens._replace(text=None, token_ids=[*token_ids, *token_ids[-1:]])
         request = self.new_request(followed, params, tenant=tenant, final_only=True)
         [output] = self.driver.finish([request])
         output.raise_for_error()

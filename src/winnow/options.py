@@ -33,6 +33,7 @@ class EngineOptions(TypedDict, total=False):
     load_format: str
     max_model_len: int | None
     attention_backend: str
+    language_model_only: bool
     optimize: bool
     generation_config: str
     verify_model: bool
@@ -49,6 +50,7 @@ class EngineOptions(TypedDict, total=False):
     prefix_cache_key_file: str | Path | None
     session_memory: int | str | None
     kv_offloading_size: int | str | None
+    image_memory: int | str
     kv_reservation: str
     kv_cache_dtype: str
     kv_group: int | None

@@ -69,6 +69,7 @@ class ImageProcessor(Protocol):
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
 PromptType = Prompt
 """vLLM's name of the same."""
+TEXT_ALONE = "the model reads text alone"
 _KEYS = tuple(TokensPrompt.__annotations__)
 
 
@@ -99,7 +100,7 @@ class PromptTokenizer:
         self,
         tokenizer: "PreTrainedTokenizerBase | None",
         turns: Turns,
-        processor: ImageProcessor | str = "the model reads text alone",
+        processor: ImageProcessor | str = TEXT_ALONE,
     ) -> None:
         self._tokenizer = tokenizer
         self._turns = turns

@@ -9,10 +9,10 @@ from architectures import _COMMON, save
 from transformers import (
     BartConfig,
     BertConfig,
+    CLIPConfig,
     FalconH1Config,
     GraniteMoeHybridConfig,
     Lfm2Config,
-    LlavaConfig,
     MambaConfig,
     OpenAIGPTConfig,
     PhiConfig,
@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[PretrainedConfig, str]] = {
     "t5": (T5Config(vocab_size=50, d_model=16), "t5 is not supported: it is an encoder-decoder"),
     "whisper": (WhisperConfig(vocab_size=50), "whisper is not supported: it is an encoder-decoder"),
     "bert": (BertConfig(vocab_size=50, hidden_size=24), "BertLMHeadModel is not supported: it is an encoder"),
-    "llava": (LlavaConfig(), "llava is not supported: it is a model of several parts"),
+    "clip": (CLIPConfig(), "clip is not supported: it is a model of several parts"),
     "mamba": (MambaConfig(vocab_size=50), f"MambaForCausalLM is not supported: it {_STATE}"),
 }
 # Served by engine=paged alone; see test_recurrent.py.

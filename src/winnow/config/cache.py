@@ -86,6 +86,13 @@ class CacheConfig:
         effect=Effect.BATCHES,
         engine="paged",
     )
+    image_memory: int = option(
+        256 * 2**20,
+        "memory for what the vision tower makes of pictures, beside kv_memory: the same picture is not computed again",
+        parse=parse_bytes,
+        effect=Effect.NEVER,
+        engine="paged",
+    )
     kv_reservation: str = option(
         "on-demand",
         "blocks that a request holds from its start, as engines with contiguous caches do, to compare with: on-demand: "
@@ -146,6 +153,7 @@ class CacheConfig:
         check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
         object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        object.__setattr__(self, "image_memory", parse_bytes(self.image_memory, "image_memory"))
         if self.gpu_memory_utilization is not None:
             part = self.gpu_memory_utilization
             number = isinstance(part, int | float) and not isinstance(part, bool)

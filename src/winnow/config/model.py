@@ -105,6 +105,12 @@ class ModelConfig:
         choices=ATTENTION_BACKENDS,
         engine="paged",
     )
+    language_model_only: bool = option(
+        False,
+        "leave the vision tower of a model that reads pictures out of memory",
+        engine="paged",
+        effect=Effect.NEVER,
+    )
     optimize: bool = option(
         True,
         "compute layers in fused passes, and on CPU keep weights packed for the processor, wherever that gives "

@@ -1,7 +1,7 @@
 """Admission of requests: nothing that passes these checks can fail for lack of room later."""
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,6 +27,7 @@ from winnow.eviction import (
 )
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.images import PromptImage, prefix_ids
 from winnow.values.tenants import TenantName
 from winnow.values.units import format_bytes
 
@@ -100,6 +101,7 @@ class Admission:
         tenant: TenantName = None,
         *,
         cut_to_memory: bool = False,
+        images: Sequence[PromptImage] = (),
     ) -> Admitted:
         """Check a request.
 
@@ -108,22 +110,29 @@ class Admission:
 
         Raises:
             InvalidRequestError: an empty prompt, token ids that the model does not have, no such policy, or one that
-                does not go with the prompt or the engine.
+                does not go with the prompt, its pictures or the engine.
             ContextLengthError: the prompt leaves no room for an answer, or not for the tokens that it must begin with.
             CapacityError: prompt and answer could not fit into the KV memory, or what the tenant may hold of it,
                 even alone.
         """
         try:
-            return self._admit(token_ids, params, tenant, cut_to_memory)
+            return self._admit(token_ids, params, tenant, cut_to_memory, images)
         except ConfigError as error:  # what is a setting of the engine elsewhere is the request's own here
             raise InvalidRequestError(str(error)) from None
 
     def _admit(
-        self, token_ids: list[int], params: SamplingParams, tenant: TenantName, cut_to_memory: bool
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        tenant: TenantName,
+        cut_to_memory: bool,
+        images: Sequence[PromptImage],
     ) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
         asked = requested_eviction(self._config.eviction, params, self._traits)
         policy = asked[0].policy
+        if images:
+            _check_images(policy, images)
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
         )
@@ -140,7 +149,8 @@ class Admission:
                 of = "the prompt's" if field == "template_tail" else "template_tail's"
                 raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
         _check_earlier(policy, prompt_len if context_len is None else context_len, params)
-        saved = self._saved_document(token_ids, params, tenant, prompt_len + max_tokens - 1, context)
+        found = prefix_ids(token_ids, images)
+        saved = self._saved_document(found, params, tenant, prompt_len + max_tokens - 1, context)
         if saved is not None:
             params = replace(params, context_tokens=saved)
             asked = requested_eviction(self._config.eviction, params, self._traits)
@@ -398,6 +408,28 @@ def requested_eviction(
             f"got {getattr(params, name)}"
         )
     return asked
+
+
+def _check_images(policy: EvictionPolicy, images: Sequence[PromptImage]) -> None:
+    """Raise InvalidRequestError if a policy cannot act on KVs of pictures."""
+    score, name = policy.score, type(policy.score).__name__
+    if score.replay is not None:
+        raise InvalidRequestError(
+            f"eviction: {name} repeats a context as token ids, which does not repeat its pictures"
+        )
+    if score.needs.predictor is not None:
+        raise InvalidRequestError(f"eviction: {name} was fitted to text, and the prompt holds pictures")
+    if images[0].positions is None:
+        return
+    if policy.reassign_positions:
+        raise InvalidRequestError(
+            "eviction: positions of three axes (M-RoPE), as pictures have in this model, cannot be re-assigned"
+        )
+    if score.needs.rotation:
+        raise InvalidRequestError(
+            f"eviction: {name} compares keys before rotation, and pictures turn those of this model by positions of "
+            "three axes (M-RoPE)"
+        )
 
 
 def _check_earlier(policy: EvictionPolicy, context_len: int, params: SamplingParams) -> None:

@@ -229,7 +229,11 @@ class Engine(RequestLoop):
 
     def _admit(self, new: NewRequest) -> Request:
         granted = self._admission.admit(
-            new.token_ids, new.params, new.tenant, cut_to_memory=new.cut_to_memory
+            new.token_ids,
+            new.params,
+            new.tenant,
+            cut_to_memory=new.cut_to_memory,
+            images=new.images,
         )
         self._num_replays_replaced += granted.replay_replaced
         for eviction in granted.evictions:

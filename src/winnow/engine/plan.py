@@ -9,6 +9,7 @@ from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.eviction import SequenceEviction
 from winnow.outputs import LogprobDict
 from winnow.sampling import SamplingParams
+from winnow.values.images import PromptImage
 
 LAST_SAMPLED = -1
 """Planned in place of a token id: what the slot sampled last, which the executor may know before the scheduler."""
@@ -29,6 +30,7 @@ class NewSequence:
     params: SamplingParams
     index: int = 0
     eviction: SequenceEviction | None = None
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(slots=True)  # not frozen: every step makes one of each sequence, which would take twice as long

@@ -7,6 +7,7 @@ from winnow.cache.slot_states import SlotState
 from winnow.engine.plan import NewSequence, StepPlan
 from winnow.eviction import SequenceEviction
 from winnow.sampling import Sampler, SamplingParams
+from winnow.values.images import PromptImage
 
 
 @dataclass
@@ -25,10 +26,13 @@ class Occupant:
     index: int
     eviction: SequenceEviction | None
     in_sampler: bool = False
+    images: tuple[PromptImage, ...] = ()
 
     @classmethod
     def of(cls, new: NewSequence) -> "Occupant":
-        return cls(list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction)
+        return cls(
+            list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction, images=new.images
+        )
 
     def copy(self) -> "Occupant":
         """Return a copy that is not registered with the sampler."""

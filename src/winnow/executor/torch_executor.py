@@ -44,6 +44,7 @@ from winnow.eviction import (
 from winnow.eviction.references import probes_of
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
 from winnow.executor.contents import check_contents, kept_positions, kept_weights
+from winnow.executor.image_features import ImageFeatures
 from winnow.executor.occupants import Occupants
 from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
@@ -109,6 +110,7 @@ class TorchExecutor:
         self.cache.states.add(self._occupants, self._signals, self._signals.directions)
         self.overlaps = computes_apart(model.device) and model.ranks.size == 1
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
+        self._images = ImageFeatures(model, config.cache.image_memory)
         self._recurrent = model.open_states(size.max_num_seqs)
         if self._recurrent is not None:
             self.cache.states.add(self._recurrent)
@@ -383,14 +385,14 @@ class TorchExecutor:
         Returns:
             Their logits, [n, V].
         """
-        tokens = self._token_ids(plan)
+        tokens, images = self._token_ids(plan), self._images.pack(plan, self._occupants, spans.position)
         if self._graphs is not None and not (
-            step.watching or step.wants_inputs or step.probes or step.replays
+            images or step.watching or step.wants_inputs or step.probes or step.replays
         ):
             logits = self._graphs.run(tokens, spans, indices)
             if logits is not None:
                 return logits
-        return self._model.compute(tokens, spans, wanted, step, self._recurrent)
+        return self._model.compute(tokens, spans, wanted, step, self._recurrent, images)
 
     def _token_ids(self, plan: StepPlan) -> Tensor:
         """Return the plan's tokens, int64 [T] on the device, where those sampled last may never have left it."""

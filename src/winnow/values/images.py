@@ -51,7 +51,9 @@ class PromptImage:
     position_offset: int = 0
 
     @classmethod
-    def of(cls, inputs: Mapping[str, NDArray[Any]], tokens: Sequence[int], **fields: Any) -> Self:
+    def of(
+        cls, inputs: Mapping[str, NDArray[Any]], tokens: Sequence[int] | NDArray[np.int64], **fields: Any
+    ) -> Self:
         """Make one with its digest; `fields` are the others."""
         return cls(inputs, digest_of(inputs), np.asarray(tokens, dtype=np.int64), **fields)
 
@@ -64,6 +66,37 @@ class PromptImage:
     def nbytes(self) -> int:
         """Bytes of `inputs`."""
         return sum(value.nbytes for value in self.inputs.values())
+
+
+def prefix_ids(token_ids: list[int], images: Sequence[PromptImage]) -> list[int]:
+    """Return token ids that tell pictures apart, for the keys of prefixes: those of pictures are of their digests.
+
+    They are negative, which no token id is; four consecutive ones hold all of a digest but 4 bits.
+    """
+    if not images:
+        return token_ids
+    found = np.array(token_ids, dtype=np.int64)
+    for image in images:
+        words = np.frombuffer(image.digest, dtype=np.int64) | np.iinfo(np.int64).min
+        there = image.tokens < len(found)
+        found[image.tokens[there]] = np.resize(words, len(image.tokens))[there]
+    return found.tolist()
+
+
+def rotary_positions(images: Sequence[PromptImage], start: int, end: int) -> NDArray[np.int64]:
+    """Return the rotary positions of tokens start..end - 1 of a prompt with pictures, or its answer: int64 [3, n]."""
+    found = np.arange(start, end)[None].repeat(3, axis=0)
+    for image in images:
+        first, behind = image.span
+        if end <= first:
+            break
+        if start < behind:
+            here = (image.tokens >= start) & (image.tokens < end)
+            if image.positions is not None:
+                found[:, image.tokens[here] - start] = image.positions[:, here]
+        later = max(behind - start, 0)
+        found[:, later:] = np.arange(start + later, end) + image.position_offset
+    return found
 
 
 def digest_of(inputs: Mapping[str, NDArray[Any]]) -> bytes:

@@ -184,8 +184,7 @@ ENGINE: Mapping[str, ForeignName] = {
         *ANY,
     ),
     **_group(
-        "disable_mm_preprocessor_cache disable_chunked_mm_input skip_mm_profiling interleave_mm_strings "
-        "language_model_only",
+        "disable_mm_preprocessor_cache disable_chunked_mm_input skip_mm_profiling interleave_mm_strings",
         f"accepted: {_TEXT}",
         *ANY,
         switch=True,

@@ -117,7 +117,7 @@ class FileStore:
         chain, tier = sequence.prefix, self.cached
         if chain is None or tier is None or chain.scored_by is not None or not tier.is_writing:
             return
-        links = self._known_links(chain, sequence.token_ids[: sequence.kv.num_computed])
+        links = self._known_links(chain, sequence.prefix_ids[: sequence.kv.num_computed])
         tier.touch(
             dict.fromkeys(found[0].name for link in links if (found := tier.place(link.key)) is not None)
         )
@@ -308,7 +308,7 @@ class FileStore:
             for files in self._sources:
                 if (file := files.snapshot(key)) is not None:
                     accumulators = rule.policy.score.num_accumulators
-                    part = DiskPart(file, key, sequence.token_ids[:computed], accumulators)
+                    part = DiskPart(file, key, sequence.prefix_ids[:computed], accumulators)
                     return Fetch([part], [0], rule, files)
         return None
 
@@ -327,13 +327,13 @@ class FileStore:
             reach += 1
         last = reach  # blocks that are needed
         if self._ledger.layout.state_bytes:
-            start = index.num_tokens(index.longest_resumable(chain, known, sequence.token_ids, most_tokens))
-            last, tail = self._resume_point(tier, sequence.token_ids, chain, reach, most_tokens, start)
+            start = index.num_tokens(index.longest_resumable(chain, known, sequence.prefix_ids, most_tokens))
+            last, tail = self._resume_point(tier, sequence.prefix_ids, chain, reach, most_tokens, start)
             places = places[:last] + ([tier.place(tail)] if tail else [])
             if last and not tail and index.knows(keys[last - 1]):  # but not with states
                 places[last - 1] = tier.place(keys[last - 1])
         else:
-            tail = self._longest_tail(tier, sequence.token_ids, chain, last, most_tokens)[1]
+            tail = self._longest_tail(tier, sequence.prefix_ids, chain, last, most_tokens)[1]
             places = places[:last] + ([tier.place(tail)] if tail and not index.knows(tail) else [])
         wanted: dict[str, tuple[int, list[int]]] = {}  # by file: its first block, and which of its blocks
         for number, place in enumerate(places):
@@ -346,7 +346,7 @@ class FileStore:
             tokens = sum(link.num_tokens for link in file.links[skip : max(numbers) + 1])
             begin = (start + skip) * size
             parts.append(
-                DiskPart(file, run_key(file.links), sequence.token_ids[begin : begin + tokens], 0, skip)
+                DiskPart(file, run_key(file.links), sequence.prefix_ids[begin : begin + tokens], 0, skip)
             )
         return Fetch(parts, [start + min(numbers) for start, numbers in wanted.values()], None, tier)
 

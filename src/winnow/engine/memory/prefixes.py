@@ -73,16 +73,16 @@ class PrefixSharing:
         if not self._enabled or not _takes_part(sequence):
             return FoundPrefix()
         chain = self._known_chain(sequence)
-        chain.extend(sequence.token_ids)
+        chain.extend(sequence.prefix_ids)
         if sequence.request.wants_prompt_logprobs:
             return FoundPrefix()
         index, most = self._ledger.prefixes, self._most_as_computed(sequence)
         keys, computed = index.match(chain, most), 0
         if self._ledger.layout.state_bytes:
             chain.branches.add(len(keys) * self._ledger.layout.block_size)
-            keys = index.longest_resumable(chain, keys, sequence.token_ids, most)
+            keys = index.longest_resumable(chain, keys, sequence.prefix_ids, most)
         elif sequence.eviction is None and not self._ledger.layout.wide.any:
-            tail = index.common_tail(chain, keys, sequence.token_ids, most)
+            tail = index.common_tail(chain, keys, sequence.prefix_ids, most)
             if tail is not None:
                 computed = index.num_tokens(keys) + tail[1]
                 keys.append(tail[0])
@@ -189,7 +189,7 @@ class PrefixSharing:
             end = min(end, eviction.num_shareable)
         if self._ledger.layout.value_tier is not None:
             end = min(end, sequence.prompt_len)  # later tokens read some values, and as part of a prompt all
-        chain.extend([*sequence.token_ids, *accepted] if accepted else sequence.token_ids)
+        chain.extend([*sequence.prefix_ids, *accepted] if accepted else sequence.prefix_ids)
         keeps_state = num_computed in self._state_points(sequence, start)
         for index in range(start // size, end // size):
             self._ledger.prefix_rows.remember(
@@ -210,7 +210,7 @@ class PrefixSharing:
             return
         # Later tokens read some values of a tier; see `remember`.
         end = computed if self._ledger.layout.value_tier is None else min(computed, sequence.prompt_len)
-        size, token_ids = self._ledger.layout.block_size, sequence.token_ids[:end]
+        size, token_ids = self._ledger.layout.block_size, sequence.prefix_ids[:end]
         chain.extend(token_ids)
         whole = end // size
         if end % size:
@@ -243,7 +243,7 @@ class PrefixSharing:
             return
         kv = sequence.kv
         key, rule = sequence.prefix.snapshots[kv.num_computed]
-        token_ids = sequence.token_ids[: kv.num_computed]
+        token_ids = sequence.prefix_ids[: kv.num_computed]
         self._ledger.prefix_rows.take_snapshot(
             kv.running_slot, key, token_ids, rule, kv.num_rounds, kv.position_offset
         )
@@ -288,12 +288,12 @@ class PrefixSharing:
                 f"rounds, got {type(eviction.policy.score).__name__} with {type(eviction.policy.budget).__name__}"
             )
         key, rule = chain.snapshots[eviction.context_len]
-        found = self._ledger.prefixes.snapshot(key, sequence.token_ids[: eviction.context_len], rule)
+        found = self._ledger.prefixes.snapshot(key, sequence.prefix_ids[: eviction.context_len], rule)
         if found is None:
             raise PrefixStoreError(
                 "kv_memory is too small to keep the compressed prefix beside other requests"
             )
-        document = chain.document_key(sequence.token_ids[: eviction.context_len])
+        document = chain.document_key(sequence.prefix_ids[: eviction.context_len])
         return self._files.save(files, found, document, eviction)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class PrefixSharing:
         """Return whether a waiting sequence may begin with what others have computed, and has the keys of that."""
         if not self._enabled or not _takes_part(sequence) or sequence.request.wants_prompt_logprobs:
             return False
-        self._known_chain(sequence).extend(sequence.token_ids)
+        self._known_chain(sequence).extend(sequence.prefix_ids)
         return True
 
     def _most_as_computed(self, sequence: Sequence) -> int:
@@ -321,7 +321,7 @@ class PrefixSharing:
             return
         sequence.eviction = eviction = replace(eviction, after=found.earlier)
         if sequence.prefix is not None:
-            sequence.prefix.snapshots = snapshots_of(sequence.prefix, sequence.token_ids, eviction)
+            sequence.prefix.snapshots = snapshots_of(sequence.prefix, sequence.prefix_ids, eviction)
 
     def _state_points(self, sequence: Sequence, computed: int) -> set[int]:
         """Return numbers of tokens above `computed` after which the states of a prompt's layers are kept."""
@@ -336,7 +336,7 @@ class PrefixSharing:
     def _chain(self, sequence: Sequence) -> PrefixChain:
         """Return the keys of a sequence's prefixes, those of its snapshots included."""
         return chain_of(
-            sequence.token_ids, sequence.request.tenant, self._ledger.layout.block_size, sequence.eviction
+            sequence.prefix_ids, sequence.request.tenant, self._ledger.layout.block_size, sequence.eviction
         )
 
     def _known_chain(self, sequence: Sequence) -> PrefixChain:
@@ -360,7 +360,7 @@ class PrefixSharing:
         if other.kv.last_round:
             return 0
         size = self._ledger.layout.block_size
-        theirs.extend(other.token_ids)  # a beam that starts beside the one before it was not looked up again
+        theirs.extend(other.prefix_ids)  # a beam that starts beside the one before it was not looked up again
         most = min(_num_shareable(sequence, sequence.num_tokens - 1), _num_shareable(other, other.num_tokens))
         first = max(known, other.kv.num_computed) // size
         end = first
@@ -373,7 +373,7 @@ class PrefixSharing:
     def _snapshot(self, sequence: Sequence) -> tuple[Snapshot | None, SequenceEviction | None]:
         """Return the known snapshot of most tokens of a waiting sequence, and its rule if that is an earlier one."""
         for computed, key, rule, earlier in known_snapshots(sequence):
-            found = self._ledger.prefixes.snapshot(key, sequence.token_ids[:computed], rule)
+            found = self._ledger.prefixes.snapshot(key, sequence.prefix_ids[:computed], rule)
             if found is None or not self._ledger.prefix_rows.has_pages_for(found):
                 continue
             if earlier is None or self._is_worth_a_round(sequence, found):

@@ -22,6 +22,7 @@ from winnow.eviction.scores import Leverage
 from winnow.eviction.when import When
 from winnow.outputs import SessionStats
 from winnow.sampling import SamplingParams
+from winnow.values.images import PromptImage, prefix_ids
 from winnow.values.session_request import SessionRequest
 from winnow.values.tenants import TenantName
 
@@ -56,6 +57,7 @@ class Session:
 
     Attributes:
         token_ids: int64 [n], all that were computed.
+        images: pictures among them.
         turns: numbers of tokens at which its turns begin.
         system: tokens of the system prompt.
         snapshot: the key of what rounds left of the first tokens; None: all are kept as they were computed.
@@ -69,6 +71,7 @@ class Session:
     tenant: TenantName
     chain: PrefixChain
     token_ids: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    images: tuple[PromptImage, ...] = ()
     turns: list[int] = field(default_factory=lambda: [0])
     system: int = 0
     snapshot: PrefixKey | None = None
@@ -82,12 +85,17 @@ class Session:
     aging: bool = False
     keys: list[PrefixKey] = field(default_factory=list)
 
+    @property
+    def prefix_ids(self) -> list[int]:
+        """Its token ids as the keys of prefixes have them."""
+        return prefix_ids(self.token_ids.tolist(), self.images)
+
     def note_keys(self, block_size: int) -> None:
         """Set its keys anew."""
         whole = len(self.token_ids) // block_size
         self.keys = [key for key, _ in self.chain.links[:whole]]
         if len(self.token_ids) % block_size:
-            self.keys.append(self.chain.tail_key(self.token_ids.tolist()))
+            self.keys.append(self.chain.tail_key(self.prefix_ids))
         if self.snapshot is not None:
             self.keys = [self.snapshot]
 
@@ -131,10 +139,7 @@ class Sessions:
         if session is None or session.snapshot is None or session.rule is None:
             return
         length, rule, eviction = session.num_compressed, session.rule, sequence.eviction
-        if (
-            length >= sequence.num_tokens
-            or sequence.token_ids[:length] != session.token_ids[:length].tolist()
-        ):
+        if length >= sequence.num_tokens or sequence.prefix_ids[:length] != session.prefix_ids[:length]:
             return
         if rule.policy is not None:
             protected = () if eviction is None else [span for span in eviction.spans if span[0] < length]
@@ -171,13 +176,14 @@ class Sessions:
         if terms.ages and session.num_turns != terms.turn:  # another turn came first
             session.aging = False
             return
-        chain.extend(sequence.token_ids[:computed])
+        chain.extend(sequence.prefix_ids[:computed])
         before = set(session.keys) if session.snapshot is None else set()
         self._drop_snapshot(session)
         if kv.last_round:
             self._take_snapshot(session, sequence, chain)
         session.chain = chain
         session.token_ids = np.array(sequence.token_ids[:computed], dtype=np.int64)
+        session.images = request.images
         session.note_keys(self._ledger.layout.block_size)
         if terms.ages:
             session.aging = False
@@ -252,7 +258,7 @@ class Sessions:
             last = 1 if eviction is not None else 2
             self._ledger.take_back([slot], [last])
             computed -= last
-        token_ids = sequence.token_ids[:computed]
+        token_ids = sequence.prefix_ids[:computed]
         key = chain.snapshot_key(token_ids, sha256(b"session" + session.name.encode()).digest())
         rule = SessionRule(session.name, None)
         if eviction is not None and not aged:
@@ -344,6 +350,7 @@ class Sessions:
             session.tenant,
             final_only=True,
             session=SessionRequest(session.name, session.memory, ages=True, turn=session.num_turns),
+            images=session.images,
         )
 
     def _kept_whole(self, session: Session, budget: int) -> tuple[tuple[int, int], ...] | None:

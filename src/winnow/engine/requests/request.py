@@ -14,7 +14,7 @@ from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
-from winnow.values.images import PromptImage
+from winnow.values.images import PromptImage, prefix_ids
 from winnow.values.session_request import SessionRequest
 
 
@@ -219,6 +219,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)
+        self._prompt_prefix_ids = prefix_ids(self.request.prompt_token_ids, self.request.images)
         self.prompt_len = len(self.token_ids)
         self.eviction = self.asked_eviction
 
@@ -240,6 +241,13 @@ class Sequence:
             eviction = asked if late else None
             if eviction is not self.eviction:
                 self.eviction, self.prefix = eviction, None
+
+    @property
+    def prefix_ids(self) -> list[int]:
+        """Its token ids as the keys of prefixes have them; see `winnow.values.images.prefix_ids`."""
+        if not self.request.images:
+            return self.token_ids
+        return self._prompt_prefix_ids + self.token_ids[self.prompt_len :]
 
     @property
     def num_tokens(self) -> int:

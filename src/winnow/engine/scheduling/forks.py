@@ -95,4 +95,5 @@ def new_sequence(sequence: Sequence) -> NewSequence:
         sequence.request.sampled_by,
         sequence.index,
         sequence.eviction,
+        sequence.request.images,
     )

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
@@ -63,11 +63,19 @@ def attention_of(model: PreTrainedModel, name: str) -> Iterator[None]:
 def set_attention(model: PreTrainedModel, name: str) -> None:
     """Let a model take its attention from a name; for a class that writes its own, whether "eager" or any other."""
     if takes_attention(type(model)):
-        model.set_attn_implementation(name)
+        model.set_attn_implementation(attention_by_part(model.config, name))
     else:
         # Falcon's adds its slopes twice where attention is "eager".
         plain = "sdpa" if model._supports_sdpa else "eager"
         model.config._attn_implementation = plain if name == "eager" else _OWN
+
+
+def attention_by_part(config: PretrainedConfig, name: str) -> str | dict[str, str]:
+    """Return what transformers is told, so that the text part takes its attention from a name, and others their own."""
+    parts = {
+        key: name for key in config.sub_configs if getattr(config, key, None) is config.get_text_config()
+    }
+    return {"": name, **parts} if parts else name
 
 
 class CausalModel(Protocol):

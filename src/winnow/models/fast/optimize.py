@@ -25,6 +25,7 @@ from winnow.models.fast.packed_linear import (
 )
 from winnow.models.fast.quantize import round_to_blocks
 from winnow.models.fast.shards import JoinedLinear
+from winnow.models.load.kinds import text_part
 from winnow.models.load.memory import is_file_backed, release_pages, trim_heap
 from winnow.native import native_kernels
 from winnow.process.progress import report
@@ -116,7 +117,7 @@ def optimize_model(
             with widened(layers[index]):
                 _pack_layer(layers[index], call, layer_kernels, make_linear, rounds=rounds and quantized)
         release_pages(weights)
-    base = model.base_model
+    base = text_part(model)
     norm = read_norm(getattr(base, "norm", None), hidden_size)
     last = layers[-1]
     if isinstance(last, FusedLayer):
@@ -168,7 +169,7 @@ def _fuse_for_gpu(
         library.quantize_model(model, len(layers))
     if several:
         return Optimized(unfused=dict.fromkeys(range(len(layers)), "the model has layers of several kinds"))
-    base = model.base_model
+    base = text_part(model)
     norm = read_norm(getattr(base, "norm", None), model.get_input_embeddings().weight.shape[-1])
     if norm is not None and not unfused:
         base.norm = FusedNorm(norm, passes)

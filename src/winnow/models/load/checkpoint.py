@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.bind.binding import ATTENTION_NAME, attention_of, set_attention
+from winnow.models.bind.binding import ATTENTION_NAME, attention_by_part, attention_of, set_attention
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.bind.positions import bind_counted_positions, bind_positions
 from winnow.models.bind.verify import Trial
@@ -28,12 +33,14 @@ from winnow.models.load.damage import check_numbers, check_sizes, check_vocabula
 from winnow.models.load.dummy import RepeatedRandom
 from winnow.models.load.generation import sampling_defaults
 from winnow.models.load.hub import locate_tokenizer
-from winnow.models.load.kinds import causal_class, config_class, takes_attention
+from winnow.models.load.kinds import causal_class, config_class, has_tower, has_tower_class, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
+from winnow.models.load.processor import Processor, has_processor, load_processor
 from winnow.models.load.published import Published, open_published
 from winnow.models.load.tokens import end_tokens, load_tokenizer
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
+from winnow.prompts import TEXT_ALONE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +57,13 @@ def load_checkpoint(
     """Load as `load_model` does, from config.json and weights as published; with its limits."""
     published = open_published(path)
     model_config = _read_config(path, published)
-    model_class = causal_class(model_config, states=True)
+    images = has_tower(model_config) and has_processor(path) and not config.language_model_only
+    model_class = causal_class(model_config, states=True, images=images)
+    processor: Processor | str = "language_model_only is set" if config.language_model_only else TEXT_ALONE
+    if has_tower(model_config) and not config.language_model_only:
+        processor = load_processor(path, model_config, model_class)
+        if isinstance(processor, str):  # the tower would be of no use
+            model_class = causal_class(model_config, states=True)
     own = not takes_attention(model_class)
     if own and not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
         raise UnsupportedModelError(
@@ -66,7 +79,16 @@ def load_checkpoint(
     blocks, library = _narrow_weights(config, device, dtype, kept=kept)
     report("reading weights")
     attention = "eager" if own else ATTENTION_NAME
-    model = _load_weights(path, published, model_config, config, device, attention, kept=kept)
+    model = _load_weights(
+        path,
+        published,
+        model_config,
+        config,
+        device,
+        attention,
+        kept=kept,
+        tower=has_tower_class(model_class),
+    )
     set_attention(model, ATTENTION_NAME)
     geometry = probe_geometry(model)
     bind_counted_positions(model)
@@ -106,6 +128,7 @@ def load_checkpoint(
         blocks=blocks,
         library=library,
         ranks=ranks,
+        processor=processor,
     )
     if trial is not None:
         loaded = replace(loaded, verified=trial.verify(loaded, config.attention_backend))
@@ -195,15 +218,19 @@ def _load_weights(
     attention: str | None,
     *,
     kept: bool = False,
+    tower: bool = False,
 ) -> PreTrainedModel:
     """Return the model on its device; `attention` is a name that transformers knows, None its own choice.
 
     Args:
         kept: linear layers and the embedding keep a file's blocks; see `keep_blocks`.
+        tower: with its vision tower.
     """
     dtype = _dtype(config.dtype, model_config, device)
     try:
-        made = _make_model(path, published, model_config, config, dtype, device, attention, kept=kept)
+        made = _make_model(
+            path, published, model_config, config, dtype, device, attention, kept=kept, tower=tower
+        )
         model = made.to(device)
     except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation
         field = _field_of(error.args[0], model_config.get_text_config().to_dict())
@@ -235,20 +262,23 @@ def _make_model(
     attention: str | None,
     *,
     kept: bool,
+    tower: bool,
 ) -> Any:
+    automatic = AutoModelForImageTextToText if tower else AutoModelForCausalLM
+    chosen = None if attention is None else attention_by_part(model_config, attention)
     if config.load_format == "dummy":
         on_gpu = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(on_gpu), device, RepeatedRandom():
             torch.manual_seed(config.seed)
-            return AutoModelForCausalLM.from_config(
-                model_config, dtype=dtype, attn_implementation=attention, trust_remote_code=False
+            return automatic.from_config(
+                model_config, dtype=dtype, attn_implementation=chosen, trust_remote_code=False
             )
     with published.reading(keeps_blocks=kept) as blocks:
-        model, found = AutoModelForCausalLM.from_pretrained(
+        model, found = automatic.from_pretrained(
             **published.weights(),
             config=model_config,
             dtype=dtype,
-            attn_implementation=attention,
+            attn_implementation=chosen,
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,

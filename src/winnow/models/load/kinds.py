@@ -3,7 +3,13 @@
 import sys
 from typing import Any
 
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import (
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from winnow.errors import UnsupportedModelError
 
@@ -19,11 +25,14 @@ _LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
 _OTHER_PARTS = ("vision_config", "audio_config", "encoder_config", "encoder", "speech_config")
 
 
-def causal_class(config: PretrainedConfig, *, states: bool = False) -> type[PreTrainedModel]:
+def causal_class(
+    config: PretrainedConfig, *, states: bool = False, images: bool = False
+) -> type[PreTrainedModel]:
     """Return the model's class.
 
     Args:
         states: layers may keep states beside or in place of KVs, as long as some keep KVs.
+        images: the class with a vision tower, where there is one; else only where there is no other.
 
     Raises:
         UnsupportedModelError: it is no decoder that generates text from the keys and values of earlier tokens alone;
@@ -34,7 +43,10 @@ def causal_class(config: PretrainedConfig, *, states: bool = False) -> type[PreT
     alone = getattr(type(config), "is_encoder_decoder", False) or hasattr(config, "decoder_layers")
     if config.is_encoder_decoder or alone:
         raise _refused(name, "is an encoder-decoder, or a part of one", "generation from an encoder's output")
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+    mapping = MODEL_FOR_CAUSAL_LM_MAPPING
+    if has_tower(config) and (images or (states and type(config) not in mapping)):
+        mapping = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(config) not in mapping:
         parts = [part for part in _OTHER_PARTS if getattr(config, part, None) is not None]
         if parts:
             raise _refused(
@@ -43,7 +55,7 @@ def causal_class(config: PretrainedConfig, *, states: bool = False) -> type[PreT
         raise UnsupportedModelError(
             f"model: {name} is not supported: it is not a causal language model, and Winnow generates text"
         )
-    model_class: type[PreTrainedModel] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    model_class: type[PreTrainedModel] = mapping[type(config)]
     shown = model_class.__name__
     text = config.get_text_config()
     if _is_encoder(text):
@@ -58,6 +70,23 @@ def causal_class(config: PretrainedConfig, *, states: bool = False) -> type[PreT
             "such a state: recurrent, convolutional or compressed",
         )
     return model_class
+
+
+def has_tower(config: PretrainedConfig) -> bool:
+    """Return whether transformers has a class for a configuration that answers to text with pictures."""
+    return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and hasattr(config, "vision_config")
+
+
+def has_tower_class(model_class: type[PreTrainedModel]) -> bool:
+    """Return whether a class has a vision tower."""
+    return hasattr(model_class, "get_image_features")
+
+
+def text_part(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the part of a model that has the decoder's layers: its base model, but beside a vision tower."""
+    base: PreTrainedModel = model.base_model
+    found: PreTrainedModel = base.get_decoder() if has_tower(model.config) else base
+    return found
 
 
 def layer_kinds(config: PretrainedConfig) -> list[str]:

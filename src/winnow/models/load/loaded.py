@@ -18,13 +18,16 @@ from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.load.kv_layout import configured_layout
 from winnow.models.load.tokens import token_kinds
 from winnow.process.ranks import ALONE, Ranks
+from winnow.prompts import TEXT_ALONE
 from winnow.sampling.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from winnow.models.bind.binding import AttentionStep
+    from winnow.models.bind.images import PackedImages
     from winnow.models.fast.packed.decoder import PackedDecoder
+    from winnow.prompts import ImageProcessor
 
     ServedModel: TypeAlias = PreTrainedModel | PackedDecoder
 
@@ -52,6 +55,8 @@ class PlainModel:
     eos_token_ids: frozenset[int]
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Sampling parameters that the model's makers recommend, for requests that bring none."""
+    processor: "ImageProcessor | str" = field(default=TEXT_ALONE, kw_only=True)
+    """For pictures; text: why there is none."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -126,6 +131,7 @@ class LoadedModel(PlainModel):
         wanted: torch.Tensor | int,
         step: "AttentionStep",
         states: RecurrentStates | None,
+        images: "PackedImages | None" = None,
     ) -> torch.Tensor:
         """Return logits of a packed step, [n, V].
 
@@ -133,15 +139,22 @@ class LoadedModel(PlainModel):
             tokens: int64 [T], where `spans` says.
             wanted: tokens whose logits are wanted, int64 [n]; 0: all.
             states: of the model's layers, as `open_states` gave them; they are after these tokens then.
+            images: among the tokens, or before them where that moves their rotary positions.
         """
-        more = {}
+        more: dict[str, Any] = {}
+        model, positions = self.forward_model, spans.position[None]
+        if images is not None:
+            # A decoder of parts knows neither.
+            model, more = self.model, images.arguments(self.model, tokens)
+            if images.positions is not None:
+                positions = images.positions[:, None]
         if states is not None:
             from winnow.models.bind.mixers import PackedStates
 
             more[self._cache_argument] = PackedStates(states, spans)
-        logits: torch.Tensor = self.forward_model(
+        logits: torch.Tensor = model(
             input_ids=tokens[None],
-            position_ids=spans.position[None],
+            position_ids=positions,
             use_cache=False,
             logits_to_keep=wanted,
             winnow_step=step,

@@ -17,6 +17,7 @@ from winnow.models.load.automatic import settle_formats
 from winnow.models.load.damage import loading
 from winnow.models.load.hub import DEMO_MODEL, locate_model, locate_tokenizer
 from winnow.models.load.loaded import LoadedModel, PlainModel
+from winnow.models.load.processor import has_processor
 from winnow.native import is_installed, native_kernels
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
@@ -91,7 +92,8 @@ def _keep(entry: "CacheEntry | None", path: Path, loaded: LoadedModel, limit: "C
 
 
 def _cache_entry(path: Path, config: ModelConfig) -> "CacheEntry | None":
-    if not is_installed() or native_kernels() is None:
+    images = has_processor(path) and not config.language_model_only  # a vision tower is not kept
+    if images or not is_installed() or native_kernels() is None:
         return None
     from winnow.models.fast.packed.cache import CacheEntry
 

@@ -12,6 +12,7 @@ from winnow.models.fast.fused.probe import trial_logits
 from winnow.models.fast.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.fast.packed_embedding import PackedEmbedding, ScaledEmbedding, embedding_scale
 from winnow.models.fast.packed_linear import PackedLinear
+from winnow.models.load.kinds import text_part
 
 
 @torch.inference_mode()
@@ -37,7 +38,7 @@ def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecode
         spec = layer.spec
         plain = spec.sinks is None and spec.slopes is None and not spec.chunked
         need(plain, f"layer {index} has attention sinks, slopes or chunks")
-    base = model.base_model
+    base = text_part(model)
     norm: Any = getattr(base, "norm", None)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     need(isinstance(norm, FusedNorm), "its last norm has no fused form")
@@ -61,7 +62,7 @@ def extract_parts(model: Any, num_layers: int, trained_len: int) -> PackedDecode
 
 def _rotation_kinds(model: Any, num_layers: int) -> list[str]:
     """Return for each layer the beginning of its rotation's names: nothing, where all layers share one."""
-    if isinstance(getattr(getattr(model.base_model, "rotary_emb", None), "inv_freq", None), Tensor):
+    if isinstance(getattr(getattr(text_part(model), "rotary_emb", None), "inv_freq", None), Tensor):
         return [""] * num_layers
     return [
         f"{kind}_"

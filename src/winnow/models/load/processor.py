@@ -1,0 +1,188 @@
+"""The processor of a model that reads pictures, transformers' own: it makes tokens and pixels of text and pictures."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from winnow.errors import InvalidRequestError
+from winnow.models.load.damage import first_line
+from winnow.models.load.json_files import read_object
+from winnow.values.images import PromptImage, TokenGrid, rotary_positions
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from transformers import PretrainedConfig, PreTrainedModel
+
+FILES = ("processor_config.json", "preprocessor_config.json")
+_VIDEO = "video_processor"
+
+
+def has_processor(path: Path) -> bool:
+    """Return whether a model's directory says how pictures are processed."""
+    return any((path / file).is_file() for file in FILES)
+
+
+def image_token(config: "PretrainedConfig") -> int:
+    """Return the token that stands for a part of a picture."""
+    return int(getattr(config, "image_token_id", None) or config.image_token_index)
+
+
+def load_processor(
+    path: Path, config: "PretrainedConfig", model_class: "type[PreTrainedModel]"
+) -> "Processor | str":
+    """Return the processor in a model's directory; text: why there is none, or why it cannot be used."""
+    if not has_processor(path):
+        return f"{path} holds no processor_config.json"
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
+
+    try:
+        import PIL  # noqa: F401
+
+        named = [read_object(path / file).get("processor_class") for file in FILES if (path / file).is_file()]
+        name = next(filter(None, named), None) or PROCESSOR_MAPPING_NAMES.get(config.model_type)
+        kind: Any = processor_class_from_name(name)
+        if kind is None:
+            return f"transformers has no processor called {name!r}"
+        own = _without_video(kind).from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        return Processor(own, config, model_class)
+    except ImportError as error:
+        return f"a package is missing ({first_line(error)}): pip install winnow-llm[vision]"
+    except Exception as error:  # each processor checks its files in its own way
+        return f"the processor in {path} is not usable: {first_line(error)}"
+
+
+def _without_video(kind: Any) -> Any:
+    """Return a processor's class that needs no processor of videos, which takes further packages."""
+    if _VIDEO not in kind.get_attributes():
+        return kind
+
+    names = list(inspect.signature(kind.__init__).parameters)[1:]
+
+    def attributes(cls: Any) -> list[str]:
+        return [name for name in super(alone, cls).get_attributes() if name != _VIDEO]
+
+    def from_args_and_dict(cls: Any, args: list[Any], *more: Any, **options: Any) -> Any:
+        first = names.index(_VIDEO)
+        return super(alone, cls).from_args_and_dict([*args[:first], None, *args[first:]], *more, **options)
+
+    methods: dict[str, Any] = {"get_attributes": attributes, "from_args_and_dict": from_args_and_dict}
+    alone: Any = type(kind.__name__, (kind,), {name: classmethod(each) for name, each in methods.items()})
+    return alone
+
+
+class Processor:
+    """A processor of transformers; see `winnow.prompts.ImageProcessor`. Holds no weights."""
+
+    def __init__(self, own: Any, config: "PretrainedConfig", model_class: "type[PreTrainedModel]") -> None:
+        self._own = own
+        self._token = image_token(config)
+        self._config = config
+        self._takes = frozenset(inspect.signature(model_class.get_image_features).parameters)
+        self._positions = _positions_of(config, model_class)
+        self.chat_template: str | None = getattr(own, "chat_template", None)
+
+    def process(
+        self, prompt: str | Sequence[int], images: "Sequence[Image]", *, add_special_tokens: bool
+    ) -> tuple[list[int], tuple[PromptImage, ...]]:
+        """See `winnow.prompts.ImageProcessor`."""
+        mark = self._own.image_token
+        text = prompt if isinstance(prompt, str) else self._own.tokenizer.decode(prompt)
+        if (count := text.count(mark)) != len(images):
+            raise InvalidRequestError(
+                f"prompt must hold {mark!r} once for each of its {len(images)} images, got it {count} times"
+            )
+        try:
+            ids, data = self._run(text, images, add_special_tokens=add_special_tokens)
+            alone = [data] if len(images) == 1 else [self._run(mark, [image])[1] for image in images]
+        except (ValueError, TypeError, RuntimeError, KeyError) as error:
+            raise InvalidRequestError(f"images cannot be processed: {first_line(error)}") from error
+        return ids, self._images(ids, alone, [image.size for image in images])
+
+    def _run(
+        self, text: str, images: "Sequence[Image]", *, add_special_tokens: bool = False
+    ) -> tuple[list[int], dict[str, Any]]:
+        out = self._own(
+            text=[text],
+            images=list(images),
+            add_special_tokens=add_special_tokens,
+            return_tensors="pt",
+        )
+        return out["input_ids"][0].tolist(), dict(out)
+
+    def _images(
+        self, ids: list[int], data: Sequence[Mapping[str, Any]], sizes: Sequence[tuple[int, int]]
+    ) -> tuple[PromptImage, ...]:
+        inputs = [self._inputs(each) for each in data]
+        found = np.flatnonzero(np.array(ids) == self._token)
+        counts = [len(found)]
+        if len(data) > 1:
+            counts = [int((each["input_ids"] == self._token).sum()) for each in data]
+        if sum(counts) != len(found):
+            raise InvalidRequestError(
+                f"images must be {sum(counts)} tokens of the prompt, got {len(found)}: a text holds their token too"
+            )
+        tokens = np.split(found, np.cumsum(counts)[:-1])
+        positions = None if self._positions is None else self._positions(ids, inputs)
+        images = []
+        for each, own, size in zip(inputs, tokens, sizes, strict=True):
+            fields: dict[str, Any] = {"size": size, "grids": self._grids(each, len(own))}
+            if positions is not None:
+                behind = int(own[-1]) + 1
+                fields["positions"] = positions[:, own]
+                last = positions[:, :behind].max() + 1 - behind
+                fields["position_offset"] = int(last)
+            images.append(PromptImage.of(each, own, **fields))
+        if positions is not None and not np.array_equal(rotary_positions(images, 0, len(ids)), positions):
+            raise InvalidRequestError(
+                f"images: {self._config.model_type} counts positions in a way of its own"
+            )
+        return tuple(images)
+
+    def _inputs(self, data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        """Return what the vision tower takes of what a processor gives."""
+        return {
+            name: np.ascontiguousarray(value.numpy())
+            for name, value in data.items()
+            if name in self._takes and isinstance(value, torch.Tensor)
+        }
+
+    def _grids(self, inputs: Mapping[str, NDArray[Any]], count: int) -> tuple[TokenGrid, ...]:
+        """Return which part of its picture each of `count` tokens shows, as far as the class is known."""
+        if "image_grid_thw" in inputs:
+            _, rows, cols = (inputs["image_grid_thw"][0] // self._own.image_processor.merge_size).tolist()
+            return (TokenGrid(0, rows, cols),) if rows * cols == count else ()
+        side = int(count**0.5)
+        return (TokenGrid(0, side, side),) if side * side == count else ()
+
+
+class _Positions:
+    """Positions of three axes, by the class's own method, without its weights."""
+
+    def __init__(self, config: "PretrainedConfig", holder: Any) -> None:
+        self._config = config
+        self._shell = holder.__new__(holder)
+        nn.Module.__init__(self._shell)
+        self._shell.config = config
+
+    def __call__(self, ids: list[int], inputs: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[np.int64]:
+        tokens = torch.tensor([ids])
+        grids = torch.cat([torch.from_numpy(each["image_grid_thw"]) for each in inputs])
+        kinds = (tokens == image_token(self._config)).int()
+        positions, _ = self._shell.get_rope_index(tokens, mm_token_type_ids=kinds, image_grid_thw=grids)
+        found: NDArray[np.int64] = positions[:, 0].numpy()
+        return found
+
+
+def _positions_of(config: "PretrainedConfig", model_class: "type[PreTrainedModel]") -> _Positions | None:
+    """Return how a model counts positions of pictures; None: as those of text."""
+    import sys
+
+    prefix = model_class.__name__.removesuffix("ForConditionalGeneration")
+    holder = getattr(sys.modules[model_class.__module__], f"{prefix}Model", None)
+    return _Positions(config, holder) if hasattr(holder, "get_rope_index") else None
