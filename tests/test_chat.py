@@ -1,12 +1,13 @@
 """Conversations become text by the model's own template."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from winnow.chat import TemplateOptions, apply_template, normalise_messages
+from winnow.chat import TemplateOptions, apply_template, normalise_messages, take_images, text_length
 from winnow.errors import InvalidRequestError
 from winnow.models import DEMO_MODEL
 from winnow.models.load.tokens import load_tokenizer
@@ -120,12 +121,100 @@ def test_the_template_speaks_for_itself(tokenizer: PreTrainedTokenizerBase) -> N
         (
             [
                 {"role": "user", "content": "a"},
-                {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]},
+                {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]},
             ],
-            r"content of messages\[1\] must be text; parts of other kinds .* 'image_url'",
+            r"content of messages\[1\] must be text and images; parts of other kinds .* 'input_audio'",
         ),
     ],
 )
 def test_unusable_messages_are_named(messages: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         normalise_messages(messages)
+
+
+X = "https://a.test/x.png"
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ({"type": "image_url", "image_url": {"url": X, "detail": "low"}}, X),
+        ({"type": "image_url", "image_url": X}, X),
+        ({"image_url": {"url": X}}, X),
+        ({"type": "image_url", "image_url": {"url": X}, "uuid": "a", "cache_control": {}}, X),
+        ({"type": "input_image", "image_url": X, "detail": "auto", "file_id": None}, X),
+        ({"type": "image_pil", "image_pil": b"pixels"}, b"pixels"),
+        ({"type": "image", "image": b"pixels"}, b"pixels"),
+        ({"type": "image", "url": X}, X),
+        ({"type": "image", "path": "x.png"}, "x.png"),
+        (
+            {"type": "image_url", "image_url": {"detail": "low"}},
+            "image_url of messages[1] must be a URL, got null",
+        ),
+        ({"type": "image_url", "image_url": 7}, "must be a URL, got a number"),
+        ({"type": "input_image", "image_url": None}, "must be a URL, got null"),
+        ({"type": "input_image", "file_id": "file-1"}, "file_id of an image of messages[1] is not served"),
+        (
+            {"type": "image_url", "image_url": {"url": X, "detail": "most"}},
+            "detail of messages[1] must be auto",
+        ),
+        ({"type": "image"}, "an image of messages[1] must have"),
+        ({"type": ["image"]}, "parts of other kinds"),
+    ],
+)
+def test_images_in_every_form(part: dict[str, Any], source: Any) -> None:
+    """A template reads places; the sources stand beside, in order. Normalised messages are read again as they are."""
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "a"}, {"text": "b"}]},
+        {"role": "user", "content": [{"type": "text", "text": "c"}, part]},
+        {"role": "user", "content": [{"type": "image", "image": 2}, {"type": "text", "text": "d"}]},
+    ]
+    if isinstance(source, str) and " " in source:
+        with pytest.raises(InvalidRequestError, match=re.escape(source)):
+            take_images(messages)
+        return
+    for given in (messages, normalise_messages(messages)):
+        found, sources = take_images(given)
+        assert sources == [source, 2]
+        assert [each["content"] for each in found] == [
+            "a\nb",
+            [{"type": "text", "text": "c"}, {"type": "image"}],
+            [{"type": "image"}, {"type": "text", "text": "d"}],
+        ]
+        assert [text_length(each) for each in found] == [3, 1, 1]
+
+
+# As SmolVLM's: it reads lists of parts alone.
+PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}"
+    "{% elif p.type == 'image' %}<image>{% endif %}{% endfor %}|{% endfor %}"
+)
+IMAGE = {"role": "user", "content": [{"type": "image", "image": 1}, {"type": "text", "text": "What?"}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        (PARTS, "system:Be brief.|user:Hi|assistant:Ho|user:<image>What?|"),
+        ("{% for m in messages %}{{ m.content }}|{% endfor %}", None),
+        (PARTS.replace("m.content %}", "(m.content if m.content is not string else [{'type': 'text', 'text': '<s>' + "
+         "m.content}]) %}"), "system:<s>Be brief.|user:<s>Hi|assistant:<s>Ho|user:<image>What?|"),
+    ],
+)  # fmt: skip
+def test_templates_get_the_form_that_they_read(
+    template: str, shown: str | None, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    first = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho"},
+    ]
+    if shown is not None:
+        assert text(tokenizer, template, take_images([*first, IMAGE])[0]) == shown
+    texts = [*first, {"role": "user", "content": "What?"}]
+    expected = (
+        "Be brief.|Hi|Ho|What?|"
+        if shown is None
+        else shown.replace("<image>", "<s>" if "<s>" in shown else "")
+    )
+    assert text(tokenizer, template, texts) == expected

@@ -24,6 +24,15 @@ _SYSTEM_ROLES = ("system", "developer")
 _DEVELOPER = re.compile(r"""\\?['"]developer\\?['"]""")
 # Of a function: what it tells the server alone.
 _FOR_DECODING = ("strict", "cache_control", "defer_loading", "allowed_callers", "output_schema")
+# Parts of messages that are images, and the fields that may hold where one comes from: OpenAI's forms, vLLM's and
+# transformers'.
+_IMAGES = {
+    "image_url": ("image_url",),
+    "input_image": ("image_url",),
+    "image_pil": ("image_pil",),
+    "image": ("image", "url", "path"),
+}
+_DETAILS = (None, "auto", "low", "high", "original")
 # Stands in for a message to find what a template writes around it: letters alone, which no template changes.
 _SENTINEL = "winnowquestionstandshere"
 
@@ -83,8 +92,8 @@ def require_characters(name: str, text: str) -> None:
 
 
 def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
-    """Return a message as templates take it: its content one text, lists of text parts joined. Where pictures stand
-    among them, {"type": "image"}, it stays a list of parts.
+    """Return a message as templates take it: its content one text, lists of text parts joined. Where images stand
+    among them it stays a list of parts, {"type": "image", "image": source} for each; see `take_images`.
 
     Content that is null or missing is empty text where tool calls (or a refusal of OpenAI's) stand in its place, as
     OpenAI's clients write an assistant's turn.
@@ -97,12 +106,11 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list | tuple):
         parts = [_part(part, name) for part in content]
-        if any(part["type"] == "image" for part in parts):
-            return {**message, "content": parts}
-        content = "\n".join(part["text"] for part in parts)
+        images = any(part["type"] == "image" for part in parts)
+        content = parts if images else "\n".join(part["text"] for part in parts)
     if content is None and any(message.get(key) for key in ("tool_calls", "function_call", "refusal")):
         content = message.get("refusal") or ""
-    if not isinstance(content, str):
+    if not isinstance(content, str | list):
         got = "none" if "content" not in message else json_kind(content)
         raise InvalidRequestError(f"content of {name} must be text, or stand beside tool_calls, got {got}")
     message = {**message, "content": content}
@@ -127,6 +135,35 @@ def normalise_messages(messages: Any) -> list[dict[str, Any]]:
         got = "none" if isinstance(messages, Sequence) and not messages else json_kind(messages)
         raise InvalidRequestError(f"messages must be a list with at least one message, got {got}")
     return [normalise_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def take_images(messages: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Return messages with {"type": "image"} in the place of each image, and the images' sources in their order.
+
+    Raises:
+        InvalidRequestError: as `normalise_messages`, or a place has no source.
+    """
+    sources: list[Any] = []
+
+    def without_source(part: dict[str, Any], name: str) -> dict[str, Any]:
+        if part["type"] != "image":
+            return part
+        if "image" not in part:
+            raise InvalidRequestError(f"an image of {name} must have a URL, a path or an image")
+        sources.append(part["image"])
+        return {"type": "image"}
+
+    found = normalise_messages(messages)
+    for index, message in enumerate(found):
+        if isinstance(message["content"], list):
+            message["content"] = [without_source(part, f"messages[{index}]") for part in message["content"]]
+    return found, sources
+
+
+def text_length(message: Message) -> int:
+    """Return the characters of a normalised message's text."""
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
 
 def apply_template(
@@ -156,7 +193,7 @@ def apply_template(
             for message in conversation
         ]
     try:
-        prompt = _render(tokenizer, conversation, options)
+        conversation, prompt = _rendered(tokenizer, conversation, options)
     # Templates raise what they like: jinja2's errors, or their own by raise_exception.
     except Exception as error:
         raise InvalidRequestError(f"messages do not suit the model's chat template: {error}") from None
@@ -264,6 +301,41 @@ def _system_text(conversation: Sequence[dict[str, Any]], prompt: str) -> str:
     return prompt[: max(prompt.find(content), 0)] if begin and content else ""
 
 
+def _rendered(
+    tokenizer: "PreTrainedTokenizerBase", conversation: list[dict[str, Any]], options: TemplateOptions
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the messages in the form that the template reads, and the prompt: some read lists of parts alone, and
+    leave out text that is no part of one.
+    """
+    texts = [
+        each["content"].strip()
+        for each in (*conversation[:2], conversation[-1])
+        if isinstance(each["content"], str) and each["role"] in ("user", *_SYSTEM_ROLES)
+    ]
+    try:
+        prompt = _render(tokenizer, conversation, options)
+        if all(text in prompt for text in texts):
+            return conversation, prompt
+        failure = None
+    except Exception as error:
+        failure = error
+    parts = [
+        {**each, "content": [{"type": "text", "text": each["content"]}]}
+        if isinstance(each["content"], str) and each["role"] != "tool"
+        else each
+        for each in conversation
+    ]
+    try:
+        found = _render(tokenizer, parts, options)
+    except Exception:
+        found = ""
+    if all(text in found for text in texts) and found:
+        return parts, found
+    if failure is not None:
+        raise failure
+    return conversation, prompt
+
+
 def _render(
     tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]], options: TemplateOptions
 ) -> str:
@@ -306,17 +378,39 @@ def _call_with_arguments(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": values}} if isinstance(values, dict) else call
 
 
-def _part(part: Any, name: str) -> dict[str, str]:
-    """Return a part of a message's content as templates take it: a text, or a picture's place."""
-    kind = part.get("type", "text") if isinstance(part, Mapping) else None
-    if kind == "image" and len(part) == 1:
-        return {"type": "image"}
+def _part(part: Any, name: str) -> dict[str, Any]:
+    """Return a part of a message's content: a text, or an image with its source."""
+    kind = None
+    if isinstance(part, Mapping):
+        kind = part.get("type") or next((each for each in ("text", *_IMAGES) if each in part), "text")
+        if isinstance(kind, str) and kind in _IMAGES:
+            return _image_part(part, kind, name)
     text = part.get("text") if kind in ("text", "input_text", "output_text") else None
     if kind == "refusal":
         text = part.get("refusal")
     if not isinstance(text, str):
         shown = repr(kind) if kind is not None else json_kind(part)
         raise InvalidRequestError(
-            f"content of {name} must be text; parts of other kinds are not supported, got {shown}"
+            f"content of {name} must be text and images; parts of other kinds are not supported, got {shown}"
         )
     return {"type": "text", "text": text}
+
+
+def _image_part(part: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    if part.get("file_id") is not None:
+        raise InvalidRequestError(f"file_id of an image of {name} is not served: give a URL")
+    source = next((part[field] for field in _IMAGES[kind] if part.get(field) is not None), None)
+    details = [part.get("detail")]
+    if kind in ("image_url", "input_image"):
+        if isinstance(source, Mapping):
+            details.append(source.get("detail"))
+            source = source.get("url")
+        if not isinstance(source, str):
+            raise InvalidRequestError(f"image_url of {name} must be a URL, got {json_kind(source)}")
+    if unknown := [
+        each for each in details if each not in _DETAILS
+    ]:  # the model's processor decides the size
+        raise InvalidRequestError(
+            f"detail of {name} must be auto, low, high or original, got {unknown[0]!r:.80}"
+        )
+    return {"type": "image"} if source is None else {"type": "image", "image": source}

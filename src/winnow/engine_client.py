@@ -12,6 +12,7 @@ from winnow.engine.loop import RequestLoop
 from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
+from winnow.media import MediaLoader
 from winnow.models import PlainModel
 from winnow.models.load.backend_tokenizer import full_tokenizer
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
@@ -21,21 +22,20 @@ from winnow.sampling.params import RequestOutputKind
 from winnow.values.session_request import SessionRequest
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
 
 class EngineClient:
     """Client of an engine's driver: makes requests of prompts, queues them and takes their outputs. Thread-safe."""
 
-    def __init__(self, driver: EngineDriver, loaded: PlainModel) -> None:
+    def __init__(self, driver: EngineDriver, loaded: PlainModel, media: MediaLoader | None = None) -> None:
         self.driver = driver
         self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
         self.vocab_size = loaded.vocab_size
         self._grammars = loaded.grammars
         self.sampling_defaults = loaded.sampling_defaults
-        self._prompts = PromptTokenizer(self._tokenizer, driver.engine.turns, loaded.processor)
+        self._prompts = PromptTokenizer(self._tokenizer, driver.engine.turns, loaded.processor, media)
         # What the chat template ends turns with is looked at when it is first used: reading it takes transformers.
         self._unchecked_ends: frozenset[int] | None = loaded.eos_token_ids
         if not loaded.eos_token_ids:
@@ -114,19 +114,31 @@ class EngineClient:
         messages: Sequence[Message],
         template: TemplateOptions = PLAIN,
         tenant: str | None = None,
-        images: "Sequence[Image]" = (),
     ) -> TokenizedPrompt:
         """Do as `tokenize` does, for a conversation.
+
+        Parts of its messages may be images: OpenAI's {"type": "image_url", "image_url": {"url": URL}}, vLLM's {"type":
+        "image_pil", "image_pil": image} or transformers' {"type": "image", "image": URL, path, bytes or PIL image}.
 
         Answers of earlier turns, as far as their text is unchanged, are the tokens that the model wrote.
 
         Args:
             template: the template's other variables.
             tenant: whose conversation it is.
-            images: RGB pictures, one for each part {"type": "image"} of the messages, in their order.
         """
         self._check_ends()
-        return self._prompts.tokenize_chat(messages, template, tenant, images)
+        return self._prompts.tokenize_chat(messages, template, tenant)
+
+    async def fetch_images(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """Return messages with the bytes of images in place of their http(s) URLs. Any thread may call it.
+
+        `tokenize_chat` fetches what is left, and waits for it.
+
+        Raises:
+            InvalidRequestError: the model reads no images, or one cannot be fetched; see the option
+                `allowed_media_domains`.
+        """
+        return await self._prompts.fetch_images(messages)
 
     def _check_ends(self) -> None:
         """Warn once where answers may run up to their limit."""

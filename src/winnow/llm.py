@@ -27,6 +27,7 @@ from winnow.executor.device_memory import with_device_memory
 from winnow.extras import GET_THE_LAB
 from winnow.inspect import Inspection, KeptTokens
 from winnow.known_accuracy import best_known
+from winnow.media import MediaLoader
 from winnow.models import PlainModel, load_plain_model
 from winnow.models.load.hub import locate_model
 from winnow.options import EngineOptions
@@ -59,8 +60,8 @@ class LLM(EngineClient):
     Args:
         model: directory with config.json, safetensors and (for text prompts) a tokenizer, a GGUF file, or org/name on
             the Hugging Face Hub; None: the demo model.
-        options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig` and `PaddedConfig` in
-            `winnow.config`.
+        options: the fields of `ModelConfig`, `CacheConfig`, `SchedulerConfig`, `EvictionConfig`, `PaddedConfig` and
+            `MediaConfig` in `winnow.config`.
 
     Raises:
         ConfigError: an option is unknown or out of range.
@@ -80,7 +81,8 @@ class LLM(EngineClient):
             self._team_wait.stop()
             raise
         release_team()  # the threads that will step may be others
-        super().__init__(EngineDriver(engine, get_num_threads, release_team), loaded)
+        driver = EngineDriver(engine, get_num_threads, release_team)
+        super().__init__(driver, loaded, MediaLoader(self.config.media))
         self.dtype, self.device = loaded.dtype, loaded.device
         narrow = getattr(loaded, "blocks", None) or getattr(loaded, "library", None)
         self.weight_dtype: str = "auto" if narrow is None else narrow.weight_dtype

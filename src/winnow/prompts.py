@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypeAlias, TypedDict, cast
 
 from winnow.chat import (
     PLAIN,
@@ -13,8 +14,11 @@ from winnow.chat import (
     TokenizedPrompt,
     apply_template,
     require_characters,
+    take_images,
 )
+from winnow.config import MediaConfig
 from winnow.errors import InvalidRequestError
+from winnow.media import MediaLoader
 from winnow.sampling.turns import Turns
 from winnow.values.foreign_names import translate
 from winnow.values.images import PromptImage
@@ -25,10 +29,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+ImageSource: TypeAlias = "str | Path | bytes | Image"
+"""A data: URI, an http(s) or file:// URL, a path, the bytes of a file, or an image; see `MediaLoader`."""
+
+
 class MultiModalData(TypedDict, total=False):
     """Pictures of a prompt: one, or as many as it has places for, in their order. As in vLLM."""
 
-    image: "Image | Sequence[Image]"
+    image: "ImageSource | Sequence[ImageSource]"
 
 
 class TextPrompt(TypedDict):
@@ -94,6 +102,7 @@ class PromptTokenizer:
         tokenizer: the model's; None: prompts are token ids.
         turns: of conversations that were answered.
         processor: the model's, for pictures; text: why there is none.
+        media: opens them.
     """
 
     def __init__(
@@ -101,10 +110,12 @@ class PromptTokenizer:
         tokenizer: "PreTrainedTokenizerBase | None",
         turns: Turns,
         processor: ImageProcessor | str = TEXT_ALONE,
+        media: MediaLoader | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._turns = turns
         self._processor = processor
+        self._media = media or MediaLoader(MediaConfig())
         self._using = Lock()
         if tokenizer is not None:
             # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
@@ -143,14 +154,14 @@ class PromptTokenizer:
         messages: Sequence[Message],
         template: TemplateOptions = PLAIN,
         tenant: str | None = None,
-        images: "Sequence[Image]" = (),
     ) -> TokenizedPrompt:
         """See `LLM.tokenize_chat`."""
-        if not images:
+        messages, sources = take_images(messages)
+        if not sources:
             encode = partial(self._turns.encode, tenant)
             with self._using:
                 return apply_template(self._tokenizer, messages, template, encode)
-        processor = self._require_processor()
+        processor, images = self._require_processor(), self._media.load(sources)
         found: list[tuple[PromptImage, ...]] = []
 
         def expand(text: str, _: str, __: Any) -> list[int]:
@@ -164,6 +175,21 @@ class PromptTokenizer:
             prompt = apply_template(self._tokenizer, messages, template, expand)
         return prompt._replace(images=found[-1])
 
+    async def fetch_images(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
+        """See `LLM.fetch_images`."""
+        found, sources = take_images(messages)
+        if not sources:
+            return found
+        self._require_processor()
+        fetched = iter(await self._media.fetch(sources))
+        for message in found:
+            if isinstance(message["content"], list):
+                message["content"] = [
+                    {**part, "image": next(fetched)} if part["type"] == "image" else part
+                    for part in message["content"]
+                ]
+        return found
+
     def _require_processor(self) -> ImageProcessor:
         if isinstance(self._processor, str):
             raise InvalidRequestError(f"images cannot be read: {self._processor}")
@@ -173,11 +199,11 @@ class PromptTokenizer:
         self,
         text: str | None,
         content: str | Sequence[int],
-        images: "Sequence[Image]",
+        sources: Sequence[Any],
         *,
         add_special_tokens: bool = False,
     ) -> TokenizedPrompt:
-        processor = self._require_processor()
+        processor, images = self._require_processor(), self._media.load(sources)
         with self._using:
             token_ids, found = processor.process(content, images, add_special_tokens=add_special_tokens)
         return TokenizedPrompt(text, token_ids, images=found)

@@ -104,7 +104,12 @@ BAD_LINES: list[tuple[Any, str, str]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "invalid_request",
-        "not supported",
+        r"image_url of messages\[0\] must be a URL, got null",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "a"}], "multi_modal_data": {}},
+        "invalid_request",
+        "goes with a prompt",
     ),
     ({"prompt": "a", "temperature": -1}, "invalid_request", "temperature must be at least 0, got -1"),
     ({"prompt": "a", "temperature": "hot"}, "invalid_request", "temperature must be a number"),

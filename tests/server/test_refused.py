@@ -103,7 +103,7 @@ def refused(response: httpx.Response, status: int, message: str = "") -> dict[st
         (CHAT, {"messages": "Hi"}, "messages"),
         (CHAT, {"messages": [{"role": "user"}]}, "content"),
         (CHAT, {"messages": [{"content": "a"}]}, "role"),
-        (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "image_url"),
+        (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "images cannot be read: "),
         (CHAT, {"messages": MESSAGES * 5000}, "messages"),
         (CHAT, {"messages": MESSAGES, "chat_template": "{{ 7*7 }}"}, "chat_template"),
         (CHAT, {"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "{{ 7*7 }}"}}, "chat_template_kwargs"),

@@ -155,22 +155,25 @@ def _reminder(parts: list[Record], first: bool) -> Record:
 
 
 def _user(blocks: list[Any], name: str) -> list[Record]:
-    """Return the results of tools, each a message, and the text behind them."""
+    """Return the results of tools, each a message, and the text behind them; also images, which may be of results."""
     messages: list[Record] = []
     texts: list[Record] = []
     for index, block in enumerate(blocks):
         place = f"{name}.content[{index}]"
         if _kind(block) == "tool_result":
             content = block.get("content")
-            parts = [] if content is None else _texts(content, f"{place}.content")
-            text = "\n".join(part["text"] for part in parts)
+            parts = [] if content is None else _parts(content, f"{place}.content")
+            text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+            texts += [
+                part for part in parts if part["type"] != "text"
+            ]  # templates have no place for them there
             if _switch(block, "is_error", place) and not text.lower().startswith(("error", "<")):
                 text = f"Error: {text}"  # templates have no place for it
             messages.append(
                 {"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": text}
             )
         else:
-            texts.append(_part(block, place))
+            texts.append(_part(block, place, images=True))
     if texts or not messages:
         messages.append({"role": "user", "content": texts})
     return messages
@@ -203,17 +206,36 @@ def _assistant(blocks: list[Any], name: str) -> Record:
 
 def _texts(given: Any, name: str) -> list[Record]:
     """Return the parts of a text, or of a list of blocks of text."""
+    return _parts(given, name, images=False)
+
+
+def _parts(given: Any, name: str, *, images: bool = True) -> list[Record]:
+    """Return the parts of a text, or of a list of blocks of text and images."""
     if isinstance(given, str):
         return [{"type": "text", "text": given}]
     if not isinstance(given, list):
-        _refuse(name, "text or a list of text blocks", given)
-    return [_part(block, f"{name}[{index}]") for index, block in enumerate(given)]
+        _refuse(name, f"text or a list of text{' and image' if images else ''} blocks", given)
+    return [_part(block, f"{name}[{index}]", images=images) for index, block in enumerate(given)]
 
 
-def _part(block: Any, name: str) -> Record:
+def _part(block: Any, name: str, *, images: bool = False) -> Record:
+    if images and _kind(block) == "image":
+        return {"type": "image_url", "image_url": {"url": _image_url(block.get("source"), f"{name}.source")}}
     if _kind(block) != "text":
-        raise ApiError("invalid_request", f"{name} must be a text block, got type {_kind(block)!r:.80}", name)
+        also = " or image" if images else ""
+        raise ApiError(
+            "invalid_request", f"{name} must be a text{also} block, got type {_kind(block)!r:.80}", name
+        )
     return {"type": "text", "text": _text(block, "text", name)}
+
+
+def _image_url(source: Any, name: str) -> str:
+    kind = _kind(source)
+    if kind == "base64":
+        return f"data:{_text(source, 'media_type', name)};base64,{_text(source, 'data', name)}"
+    if kind != "url":
+        raise ApiError("invalid_request", f"{name}.type must be base64 or url, got {kind!r:.80}", name)
+    return _text(source, "url", name)
 
 
 def _kind(block: Any) -> Any:

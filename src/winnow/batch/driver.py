@@ -18,6 +18,7 @@ from winnow.errors import QueueFullError, WinnowError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, ApiError
 from winnow.outputs import EngineStats, RequestOutput
+from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 
 MAX_EARLY = 4096
@@ -33,7 +34,7 @@ class Engine(Protocol):
 
     def submit(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         request_id: str | None = None,

@@ -2,7 +2,8 @@
 
 Three forms are read:
 
-- flat: `{"prompt": "text" or [token ids]}` or `{"messages": [...]}`, sampling parameters beside it;
+- flat: `{"prompt": "text" or [token ids]}` or `{"messages": [...]}`, sampling parameters beside it; beside a prompt
+  also `"multi_modal_data": {"image": [paths or data: URIs]}`;
 - OpenAI Batch: `{"custom_id", "method": "POST", "url", "body"}`, where `url` is /v1/chat/completions or /v1/completions
   and `body` holds the prompt and the sampling parameters under OpenAI's names.
 
@@ -12,7 +13,7 @@ served first. A Batch body has a priority too, the other way round, as vLLM has 
 parameter is refused, since an ignored typo would change answers unseen.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from winnow.openai.request import (
     read_prompt,
 )
 from winnow.openai.tools import CallRule
+from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.values.json_values import json_kind, parse_strict
 from winnow.values.units import format_bytes
@@ -46,7 +48,7 @@ class Job:
     number: int
     endpoint: Endpoint | None
     """OpenAI's, which a Batch line names; None: the line is flat."""
-    prompt: str | Sequence[int] | None
+    prompt: Prompt | None
     messages: list[Message] | None
     params: SamplingParams
     model: str | None
@@ -84,6 +86,7 @@ DEFAULT_METRIC = "exact"
 # Those that compare with one reference, and need neither class names nor a package of their own.
 METRICS = (DEFAULT_METRIC, "rouge-l", "qa-f1", "match-all")
 
+_IMAGES = "multi_modal_data"
 _FLAT_CARRIED = ("custom_id", "id", "reference", "category", "metric", "metadata", "return_kept")
 _BATCH_CARRIED = ("custom_id", "reference", "category", "metric", "metadata")
 
@@ -118,9 +121,13 @@ def _flat_job(
 ) -> Job:
     if ("prompt" in line) == ("messages" in line):
         raise ApiError("invalid_request", "a line needs either prompt or messages")
-    asked = {"prompt", "messages", *_FLAT_CARRIED}
+    asked = {"prompt", "messages", _IMAGES, *_FLAT_CARRIED}
     params = sampling_from_fields({key: value for key, value in line.items() if key not in asked}, defaults)
-    prompt = read_prompt(line["prompt"]) if "prompt" in line else None
+    prompt: Prompt | None = read_prompt(line["prompt"]) if "prompt" in line else None
+    if line.get(_IMAGES) is not None:
+        if prompt is None:
+            raise ApiError("invalid_request", f"{_IMAGES} goes with a prompt: messages have parts", _IMAGES)
+        prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, _IMAGES: line[_IMAGES]}
     messages = read_messages(line["messages"]) if "messages" in line else None
     return Job(raw.index, raw.number, None, prompt, messages, params, None, carried)
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from winnow.chat import TemplateOptions, TokenizedPrompt
+from winnow.chat import TemplateOptions, TokenizedPrompt, text_length
 from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
@@ -162,23 +162,24 @@ class Service:
         Raises:
             InvalidRequestError (or a subclass): it cannot be used.
         """
-        self._require_short([prompt] if isinstance(prompt, str) else [])
+        self._require_short(len(prompt) if isinstance(prompt, str) else 0)
         return await self.off_loop(lambda: self.llm.tokenize(prompt, add_special_tokens=special))
 
     async def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions, tenant: str | None
     ) -> TokenizedPrompt:
         """Do as `tokenize` does, for a conversation of a tenant."""
-        self._require_short([str(message["content"]) for message in messages])
+        self._require_short(sum(map(text_length, messages)))
+        messages = await self.llm.fetch_images(messages)
         return await self.off_loop(lambda: self.llm.tokenize_chat(messages, template, tenant))
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run what takes a while on a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._tokenising, work)
 
-    def _require_short(self, texts: Sequence[str]) -> None:
-        """Refuse texts that cannot fit into the context, however they are cut, before they cost any time."""
-        num_chars, most = sum(map(len, texts)), self.llm.max_model_len * self._longest_token
+    def _require_short(self, num_chars: int) -> None:
+        """Refuse text that cannot fit into the context, however it is cut, before it costs any time."""
+        most = self.llm.max_model_len * self._longest_token
         if num_chars > most:
             raise ApiError(
                 "context_length_exceeded",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.metrics import score
 from winnow.outputs import RequestOutput
+from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow_lab.plan.tuning.candidates import Candidate, from_json
 
@@ -32,7 +33,7 @@ class TunePrompt:
         metric: that compares with them, a key of `winnow.metrics.METRICS`.
     """
 
-    content: str | Sequence[int] | None
+    content: Prompt | None
     messages: Sequence[Mapping[str, Any]] | None
     params: SamplingParams
     references: tuple[str, ...] = ()

@@ -83,7 +83,7 @@ async def _asked(
     if body.get("context_management") is None:
         return asked, None, 0
     edits, applied = read_edits(body["context_management"]), []
-    messages = list(asked.messages or ())
+    messages = await service.llm.fetch_images(asked.messages or ())
 
     async def count() -> int:
         return len((await service.tokenize_chat(messages, asked.template, tenant)).token_ids)
