@@ -1,5 +1,6 @@
 """Values on a tier through the whole engine: answers, memory, pressure, and what fails."""
 
+import json
 import os
 import random
 from pathlib import Path
@@ -10,6 +11,7 @@ from architectures import ARCHITECTURES, save
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
+from winnow.cache import BlockCount
 from winnow.engine.memory.swap_costs import FixedCosts
 from winnow.errors import ConfigError
 from winnow.values.value_tier import ValueTier
@@ -192,6 +194,28 @@ def test_bytes_of_both_tiers_are_counted(directory: Path) -> None:
 def test_a_size_bounds_what_lies_there(directory: Path) -> None:
     with LLM(directory, **OPTIONS, value_tier="host:N=6,size=100KiB") as llm:
         assert 95_000 < llm.stats().value_tier.bytes_budget <= 100 * 2**10  # type: ignore[union-attr]
+
+
+def test_blocks_are_split_by_what_sequences_of_any_length_take(tmp_path: Path) -> None:
+    """Layers and rows of Gemma-3-270M, whose layer 0 has a window: 8 prompts run at once, as without a tier."""
+    kinds = ["full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(18)]
+    shape = {"num_hidden_layers": 18, "layer_types": kinds, "sliding_window": 512, "num_key_value_heads": 1}
+    shape |= {"head_dim": 256, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 1}
+    config = ARCHITECTURES["gemma3"].to_dict() | shape | {"max_position_embeddings": 32768, "vocab_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Gemma3ForCausalLM"]}))
+    options: dict[str, Any] = {"kv_memory": "200MiB", "load_format": "dummy", "skip_tokenizer_init": True}
+    options |= {"dtype": "bfloat16", "max_num_seqs": 64}
+    with LLM(tmp_path, **options, value_tier="host:L=1,N=64") as llm:
+        for first in range(8):
+            llm.submit([3 + first] * 1024, SamplingParams(max_tokens=20, ignore_eos=True))
+        together = 0
+        while llm.has_unfinished:
+            llm.step()
+            together = max(together, llm.stats().num_running)
+        assert together == 8
+        ledger = scheduler_of(llm).ledger
+        count = BlockCount(ledger.layout.by_kind(ledger.layout.row_blocks_seen(32768)))
+        assert count.fits(ledger.size.by_kind), "one of full length has room besides"
 
 
 # -- pressure ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from winnow.attention.ranked_rows import moves
-from winnow.eviction.budgets.heads import block_costs, cheapest_blocks, length_without
+from winnow.eviction.budgets.heads import above_floor, block_costs, cheapest_blocks, length_without
 
 BLOCK, HELD = 2, (5, 2)
 # By logical index. Five KVs are three blocks: the first freed costs 1 (any KV may be that in the half-empty block, so
@@ -17,13 +17,14 @@ BLOCK, HELD = 2, (5, 2)
 METRICS = ((3.0, 6.0, 1.0, 2.0, 4.0), (5.0, 4.5))
 
 
-def schedule(excess: int) -> tuple[list[int], list[int]]:
+def schedule(excess: int, least: int = 0) -> tuple[list[int], list[int]]:
     """Blocks that each head gives up, and KVs that it keeps."""
     score = torch.full((1, 1, 2, max(HELD)), torch.inf)
     for head, metrics in enumerate(METRICS):
         score[0, 0, head, : len(metrics)] = torch.tensor(sorted(metrics))
     length = torch.tensor([[HELD]])
-    freed = cheapest_blocks(block_costs(score, length, BLOCK), torch.tensor([excess]))
+    cost = above_floor(block_costs(score, length, BLOCK), length, torch.tensor(least), BLOCK)
+    freed = cheapest_blocks(cost, torch.tensor([excess]))
     return freed[0, 0].tolist(), length_without(length, freed, BLOCK)[0, 0].tolist()
 
 
@@ -38,6 +39,11 @@ def schedule(excess: int) -> tuple[list[int], list[int]]:
 )
 def test_who_gives_up_how_many_blocks(excess: int, freed: list[int], kept: list[int]) -> None:
     assert schedule(excess) == (freed, kept)
+
+
+def test_a_floor_of_one_kv_is_equation_16() -> None:
+    """Figure 5 evicts a lone block, which eq. 16 leaves out of the domain of m: a floor of one KV does as well."""
+    assert schedule(4, least=1) == ([2, 0], [2, 2])
 
 
 def test_kvs_evicted_and_empty_slots_fill_whole_blocks() -> None:

@@ -40,6 +40,11 @@ def test_batch_is_four_times_what_is_printed() -> None:
         assert float(kvs) == pytest.approx(4 * float(printed), rel=0.01)
 
 
+def test_grouped_heads_save_eight_times() -> None:
+    """The text: 80 GB with 8 KV heads for 64 query heads, 640 GB with as many KV heads."""
+    assert rows("heads") == {"8": ("80", "80"), "64": ("640", "640")}
+
+
 def test_waste() -> None:
     table = rows("waste")
     printed = {name: (entries[3], entries[4]) for name, entries in table.items() if name != "mean"}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from winnow.cli.main import main
+from winnow_lab.papers.plan.kcache import attention_costs
 from winnow_lab.plan.hardware import HARDWARE
 from winnow_lab.plan.models import MODELS
 from winnow_lab.plan.value_tier import TierModel, TierSpeeds, tier_gain
@@ -67,3 +68,15 @@ def test_plan_says_from_where_it_pays(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [gain["pays"] for gain in gains] == [True, True] and gains[0]["pays_from"] < 2200
     assert main([*line, "--value-tier", "host:L=1"]) == 2
     assert "value_tier" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("top_n", [None, 128])
+def test_operations_a_byte_of_attention_are_table_1(top_n: int | None) -> None:
+    """What the text prints, but 1/N where it has 1/s for the values of the N largest."""
+    b, s, d, n = 8, 4096, 4096, 32
+    h, rows = d / n, top_n or s
+    found = {part: ops / read for part, (ops, read) in attention_costs(b, s, d, n, top_n).items()}
+    projection = 1 / (2 / d + 1 / b)
+    printed = (projection, 1 / (1 + rows / (s * h) + 1 / s), 1 / (1 + 1 / h + 1 / rows), projection)
+    assert list(found.values()) == pytest.approx(printed)
+    assert attention_costs(b, s, d, n, top_n)["A"][0] == 2 * b * rows * d

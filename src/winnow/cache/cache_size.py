@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, ceil_div
 from winnow.cache.row_groups import BlockCount
@@ -94,11 +95,35 @@ class CacheSize:
         num_pages = ROW_SKEW * ceil_div(num_blocks, layout.rows_per_seq * PAGE_ENTRIES)
         num_pages = max(num_pages, min(pages_per_seq, ceil_div(num_blocks, PAGE_ENTRIES))) + max_num_seqs
         num_pages = min(num_pages, max_num_seqs * pages_per_seq)
-        # Blocks of each kind in proportion to what layers hold of a sequence of full length.
-        shares = np.cumsum(layout.by_kind(layout.row_blocks_seen(max_model_len)))
-        ends = [ceil_div(num_blocks * int(share), int(shares[-1])) for share in shares]
-        others = tuple(end - first for first, end in pairwise(ends))
+        ends = np.ceil(
+            num_blocks * np.cumsum(cls._shares(layout, num_blocks, max_num_seqs, max_model_len)) - 1e-6
+        )
+        others = tuple(int(end - first) for first, end in pairwise(ends))
         return cls(num_blocks, num_pages, max_num_seqs, pages_per_seq, others)
+
+    @staticmethod
+    def _shares(
+        layout: CacheLayout, num_blocks: int, max_num_seqs: int, max_model_len: int
+    ) -> NDArray[np.float64]:
+        """Return the part of the blocks that each kind gets, float64 [kinds].
+
+        A sequence of full length has its blocks first. What remains is split so that the length at which most of it
+        lies idle leaves as little idle as can be: layers with a window take another part of a short sequence than of
+        a long one, and a kind gets in proportion to the most that it is asked for by sequences of any one length,
+        as many as all blocks together hold.
+        """
+        if len(layout.kinds) == 1:
+            return np.ones(1)
+        lengths = {max_model_len} | {1 << power for power in range((max_model_len - 1).bit_length())}
+        wanted = {length: np.array(layout.by_kind(layout.row_blocks_seen(length))) for length in lengths}
+        longest = wanted[max_model_len]
+        if num_blocks <= longest.sum():
+            return longest / longest.sum()
+        most = np.max([min(max_num_seqs, num_blocks / each.sum()) * each for each in wanted.values()], axis=0)
+        further = np.maximum(most - longest, 0)
+        further = further if further.any() else longest
+        found: NDArray[np.float64] = longest + further * (num_blocks - longest.sum()) / further.sum()
+        return found / num_blocks
 
     def max_positions(self, layout: CacheLayout) -> int:
         """Return positions that a sequence may have: its longest row, in whole table pages."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from winnow_lab.papers.plan.batch_max import batch_max
 from winnow_lab.papers.plan.baton import baton
-from winnow_lab.papers.plan.kcache import kcache
+from winnow_lab.papers.plan.kcache import kcache, kcache_attention
 from winnow_lab.papers.plan.kv_compress import kv_compress
 from winnow_lab.report.tables import TextTable
 
@@ -16,5 +16,6 @@ PAPERS: Mapping[str, Callable[[], TextTable]] = {
     "batch-max": batch_max,
     "baton": baton,
     "kcache": kcache,
+    "kcache-attention": kcache_attention,
 }
 """By name."""

@@ -29,6 +29,51 @@ _TOP = (32, 64, 128)
 _KCACHE_NEW = 1024
 
 
+def attention_costs(
+    batch: float, tokens: float, hidden: float, heads: float, top: float | None = None
+) -> dict[str, tuple[float, float]]:
+    """KCache's Table 1: operations and bytes of each part of a decode step's attention, in 16 bits.
+
+    Args:
+        tokens: KVs of each sequence; hidden: d, which `heads` heads share; top: N; None: the full cache.
+    """
+    b, s, d, n = batch, tokens, hidden, heads
+    rows = s if top is None else top
+    return {
+        "Q, K, V": (6 * b * d * d, 12 * b * d + 6 * d * d),
+        "S": (2 * b * s * d, 2 * b * (d + d * s + n * rows)),
+        "A": (2 * b * rows * d, 2 * b * (n * rows + rows * d + d)),
+        "O": (2 * b * d * d, 4 * b * d + 2 * d * d),
+    }
+
+
+def kcache_attention() -> TextTable:
+    """KCache's Table 1 for Llama 2 7B: operations, bytes and operations a byte."""
+    model, tokens, batch = MODELS["llama-2-7b"], 4096, 8
+    shape = batch, tokens, model.hidden_size, model.num_query_heads
+    full, tiered = attention_costs(*shape), attention_costs(*shape, top=128)
+    rows = tuple(
+        (
+            part,
+            tuple(
+                f"{value:.4g}"
+                for ops, read in (full[part], tiered[part])
+                for value in (ops, read, ops / read)
+            ),
+        )
+        for part in full
+    )
+    return TextTable(
+        f"KCache, table 1: attention of a layer in a decode step (Llama 2 7B, batch {batch}, {tokens} tokens)",
+        "part",
+        ("operations", "bytes", "a byte", "N=128: operations", "bytes", "a byte"),
+        rows,
+        (
+            "Of A with N the text prints 1 / (1 + 1/h + 1/s) operations a byte; its own columns give 1/N for 1/s.",
+        ),
+    )
+
+
 def kcache_work(prompt: int, batch: int, top: int | None) -> StepWork:
     """Prefill and 1024 decode steps of Llama-2-7B; `top`: V's rows that come back per head, None: all on the device."""
     model = MODELS["llama-2-7b"]

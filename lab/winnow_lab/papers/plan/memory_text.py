@@ -4,7 +4,7 @@ Lines of the text count a GB of KVs as 2**30 bytes and of weights as 10**9; so d
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from winnow.cache import CacheLayout
@@ -91,6 +91,19 @@ def batch() -> TextTable:
         ("KVs GiB", "printed", "weights GB"),
         rows,
         (f"KVs exceed the weights from a batch of {_crossover()} on.",),
+    )
+
+
+def heads() -> TextTable:
+    """What heads that share KVs save: the 70B model as it is, and if each query head had KVs of its own."""
+    multi = replace(_70B, num_kv_heads=_70B.num_query_heads)
+    sizes = ((model, kv_gib(model, 4096, 64)) for model in (_70B, multi))
+    rows = tuple(
+        (f"{model.num_kv_heads}", (f"{size:g}", printed))
+        for (model, size), printed in zip(sizes, ("80", "640"), strict=True)
+    )
+    return TextTable(
+        "KV heads of a model (Llama 3 70B, 4096 tokens, batch 64, FP16)", "heads", ("GiB", "printed"), rows
     )
 
 
@@ -426,6 +439,7 @@ def small() -> TextTable:
 TABLES: Mapping[str, Callable[[], TextTable]] = {
     "memory": memory,
     "batch": batch,
+    "heads": heads,
     "layout": layout,
     "waste": waste,
     "blocks": blocks,

@@ -174,6 +174,11 @@ def block_costs(score: Tensor, length: Tensor, block_size: int) -> Tensor:
     b more; the cost of a block is the highest score among the KVs evicted for it (KV-Compress eq. 16-18; the paper gets
     the same by giving empty slots the metric 0). Costs rise along a row.
 
+    A row may lose its last block. Eq. 16 (e < ceil(C/b)) forbids it, Figure 5 does it ("it would evict the lone block
+    of its second head"), and so must the N sets of a head with N blocks (eq. 13): eq. 16 is one short. What has to stay
+    in a row is for protection and floors to say (`above_floor`); a row without KVs is sound, since a query writes its
+    own before it reads.
+
     Args:
         score: float32 [B, L, H, N], ascending, +inf for KVs that cannot be evicted and past the length.
         length: int64 [B, L, H].
