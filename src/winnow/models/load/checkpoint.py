@@ -40,7 +40,6 @@ from winnow.models.load.published import Published, open_published
 from winnow.models.load.tokens import end_tokens, load_tokenizer
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
-from winnow.prompts import TEXT_ALONE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -59,7 +58,9 @@ def load_checkpoint(
     model_config = _read_config(path, published)
     images = has_tower(model_config) and has_processor(path) and not config.language_model_only
     model_class = causal_class(model_config, states=True, images=images)
-    processor: Processor | str = "language_model_only is set" if config.language_model_only else TEXT_ALONE
+    processor: Processor | str = f"models of type {model_config.model_type} have no vision tower"
+    if config.language_model_only:
+        processor = "language_model_only is set"
     if has_tower(model_config) and not config.language_model_only:
         processor = load_processor(path, model_config, model_class)
         if isinstance(processor, str):  # the tower would be of no use
