@@ -67,6 +67,7 @@ def answers(llm: LLM, params: Any, prompts: list[list[int]] = PROMPTS) -> list[A
         SamplingParams(temperature=0.3, seed=7, max_tokens=30, n=2),
         SamplingParams(temperature=0, max_tokens=30, min_tokens=20, logit_bias={5: 2.0}),
         SamplingParams(temperature=0, max_tokens=30, eviction="snapkv", kv_budget=34),
+        SamplingParams(temperature=0, max_tokens=30, presence_penalty=0.1),
     ],
 )
 def test_answers_are_those_without(pair: tuple[LLM, LLM], params: SamplingParams) -> None:
@@ -93,7 +94,6 @@ def test_each_accepted_token_saves_a_step(pair: tuple[LLM, LLM]) -> None:
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(temperature=0, max_tokens=20, repetition_penalty=1.2),
         SamplingParams(temperature=0, max_tokens=20, eviction="h2o", kv_budget=24),
         SamplingParams(temperature=0, max_tokens=20, use_beam_search=True, n=2),
     ],
@@ -156,7 +156,9 @@ def test_configuration(directory: Path) -> None:
     assert parse_speculative('{"method": "ngram", "prompt_lookup_max": 5}') == SpeculativeConfig(
         prompt_lookup_max=5, prompt_lookup_min=5
     )
-    with pytest.raises(ConfigError, match="speculative_config: method must be one of ngram, got 'eagle'"):
+    with pytest.raises(
+        ConfigError, match="speculative_config: method must be one of ngram, draft_model, got 'eagle'"
+    ):
         parse_speculative({"method": "eagle"})
     with pytest.raises(ConfigError, match="prompt_lookup_min must be at most 2, got 3"):
         SpeculativeConfig(prompt_lookup_max=2, prompt_lookup_min=3)

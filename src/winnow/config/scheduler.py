@@ -81,9 +81,10 @@ class SchedulerConfig:
 
     speculative_config: Any = option(
         None,
-        'propose what followed the last tokens where they stood before, and compute it in the same step: {"method": '
-        '"ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; steps are timed, and '
-        'have as many drafts as pay at the number of running sequences, also none; "adaptive": false: always all',
+        "propose tokens, and compute them in the same step: what followed the last tokens where they stood before: "
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; or what a '
+        'smaller model of the same vocabulary says: {"method": "draft_model", "model": DIR}; steps are timed, and have '
+        'as many drafts as pay at the number of running sequences, also none; "adaptive": false: always all',
         parse=parse_speculative,
         metavar="JSON",
         effect=Effect.BATCHES,

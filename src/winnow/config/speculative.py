@@ -3,37 +3,49 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, check_names, require
 
+METHODS = ("ngram", "draft_model")
+_FIELD = "speculative_config: "
+
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """Prompt lookup: what followed the last tokens where they stood before is proposed to follow them again.
+    """Where proposed tokens come from, under vLLM's names.
+
+    ngram is prompt lookup: what followed the last tokens where they stood before is proposed to follow them again.
+    draft_model asks a smaller model of the same vocabulary.
 
     Attributes:
-        adaptive: as many are proposed as measured steps let expect a gain from, none included; False: always all.
         num_speculative_tokens: most tokens proposed in a step.
         prompt_lookup_max, prompt_lookup_min: how many last tokens must be found, the most and the fewest.
+        model: the smaller one, as `ModelConfig.model`.
+        adaptive: as many are proposed as measured steps let expect a gain from, none included; False: always all.
     """
 
     method: str = "ngram"
     num_speculative_tokens: int = 5
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
+    model: str | Path | None = None
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("speculative_config: method", self.method, ("ngram",))
+        check_choice(_FIELD + "method", self.method, METHODS)
+        require(isinstance(self.adaptive, bool), _FIELD + "adaptive", "true or false", self.adaptive)
+        check_integer(_FIELD + "num_speculative_tokens", self.num_speculative_tokens, 1, 64)
+        check_integer(_FIELD + "prompt_lookup_max", self.prompt_lookup_max, 1, 64)
+        check_integer(_FIELD + "prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max)
+        needs = self.method == "draft_model"
         require(
-            isinstance(self.adaptive, bool), "speculative_config: adaptive", "true or false", self.adaptive
-        )
-        check_integer("speculative_config: num_speculative_tokens", self.num_speculative_tokens, 1, 64)
-        check_integer("speculative_config: prompt_lookup_max", self.prompt_lookup_max, 1, 64)
-        check_integer(
-            "speculative_config: prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max
+            (self.model is not None) == needs,
+            _FIELD + "model",
+            f"{'given' if needs else 'left out'} with method {self.method}",
+            self.model,
         )
 
 
@@ -53,7 +65,12 @@ def parse_speculative(value: Any) -> SpeculativeConfig | None:
     require(isinstance(value, Mapping), "speculative_config", 'an object {"method": "ngram", ...}', value)
     check_names("speculative_config", list(value), [each.name for each in fields(SpeculativeConfig)])
     values = {name: each for name, each in value.items() if each is not None}
-    if "prompt_lookup_max" in values:  # as in vLLM: one bound given is both
+    if "model" in values:  # as in vLLM: a model alone is a draft model
+        values.setdefault("method", "draft_model")
+    if values.get("method", "ngram") != "ngram":
+        given = [name for name in values if name.startswith("prompt_lookup")]
+        require(not given, _FIELD + " and ".join(given), "left out unless method is ngram", values["method"])
+    elif "prompt_lookup_max" in values:  # as in vLLM: one bound given is both
         values.setdefault("prompt_lookup_min", values["prompt_lookup_max"])
     elif "prompt_lookup_min" in values:
         values["prompt_lookup_max"] = values["prompt_lookup_min"]

@@ -9,6 +9,7 @@ from winnow.engine.engine import Engine
 from winnow.engine.executor import Executor
 from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.instructor import Instructor
+from winnow.engine.scheduling.drafts import DraftSource
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
 from winnow.storage.cipher import PrefixCipher
@@ -17,12 +18,18 @@ from winnow.storage.prefix_files import PrefixFiles
 
 
 def assemble(
-    executor: Executor, model: ServedModel, config: EngineConfig, clock: Callable[[], float], rows: int = 1
+    executor: Executor,
+    model: ServedModel,
+    config: EngineConfig,
+    clock: Callable[[], float],
+    rows: int = 1,
+    draft_source: DraftSource | None = None,
 ) -> Engine:
     """Set up memory, scheduler and admission.
 
     Args:
         rows: rows of the model that one row of the executor's cache stands for.
+        draft_source: where drafts come from, if not from the prompt.
     """
     cache, most = config.cache, config.eviction.max_round_kvs
     saved = cached = None
@@ -51,6 +58,7 @@ def assemble(
         clock,
         memory,
         max_round_kvs=None if most is None else max(most // rows, 1),
+        draft_source=draft_source,
     )
     admission = Admission(
         memory.ledger,

@@ -13,6 +13,7 @@ from winnow.engine.executor import Executor
 from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.eviction.predictor import predictor_path
+from winnow.executor.draft_model import DraftModel, load_draft_model, split_memory
 from winnow.executor.rank_executor import build_rank, load_rank, on_gpus
 from winnow.executor.rank_team import RankTeam
 from winnow.executor.tensor_parallel import TensorParallelExecutor
@@ -70,16 +71,21 @@ def build_engine(
     layout = loaded.kv_layout(
         config.cache, num_accumulators, config.scheduler.chunk, bias=policy.compact is not None
     )
+    draft = load_draft_model(config, loaded)
+    own, draft_source = config, None
+    if draft is not None:
+        own, of_draft = split_memory(config, layout, draft)
+        draft_source = DraftModel(draft, of_draft)
     size = CacheSize.fit(
         layout,
-        config.cache.kv_memory,
+        own.cache.kv_memory,
         config.scheduler.max_num_seqs,
         loaded.max_model_len,
         config.cache.shares_prefixes,
     )
     executor: Executor
     if team is None:
-        executor = build_rank(loaded, config, layout, size)
+        executor = build_rank(loaded, own, layout, size)
     else:
         executor = TensorParallelExecutor(team, loaded, config, layout, size)
 
@@ -100,7 +106,7 @@ def build_engine(
         ),
         prefix_format,
     )
-    return assemble(executor, model, config, clock)
+    return assemble(executor, model, config, clock, draft_source=draft_source)
 
 
 def _identity(loaded: LoadedModel, config: EngineConfig) -> str:

@@ -153,6 +153,12 @@ class TorchExecutor:
         self._occupants.add(child)
         self.cache.states.fork(slot, child.slot)
 
+    def restate(self, states: Iterable[NewSequence]) -> None:
+        """Replace what is known of sequences in slots, whose answers went another way; their KVs stay."""
+        for each in states:
+            self._occupants.close(each.slot)
+            self._occupants.add(each)
+
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> SubmittedStep:
         self.apply(plan.update)
@@ -191,7 +197,7 @@ class TorchExecutor:
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
         self._enter(samplers)
         sampled = self._sampler.begin(rows, samplers, plan.drafts)
-        if self.overlaps:
+        if self.overlaps and not plan.drafts:
             self._last_sampled[self._to_device(sampled.slots)] = sampled.on_device()
         self._begin_rounds(plan.evictions)
         return SubmittedStep(sampled, scored, traffic, evicts)

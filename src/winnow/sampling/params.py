@@ -266,12 +266,6 @@ class SamplingParams(EvictionRequest):
         return self.temperature < GREEDY_TEMPERATURE
 
     @property
-    def depends_on_answer(self) -> bool:
-        """Return whether a token depends on those before it by more than the logits: penalties, a form."""
-        penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
-        return bool(penalties) or self.structured_outputs is not None or bool(self.bad_words)
-
-    @property
     def form(self) -> StructuredOutputs | None:
         """The form of the answer, as it was read."""
         form = self.structured_outputs

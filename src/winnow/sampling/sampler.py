@@ -1,6 +1,6 @@
 """Sampler: from logits to tokens, for a whole batch at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -188,7 +188,7 @@ class Sampler:
 
         Where tokens are proposed to follow, a slot has a row of logits for its next token and one behind each of its
         drafts. It gets the tokens that it would get one step after the other: as long as what is sampled is the draft,
-        the next row counts. Slots with a penalty or a form get no drafts.
+        the next row counts. Slots with a penalty, a form or bad words are sampled one row after the other.
 
         One transfer to the device before the work, one from it afterwards, for which only `PendingSample.read` waits.
         An answer in a form must be read before its slot is sampled again.
@@ -208,18 +208,68 @@ class Sampler:
     ) -> PendingSample:
         """Choose as `begin`, which counts a token of each slot; reading counts what more was accepted."""
         counts = np.array([1 + len(draft) for draft in drafts])
-        rows = np.repeat(np.array(slots, dtype=np.int64), counts)
-        ahead = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        pending = self._begin(logits, rows.tolist(), self._slots.positions(rows) + ahead)
+        firsts = np.cumsum(counts) - counts
+        walked = {
+            index: (slots[index], int(firsts[index]), drafts[index])
+            for index in range(len(slots))
+            if drafts[index] and self._depends_on_answer(slots[index])
+        }
+        found = self._walk(logits, walked) if walked else {}
+        others = [index for index in range(len(slots)) if index not in walked]
+        rest = np.array([slots[index] for index in others], dtype=np.int64)
+        rows = np.repeat(rest, counts[others])
+        of_rows = np.concatenate([[0], *(firsts[i] + np.arange(counts[i]) for i in others)]).astype(np.int64)[
+            1:
+        ]
+        ahead = of_rows - np.repeat(firsts[others], counts[others])
+        own = logits if not walked else logits[torch.from_numpy(of_rows).to(logits.device)]
+        pending = self._begin(own, rows.tolist(), self._slots.positions(rows) + ahead)
 
         def read() -> SamplerOutput:
-            output = _accepted(pending.read(), drafts)
+            output = _accepted(pending.read(), [drafts[index] for index in others])
             assert output.offsets is not None, "drafts make it ragged"
-            more = np.diff(output.offsets) - 1
-            self._slots.advance(np.array(slots, dtype=np.int64), more)
-            return output
+            self._slots.advance(rest, np.diff(output.offsets) - 1)
+            return output if not walked else _merged(output, others, found)
 
         return PendingSample(read, pending.slots, pending.tables)
+
+    def _depends_on_answer(self, slot: int) -> bool:
+        return (
+            slot in self._matchers
+            or self._slots.has_bad_words(slot)
+            or self._slots.counts_row(slot) is not None
+        )
+
+    def _walk(
+        self, logits: Tensor, walked: Mapping[int, tuple[int, int, Sequence[int]]]
+    ) -> dict[int, SamplerOutput]:
+        """Sample slots one token after the other as far as it is the draft.
+
+        Args:
+            walked: by index: slot, first row of the logits, drafts.
+        """
+        found = {index: SamplerOutput([], []) for index in walked}
+        active, depth = list(walked), 0
+        while active:
+            slots = [walked[index][0] for index in active]
+            rows = torch.tensor([walked[index][1] + depth for index in active], device=logits.device)
+            positions = self._slots.positions(np.array(slots, dtype=np.int64))
+            output, going = self._begin(logits[rows], slots, positions).read(), []
+            for row, (index, slot) in enumerate(zip(active, slots, strict=True)):
+                draft, own = walked[index][2], found[index]
+                if row not in output.faults:
+                    own.token_ids.append(output.token_ids[row])
+                    own.logprobs.append(output.logprobs[row])
+                    if depth < len(draft) and draft[depth] == output.token_ids[row]:
+                        going.append(index)
+                elif depth:  # its next step finds the fault
+                    self._slots.advance(np.array([slot]), -1)
+                else:
+                    own.token_ids.append(0)
+                    own.logprobs.append(None)
+                    own.faults[0] = output.faults[row]
+            active, depth = going, depth + 1
+        return found
 
     def _begin(self, logits: Tensor, slots: Sequence[int], positions: NDArray[np.int64]) -> PendingSample:
         """Choose a token for each row of logits, that at a position, [B], of the answer in its slot."""
@@ -353,6 +403,23 @@ def _accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> Sampler
         offsets.append(len(token_ids))
         first += 1 + len(draft)
     return SamplerOutput(token_ids, logprobs, faults, offsets)
+
+
+def _merged(rest: SamplerOutput, others: Sequence[int], walked: Mapping[int, SamplerOutput]) -> SamplerOutput:
+    """Return outputs of slots in one, by their indices."""
+    assert rest.offsets is not None, "drafts make it ragged"
+    bounds = dict(zip(others, zip(rest.offsets, rest.offsets[1:], strict=False), strict=True))
+    faults = {others[index]: fault for index, fault in rest.faults.items()}
+    output = SamplerOutput([], [], faults, [0])
+    assert output.offsets is not None
+    for index in range(len(others) + len(walked)):
+        own, (first, end) = walked.get(index), bounds.get(index, (0, 0))
+        output.token_ids.extend(rest.token_ids[first:end] if own is None else own.token_ids)
+        output.logprobs.extend(rest.logprobs[first:end] if own is None else own.logprobs)
+        output.offsets.append(len(output.token_ids))
+        if own is not None and own.faults:
+            faults[index] = own.faults[0]
+    return output
 
 
 def _read_tables(numbers: NDArray[np.float64], batch: SamplingBatch) -> SamplerOutput:

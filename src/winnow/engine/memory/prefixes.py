@@ -203,8 +203,12 @@ class PrefixSharing:
 
     def remember_end(self, sequence: Sequence) -> None:
         """Let later requests find the block in which a sequence ends, too. Beams end within what others continue."""
-        chain, computed = sequence.prefix, min(sequence.kv.num_computed, sequence.num_tokens)
+        chain, computed = sequence.prefix, sequence.kv.num_computed
         if chain is None or sequence.eviction is not None or sequence.kv.last_round or not computed:
+            return
+        if (
+            computed > sequence.num_tokens
+        ):  # drafts behind its end were right, and their blocks are indexed with them
             return
         if sequence.request.beams is not None:
             return
@@ -224,7 +228,7 @@ class PrefixSharing:
             rest,
             sequence.kv.num_computed,
             before=chain.key_after(index),
-            resumable=end == sequence.kv.num_computed,
+            resumable=end == computed,
         )
 
     def until_state(self, sequence: Sequence) -> int:

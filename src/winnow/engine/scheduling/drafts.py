@@ -19,6 +19,10 @@ from winnow.outputs import DraftRates
 class DraftSource(Protocol):
     """Where drafts come from. What it proposes is of no matter to answers, only to their speed."""
 
+    @property
+    def used_bytes(self) -> int:
+        """KV memory that it holds."""
+
     def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
         """Return how many drafts, at most `most`, there may be of each sequence; those of none are left out."""
 
@@ -88,6 +92,11 @@ class Drafts:
                 most -= count
         return {each: draft for each, draft in self._source.propose(allotted).items() if draft}
 
+    @property
+    def used_bytes(self) -> int:
+        """KV memory that drafts hold."""
+        return 0 if self._config is None else self._source.used_bytes
+
     def rates(self) -> list[DraftRates]:
         """Return what drafts bring, as far as that is measured."""
         return [] if self._config is None else self.gate.rates()
@@ -111,7 +120,7 @@ class Drafts:
 def may_draft(sequence: Sequence) -> bool:
     """Return whether tokens that are computed and rejected leave no trace."""
     request, eviction = sequence.request, sequence.eviction
-    if request.beams is not None or request.observer is not None or request.params.depends_on_answer:
+    if request.beams is not None or request.observer is not None:
         return False
     return eviction is None or not (
         eviction.policy.when.in_decode or eviction.policy.observes[True] or sequence.before_replay_round
@@ -120,6 +129,8 @@ def may_draft(sequence: Sequence) -> bool:
 
 class PromptLookup:
     """Source of what followed the last tokens where they stood before."""
+
+    used_bytes = 0
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
