@@ -1,8 +1,5 @@
 """`org/name` means a repository of the Hugging Face Hub; here its local cache, without a network."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -124,18 +121,13 @@ def test_a_directory_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         hub.locate_model(ModelConfig("some/model", revision="v2"))
 
 
-def test_commands_take_a_repository(cache: Path, tmp_path: Path) -> None:
+def test_commands_take_a_repository(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": [5, 6], "max_tokens": 2}\n')
     command = ["run", "prompts.jsonl", "-o", "out.jsonl", "--model", "some/model", "--kv-memory", "4MiB"]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(cache)}
     for _ in range(2):  # the second finds all done
-        done = subprocess.run(
-            [sys.executable, "-m", "winnow", *command],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        assert main(command) == 0, capsys.readouterr().err
     assert '"token_ids"' in (tmp_path / "out.jsonl").read_text()
     assert main(["check", "some/model"]) == 0

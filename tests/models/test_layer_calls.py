@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -95,13 +96,13 @@ class Layer:
     def post_attention(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Part by part."""
 
-        def product(x: Tensor, linear: tuple[PackedWeight, Tensor | None]) -> Tensor:
+        def times(x: Tensor, linear: tuple[PackedWeight, Tensor | None]) -> Tensor:
             return self.kernels.linear(x, *linear)
 
         def fed(x: Tensor) -> Tensor:
-            return product(self.kernels.gate(product(x, self.gate_up), self.activation), self.down)
+            return times(self.kernels.gate(times(x, self.gate_up), self.activation), self.down)
 
-        stream = product(attended, self.output)
+        stream = times(attended, self.output)
         if not self.normed:
             normed = self.kernels.rms_norm(stream, self.norm, add=residual)
             return fed(normed) + stream
@@ -189,7 +190,8 @@ OBSERVED = {
 # Few tokens, whose features threads share; more, of which each thread takes its own; and sequences of its own.
 COUNTS = {"few": (1, 30, 1, 61), "many": (1, 1, 170, 250), "even": (1, 1, *8 * [49])}
 WANTED = [None, [], [3], [92, 0, 31, 0]]
-# Every pair of what is observed, wanted and counted, each of them tied and not.
+# Every pair of what is observed, wanted and counted, each of them tied and not. Kernels of one kind see four of them,
+# with everything that is observed, and those of four kinds all.
 PAIRS = [
     ((j ^ i >> 1) % 2 == 0, WANTED[(i + j) % 4], observe, list(COUNTS)[j % 3])
     for i, observe in enumerate(OBSERVED)
@@ -197,9 +199,17 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("tied", "wanted", "observe", "number"), PAIRS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("isa", _native.instruction_sets())
+@pytest.mark.parametrize(
+    ("isa", "dtype", "tied", "wanted", "observe", "number"),
+    [
+        (isa, dtype, *PAIRS[4 * row + (row + turn) % 4])
+        for turn, (isa, dtype) in enumerate(
+            product(_native.instruction_sets(), (torch.float32, torch.bfloat16))
+        )
+        for row in range(4)
+    ],
+    ids=str,
+)
 @pytest.mark.usefixtures("two_threads")
 def test_a_decoder_in_one_call(
     isa: str,
