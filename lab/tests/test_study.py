@@ -50,7 +50,7 @@ def test_flags_are_fields() -> None:
     [
         (["--sizes", "4,0"], "--sizes must be at least 1, got 0"),
         (["--rate", "0.1"], "--rate must be at least 0.25, got 0.1"),
-        (["--mode", "quick"], "--mode: no 'quick'; known: slow, fast"),
+        (["--mode", "quick"], "--mode: invalid choice: 'quick' (choose from 'slow', 'fast')"),
         (["--size", "4"], "unrecognized arguments: --size"),
         (["--sizes", "four"], "invalid int list value: 'four'"),
     ],

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from winnow_lab.padded.cache import PaddedCache, QueryKVs, Shape
@@ -72,7 +72,6 @@ class Model:
 ACTIONS = ["join", "step", "shape", "drop", "clear", "release", "resize"]
 
 
-@settings(max_examples=60)
 @given(actions=st.lists(st.sampled_from(ACTIONS), max_size=40), seed=st.integers(0, 2**16))
 def test_random_actions(actions: list[str], seed: int) -> None:
     rng, model = random.Random(seed), Model()

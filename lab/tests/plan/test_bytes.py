@@ -84,7 +84,7 @@ def caches(draw: st.DrawFn) -> dict[str, Any]:
     return own
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     name=st.sampled_from(POLICIES),
     cache=caches(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -95,7 +95,6 @@ def test_the_largest_batch_fits_and_one_more_does_not() -> None:
     assert planned.cache_bytes(request, batch) <= planned.kv_room < planned.cache_bytes(request, batch + 1)
 
 
-@settings(max_examples=25)
 @given(
     prompt=st.integers(1, 4000),
     new=st.integers(1, 500),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiny_llama import VOCAB, save_tiny_llama
 
@@ -171,7 +171,6 @@ def trace(lengths: list[tuple[int, int, float]]) -> list[TraceRequest]:
 POLICIES = ["full", "snapkv", "batch-max", "kv-compress-pd", "streaming", "leverage", "h2o"]
 
 
-@settings(max_examples=40)
 @given(
     lengths=st.lists(
         st.tuples(st.integers(1, 1500), st.integers(1, 150), st.floats(0, 2.0)), min_size=1, max_size=9

@@ -66,7 +66,7 @@ class Options(RealModelOptions):
     """The text, and what rounds."""
 
     tokens: int = flag(1024, least=2 * QUERIES)
-    codecs: tuple[str, ...] = flag(CODECS, "semicolons between", read=read_codecs)
+    codecs: tuple[str, ...] = flag(CODECS, "semicolons between", parse=read_codecs)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -47,9 +47,9 @@ _LENGTH = 4096
 class Options(RealOptions):
     """Codecs, texts, and bytes at which mixes are compared."""
 
-    codecs: tuple[str, ...] = flag(CODECS, "semicolons between", read=read_codecs)
-    windows: tuple[tuple[int, int], ...] = flag(((2048, 20),), "TOKENS:NUMBER,... decoded", read=read_pairs)  # type: ignore[assignment]
-    prompts: tuple[tuple[int, int], ...] = flag((), "the same, read as prompts", read=read_pairs)
+    codecs: tuple[str, ...] = flag(CODECS, "semicolons between", parse=read_codecs)
+    windows: tuple[tuple[int, int], ...] = flag(((2048, 20),), "TOKENS:NUMBER,... decoded", parse=read_pairs)  # type: ignore[assignment]
+    prompts: tuple[tuple[int, int], ...] = flag((), "the same, read as prompts", parse=read_pairs)
     max_num_seqs: int = flag(8, least=1)
     bytes: tuple[float, ...] = flag((), "times fewer than the first codec's full cache holds")
     policies: tuple[str, ...] = flag(())

@@ -70,7 +70,7 @@ class RealOptions(RealModelOptions):
     tokens: tuple[int, ...] = flag((2048, 4096), least=1)
     tasks: tuple[str, ...] = flag(TASK_NAMES, choices=KNOWN_TASKS)
     categories: tuple[str, ...] = flag((), "of RULER (default: all but qa_2)")
-    query: tuple[str, ...] = flag(QUERIES, "seen, later or both", read=_queries)
+    query: tuple[str, ...] = flag(QUERIES, "seen, later or both", parse=_queries)
     report: bool = flag(False, "compute nothing; tables of what is complete")
     windows: int = flag(20, "of text for perplexity", least=1)
     counts_from: float = flag(MIN_SCORE, "what the full cache must reach for a category to count")

@@ -1,49 +1,29 @@
 """Options of a study: a frozen dataclass whose fields are its flags."""
 
 import argparse
-import types
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from winnow.cli.flags.options import reading
+from winnow.config.option import option
 from winnow.errors import ConfigError
 
 _Options = TypeVar("_Options")
-_METAVARS: dict[Any, str] = {int: "N", Path: "PATH", str: "NAME"}
 
 
-def flag(
-    default: Any = MISSING,
-    text: str = "",
-    *,
-    least: float | None = None,
-    choices: Sequence[str] = (),
-    positional: bool = False,
-    short: str = "",
-    read: Callable[[str], Any] | None = None,
-) -> Any:
-    """Declare a field of options: the flag `--its-name`, read as its annotation says.
+def flag(default: Any = MISSING, text: str = "", **extra: Any) -> Any:
+    """Declare an `option` of a study: the flag `--its-name`, read as its annotation says.
 
     A tuple is typed with commas between its entries, a bool is a switch, and a field without a default must be typed.
 
     Args:
         text: help.
-        least: smallest number accepted; of a tuple, of each entry.
-        choices: values accepted; of a tuple, for each entry.
-        positional: the value is typed without a flag.
-        short: a second name of the flag, such as -o.
-        read: reads the typed text in place of the annotation's type.
+        extra: as of `option`, and `least`, the smallest number accepted, of a tuple that of each entry; `positional`,
+            the value is typed without a flag. `choices` of a tuple are those of each entry.
     """
-    metadata = {
-        "text": text,
-        "least": least,
-        "choices": choices,
-        "positional": positional,
-        "short": short,
-        "read": read,
-    }
-    return field(default=default, metadata=metadata, kw_only=True)
+    return option(default, text, kw_only=True, **extra)
 
 
 @dataclass(frozen=True)
@@ -51,7 +31,7 @@ class StudyOptions:
     """Flags of every study: where its results go."""
 
     json: Path | None = flag(None, "write every number to this file")
-    output: Path | None = flag(None, "folder of NAME.md and NAME.json, and of figures", short="-o")
+    output: Path | None = flag(None, "folder of NAME.md and NAME.json, and of figures", short=("-o",))
     name: str = flag("", "of the files in --output (default: the study's)")
 
     def __post_init__(self) -> None:
@@ -75,7 +55,7 @@ class PageOptions(StudyOptions):
     """Flags of a study that has a page."""
 
     output: Path | None = flag(
-        Path("docs/results"), "folder of the page, its numbers and figures", short="-o"
+        Path("docs/results"), "folder of the page, its numbers and figures", short=("-o",)
     )
 
 
@@ -135,7 +115,7 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
     """Declare the flags of options."""
     hints = get_type_hints(kind)
     for each in fields(kind):
-        _add(parser, each.name, hints[each.name], each.default, each.metadata)
+        _add(parser, each, hints[each.name])
 
 
 def options_of(kind: type[_Options], typed: argparse.Namespace) -> _Options:
@@ -154,34 +134,27 @@ def read_pairs(text: str) -> tuple[tuple[int, int], ...]:
     return tuple((int(first), int(second)) for first, _, second in pairs)
 
 
-def _add(parser: argparse.ArgumentParser, name: str, hint: Any, default: Any, metadata: Any) -> None:
-    inner, is_tuple = _reader(hint)
-    read = metadata.get("read") or (_listed(inner) if is_tuple else inner)
-    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
-    known = f"of: {', '.join(metadata['choices'])}" if metadata.get("choices") else ""
-    usual = "" if default in (None, MISSING, "", False, ()) else f"(default: {shown})"
-    text = " ".join(filter(None, (metadata.get("text"), known, usual))).replace("%", "%%")
-    if metadata.get("positional"):
-        nargs = None if default is MISSING else "*" if is_tuple else "?"
-        read = inner if is_tuple else read
-        parser.add_argument(name, type=read, nargs=nargs, default=default, help=text)
-        return
-    flags = [*filter(None, [metadata.get("short")]), flag_of(name)]
-    if hint is bool:
-        parser.add_argument(*flags, action="store_true", help=text)
+def _add(parser: argparse.ArgumentParser, each: "Field[Any]", hint: Any) -> None:
+    metadata, default, name = each.metadata, each.default, each.name
+    is_tuple, is_positional = get_origin(hint) is tuple, metadata.get("positional")
+    if is_tuple and "parse" not in metadata:
+        entry = get_args(hint)[0]
+        how = {"type": entry if is_positional else _listed(entry), "metavar": "A,B,..."}
     else:
-        metavar = "A,B,..." if is_tuple else _METAVARS.get(inner, "X")
-        required = default is MISSING
-        parser.add_argument(*flags, type=read, metavar=metavar, default=default, required=required, help=text)
-
-
-def _reader(hint: Any) -> tuple[Callable[[str], Any], bool]:
-    """Return the type of an entry, and whether the field is a tuple of them."""
-    if get_origin(hint) in (Union, types.UnionType):
-        [hint] = [each for each in get_args(hint) if each is not type(None)]
-    if get_origin(hint) is tuple:
-        return get_args(hint)[0], True
-    return hint, False
+        how = reading(each, hint)
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    known = f"of: {', '.join(metadata['choices'])}" if is_tuple and "choices" in metadata else ""
+    usual = "" if default in (None, MISSING, "", False, ()) else f"(default: {shown})"
+    how |= {
+        "default": default,
+        "help": " ".join(filter(None, (metadata["help"], known, usual))).replace("%", "%%"),
+    }
+    if is_positional:
+        many = {} if default is MISSING else {"nargs": "*" if is_tuple else "?"}
+        parser.add_argument(name, **how | many)
+    else:
+        flags = [*metadata.get("short", ()), flag_of(name)]
+        parser.add_argument(*flags, dest=name, required=default is MISSING, **how)
 
 
 def _listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:

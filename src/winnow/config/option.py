@@ -29,7 +29,13 @@ class Effect(Enum):
 
 
 def option(
-    default: Any, help: str, effect: Effect = Effect.ALWAYS, engine: str | None = None, **extra: Any
+    default: Any,
+    help: str,
+    effect: Effect = Effect.ALWAYS,
+    engine: str | None = None,
+    *,
+    kw_only: bool = False,
+    **extra: Any,
 ) -> Any:
     """Declare a dataclass field that documents itself.
 
@@ -37,7 +43,8 @@ def option(
         effect: when another value changes answers.
         engine: the only engine to which it means something; None: it does to each.
     """
-    return field(default=default, metadata={"help": help, "effect": effect, "engine": engine, **extra})
+    metadata = {"help": help, "effect": effect, "engine": engine, **extra}
+    return field(default=default, metadata=metadata, kw_only=kw_only)
 
 
 def optional_int(text: str) -> int | None:

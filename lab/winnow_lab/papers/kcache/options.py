@@ -24,7 +24,7 @@ class Options(ModelOptions):
     given: int = flag(512, "tokens of a window's context", least=1)
     windows: int = flag(4, "of text", least=1)
     new_tokens: int = flag(64, "of a greedy continuation", least=1)
-    cells: tuple[tuple[int, int], ...] = flag((), "INPUT:BATCH,...; none: no throughput", read=read_pairs)
+    cells: tuple[tuple[int, int], ...] = flag((), "INPUT:BATCH,...; none: no throughput", parse=read_pairs)
     decode_tokens: int = flag(24, "of an answer there", least=2)
     runs: int = flag(1, "of a cell there; the median counts", least=1)
     questions: int | None = flag(None, "asked in turn about each of --samples documents", least=2)

@@ -45,7 +45,7 @@ def add_flags(
                 dest=field.name,
                 default=argparse.SUPPRESS,
                 help=_help(field, text, defaults.get(field.name, field.default)),
-                **_reading(field, hints[field.name]),
+                **reading(field, hints[field.name]),
             )
             if common is not None and field.name not in common:
                 vars(action)["rare"] = True
@@ -132,11 +132,12 @@ def _text(typed: str) -> str:
 
 _TEXT = _Reader(_text, "TEXT", "UTF-8 text")
 _PATH = _Reader(str, "DIR")
+_FILE = _Reader(Path, "FILE")
 _OBJECT = _Reader(json.loads, "JSON", "a JSON object")
 
 
-def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
-    """Return the arguments of `add_argument` that say how the value is read."""
+def reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
+    """Return the arguments of `add_argument` that say how the value of a field with the type `hint` is read."""
     kinds = list(typing.get_args(hint)) if isinstance(hint, types.UnionType) else [hint]
     if bool in kinds:
         return {"action": argparse.BooleanOptionalAction}
@@ -160,6 +161,8 @@ def _reading(field: "Field[Any]", hint: Any) -> dict[str, Any]:
 def _reader(kinds: list[Any]) -> _Reader:
     if str in kinds:
         return _PATH if Path in kinds else _TEXT
+    if Path in kinds:
+        return _FILE
     reader = _NUMBER if float in kinds else _INTEGER
     if types.NoneType in kinds:
         return _Reader(_or_none(reader.parse), reader.metavar, f"{reader.expects} or none")
