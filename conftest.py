@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 # Timing on shared machines says nothing about correctness, so no example has a deadline. WINNOW_EXAMPLES asks for more.
 settings.register_profile(
     "winnow",
-    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("WINNOW_EXAMPLES", "25")),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -393,22 +394,25 @@ def test_a_reader_that_leaves_is_no_error(model_dir: Path) -> None:
     ],
 )
 def test_what_standard_output_does_not_take_names_it(
-    words: str, write_prompts: Write, command_env: dict[str, str]
+    words: str, write_prompts: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts = write_prompts([{"prompt": "ab", "max_tokens": 1}])
-    with open("/dev/full", "wb") as full:
-        process = subprocess.run(
-            [sys.executable, "-m", "winnow", *words.replace("P.jsonl", str(prompts)).split()],
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=prompts.parent,
-            env=command_env,
-            check=False,
-        )
-    lines = [line for line in process.stderr.splitlines() if not line.startswith(("requests", "done"))]
+    monkeypatch.chdir(write_prompts([{"prompt": "ab", "max_tokens": 1}]).parent)
+    with suppress(OSError), open("/dev/full", "w", buffering=1) as full:
+        monkeypatch.setattr("sys.stdout", full)
+        code = main(words.replace("P.jsonl", "prompts.jsonl").split())
+    lines = [
+        line for line in capsys.readouterr().err.splitlines() if not line.startswith(("requests", "done"))
+    ]
     assert lines[-1] == "winnow: error: cannot write to standard output: No space left on device"
-    assert "Traceback" not in process.stderr
+    assert code == 2
+
+
+@pytest.mark.parametrize("word", ["policies", "--version"])
+def test_a_process_whose_output_is_not_taken_ends_with_its_code(word: str) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "winnow", word]
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert process.stderr == "winnow: error: cannot write to standard output: No space left on device\n"
     assert process.returncode == 2
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from architectures import save
 from hybrids import HYBRIDS
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_llama import VOCAB, save_tiny_llama
 
@@ -412,7 +412,6 @@ def written(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield llm, path
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_no_damaged_file_is_believed(written: tuple[LLM, Path], data: st.DataObject) -> None:
     llm, path = written

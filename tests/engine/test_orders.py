@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
@@ -263,7 +263,6 @@ class TestQueueLimits:
         queue.require_room(1000, 1, 5)
 
 
-@settings(max_examples=60)
 @given(
     data=st.data(),
     policy=st.sampled_from(POLICIES),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from round_policies import EVERY_8, PRESSURE, REPLAYED, UNEVEN
 from simulated import BLOCK, ROWS, Simulation
@@ -275,7 +275,6 @@ class TestMeasuredCosts:
         assert costs.swap_seconds(1000) == pytest.approx(5.0, rel=0.01)
 
 
-@settings(max_examples=50)
 @given(
     data=st.data(),
     blocks_per_row=st.integers(12, 60),

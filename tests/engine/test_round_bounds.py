@@ -1,7 +1,7 @@
 """Rounds under any policy: all requests finish, and none holds more than was promised."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from round_policies import AFTER, BATCH_MAX, EVERY_8, LISTENING, PRESSURE, REPLAYED, UNEVEN
 from simulated import ROWS, Simulation
@@ -40,7 +40,6 @@ POLICIES = [
 ]
 
 
-@settings(max_examples=80)
 @given(
     arrivals=st.lists(
         st.tuples(
@@ -76,7 +75,6 @@ def test_everything_finishes_whatever_the_policies(
     assert simulation.scheduler.ledger.allocator.num_used == 0
 
 
-@settings(max_examples=80)
 @given(
     policy=st.sampled_from([p for p in POLICIES[1:] if p is not None]),
     prompt_len=st.integers(1, 120),

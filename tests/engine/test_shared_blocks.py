@@ -194,7 +194,7 @@ DOCUMENTS = [[10 + i % 3 for i in range(90)], [20 + i % 2 for i in range(90)]]
 
 
 @given(arrivals, st.integers(30, 120), st.sampled_from([8, 16, 32]))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 def test_nothing_that_other_queries_shaped_is_read(
     arriving: list[tuple[int, int, int, str | None, bool, str, int, int]], columns: int, chunk: int
 ) -> None:

@@ -126,7 +126,7 @@ class TestQuotas:
         accounts = self.simulation({"*": {"limit": 0.5}, "a": {"limit": 0.9}}).scheduler.accounts
         assert [accounts.limit(name) for name in ("a", "b", None)] == [144, 80, 80]
 
-    @settings(max_examples=20)
+    @settings(max_examples=10)
     @given(data=st.data(), guarantee=st.sampled_from([0.3, 0.5]), limit=st.sampled_from([0.6, 1.0]))
     def test_limits_hold_and_guarantees_are_served(
         self, data: st.DataObject, guarantee: float, limit: float
@@ -183,7 +183,7 @@ class Service:
 
 
 class TestFairness:
-    @settings(max_examples=20)
+    @settings(max_examples=10)
     @given(
         data=st.data(),
         blocks_per_row=st.integers(16, 60),

@@ -125,7 +125,7 @@ def test_batches_are_bounded(server: Running, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_cancelled_batches_keep_what_is_answered(server: Running) -> None:
-    batch = create(server.client, upload(server.client, lines_of(200, max_tokens=400)))
+    batch = create(server.client, upload(server.client, lines_of(200, max_tokens=60)))
     eventually(
         lambda: server.client.get(f"/v1/batches/{batch['id']}").json()["request_counts"]["completed"] > 0,
         "no line is answered", 60,
@@ -229,9 +229,9 @@ def test_kill_9_loses_and_repeats_no_line(tmp_path: Path, command_env: dict[str,
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         process = start(tmp_path, port, command_env)
         try:
-            file = upload(client, lines_of(60, max_tokens=40))
+            file = upload(client, lines_of(40, max_tokens=40))
             batch = create(client, file)
-            eventually(partial(has_answered, client, batch["id"], 12), "no line is answered", 60)
+            eventually(partial(has_answered, client, batch["id"], 6), "no line is answered", 60)
             assert client.delete(f"/v1/files/{file}").json()[
                 "deleted"
             ]  # the batch keeps what it has been given
@@ -246,4 +246,4 @@ def test_kill_9_loses_and_repeats_no_line(tmp_path: Path, command_env: dict[str,
             code = process.wait(60)
     assert batch["status"] == "completed" and code == 0
     assert not [*tmp_path.rglob("*.input")]
-    assert [each["custom_id"] for each in found] == [f"line-{i}" for i in range(60)]
+    assert [each["custom_id"] for each in found] == [f"line-{i}" for i in range(40)]

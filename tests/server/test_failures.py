@@ -127,7 +127,7 @@ def test_requests_in_progress_finish_before_the_end(llm: LLM) -> None:
 def test_a_server_that_ends_refuses_what_is_new(llm: LLM, tmp_path: Path) -> None:
     """Over new connections and kept ones; what only reads is served, and the answer in progress is finished."""
     with running(llm, shutdown_timeout=30, files_dir=str(tmp_path)) as server:
-        body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        body = {"prompt": "a", "max_tokens": 600, "ignore_eos": True, "stream": True}
         with server.client.stream("POST", TEXT, json=body) as response:
             lines = response.iter_lines()
             assert next(lines)

@@ -269,7 +269,7 @@ def test_a_full_queue(llm: LLM) -> None:
 
 def test_a_crowd_does_not_slip_through_while_it_is_tokenised(llm: LLM) -> None:
     """Of many that come at once only as many are let in as the queue has room for."""
-    body = {"prompt": "word " * 1000, "max_tokens": 300, "ignore_eos": True}
+    body = {"prompt": "word " * 600, "max_tokens": 100, "ignore_eos": True}
     with running(llm, max_num_queued_reqs=0) as server, ThreadPoolExecutor(40) as pool:
         codes = [each.status_code for each in pool.map(lambda _: server.post(TEXT, body), range(40))]
     assert set(codes) == {200, 503} and codes.count(200) >= 16
@@ -279,7 +279,7 @@ def test_a_crowd_does_not_slip_through_while_it_is_tokenised(llm: LLM) -> None:
 def test_an_answer_that_is_not_streamed_waits_until_it_is_computed(llm: LLM) -> None:
     """Its first output is its last one, but it leaves the queue when it begins."""
     with running(llm, max_num_queued_tokens=8) as server, ThreadPoolExecutor(1) as pool:
-        body = {"prompt": "word " * 40, "max_tokens": 1200, "ignore_eos": True}
+        body = {"prompt": "word " * 40, "max_tokens": 400, "ignore_eos": True}
         answer = pool.submit(server.post, TEXT, body)
         engine, patience = server.service.engine, time.monotonic() + 30
         while engine.by_tenant() != {None: (1, 0)}:
