@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -231,7 +231,6 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     replace=False,
     small_temporaries=False,
 )
-@settings(max_examples=50)
 @given(
     seed=st.integers(0, 2**31),
     counts=st.lists(st.one_of(st.just(1), st.integers(2, 20)), min_size=1, max_size=6),
@@ -283,7 +282,6 @@ def test_equals_the_formula(
         assert value == pytest.approx(added + (0.0 if replace else before), rel=1e-3, abs=1e-4), (n, kv)
 
 
-@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**31),
     group=st.sampled_from([1, 2]),

@@ -46,17 +46,15 @@ def compare(
     case: PagedBatch,
     spec: AttentionSpec,
     tuning: Tuning | None = SMALL,
-    asked: AttentionSpec | None = None,
     score_atol: float | None = None,
 ) -> None:
     """Assert that Triton computes what the reference does, in every slot of the pool.
 
     Args:
-        asked: what Triton is asked for instead, for showing that the comparison notices.
         score_atol: absolute tolerance of scores; None: that of the format.
     """
     expected = compute(ReferenceBackend(), case, spec)
-    found = compute(TritonBackend(tuning), case, asked or spec)
+    found = compute(TritonBackend(tuning), case, spec)
     # The interpreter cuts float32 off where it stores bfloat16; a GPU rounds to nearest.
     cut = interpreted() and case.k.dtype != torch.bfloat16 == case.cache.pool.of_layer(-1).k.dtype
     for name, rtol in (("k", 2**-7 * cut), ("v", 2**-7 * cut), ("position", 0)):
