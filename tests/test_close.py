@@ -3,31 +3,33 @@
 import subprocess
 import sys
 
-import pytest
-
 PROGRAM = """
 import gc, weakref
 gc.disable()
 from winnow import LLM, SamplingParams
 
-llm = LLM(kv_memory="8MiB", eviction={eviction!r}, engine={engine!r})
-llm.generate(["some words"], SamplingParams(max_tokens=2))
-alive = [weakref.ref(each) for each in gc.get_objects() if type(each).__name__ in {kinds!r}]
-assert len(alive) >= 2, alive
-llm.close()
-print([ref() for ref in alive if ref() is not None])
+for eviction, engine, kinds in (
+    ("snapkv", "paged", {"LlamaForCausalLM", "PagedCache", "KVPool"}),
+    (None, "padded", {"LlamaForCausalLM", "PaddedEngine"}),
+):
+    llm = LLM(kv_memory="8MiB", eviction=eviction, engine=engine)
+    llm.generate(["some words"], SamplingParams(max_tokens=2))
+    alive = [weakref.ref(each) for each in gc.get_objects() if type(each).__name__ in kinds]
+    assert len(alive) >= 2, alive
+    llm.close()
+    print([ref() for ref in alive if ref() is not None])
 """
 
 
-def left_alive(eviction: str | None, engine: str, kinds: set[str]) -> str:
+def printed(program: str) -> str:
     # In a process of its own, where loading imports transformers: its frames are part of what could keep a model.
-    program = PROGRAM.format(eviction=eviction, engine=engine, kinds=kinds)
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
-def test_model_and_cache_are_freed_without_the_garbage_collector() -> None:
-    assert left_alive("snapkv", "paged", {"LlamaForCausalLM", "PagedCache", "KVPool"}) == "[]"
+def test_models_and_caches_are_freed_without_the_garbage_collector() -> None:
+    assert printed(PROGRAM) == "[]\n[]\n"
 
 
 GRAPHS = """
@@ -50,7 +52,7 @@ class Recorded(StepGraphs):
 torch_executor.StepGraphs = Recorded
 
 ran, alive = [], []
-for _ in range({engines}):
+for _ in range(2):
     llm = LLM(kv_memory="8MiB", load_format="dummy", attention_backend="reference", verify_model=False)
     llm.generate(["some words"], SamplingParams(max_tokens=6, ignore_eos=True))
     executor = llm._engine._executor
@@ -64,13 +66,6 @@ print("freed")
 """
 
 
-@pytest.mark.parametrize("engines", [4])
-def test_engines_of_a_process_hold_no_more_than_one(engines: int) -> None:
+def test_engines_of_a_process_hold_no_more_than_one() -> None:
     """Graphs included: what captures them must not hold what holds them."""
-    command = [sys.executable, "-W", "ignore", "-c", GRAPHS.format(engines=engines)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.strip() == "freed", done.stderr
-
-
-def test_and_those_of_the_padded_engine() -> None:
-    assert left_alive(None, "padded", {"LlamaForCausalLM", "PaddedEngine"}) == "[]"
+    assert printed(GRAPHS) == "freed\n"

@@ -107,18 +107,17 @@ def before_template(policy: EvictionPolicy) -> EvictionPolicy:
     return replace(policy, score=score)
 
 
-TEMPLATED = [
-    name
-    for name, preset in PRESETS.items()
-    if name in SELECTING
-    and before_template(preset.policy).score.before_template
-    and not (preset.policy.reassign_positions or preset.policy.when.never)
-    and not isinstance(preset.policy.budget, Fixed)
-]
+# One for each kind of score and budget, with rounds within the prompt and without.
+TEMPLATED = {
+    (type(policy.score), type(policy.budget), policy.when.in_prefill): name
+    for name in SELECTING
+    if before_template(policy := PRESETS[name].policy).score.before_template
+    and not (policy.reassign_positions or policy.when.never or isinstance(policy.budget, Fixed))
+}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", TEMPLATED)
+@pytest.mark.parametrize("name", TEMPLATED.values())
 def test_a_template_follows_the_question(name: str, seed: int, models: Callable[[int], Model]) -> None:
     """Windows and recent KVs end with the question, and what follows it stays."""
     rng = random.Random(f"template {name} {seed}")

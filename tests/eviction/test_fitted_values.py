@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -106,7 +106,6 @@ def test_a_row_is_fitted_as_the_oracle_does(count: int, num_queries: int, how: d
     num_queries=st.integers(1, 80),
     spread=st.sampled_from([0.1, 1.0, 10.0]),
 )
-@settings(max_examples=60)
 def test_nothing_dropped_nothing_changed(seed: int, count: int, num_queries: int, spread: float) -> None:
     queries, kvs = row(seed, count, num_queries, spread=spread)
     queries = queries._replace(position=torch.full((num_queries,), 2 * count))
@@ -123,7 +122,6 @@ def test_nothing_dropped_nothing_changed(seed: int, count: int, num_queries: int
     spread=st.sampled_from([0.1, 1.0, 10.0]),
     ridge=st.sampled_from([0.01, 1.0, 10.0]),
 )
-@settings(max_examples=60)
 def test_mass_and_outputs_come_nearer(
     seed: int, count: int, num_queries: int, spread: float, ridge: float
 ) -> None:

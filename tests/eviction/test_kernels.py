@@ -129,7 +129,6 @@ def lost_in_centring(keys: Tensor) -> Tensor:
     return (8 * len(keys) ** 0.5 * off).expand(len(keys))
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=CASES, ridge=st.sampled_from([0.01, 0.1, 1.0]))
 @example(case=Case([[0, 2]], head_dim=1, dtype=torch.float32, block_size=1, seed=60), ridge=0.01)
 def test_leverage_is_the_formula(case: Case, ridge: float) -> None:
@@ -148,7 +147,6 @@ def lost_in_the_mean(keys: Tensor) -> Tensor:
     return (torch.finfo(torch.float32).eps / mean).clamp_max(2.0).expand(len(keys))
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=CASES)
 @example(case=Case([[72, 2]], head_dim=1, dtype=torch.float32, block_size=1))
 def test_key_difference_is_the_formula(case: Case) -> None:
@@ -162,7 +160,6 @@ def test_key_difference_is_the_formula(case: Case) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=tolerance)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=CASES, data=st.data())
 def test_key_deviation_is_the_formula(case: Case, data: st.DataObject) -> None:
     """Against directions in float64 before rotation, with some keys counted before, and sums of keys that are gone."""
@@ -204,7 +201,6 @@ def test_key_deviation_is_the_formula(case: Case, data: st.DataObject) -> None:
         torch.testing.assert_close(found.sums, sums.float(), rtol=1e-3, atol=2e-3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(case=CASES, pool=st.builds(Smoothing, st.sampled_from([1, 3, 7]), st.sampled_from(["max", "average"])))
 def test_neighbours_are_pooled_in_order_of_position(case: Case, pool: Smoothing) -> None:
     rows = case.rows()
@@ -256,7 +252,7 @@ def test_scores_agree_without_the_kernels(scorer: Scorer, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("isa", KERNELS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(case=CASES, data=st.data())
 def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObject) -> None:
     """The same KVs in the same slots, whatever the rows, with many equals among them."""

@@ -61,7 +61,7 @@ def cheapest(rows: list[Row], excess: int, block_size: int) -> tuple[int, float]
     return most, best[most]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 @given(batch=sequences(), block_size=st.integers(1, 4), data=st.data())
 def test_frees_what_is_asked_at_the_least_cost(
     batch: list[list[Row]], block_size: int, data: st.DataObject
@@ -109,7 +109,7 @@ def kept_after(length: int, blocks: int, block_size: int) -> int:
     return length if blocks == 0 else (-(-length // block_size) - blocks) * block_size
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 @given(
     layers=st.integers(1, 2).flatmap(
         lambda heads: st.lists(st.lists(ROWS, min_size=heads, max_size=heads), min_size=1, max_size=2)
@@ -152,7 +152,7 @@ def test_four_sequences_of_one_round_each_give_up_sixteen_blocks() -> None:
     assert freed.sum(dim=(1, 2)).tolist() == [16, 16, 16, 16]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60)
 @given(
     values=st.lists(
         st.tuples(
@@ -179,7 +179,7 @@ def test_rows_sort_by_score_then_age(values: list[tuple[float, int, bool]], padd
     assert (found[n:] == math.inf).all()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60)
 @given(rows=st.lists(st.lists(st.booleans(), min_size=1, max_size=15), min_size=1, max_size=5))
 def test_moves_fill_the_holes_and_nothing_else(rows: list[list[bool]]) -> None:
     longest = max(map(len, rows))
@@ -199,7 +199,7 @@ def test_moves_fill_the_holes_and_nothing_else(rows: list[list[bool]]) -> None:
         )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(ROWS, min_size=1, max_size=5),
     data=st.data(),
