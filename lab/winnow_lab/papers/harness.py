@@ -102,8 +102,7 @@ def tabulate(
     title: str, corner: str, rows: Iterable[_Row], name: Callable[[_Row], str], columns: Columns[_Row]
 ) -> TextTable:
     """A table with a line for each of `rows`, whose entries `columns` reads by head; None leaves an entry empty."""
-    lines = tuple((name(row), tuple(read(row) or "" for read in columns.values())) for row in rows)
-    return TextTable(title, corner, tuple(columns), lines)
+    return TextTable.of(title, corner, ((name(row), row) for row in rows), columns)
 
 
 def formatted(value: float | None, form: str) -> str:

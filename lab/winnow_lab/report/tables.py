@@ -1,6 +1,6 @@
 """Tables of text, rendered for the terminal and as Markdown."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, TypeVar
@@ -36,14 +36,13 @@ class TextTable:
         cls,
         title: str,
         corner: str,
-        rows: Mapping[str, _Row],
+        rows: Mapping[str, _Row] | Iterable[tuple[str, _Row]],
         columns: Mapping[str, Callable[[_Row], str | None]],
         notes: Sequence[str] = (),
     ) -> "TextTable":
-        """Return a table with a line for each of `rows`; `columns` read its entries, by head; None: left empty."""
-        lines = tuple(
-            (name, tuple(read(row) or "" for read in columns.values())) for name, row in rows.items()
-        )
+        """Return a table with a line for each of `rows`, by name; `columns` read its entries; None: left empty."""
+        named = rows.items() if isinstance(rows, Mapping) else rows
+        lines = tuple((name, tuple(read(row) or "" for read in columns.values())) for name, row in named)
         return cls(title, corner, tuple(columns), lines, tuple(notes))
 
     def transposed(self) -> "TextTable":

@@ -139,7 +139,7 @@ def _add(parser: argparse.ArgumentParser, each: "Field[Any]", hint: Any) -> None
     is_tuple, is_positional = get_origin(hint) is tuple, metadata.get("positional")
     if is_tuple and "parse" not in metadata:
         entry = get_args(hint)[0]
-        how = {"type": entry if is_positional else _listed(entry), "metavar": "A,B,..."}
+        how: dict[str, Any] = {"type": entry if is_positional else _listed(entry), "metavar": "A,B,..."}
     else:
         how = reading(each, hint)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default

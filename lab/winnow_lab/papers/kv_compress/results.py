@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from winnow.values.units import format_bytes
-from winnow_lab.papers.harness import Columns, formatted, median_and_range, save_figures, tabulate
+from winnow_lab.papers.harness import Columns, formatted, median_and_range, save_figures
 from winnow_lab.papers.kv_compress.protocol import FULL, Cell, Grid, Run, Study
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
@@ -194,7 +194,7 @@ def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
     context = rows[0].cell.context
     names = {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}
     title = f"{grid.lengths(context)}, each policy"
-    return tabulate(title, "policy", rows, lambda row: names[row.cell.preset], _DETAILS)
+    return TextTable.of(title, "policy", ((names[row.cell.preset], row) for row in rows), _DETAILS)
 
 
 def by_category(grid: Grid, rows: Sequence[Row]) -> TextTable:
