@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_llama import VOCAB, save_tiny_llama
 
@@ -52,7 +52,6 @@ def teacher_forced(llm: LLM, tokens: list[int], forced: list[int]) -> list[float
     return [found[token].logprob for token, found in pairs if found is not None]
 
 
-@settings(max_examples=25)
 @given(
     length=st.integers(1, 40),
     forced=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -98,7 +98,6 @@ def bound(form: VectorFormat, x: Tensor, stored: tuple[Tensor, ...]) -> Tensor:
 @pytest.mark.parametrize("group", [None, 8])
 @pytest.mark.parametrize("name", QUANTIZED)
 @given(vector=VECTORS)
-@settings(max_examples=60, deadline=None)
 def test_a_vector_comes_back_within_half_a_step(name: str, group: int | None, vector: list[float]) -> None:
     form, x = make_format(name, group), torch.tensor(vector)
     stored = form.encode(x)

@@ -314,9 +314,7 @@ def left_of(state: tuple[object, ...]) -> IntArray:
 
 
 TestPrefixes = PrefixMachine.TestCase
-TestPrefixes.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestPrefixes.settings = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
 def chain_of(tokens: list[int], salt: str = "") -> PrefixChain:

@@ -53,7 +53,7 @@ def any_batch(draw: st.DrawFn) -> list[tuple[SamplingParams, list[int], list[int
     return draw(st.lists(st.tuples(any_params(), history, history), min_size=1, max_size=6))
 
 
-@hypothesis_settings(max_examples=150)
+@hypothesis_settings(max_examples=60)
 @given(any_batch(), st.integers(0, 10**6), st.booleans())
 def test_mixed_batches_follow_the_oracle(
     batch: list[tuple[SamplingParams, list[int], list[int]]], seed: int, grid: bool

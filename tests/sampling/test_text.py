@@ -49,7 +49,7 @@ def test_deltas_of_encoded_text_are_its_decoding(tokenizer: PreTrainedTokenizerF
     assert "".join(deltas) == tokenizer.decode(tokens)
 
 
-@hypothesis_settings(max_examples=300)
+@hypothesis_settings(max_examples=60)
 @given(tokens=st.lists(st.integers(0, len(BYTE_LEVEL) - 1), max_size=120), skip=st.booleans())
 def test_deltas_of_arbitrary_tokens_are_their_decoding(tokens: list[int], skip: bool) -> None:
     """Most of this is no UTF-8 at all."""

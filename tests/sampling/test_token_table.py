@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tokenizer_kinds import BYTE_LEVEL, KINDS, SENTENCEPIECE, UNKNOWN
 from tokenizers import Tokenizer, models
@@ -85,7 +84,6 @@ def check(answer: CompletionOutput) -> None:
 @pytest.mark.parametrize("prompt", ["", "The fox", "Köln 😀", "<eos>"])
 @pytest.mark.parametrize("skip", [True, False])
 @given(text=TEXTS)
-@hypothesis_settings(max_examples=25)
 def test_bytes_of_encoded_text_are_the_answer(
     tokenizer: PreTrainedTokenizerFast, prompt: str, skip: bool, text: str
 ) -> None:
@@ -98,7 +96,6 @@ def test_bytes_of_encoded_text_are_the_answer(
 
 @every_kind
 @given(data=st.data(), skip=st.booleans())
-@hypothesis_settings(max_examples=60)
 def test_bytes_of_arbitrary_tokens_are_the_answer(
     tokenizer: PreTrainedTokenizerFast, data: st.DataObject, skip: bool
 ) -> None:
@@ -286,7 +283,6 @@ def test_words_without_a_decoder() -> None:
 
 @every_kind
 @given(data=st.data(), stop=st.sampled_from(["o", "x.", "é", "<eos>"]), include=st.booleans())
-@hypothesis_settings(max_examples=25)
 def test_offsets_stay_within_a_text_that_was_cut(
     tokenizer: PreTrainedTokenizerFast, data: st.DataObject, stop: str, include: bool
 ) -> None:

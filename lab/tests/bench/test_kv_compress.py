@@ -330,14 +330,15 @@ def test_the_batch_grows_with_compression_and_more_so_with_rounds_in_the_prompt(
     assert (tmp_path / "kv_compress_figure8.svg").is_file()
     again = run(tmp_path / "report.json", *typed, "--resume")
     assert again["runs"] == report["runs"] and again["measured"] == report["measured"]
-    more = run(tmp_path / "report.json", *typed, "--resume", "--repeat", "2")
-    assert len(more["runs"]) == 10 and len(more["measured"]) == 2
 
 
 def test_mixed_lengths_run_in_one_batch(model: Path, tmp_path: Path) -> None:
     typed = "--contexts 64,256 --mixed --new-tokens 8 --compressions 1,8 --kv-floor 9 --requests 6"
-    report = run(tmp_path / "report.json", "--model", str(model), *typed.split())
+    command = tmp_path / "report.json", "--model", str(model), *typed.split()
+    report = run(*command)
     assert {each["context"] for each in report["runs"]} == {256}
+    more = run(*command, "--resume", "--repeat", "2")
+    assert len(more["runs"]) == 2 * len(report["runs"]) and len(more["measured"]) == 2
     assert {each["total_tokens"] for each in report["runs"]} == {3 * (64 + 256) + 6 * n for n in (1, 8)}
 
 
