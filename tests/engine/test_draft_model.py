@@ -101,6 +101,13 @@ def test_other_vocabularies_and_states_are_refused(target: Path, tmp_path: Path)
         ConfigError, match=f"model has {VOCAB + 1} tokens, and the model that answers {VOCAB}"
     ):
         LLM(target, speculative_config=config(other), **OPTIONS)
+    assistant = tmp_path / "assistant"
+    assistant.mkdir()
+    (assistant / "config.json").write_text('{"model_type": "gemma4_assistant"}', encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match="is a gemma4_assistant, which reads the KVs of the model that answers"
+    ):
+        LLM(target, speculative_config=config(assistant), **OPTIONS)
     swapped = shutil.copytree(DEMO_MODEL, tmp_path / "swapped")
     file = swapped / "tokenizer.json"
     text = json.loads(file.read_text(encoding="utf-8"))
@@ -118,6 +125,10 @@ def test_options(target: Path) -> None:
     assert parse_speculative({"model": "x", "num_speculative_tokens": 2}).method == "draft_model"  # type: ignore[union-attr]
     for wrong, message in (
         ({"method": "draft_model"}, "model must be given with method draft_model"),
+        (
+            {"method": "qwen3_next_mtp"},
+            "must be one of ngram, draft_model, got 'qwen3_next_mtp': its heads read",
+        ),
         ({"method": "ngram", "model": "x"}, "model must be left out with method ngram"),
         (
             {"method": "draft_model", "model": "x", "prompt_lookup_max": 3},

@@ -157,7 +157,8 @@ def test_configuration(directory: Path) -> None:
         prompt_lookup_max=5, prompt_lookup_min=5
     )
     with pytest.raises(
-        ConfigError, match="speculative_config: method must be one of ngram, draft_model, got 'eagle'"
+        ConfigError,
+        match="speculative_config: method must be one of ngram, draft_model, got 'eagle': its heads",
     ):
         parse_speculative({"method": "eagle"})
     with pytest.raises(ConfigError, match="prompt_lookup_min must be at most 2, got 3"):

@@ -202,9 +202,8 @@ STUDIES = (
         ("attention_kernels_formats.json", "narrow formats read fewer bytes at near the same rate"),
     ),
     _module(
-        "speed.prompt_lookup",
-        "What do drafts from the prompt gain?",
-        ("prompt_lookup.json", "1.8 times where an answer quotes, 1.08 where not"),
+        "speed.drafts",
+        "What do drafts gain, and does their gate keep them from losing?",
     ),
     _module(
         "speed.calibration",

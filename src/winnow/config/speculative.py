@@ -10,6 +10,9 @@ from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, check_names, require
 
 METHODS = ("ngram", "draft_model")
+_OF_STATES = "its heads read hidden states of every token, which steps do not keep"
+_REFUSED = {name: _OF_STATES for name in ("mtp", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")}
+"""Methods of vLLM's that are refused by the reason; those that end in _mtp as mtp."""
 _FIELD = "speculative_config: "
 
 
@@ -35,6 +38,11 @@ class SpeculativeConfig:
     adaptive: bool = True
 
     def __post_init__(self) -> None:
+        reason = _REFUSED.get("mtp" if str(self.method).endswith("_mtp") else self.method)
+        if reason is not None:
+            raise ConfigError(
+                f"speculative_config: method must be one of {', '.join(METHODS)}, got {self.method!r}: {reason}"
+            )
         check_choice(_FIELD + "method", self.method, METHODS)
         require(isinstance(self.adaptive, bool), _FIELD + "adaptive", "true or false", self.adaptive)
         check_integer(_FIELD + "num_speculative_tokens", self.num_speculative_tokens, 1, 64)

@@ -13,6 +13,8 @@ from winnow.errors import ConfigError
 from winnow.executor.rank_executor import build_rank
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, load_model
+from winnow.models.load.hub import locate_model
+from winnow.models.load.json_files import read_object
 from winnow.sampling import SamplingParams
 
 # Tokens of a text by which the memory of two caches is compared.
@@ -30,9 +32,15 @@ def load_draft_model(config: EngineConfig, target: LoadedModel) -> LoadedModel |
         return None
     if config.model.tensor_parallel_size > 1:
         raise ConfigError("speculative_config: method draft_model needs tensor_parallel_size 1")
-    loaded = load_model(
-        replace(config.model, model=options.model, revision=None, tokenizer=None, max_model_len=None)
-    )
+    own = replace(config.model, model=options.model, revision=None, tokenizer=None, max_model_len=None)
+    file = locate_model(own) / "config.json"  # a GGUF file has none, and is no assistant
+    kind = str(read_object(file).get("model_type")) if file.is_file() else ""
+    if kind.endswith("assistant"):
+        raise ConfigError(
+            f"speculative_config: model {options.model} is a {kind}, which reads the KVs of the model that answers: "
+            "only models that answer by themselves can draft"
+        )
+    loaded = load_model(own)
     if loaded.geometry.states:
         raise ConfigError(
             f"speculative_config: model {options.model} has layers that keep recurrent states, which cannot take "

@@ -18,6 +18,8 @@ _LOOK = {True: 4, False: 2}
 _SPACING = 16
 # Part of the time that looks may lose, and steps without drafts that they may take at once.
 _SHARE, _SAVED = 0.007, 4
+# A draft model has to compute a sequence before its first drafts; so much of it counts, in steps.
+_HELD_UP = 16
 # Drafts have to gain as much, lest noise decides.
 _GAIN = 1.02
 # Numbers of drafts that are compared, beside all.
@@ -51,13 +53,18 @@ class Chance:
 
 
 class _Steps:
-    """The last steps of a kind, what they count and how long they took; `middle` is the median of the seconds."""
+    """The last steps of a kind, what they count and how long they took; `middle` is the median of the seconds.
 
-    def __init__(self) -> None:
+    Args:
+        most: medians that a step counts at most, if something else held it up.
+    """
+
+    def __init__(self, most: int = 3) -> None:
+        self._most = most
         self._steps = deque[tuple[float, float]](maxlen=_RECENT)
         self.count = self.middle = 0.0
         self.rate: float | None = None
-        """Counted a second; None: not measured. A step that something else held up does not count in full."""
+        """Counted a second; None: not measured."""
 
     def add(self, count: float, seconds: float) -> None:
         """Add a step."""
@@ -67,7 +74,7 @@ class _Steps:
         total = sum([each for each, _ in steps])
         self.count = total / len(steps)
         if len(steps) > 1:
-            self.rate = total / sum([min(each, 3 * self.middle) for _, each in steps])
+            self.rate = total / sum([min(each, self._most * self.middle) for _, each in steps])
 
 
 @dataclass
@@ -80,7 +87,7 @@ class _Batch:
         costs: seconds that the last look with drafts (True) and without lost.
     """
 
-    arms: dict[bool, _Steps] = field(default_factory=lambda: {False: _Steps(), True: _Steps()})
+    arms: dict[bool, _Steps] = field(default_factory=lambda: {False: _Steps(), True: _Steps(most=_HELD_UP)})
     times: dict[int, _Steps] = field(default_factory=dict)
     costs: dict[bool, float] = field(default_factory=dict)
 
