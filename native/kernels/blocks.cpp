@@ -25,6 +25,8 @@ constexpr int64_t ROUNDED_RECORDS = 12;
 constexpr int64_t AHEAD = 8192;
 /// Most rows of which every thread prepares all, rather than wait for the others.
 constexpr int64_t EACH_BY_ITSELF = 2;
+/// Most rows whose numbers are multiplied in registers, and how many of them at once.
+constexpr int64_t FEW = 4, MOST_FEW = 2;
 /// What codes are multiplied with.
 template <class T>
 using OperandFor = typename std::conditional<std::is_same_v<typename OperandOf<T>::type, bf16>, bf16, int16_t>::type;
@@ -64,9 +66,12 @@ inline numbers look_up(const Table &table, words word, int field) {
 #endif
 }
 
+inline void store_pairs(int16_t *to, numbers pairs) { store_vector(to, pairs); }
 inline void store_pairs(int16_t *to, vi first, vi second) { store_vector(to, (first & 0xffff) | second << 16); }
 
 #if defined(__AVX512BF16__)
+inline void store_pairs(bf16 *to, numbers pairs) { store_vector(to, pairs); }
+
 /// Numbers of 8 bits are exact: the upper halves of floats.
 inline void store_pairs(bf16 *to, vi first, vi second) {
   const vf low = __builtin_convertvector(first, vf), high = __builtin_convertvector(second, vf);
@@ -74,13 +79,20 @@ inline void store_pairs(bf16 *to, vi first, vi second) {
 }
 #endif
 
-/// Codes of a record as B of product.h: [16 pairs][PANEL][2], the second half of the pairs `apart` farther on. Tables of a single
-/// plane hold operands as they are stored.
-template <int LOW, int HIGH, class Operand>
-void widen(const char *record, const Table &low_table, const Table &high_table, Operand *out, int64_t apart) {
-  constexpr int64_t VECTOR = 4 * WIDTH;
-  const char *high_plane = record + LOW * MAX_VECTORS * VECTOR;
-  for (int v = 0; v < MAX_VECTORS; ++v) {
+/// Calls use(pair, ...) with the numbers of a record's pairs of inputs, for the v-th vector of features: joined as tables have
+/// them, or as two vectors. Tables of a single plane hold operands as they are stored; codes of 8 bits are the numbers.
+template <int LOW, int HIGH, class Operand, class Use>
+inline __attribute__((always_inline)) void decode(const char *record, int v, const Table &low_table, const Table &high_table,
+                                                  Use use) {
+  if constexpr (LOW == 8) {
+#pragma GCC unroll 16
+    for (int pair = 0; pair < BLOCK / 2; ++pair) {
+      const char *from = record + (v * BLOCK + pair * 2) * WIDTH;
+      if (pair % 2 == 0) __builtin_prefetch(from + AHEAD, 0, 2);
+      use(pair, load_bytes(from), load_bytes(from + WIDTH));
+    }
+  } else {
+    constexpr int64_t VECTOR = 4 * WIDTH;
     words low[LOW], high[HIGH ? HIGH : 1];
     const auto read = [](const char *from, int count, words *to) __attribute__((always_inline)) {
 #pragma GCC unroll 4
@@ -90,33 +102,67 @@ void widen(const char *record, const Table &low_table, const Table &high_table, 
       }
     };
     read(record + v * LOW * VECTOR, LOW, low);
-    read(high_plane + v * HIGH * VECTOR, HIGH, high);
+    read(record + (LOW * MAX_VECTORS + v * HIGH) * VECTOR, HIGH, high);
 #pragma GCC unroll 16
     for (int pair = 0; pair < BLOCK / 2; ++pair) {
       constexpr int FIELDS = 16 / LOW, ABOVE = HIGH ? 16 / HIGH : 1;
-      Operand *to = out + (pair * PANEL + v * WIDTH) * 2 + (pair < BLOCK / 4 ? 0 : apart);
       numbers number = look_up<LOW>(low_table, low[pair / FIELDS], pair % FIELDS);
       if constexpr (HIGH > 0) number += look_up<HIGH>(high_table, high[pair / ABOVE], pair % ABOVE);
       if constexpr (HIGH > 0 && !std::is_same_v<Operand, int16_t>)
-        store_pairs(to, (vi)number << 16 >> 16, (vi)number >> 16);
+        use(pair, (vi)number << 16 >> 16, (vi)number >> 16);
       else
-        store_vector(to, number);
+        use(pair, number);
     }
   }
 }
 
-/// The same of codes of 8 bits, which are the numbers.
-template <class Operand>
-void widen_bytes(const char *record, const Table &, const Table &, Operand *out, int64_t apart) {
+/// Codes of a record as B of product.h: [16 pairs][PANEL][2], the second half of the pairs `apart` farther on.
+template <int LOW, int HIGH, class Operand>
+void widen(const char *record, const Table &low_table, const Table &high_table, Operand *out, int64_t apart) {
   for (int v = 0; v < MAX_VECTORS; ++v)
-#pragma GCC unroll 4
-    for (int pair = 0; pair < BLOCK / 2; ++pair) {
-      const char *from = record + (v * BLOCK + pair * 2) * WIDTH;
-      if (pair % 2 == 0) __builtin_prefetch(from + AHEAD, 0, 2);
-      store_pairs(out + (pair * PANEL + v * WIDTH) * 2 + (pair < BLOCK / 4 ? 0 : apart), load_bytes(from),
-                  load_bytes(from + WIDTH));
-    }
+    decode<LOW, HIGH, Operand>(record, v, low_table, high_table, [=](int pair, auto... number) __attribute__((always_inline)) {
+      store_pairs(out + (pair * PANEL + v * WIDTH) * 2 + (pair < BLOCK / 4 ? 0 : apart), number...);
+    });
 }
+
+/// The sum of a row's products with numbers in the order in which `multiply` adds them up, so that it is the same to the last bit.
+template <class Operand>
+struct PairSum {
+  using Given = Operand;
+  typename SumOf<Operand>::vector total{};
+
+  void add(const Operand *a, numbers pairs) { total = multiply_add(total, a, (decltype(total))pairs); }
+  void add(const Operand *a, vi first, vi second) {
+    Operand joined[4 * WIDTH / sizeof(Operand)];
+    store_pairs(joined, first, second);
+    add(a, load_vector<numbers>(joined));
+  }
+  vf sum(float scale) const {
+    if constexpr (std::is_same_v<Operand, int16_t>)
+      return __builtin_convertvector(total, vf) * scale;
+    else
+      return total;
+  }
+};
+
+#if defined(WINNOW_TILES)
+/// Tile registers add up both inputs of pairs apart.
+template <>
+struct PairSum<bf16> {
+  using Given = float;
+  vf even{}, odd{};
+
+  void add(const float *a, numbers pairs) {
+    even += a[0] * (vf)((vu)pairs << 16);
+    odd += a[1] * (vf)((vu)pairs & 0xffff0000u);
+  }
+  void add(const float *a, vi first, vi second) {
+    even += a[0] * __builtin_convertvector(first, vf);
+    odd += a[1] * __builtin_convertvector(second, vf);
+  }
+  vf sum(float) const { return even + odd; }
+};
+#endif
 
 #if defined(WINNOW_TILES)
 /// Numbers of a record times their scales, plus their minima, rounded to bf16.
@@ -133,34 +179,6 @@ void scale_record(const BlockForm &form, const float (*scale)[PANEL], const floa
 }
 #endif
 
-/// A kind's tables and the function that widens its records.
-template <class Operand>
-struct Widening {
-  Table low, high;
-  void (*widen)(const char *, const Table &, const Table &, Operand *, int64_t);
-
-  explicit Widening(BlockKind kind) {
-    const BlockForm &form = form_of(kind);
-    const auto stored = [&](int number) {
-      if (form.high_bits || !std::is_same_v<Operand, bf16>) return static_cast<int16_t>(number);
-      const float exact = static_cast<float>(number);
-      uint32_t bits;
-      std::memcpy(&bits, &exact, sizeof bits);
-      return static_cast<int16_t>(bits >> 16);
-    };
-    for (int i = 0; i < 32; ++i) {
-      low.number[i] = stored(low_number(kind, i & ((1 << form.low_bits) - 1)));
-      high.number[i] = high_number(kind, i & ((1 << form.high_bits) - 1));
-    }
-    const int high_bits = form.high_bits;
-    widen = form.low_bits == 8   ? widen_bytes<Operand>
-            : form.low_bits == 2 ? (high_bits ? winnow::WINNOW_ISA::widen<2, 1, Operand> : winnow::WINNOW_ISA::widen<2, 0, Operand>)
-            : high_bits == 0   ? winnow::WINNOW_ISA::widen<4, 0, Operand>
-            : high_bits == 1   ? winnow::WINNOW_ISA::widen<4, 1, Operand>
-                               : winnow::WINNOW_ISA::widen<4, 2, Operand>;
-  }
-};
-
 /// Rows as they are multiplied, the scales of integers, and the sums that minima are multiplied with.
 template <class Operand>
 struct PreparedRows {
@@ -168,10 +186,12 @@ struct PreparedRows {
   int64_t stride, in;
   std::unique_ptr<Operand[]> own;
   std::unique_ptr<float[]> scale, sum;  // [rows, in / 32], [rows, in / 16]
+  std::unique_ptr<float[]> floats;      // [rows, in], of few rows that tile registers would sum
 
-  PreparedRows(const LinearRows &rows, int64_t in) : stride(rows.x_stride), in(in) {
+  PreparedRows(const LinearRows &rows, int64_t in, bool few) : stride(rows.x_stride), in(in) {
     constexpr bool INTEGERS = std::is_same_v<Operand, int16_t>;
     if (INTEGERS) own.reset(new Operand[rows.rows * in]), scale.reset(new float[rows.rows * (in / BLOCK)]), stride = in;
+    if (few && PADS<Operand>) floats.reset(new float[rows.rows * in]);
     sum.reset(new float[rows.rows * (in / HALF)]);
     x = INTEGERS ? own.get() : reinterpret_cast<const Operand *>(rows.x);
   }
@@ -183,6 +203,7 @@ struct PreparedRows {
       vf part[BLOCK / WIDTH], largest{};
       for (int j = 0; j < BLOCK / WIDTH; ++j) {
         part[j] = load(given + i + j * WIDTH);
+        if (PADS<Operand> && floats) store(floats.get() + row * in + i + j * WIDTH, part[j]);
         largest = (vf)larger((vi)largest, (vi)part[j] & 0x7fffffff);  // what is no number above all
       }
       float factor = 1.0f;
@@ -208,6 +229,88 @@ struct PreparedRows {
         sums[i / HALF + h] = horizontal_sum(total) * factor;
       }
     }
+  }
+
+  /// A row as PairSum takes it.
+  const typename PairSum<Operand>::Given *given(int64_t row) const {
+    if constexpr (PADS<Operand>)
+      return floats.get() + row * in;
+    else
+      return x + row * stride;
+  }
+};
+
+/// A kind's tables and the functions that read its records.
+template <class Operand>
+struct Widening {
+  BlockKind kind;
+  Table low, high;
+  void (*widen)(const char *, const Table &, const Table &, Operand *, int64_t);
+  void (*few[MOST_FEW])(const Widening &, const char *, const PreparedRows<Operand> &, int64_t, float *);
+
+  explicit Widening(BlockKind kind) : kind(kind) {
+    const BlockForm &form = form_of(kind);
+    const auto stored = [&](int number) {
+      if (form.high_bits || !std::is_same_v<Operand, bf16>) return static_cast<int16_t>(number);
+      const float exact = static_cast<float>(number);
+      uint32_t bits;
+      std::memcpy(&bits, &exact, sizeof bits);
+      return static_cast<int16_t>(bits >> 16);
+    };
+    for (int i = 0; i < 32; ++i) {
+      low.number[i] = stored(low_number(kind, i & ((1 << form.low_bits) - 1)));
+      high.number[i] = high_number(kind, i & ((1 << form.high_bits) - 1));
+    }
+    const int high_bits = form.high_bits;
+    form.low_bits == 8   ? take<8, 0, false>()
+    : form.low_bits == 2 ? (high_bits ? take<2, 1, false>() : take<2, 0, true>())
+    : high_bits == 0     ? (form.minimum ? take<4, 0, true>() : take<4, 0, false>())
+    : high_bits == 1     ? (form.minimum ? take<4, 1, true>() : take<4, 1, false>())
+                         : take<4, 2, false>();
+  }
+
+ private:
+  template <int LOW, int HIGH, bool MINIMUM>
+  void take() {
+    widen = winnow::WINNOW_ISA::widen<LOW, HIGH, Operand>;
+    few[0] = multiply_few<LOW, HIGH, MINIMUM, 1>, few[1] = multiply_few<LOW, HIGH, MINIMUM, 2>;
+  }
+
+  /// Sums of a panel for R rows, to [R][PANEL]: numbers are multiplied in registers as soon as they are known.
+  template <int LOW, int HIGH, bool MINIMUM, int R>
+  static void multiply_few(const Widening &tables, const char *panel, const PreparedRows<Operand> &rows, int64_t first, float *to) {
+    constexpr int SCALES = LOW == 2 || HIGH == 2 ? 2 : 1;  // as form.scales()
+    const BlockForm &form = form_of(tables.kind);
+    vf total[R][MAX_VECTORS] = {};
+    for (int64_t b = 0; b < rows.in / BLOCK; ++b) {
+      alignas(64) float scale[SCALES][PANEL], minimum[SCALES][PANEL];
+      const BlockScales scales(form, panel, b);
+      for (int h = 0; h < SCALES; ++h) scales.read(tables.kind, h, scale[h], minimum[h]);
+#pragma GCC unroll 4
+      for (int v = 0; v < MAX_VECTORS; ++v) {
+        PairSum<Operand> sums[R][SCALES];
+        decode<LOW, HIGH, Operand>(panel + PANEL * form.record_at(b), v, tables.low, tables.high,
+                                   [&](int pair, auto... number) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+                                     for (int r = 0; r < R; ++r)
+                                       sums[r][pair * SCALES / (BLOCK / 2)].add(rows.given(first + r) + b * BLOCK + 2 * pair,
+                                                                                number...);
+                                   });
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+          const int64_t at = (first + r) * (rows.in / BLOCK) + b;
+          const float *row_sum = rows.sum.get() + 2 * at;
+#pragma GCC unroll 2
+          for (int h = 0; h < SCALES; ++h) {
+            total[r][v] += sums[r][h].sum(rows.scale ? rows.scale[at] : 1.0f) * load(scale[h] + v * WIDTH);
+            if constexpr (MINIMUM)
+              total[r][v] += load(minimum[h] + v * WIDTH) * (SCALES == 2 ? row_sum[h] : row_sum[0] + row_sum[1]);
+          }
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < MAX_VECTORS; ++v) store(to + r * PANEL + v * WIDTH, total[r][v]);
   }
 };
 
@@ -268,11 +371,11 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
   const bool rounds = PADS<Operand> && rows.rows > ROWS_AT_ONCE;
   const int64_t blocks = in / BLOCK, together = rounds ? ROUNDED_RECORDS : RECORDS_AT_ONCE;
   const T *given = reinterpret_cast<const T *>(rows.x);
-  const bool shared = rows.rows > EACH_BY_ITSELF;
-  std::unique_ptr<PreparedRows<Operand>> of_all(shared ? new PreparedRows<Operand>(rows, in) : nullptr);
+  const bool shared = rows.rows > EACH_BY_ITSELF, few = rows.rows <= FEW;
+  std::unique_ptr<PreparedRows<Operand>> of_all(shared ? new PreparedRows<Operand>(rows, in, few) : nullptr);
 #pragma omp parallel num_threads(threads) if (rows.rows * in * out >= PARALLEL_FROM)
   {
-    std::unique_ptr<PreparedRows<Operand>> own(shared ? nullptr : new PreparedRows<Operand>(rows, in));
+    std::unique_ptr<PreparedRows<Operand>> own(shared ? nullptr : new PreparedRows<Operand>(rows, in, few));
     PreparedRows<Operand> &prepared = shared ? *of_all : *own;
     if (shared) {
 #pragma omp for schedule(static)
@@ -293,13 +396,18 @@ void multiply(const PackedWeight &weight, const LinearRows &rows, int64_t apart,
         const BlockPanel &where = weight.panels[panel + n * apart];
         const BlockKind block_kind = static_cast<BlockKind>(where.kind);
         const BlockForm &form = form_of(block_kind);
-        const bool pads = PADS<Operand> && form.halves && !rounds;
+        const bool pads = PADS<Operand> && form.halves && !rounds && !few;
         const int64_t stride = pads ? 2 * PIECE : PIECE;
         if (where.kind != kind) {
           widening.reset(new Widening<Operand>(block_kind)), kind = where.kind;
           if (pads) std::fill(pieces, pieces + ROUNDED_RECORDS * PIECE, Operand{});
         }
         const char *from = weight.packed + where.at;
+        if (few) {
+          for (int64_t r = 0; r < count; r += MOST_FEW)
+            widening->few[std::min(MOST_FEW, count - r) - 1](*widening, from, prepared, r, sums.get() + (n * most + r) * PANEL);
+          continue;
+        }
         for (int64_t first = 0; first < blocks; first += together) {
           const int64_t records = std::min(together, blocks - first);
           for (int64_t b = 0; b < records; ++b) {

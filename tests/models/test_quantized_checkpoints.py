@@ -1,15 +1,18 @@
 """Checkpoints whose weights were quantized by others answer as transformers' own model does, or say what is missing."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from tests.tiny_llama import save_tiny_llama
 from transformers import AutoModelForCausalLM
 
-from winnow import LLM, SamplingParams
+from winnow import LLM, SamplingParams, native
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
@@ -81,6 +84,78 @@ def test_weights_of_compressed_tensors(
     assert list(found) == expected[0, len(prompt) :].tolist()
 
 
+def _words(codes: np.ndarray, bits: int, order: Sequence[int] | None = None) -> torch.Tensor:
+    """Codes [rows, n] as 32-bit words [rows, n * bits / 32]: the i-th place of a word holds its order[i]-th code."""
+    each = 32 // bits
+    order = order or range(each)
+    words = np.zeros((len(codes), codes.shape[1] // each), np.uint32)
+    for place in range(each):
+        words |= codes[:, order[place] :: each].astype(np.uint32) << np.uint32(bits * place)
+    return torch.from_numpy(words.view(np.int32))
+
+
+PACKINGS: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4},
+    "gptq-symmetric": {"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "sym": True},
+    "gptq-8": {"quant_method": "gptq", "bits": 8, "sym": True},
+    "gptq-out-of-order": {"quant_method": "gptq", "bits": 4, "desc_act": True},
+    "awq": {"quant_method": "awq", "bits": 4, "version": "gemm"},
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_codes_of_gptq_and_awq_are_multiplied_as_they_are(packing: str, tmp_path: Path) -> None:
+    values = PACKINGS[packing]
+    bits, group_size = values["bits"], 32
+    save_tiny_llama(tmp_path, seed=0, hidden_size=64, intermediate_size=96)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tensors, rng = dict(model.state_dict()), np.random.default_rng(1)
+    for name, part in model.model.named_modules():
+        if not isinstance(part, torch.nn.Linear):
+            continue
+        out, inputs = part.weight.shape
+        codes = rng.integers(0, 1 << bits, (out, inputs))
+        shape = (out, inputs // group_size)
+        zeros = np.full(shape, 1 << (bits - 1)) if values.get("sym") else rng.integers(1, 1 << bits, shape)
+        scales = rng.uniform(0.5, 1, shape).astype(np.float16) / (1 << bits)
+        group = np.arange(inputs) // group_size
+        if values.get("desc_act"):
+            rng.shuffle(group)
+        weight = scales.astype(np.float32)[:, group] * (codes - zeros[:, group])
+        part.weight.data = torch.from_numpy(weight.astype(np.float32))
+        layer = f"model.{name}"
+        del tensors[f"{layer}.weight"]
+        tensors[f"{layer}.scales"] = torch.from_numpy(scales.T.copy())
+        if values["quant_method"] == "awq":
+            order = [0, 2, 4, 6, 1, 3, 5, 7]
+            tensors[f"{layer}.qweight"] = _words(codes.T, bits, order)
+            tensors[f"{layer}.qzeros"] = _words(zeros.T, bits, order)
+        else:
+            less = 0 if values.get("checkpoint_format") == "gptq_v2" else 1
+            tensors[f"{layer}.qweight"] = _words(codes, bits).T.contiguous()
+            tensors[f"{layer}.qzeros"] = _words(zeros.T - less, bits)
+            tensors[f"{layer}.g_idx"] = torch.from_numpy(group.astype(np.int32))
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = values | {"group_size": group_size}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = torch.tensor([[5, 6, 7, 8] * 4])
+    with torch.inference_mode():
+        expected = model(ids).logits[0, -1].log_softmax(-1)
+    for options in ({}, {"optimize": False}):
+        with LLM(str(tmp_path), kv_memory="8MiB", device="cpu", model_cache=False, **options) as llm:
+            params = SamplingParams(temperature=0, max_tokens=1, logprobs=5, detokenize=False)
+            found = llm.generate(ids.tolist(), params)[0].outputs[0].logprobs[0]
+        # Minima of codes about a free zero are rounded to float16.
+        allowed = 1e-4 if options else 0.02 if packing in ("gptq", "awq") else 1e-3
+        assert {token: each.logprob for token, each in found.items()} == {
+            token: pytest.approx(float(expected[token]), abs=allowed)
+            for token in expected.topk(5).indices.tolist()
+        }
+    loaded = load_model(ModelConfig(tmp_path, device="cpu", model_cache=False))
+    assert (loaded.blocks is not None) == native.is_installed()
+
+
 @pytest.mark.parametrize(
     ("method", "message"),
     [
@@ -93,7 +168,7 @@ def test_weights_of_compressed_tensors(
 def test_what_reads_a_checkpoint_is_missing(method: str, message: str, tmp_path: Path) -> None:
     save_tiny_llama(tmp_path, seed=0)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32}
+    config["quantization_config"] = {"quant_method": method, "bits": 3, "group_size": 32}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedModelError, match=f"model: cannot load .*{message}"):
         load_model(ModelConfig(tmp_path, device="cpu", model_cache=False))

@@ -200,7 +200,11 @@ def keep_blocks(module: nn.Module, name: str, blocks: Blocks, dtype: torch.dtype
 
 def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks]) -> None:
     """Let layers, embeddings and experts that names of parameters belong to keep their blocks; others get numbers."""
-    of_address = {parameter.data_ptr(): blocks[n] for n, parameter in model.named_parameters() if n in blocks}
+    given = {n: parameter for n, parameter in model.named_parameters() if n in blocks}
+    assert not any(any(parameter.stride()) for parameter in given.values()), (
+        "zeros were copied in place of blocks"
+    )
+    of_address = {parameter.data_ptr(): blocks[n] for n, parameter in given.items()}
     for module in list(model.modules()):
         for name, parameter in list(module.named_parameters(recurse=False)):
             own = of_address.get(parameter.data_ptr())

@@ -68,18 +68,27 @@ def _is_float32(path: Path) -> bool:
 
 
 def keeps_blocks(config: ModelConfig, path: Path, file: object = None) -> bool:
-    """Return whether linear layers keep the blocks of a GGUF file on a CPU, where kernels multiply them so.
+    """Return whether linear layers keep the blocks of a file on a CPU, where kernels multiply them so.
 
     Args:
-        file: the `GgufFile` at the path, where it is open.
+        file: the `Published` at the path, where it is open.
     """
-    if not path.is_file() or path.suffix == ".json" or config.load_format != "auto":
+    if path.suffix == ".json" or config.load_format != "auto":
         return False
     if not config.optimize or config.engine != "paged" or not is_installed():
         return False
+    if not path.is_file():
+        return _of_few_bits(path)
     from winnow.models.load.gguf.file import GgufFile
 
     return (file if isinstance(file, GgufFile) else GgufFile.open(path, again=True)).keeps_blocks
+
+
+def _of_few_bits(path: Path) -> bool:
+    """Return whether a directory holds weights of 4 or 8 bits in safetensors."""
+    from winnow.models.load.quantized import QuantizedDirectory
+
+    return QuantizedDirectory.at(path) is not None
 
 
 def _is_quantized(path: Path) -> bool:

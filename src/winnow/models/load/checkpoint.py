@@ -54,7 +54,8 @@ def load_checkpoint(
     ranks: Ranks = ALONE,
 ) -> tuple[LoadedModel, ContextLimit]:
     """Load as `load_model` does, from config.json and weights as published; with its limits."""
-    published = open_published(path)
+    device = _device(config.device)
+    published = open_published(path, on_cpu=device.type == "cpu")
     model_config = _read_config(path, published)
     images = has_tower(model_config) and has_processor(path) and not config.language_model_only
     model_class = causal_class(model_config, states=True, images=images)
@@ -74,7 +75,6 @@ def load_checkpoint(
     wanted = config.max_model_len
     limit = context_limit(model_config)
     trained_len = limit.take(None if beyond_trained_len else wanted)
-    device = _device(config.device)
     dtype = _dtype(config.dtype, model_config, device)
     kept = device.type == "cpu" and ranks.size == 1 and keeps_blocks(config, path, published)
     blocks, library = _narrow_weights(config, device, dtype, kept=kept)
@@ -138,7 +138,7 @@ def load_checkpoint(
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     """Load as `winnow.models.load.loader.load_plain_model` does."""
-    published = open_published(path)
+    published = open_published(path, on_cpu=_device(config.device).type == "cpu")
     model_config = _read_config(path, published)
     causal_class(model_config)
     tokenizer = _tokenizer(path, published, model_config, config)
@@ -275,12 +275,17 @@ def _make_model(
                 model_config, dtype=dtype, attn_implementation=chosen, trust_remote_code=False
             )
     with published.reading(keeps_blocks=kept) as blocks:
-        model, found = automatic.from_pretrained(
-            **published.weights(),
+        weights = published.weights()  # which makes blocks on the way
+        for name, own in blocks.items():
+            weights["state_dict"][name] = torch.zeros((), dtype=dtype, device="cpu").expand(own.shape)
+        of_states = "state_dict" in weights
+        kind = causal_class(model_config, states=True, images=tower) if of_states else automatic
+        model, found = kind.from_pretrained(
+            **weights,
             config=model_config,
             dtype=dtype,
             attn_implementation=chosen,
-            trust_remote_code=False,
+            **({} if of_states else {"trust_remote_code": False}),
             local_files_only=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # transformers would refuse them without a name
@@ -296,6 +301,10 @@ def _make_model(
             f"such as {missing[0]}"
         )
     published.check_weights(model, found["unexpected_keys"])
+    if blocks.keys() - dict(model.named_parameters()).keys():  # the class has other names for them
+        return _make_model(
+            path, published, model_config, config, dtype, device, attention, kept=False, tower=tower
+        )
     if blocks:
         attach_blocks(model, blocks)
     return model

@@ -44,14 +44,19 @@ class Published(Protocol):
         """Return tokens that end an answer, as the model's makers say."""
 
 
-def open_published(path: Path) -> Published:
+def open_published(path: Path, *, on_cpu: bool = True) -> Published:
     """Return the files of a model at `path`: a directory, or a GGUF file.
+
+    Args:
+        on_cpu: weights of few bits in safetensors are read here; else by what transformers has for them.
 
     Raises:
         UnsupportedModelError: the file is no GGUF file, or a damaged one, or packages that read such files are missing.
     """
     if not path.is_file():
-        return ModelDirectory(path)
+        from winnow.models.load.quantized import QuantizedDirectory
+
+        return (QuantizedDirectory.at(path) if on_cpu else None) or ModelDirectory(path)
     from winnow.models.load.gguf.file import GgufFile
 
     return GgufFile.open(path)
@@ -99,9 +104,11 @@ class ModelDirectory:
         return nullcontext({})
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
+        self._check_unused(model, left_out, scaled=hasattr(model.config, "quantization_config"))
+
+    def _check_unused(self, model: "PreTrainedModel", left_out: Collection[str], *, scaled: bool) -> None:
         unused = sorted(name for name in left_out if not _CHANGES_NOTHING.search(name))
         zeros = set[str]()
-        scaled = hasattr(model.config, "quantization_config")
         for file in self.path.glob("*.safetensors") if unused or not scaled else ():
             with safe_open(file, framework="pt") as tensors:
                 for name in () if scaled else tensors.keys():

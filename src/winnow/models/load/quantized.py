@@ -1,0 +1,248 @@
+"""Linear layers of 4 and 8 bits in safetensors, as GPTQ, AWQ and compressed-tensors write them.
+
+A weight is scale * (code - zero), with a scale and a zero for each group of inputs of a feature. Groups of whole blocks
+of 32 inputs become blocks of GGUF kinds, which hold the same codes:
+
+    Q4_0, Q8_0: scale * (code - 8), scale * (code - 128)      Q4_1: scale * code + minimum
+
+The minimum, -scale * zero, is rounded to float16, by less than scale / 250; nothing else is rounded. Groups out of
+order (GPTQ's `desc_act`) and scales that float16 does not hold become plain numbers.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from winnow.models.fast.blocks import BLOCK, Blocks
+from winnow.models.load.published import ModelDirectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
+"""Which of eight codes of a word belongs to each of eight features."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """A weight as scale * (code - zero).
+
+    Args:
+        codes: uint8 [out_features, in_features].
+        scales: [out_features, groups].
+        zeros: integers of the same shape.
+        group: of each input, [in_features]; None: groups are equally long and lie one behind the other.
+    """
+
+    bits: int
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group: Tensor | None = None
+
+    def numbers(self) -> Tensor:
+        """Return the weight, float32 [out_features, in_features]."""
+        out_features = len(self.codes)
+        if self.group is not None:
+            return self.scales.float()[:, self.group] * (
+                self.codes.float() - self.zeros.float()[:, self.group]
+            )
+        codes = self.codes.float().view(out_features, self.scales.shape[1], -1)
+        return (self.scales.float()[..., None] * (codes - self.zeros.float()[..., None])).flatten(1)
+
+    def blocks(self) -> Blocks | None:
+        """Return the weight in blocks; None: no kind holds it."""
+        (out_features, in_features), groups = self.codes.shape, self.scales.shape[1]
+        scales = self.scales.half()
+        exact = scales.float().equal(self.scales.float())
+        if self.group is not None or in_features % (groups * BLOCK) or not exact:
+            return None
+        symmetric = bool((self.zeros == 1 << (self.bits - 1)).all())
+        head = [scales]
+        if self.bits == 8:
+            if not symmetric:
+                return None
+            kind, stored = "Q8_0", (self.codes ^ 128).view(out_features, -1, BLOCK)
+        else:
+            kind = "Q4_0" if symmetric else "Q4_1"
+            if not symmetric:
+                head.append((-self.scales.float() * self.zeros).half())
+            codes = self.codes.view(out_features, -1, BLOCK)
+            stored = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
+        each = in_features // groups // BLOCK
+        of_blocks = torch.stack(head, dim=-1).repeat_interleave(each, dim=1).view(torch.uint8)
+        return Blocks(kind, torch.cat([of_blocks, stored], dim=-1).flatten(1))
+
+
+def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
+    """Return the unsigned codes of 32-bit words, the lowest first, along a dimension; uint8."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shape = [-1 if i == dim % packed.ndim + 1 else 1 for i in range(packed.ndim + 1)]
+    codes = packed.unsqueeze(dim % packed.ndim + 1) >> shifts.view(shape) & (1 << bits) - 1
+    return codes.to(torch.uint8).flatten(dim % packed.ndim, dim % packed.ndim + 1)
+
+
+Take = Callable[[str], Tensor | None]
+"""Returns a layer's tensor by the last part of its name; None: it has none."""
+
+
+def _read_gptq(take: Take, values: Mapping[str, Any]) -> Codes:
+    bits = values["bits"]
+    packed, zeros, scales, group = take("qweight"), take("qzeros"), take("scales"), take("g_idx")
+    assert packed is not None and zeros is not None and scales is not None
+    codes = _unpack(packed, bits, 0).T.contiguous()
+    stored = _unpack(zeros, bits, 1).T
+    if values.get("checkpoint_format") != "gptq_v2":  # the first form holds zeros less one
+        stored = stored + 1 & (1 << bits) - 1
+    inputs = torch.arange(codes.shape[1])
+    if group is not None and group.equal((inputs // (len(inputs) // scales.shape[0])).to(group)):
+        group = None
+    return Codes(bits, codes, scales.T, stored, group)
+
+
+def _read_awq(take: Take, values: Mapping[str, Any]) -> Codes:
+    packed, zeros, scales = take("qweight"), take("qzeros"), take("scales")
+    assert packed is not None and zeros is not None and scales is not None
+    codes, stored = (
+        _unpack(words, 4, 1).view(len(words), -1, 8)[..., _AWQ_ORDER].flatten(1).T
+        for words in (packed, zeros)
+    )
+    return Codes(4, codes.contiguous(), scales.T, stored)
+
+
+def _read_compressed(take: Take, values: Mapping[str, Any]) -> Codes:
+    scales, group = take("weight_scale"), take("weight_g_idx")
+    assert scales is not None
+    scales = scales.view(len(scales), -1)
+    packed, zeros, whole = take("weight_packed"), take("weight_zero_point"), take("weight")
+    if whole is not None:  # int8
+        offset = (
+            zeros.int().view(scales.shape)
+            if zeros is not None
+            else torch.zeros_like(scales, dtype=torch.int32)
+        )
+        return Codes(8, whole.view(torch.uint8) ^ 128, scales, offset + 128, group)
+    shape = take("weight_shape")
+    assert packed is not None and shape is not None
+    bits = next(iter(values["config_groups"].values()))["weights"]["num_bits"]
+    codes = _unpack(packed, bits, 1)[:, : int(shape[1])].contiguous()
+    if zeros is None:
+        return Codes(bits, codes, scales, torch.full(scales.shape, 1 << bits - 1, dtype=torch.int32), group)
+    return Codes(bits, codes, scales, _unpack(zeros, bits, 0)[: len(scales)], group)
+
+
+@dataclass(frozen=True)
+class _Method:
+    read: Callable[[Take, Mapping[str, Any]], Codes]
+    marks: tuple[str, ...]
+    """Last parts of the names of tensors, one of which a quantized layer has."""
+    parts: tuple[str, ...]
+    """Of all the others."""
+
+
+_METHODS = {
+    "gptq": _Method(_read_gptq, ("qweight",), ("qzeros", "scales", "g_idx")),
+    "awq": _Method(_read_awq, ("qweight",), ("qzeros", "scales")),
+    "compressed-tensors": _Method(
+        _read_compressed,
+        ("weight_packed", "weight_scale"),
+        ("weight", "weight_zero_point", "weight_shape", "weight_g_idx"),
+    ),
+}
+
+
+def _is_read(values: Mapping[str, Any]) -> bool:
+    """Return whether a quantization_config is of a form that is read here."""
+    method = values.get("quant_method")
+    if method == "gptq":
+        return values.get("bits") in (4, 8)
+    if method == "awq":
+        return (values.get("bits") or values.get("w_bit")) == 4 and values.get(
+            "version", "gemm"
+        ).lower() == "gemm"
+    if method != "compressed-tensors" or values.get("transform_config") or values.get("sparsity_config"):
+        return False
+    groups = (values.get("config_groups") or {}).values()
+    weights = [group.get("weights") or {} for group in groups]
+    return (
+        values.get("format") in ("pack-quantized", "int-quantized")
+        and len({each.get("num_bits") for each in weights}) == 1
+        and all(each.get("type") == "int" and each.get("num_bits") in (4, 8) for each in weights)
+        and not any(group.get("input_activations") or group.get("output_activations") for group in groups)
+    )
+
+
+class QuantizedDirectory(ModelDirectory):
+    """config.json and safetensors whose linear layers are of few bits."""
+
+    @classmethod
+    def at(cls, path: Path) -> "QuantizedDirectory | None":
+        """Return the directory's reader; None: its weights are plain, or of a form that is left to transformers."""
+        if not (path / "config.json").exists():
+            return None
+        values = ModelDirectory(path).config_values().get("quantization_config")
+        return cls(path, values) if isinstance(values, dict) and _is_read(values) else None
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        super().__init__(path)
+        self._values = values
+        self._method = _METHODS[values["quant_method"]]
+        self._kept: dict[str, Blocks] | None = None
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Return whether linear layers can keep their codes."""
+        return True
+
+    def config_values(self) -> dict[str, Any]:
+        return {
+            name: value for name, value in super().config_values().items() if name != "quantization_config"
+        }
+
+    def reading(self, *, keeps_blocks: bool = False) -> AbstractContextManager[dict[str, Blocks]]:
+        return self._reading(keeps_blocks)
+
+    @contextmanager
+    def _reading(self, keeps_blocks: bool) -> Iterator[dict[str, Blocks]]:
+        self._kept = {} if keeps_blocks else None
+        yield self._kept if self._kept is not None else {}
+
+    def weights(self) -> dict[str, Any]:
+        super().weights()  # which says that there are none
+        found: dict[str, Tensor] = {}
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(safe_open(file, "pt")) for file in sorted(self.path.glob("*.safetensors"))
+            ]
+            of_name = {name: file for file in files for name in file.keys()}  # noqa: SIM118
+            ends = (*self._method.marks, *self._method.parts)
+            layers = dict.fromkeys(
+                n.rpartition(".")[0] for n in of_name if n.rpartition(".")[2] in self._method.marks
+            )
+            taken = {f"{layer}.{end}" for layer in layers for end in ends}
+            found.update((name, file.get_tensor(name)) for name, file in of_name.items() if name not in taken)
+
+            def take(layer: str, end: str) -> Tensor | None:
+                file = of_name.get(f"{layer}.{end}")
+                return None if file is None else file.get_tensor(f"{layer}.{end}")
+
+            for layer in layers:
+                codes = self._method.read(partial(take, layer), self._values)
+                name = f"{layer}.weight"
+                # Experts are joined while they are read, which blocks cannot be.
+                blocks = None if self._kept is None or ".experts." in name else codes.blocks()
+                if self._kept is None or blocks is None:
+                    found[name] = codes.numbers()
+                else:
+                    self._kept[name] = blocks
+        return {"pretrained_model_name_or_path": None, "state_dict": found}
+
+    def check_weights(self, model: "PreTrainedModel", left_out: Any) -> None:
+        self._check_unused(model, left_out, scaled=True)
