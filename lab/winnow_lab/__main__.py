@@ -1,6 +1,7 @@
-"""`python -m winnow_lab`: every study, its question and its pages; `--write` renews docs/results/README.md."""
+"""`python -m winnow_lab`: all studies and pages; `--write` renews docs/results/README.md; `seeds` runs that study."""
 
 import argparse
+import sys
 
 from winnow_lab.checkout import ROOT
 from winnow_lab.study.index import listing, results_page
@@ -8,6 +9,11 @@ from winnow_lab.study.index import listing, results_page
 
 def main() -> None:
     """List the studies."""
+    if sys.argv[1:2] == ["seeds"]:
+        from winnow_lab.seeds import Options, study
+        from winnow_lab.study import run_study
+
+        sys.exit(run_study(Options, study, sys.argv[2:]))
     parser = argparse.ArgumentParser(prog="python -m winnow_lab", description="List the studies of the lab.")
     parser.add_argument("--write", action="store_true", help="write docs/results/README.md")
     if parser.parse_args().write:

@@ -42,5 +42,5 @@ def test_equal_is_said_within_one_standard_error(tmp_path: Path, ours: list[floa
     journal = Journal(tmp_path / "rows.jsonl", {})
     journal.add(f"answers/2000/{FULL}/1/vt/0", {"scores": [1, 1, 1, 1], "reached": 1.0})
     journal.add("answers/2000/winnow-seen/8/vt/0", {"scores": ours, "reached": 8.0})
-    full = Line.of(options, journal, 2000, (FULL, 1.0))
-    assert Line.of(options, journal, 2000, ("winnow-seen", 8.0), full).lost == said
+    full = Line.of(options, journal, 2000, FULL, 1.0)
+    assert Line.of(options, journal, 2000, "winnow-seen", 8.0, full=full).lost == said

@@ -49,7 +49,7 @@ NOTES = """\
 - **reached**: tokens for each KV held at an answer's end.
 - **tokens/s**: of prompts and answers, median over the rounds [least, most]; **gain**: over the full cache's within the
   same KV memory. Only quiet machines measured it. **batch**: requests that got a token in a step, mean and most.
-  **right, timed**: the score of the very answers that were timed, in memory that was short.
+  **timed**: right and lost of the very answers that were timed, in memory that was short.
 """
 
 
@@ -65,7 +65,7 @@ class Options(RealModelOptions):
     prompts: int = flag(40, "of each kind", least=_BLOCK)
     new_tokens: int = flag(500, "of timed answers", least=2)
     requests: int = flag(24, "timed together", least=1)
-    kv_seqs: int = flag(2, "whole sequences that the KV memory of timed runs holds", least=1)
+    kv_seqs: int = flag(2, "whole sequences of a context that the KV memory of timed runs holds", least=1)
     rounds: int = flag(3, "of timed runs, in turn", least=1)
     seed: int = flag(72, "of the prompts; policies were chosen on others")
     seconds: float = flag(float("inf"), "after which no cell begins")
@@ -106,12 +106,8 @@ class Journal:
 
     def add(self, cell: str, row: dict[str, Any]) -> None:
         """Keep a row; it survives this process."""
-        self.rows[cell] = {
-            "cell": cell,
-            **row,
-            "commit": commit(),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
+        where = {"commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+        self.rows[cell] = {"cell": cell, **row, **where}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self.rows[cell]) + "\n")
 
@@ -120,20 +116,13 @@ def _name(*parts: Any) -> str:
     return "/".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
 
 
-def engine(options: Options, method: str, timed: bool) -> LLM:
-    """Open an engine: with memory for all, or where it is timed for `kv_seqs` of the longest."""
-    longest = max(options.contexts) + options.new_tokens
-    own: dict[str, Any] = {
-        "model": options.model,
-        "dtype": "bfloat16",
-        "max_model_len": longest,
-        "max_num_seqs": 8,
-    }
-    own |= {"kv_memory": "1GiB", "enable_prefix_caching": False}
-    if timed:
-        own["max_num_seqs"] = options.requests
-        own["kv_memory"] = kv_memory_for(EngineConfig.from_options(own), options.kv_seqs, longest)
-    return LLM(**own | METHODS[method])
+def engine(options: Options, method: str, context: int, timed: bool) -> LLM:
+    """Open an engine: with memory for all, or where it is timed for `kv_seqs` whole sequences."""
+    longest = context + options.new_tokens
+    own: dict[str, Any] = {"model": options.model, "dtype": "bfloat16", "max_model_len": longest}
+    own |= {"max_num_seqs": options.requests if timed else _BLOCK, "enable_prefix_caching": False}
+    memory = kv_memory_for(EngineConfig.from_options(own), options.kv_seqs, longest) if timed else "1GiB"
+    return LLM(**own | {"kv_memory": memory} | METHODS[method])
 
 
 def prompts_of(options: Options, llm: LLM, context: int, kind: str) -> list[TimedPrompt]:
@@ -150,52 +139,42 @@ def amount(method: str, compression: float) -> dict[str, Any]:
 
 def answers(options: Options, journal: Journal, until: float) -> None:
     """Score the cells that lack, block of prompts by block, so that all cells have about as many."""
-    blocks = range(0, options.prompts, _BLOCK)
-    for first, context, method in product(
-        blocks, options.contexts, dict.fromkeys(m for m, _ in options.cells)
-    ):
-        wanted = [
-            (kind, compression)
-            for kind, (name, compression) in product(options.kinds, options.cells)
-            if name == method
-            and _name("answers", context, method, compression, kind, first) not in journal.rows
-        ]
+    blocks, methods = range(0, options.prompts, _BLOCK), dict.fromkeys(method for method, _ in options.cells)
+    for first, context, method in product(blocks, options.contexts, methods):
+        cells = product(options.kinds, (each for name, each in options.cells if name == method))
+        named = {_name("answers", context, method, each, kind, first): (kind, each) for kind, each in cells}
+        wanted = {name: cell for name, cell in named.items() if name not in journal.rows}
         if not wanted:
             continue
-        with engine(options, method, False) as llm:
-            for kind, compression in wanted:
+        with engine(options, method, context, False) as llm:
+            for name, (kind, compression) in wanted.items():
                 prompts = prompts_of(options, llm, context, kind)[first : first + _BLOCK]
-                own = amount(method, compression)
-                asked = [
-                    SamplingParams(temperature=0.0, max_tokens=each.asked.max_tokens, **own)
-                    for each in prompts
-                ]
-                found = llm.generate([list(each.token_ids) for each in prompts], asked)
-                texts = [output.outputs[0] for output in found]
-                row = {
-                    "scores": [
-                        round(judge(p.asked, text.text), 4) for p, text in zip(prompts, texts, strict=True)
-                    ],
-                    "reached": statistics.fmean(
-                        text.eviction.compression if text.eviction else 1.0 for text in texts
-                    ),
-                }
-                journal.add(_name("answers", context, method, compression, kind, first), row)
+                journal.add(name, _scored(llm, prompts, amount(method, compression)))
                 if time.monotonic() > until:
                     return
 
 
+def _scored(llm: LLM, prompts: Sequence[TimedPrompt], own: Mapping[str, Any]) -> dict[str, Any]:
+    asked = [SamplingParams(temperature=0.0, max_tokens=each.asked.max_tokens, **own) for each in prompts]
+    found = [each.outputs[0] for each in llm.generate([list(each.token_ids) for each in prompts], asked)]
+    scores = [judge(prompt.asked, each.text) for prompt, each in zip(prompts, found, strict=True)]
+    reached = statistics.fmean(each.eviction.compression if each.eviction else 1.0 for each in found)
+    return {"scores": [round(score, 4) for score in scores], "reached": reached}
+
+
 def speed(options: Options, journal: Journal, until: float) -> None:
     """Time the cells that lack, in turn, and score these answers too."""
-    for number, context, (method, compression) in product(
-        range(options.rounds), options.contexts, options.cells
-    ):
+    asked: dict[int, list[TimedPrompt]] = {}
+    every = product(range(options.rounds), options.contexts, options.cells)
+    for number, context, (method, compression) in every:
         cell = _name("speed", context, method, compression, number)
         if cell in journal.rows:
             continue
-        with engine(options, method, True) as llm:
-            by_kind = [prompts_of(options, llm, context, kind) for kind in options.kinds]
-            prompts = [each for turn in zip(*by_kind, strict=True) for each in turn][: options.requests]
+        with engine(options, method, context, True) as llm:
+            if context not in asked:
+                by_kind = [prompts_of(options, llm, context, kind) for kind in options.kinds]
+                asked[context] = [each for turn in zip(*by_kind, strict=True) for each in turn]
+            prompts = asked[context][: options.requests]
             llm.generate(list(prompts[0].token_ids), fixed_length(2))
             params = fixed_length(options.new_tokens, **amount(method, compression))
             done = answer_all(llm, [(each.token_ids, params) for each in prompts])
@@ -235,30 +214,21 @@ class Line:
     full: "Line | None"
 
     @classmethod
-    def of(
-        cls,
-        options: Options,
-        journal: Journal,
-        context: int,
-        cell: tuple[str, float],
-        full: "Line | None" = None,
-    ) -> "Line":
+    def of(cls, options: Options, journal: Journal, *cell: Any, full: "Line | None" = None) -> "Line":
         """Collect what the journal has."""
 
         def found(part: str, *more: tuple[Any, ...]) -> dict[str, dict[str, Any]]:
-            names = {_name(*each): _name(part, context, *cell, *each) for each in more}
+            names = {_name(*each): _name(part, *cell, *each) for each in more}
             return {short: journal.rows[name] for short, name in names.items() if name in journal.rows}
 
         blocks = found("answers", *product(options.kinds, range(0, options.prompts, _BLOCK)))
-        return cls(
-            blocks, list(found("speed", *((number,) for number in range(options.rounds))).values()), full
-        )
+        timed = found("speed", *((number,) for number in range(options.rounds)))
+        return cls(blocks, list(timed.values()), full)
 
     def scores(self, kind: str = "") -> list[float]:
         """Of every prompt, or of a kind's."""
-        return [
-            each for block, row in self.blocks.items() if block.startswith(kind) for each in row["scores"]
-        ]
+        rows = (row for block, row in self.blocks.items() if block.startswith(kind))
+        return [each for row in rows for each in row["scores"]]
 
     @property
     def rates(self) -> list[float]:
@@ -267,15 +237,17 @@ class Line:
 
     @property
     def lost(self) -> str | None:
-        """The mean of paired differences to the full cache, in points; "equal" within one standard error."""
+        """Of the answers beside those of the full cache."""
         theirs = self.full.blocks if self.full else {}
-        pairs = [
-            (row["scores"], theirs[block]["scores"]) for block, row in self.blocks.items() if block in theirs
-        ]
-        if not pairs:
-            return None
-        mean, error = mean_error([a - b for ours, full in pairs for a, b in zip(ours, full, strict=True)])
-        return "equal, " * (abs(mean) <= error or mean > 0) + f"{100 * mean:+.1f} ± {100 * error:.1f}"
+        both = (block for block in self.blocks if block in theirs)
+        return _lost([(self.blocks[block]["scores"], theirs[block]["scores"]) for block in both])
+
+    @property
+    def lost_timed(self) -> str | None:
+        """The same of the answers that were timed, which are those of every round."""
+        theirs = self.full.timed[:1] if self.full else []
+        both = zip(self.timed, theirs, strict=False)
+        return _lost([(ours["scores"], full["scores"]) for ours, full in both])
 
     @property
     def rate(self) -> str | None:
@@ -287,9 +259,8 @@ class Line:
     def gain(self) -> str | None:
         """Over the full cache."""
         base = self.full.rates if self.full else []
-        return (
-            f"{statistics.median(self.rates) / statistics.median(base):.2f}x" if self.rates and base else None
-        )
+        both = self.rates and base
+        return f"{statistics.median(self.rates) / statistics.median(base):.2f}x" if both else None
 
     def mean_of(self, name: str, form: str) -> str | None:
         """The mean of a number of answers or of rounds."""
@@ -303,6 +274,14 @@ class Line:
         return f"{statistics.fmean(scores):.0%}" if scores else None
 
 
+def _lost(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str | None:
+    """The mean of paired differences, in points; "equal" within one standard error."""
+    if not pairs:
+        return None
+    mean, error = mean_error([a - b for ours, full in pairs for a, b in zip(ours, full, strict=True)])
+    return "equal, " * (mean >= -error) + f"{100 * mean:+.1f} ± {100 * error:.1f}"
+
+
 _COLUMNS: Mapping[str, Callable[[Line], str | None]] = {
     "prompts": lambda line: f"{len(line.scores())}",
     "right": lambda line: "{:.1%} ± {:.1%}".format(*mean_error(line.scores())) if line.blocks else None,
@@ -314,6 +293,7 @@ _COLUMNS: Mapping[str, Callable[[Line], str | None]] = {
     "most": lambda line: line.mean_of("most", "{:.0f}"),
     "preempted": lambda line: line.mean_of("preemptions", "{:.0f}"),
     "right, timed": lambda line: line.right_timed,
+    "lost, timed": lambda line: line.lost_timed,
 }
 
 
@@ -324,9 +304,11 @@ def _of_kind(kind: str) -> Callable[[Line], str | None]:
 def tables(options: Options, journal: Journal) -> Iterator[TextTable]:
     """Two tables by context: all kinds, and each kind's mean."""
     for context in options.contexts:
-        full = Line.of(options, journal, context, (FULL, 1.0))
-        lines = {_shown(*cell): Line.of(options, journal, context, cell, full) for cell in options.cells[1:]}
-        lines = {name: line for name, line in lines.items() if line.blocks or line.timed}
+        full = Line.of(options, journal, context, FULL, 1.0)
+        every = {
+            _shown(*cell): Line.of(options, journal, context, *cell, full=full) for cell in options.cells[1:]
+        }
+        lines = {name: line for name, line in every.items() if line.blocks or line.timed}
         if full.blocks or full.timed:
             lines = {FULL: full} | lines
             yield TextTable.of(f"{context} + {options.new_tokens} tokens", "policy", lines, _COLUMNS)
@@ -350,7 +332,7 @@ def study(options: Options) -> Result:
     facts = [
         f"{identity['model']}, bfloat16, RULER: {', '.join(options.kinds)}; seed {options.seed}.",
         f"Timed: {options.requests} requests with {options.new_tokens} tokens each, KV memory of "
-        f"{options.kv_seqs} whole sequences of the longest.",
+        f"{options.kv_seqs} whole sequences.",
         *(f"Measured at commit {each}." for each in commits),
         f"Dates: {', '.join(dates)}.",
     ]

@@ -123,6 +123,7 @@ STUDIES = (
         "What do int8 weights cost in accuracy?",
         ("int8_weights.json", "int8 costs .8 % of perplexity, q8_0 .5 %"),
     ),
+    Entry("python -m winnow_lab seeds", "The five texts' experiments on one card in twelve minutes"),
     _module("papers.headline", "Answers and speed by policy and compression, on the same prompts and memory"),
     # -- papers --------------------------------------------------------------------------------------------------------
     _module(
