@@ -93,6 +93,16 @@ def test_only_sequences_that_gain_get_drafts() -> None:
     assert gate.allot(4, [K, K, K, 1], [0.9, 0.05, 0.9, 0.9])[0] == K
 
 
+def test_another_number_of_sequences_is_measured_without_drafts_first() -> None:
+    run = Decoding(memory_bound)
+    run.run(40, 0.9)
+    for n in (2, 9):
+        run.drafts.clear()
+        run.run(30, *[0.9] * n)
+        assert run.drafts[:2] == [0, 0]
+        assert (sum(map(bool, run.drafts[-10:])) > 5) == (n == 2)
+
+
 def test_always_all_if_not_adaptive() -> None:
     gate = DraftGate(adaptive=False)
     assert gate.drafts(64) and gate.allot(64, [3, 0, 2], [0.0, 0.0, 0.0]) == [3, 0, 2]

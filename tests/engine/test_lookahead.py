@@ -13,6 +13,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.engine.plan import StepPlan, StepResult
+from winnow.engine.scheduling.draft_gate import DraftGate
 from winnow.executor import torch_executor
 from winnow.executor.step_graphs import computes_apart
 from winnow.executor.torch_executor import TorchExecutor
@@ -124,6 +125,33 @@ def test_answers_are_those_of_one_step_after_the_other(
     assert executor_of(overlapping).most_in_flight == 2
     overlapping.check_integrity()
     assert overlapping.stats().kv_bytes_used == serial.stats().kv_bytes_used
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.2])
+def test_steps_overlap_while_no_drafts_are_made(
+    opened: Callable[..., tuple[LLM, LLM]], monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """The gate opens and closes after every third step, as a look of its own does."""
+    steps = [0]
+
+    def record(self: DraftGate, *step: Any) -> None:
+        steps[0] += 1
+
+    monkeypatch.setattr(DraftGate, "record", record)
+    monkeypatch.setattr(DraftGate, "drafts", lambda self, number: steps[0] // 3 % 2 == 1)
+    serial, overlapping = opened(
+        speculative_config={"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    )
+    prompts = [each[:12] * 3 for each in prompts_of(6)]
+    params = [
+        SamplingParams(temperature=temperature, seed=n, max_tokens=40, ignore_eos=True) for n in range(6)
+    ]
+    expected = answers(serial, prompts, params)
+    steps[0] = 0
+    assert answers(overlapping, prompts, params) == expected
+    assert executor_of(overlapping).most_in_flight == 2
+    assert overlapping.stats().num_accepted_tokens > 0
+    overlapping.check_integrity()
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,8 @@ class DraftGate:
         bound = upper_bound(num_sequences)
         if self._look is not None and self._look.batch == bound:
             return self._look.drafts
-        return self._pays(bound)
+        batch = self._batches.get(bound)  # first of all is measured what steps take without
+        return batch is not None and batch.arms[False].rate is not None and self._pays(bound)
 
     def _pays(self, bound: int) -> bool:
         # Where nothing is known, what holds for the next number of sequences.
