@@ -15,7 +15,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 from winnow import LLM, SamplingParams
 from winnow.batch.journal import journal_path
 
-KILLS = 3
+KILLS = 2
 REQUESTS = 36
 
 

@@ -74,7 +74,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
     "big_bird": BigBirdConfig(**_COMMON, is_decoder=True, attention_type="original_full"),
 }
 PROMPTS = [random.Random(n).choices(range(3, VOCAB), k=n) for n in (1, 5, 23, 24, 47, 70, 100)]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 def answers(path: Path, **options: Any) -> list[list[int]]:

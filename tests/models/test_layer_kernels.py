@@ -1,6 +1,9 @@
 """The kernels around matrix products against torch's formulas: every number format, every instruction set."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from functools import update_wrapper
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +21,17 @@ DTYPES = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
 SHAPES = [(1, 5), (3, 64), (7, 771), (1400, 48)]
 
 
-@pytest.fixture(params=_native.instruction_sets())
-def kernels(request: pytest.FixtureRequest) -> LayerKernels:
-    return LayerKernels(_native.Kernels(request.param))
+def each_instruction_set(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test of `kernels` with those of every instruction set, on the same random numbers."""
+
+    def run(**given: Any) -> None:
+        for isa in _native.instruction_sets():
+            torch.manual_seed(0)
+            test(LayerKernels(_native.Kernels(isa)), **given)
+
+    _, *given = inspect.signature(test).parameters.values()
+    vars(run)["__signature__"] = inspect.Signature(given)
+    return update_wrapper(run, test, updated=())
 
 
 @pytest.fixture(params=DTYPES, ids=str)
@@ -56,6 +67,7 @@ def plain_rotation(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("one_plus", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
+@each_instruction_set
 def test_norm(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int], one_plus: bool) -> None:
     x, weight = torch.randn(shape).to(dtype), torch.randn(shape[1]).to(dtype)
     before = x.clone()
@@ -65,6 +77,7 @@ def test_norm(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int],
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@each_instruction_set
 def test_norm_after_adding(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int]) -> None:
     x, add, weight = (
         torch.randn(shape).to(dtype),
@@ -79,6 +92,7 @@ def test_norm_after_adding(kernels: LayerKernels, dtype: torch.dtype, shape: tup
 
 @pytest.mark.parametrize("one_plus", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
+@each_instruction_set
 def test_adding_a_norm(
     kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int], one_plus: bool
 ) -> None:
@@ -95,6 +109,7 @@ def test_adding_a_norm(
     assert torch.equal(x, before)
 
 
+@each_instruction_set
 def test_a_row_of_zeros_stays_finite(kernels: LayerKernels, dtype: torch.dtype) -> None:
     found = kernels.rms_norm(torch.zeros(2, 48, dtype=dtype), NormWeight(torch.ones(48, dtype=dtype), 1e-6))
     assert torch.equal(found, torch.zeros_like(found))
@@ -102,6 +117,7 @@ def test_a_row_of_zeros_stays_finite(kernels: LayerKernels, dtype: torch.dtype) 
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (16, 16), (20, 10), (48, 6), (8, 2)])
 @pytest.mark.parametrize("normed", [False, True])
+@each_instruction_set
 def test_rotation(
     kernels: LayerKernels, dtype: torch.dtype, head_dim: int, rotary_dim: int, normed: bool
 ) -> None:
@@ -129,6 +145,7 @@ def test_rotation(
 
 @pytest.mark.parametrize("name", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize("shape", SHAPES)
+@each_instruction_set
 def test_gate(kernels: LayerKernels, dtype: torch.dtype, shape: tuple[int, int], name: str) -> None:
     gate, up = (4 * torch.randn(2, *shape)).to(dtype)
     gate[0, :4] = torch.tensor([-100.0, 100.0, 0.0, -1e-3]).to(dtype)
@@ -144,6 +161,7 @@ WEIGHTS = [(64, 64), (130, 70), (5, 2), (200, 2060)]
 
 @pytest.mark.parametrize("size", WEIGHTS)
 @pytest.mark.parametrize("biased", [False, True])
+@each_instruction_set
 def test_linear(kernels: LayerKernels, dtype: torch.dtype, size: tuple[int, int], biased: bool) -> None:
     weight = (torch.randn(size) / size[1] ** 0.5).to(dtype)
     bias = torch.randn(size[0]).to(dtype) if biased else None
@@ -158,6 +176,7 @@ def test_linear(kernels: LayerKernels, dtype: torch.dtype, size: tuple[int, int]
         )
 
 
+@each_instruction_set
 def test_a_row_of_a_product_does_not_depend_on_the_others(kernels: LayerKernels, dtype: torch.dtype) -> None:
     weight, x = torch.randn(150, 2100).to(dtype), torch.randn(130, 2100).to(dtype)
     packed = kernels.pack(weight)
@@ -166,6 +185,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(kernels: LayerKernels,
     assert torch.equal(together, alone)
 
 
+@each_instruction_set
 def test_any_number_of_threads_gives_the_same_bits(kernels: LayerKernels, dtype: torch.dtype) -> None:
     x, add = torch.randn(2, 1500, 96).to(dtype)
     weight = NormWeight(torch.randn(96).to(dtype), 1e-6)

@@ -1,6 +1,7 @@
 """One step over states where they lie, beside transformers' own steps: every number format, every instruction set."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,11 +22,6 @@ DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SLOTS = torch.tensor([4, 0, 3])
 
 
-@pytest.fixture(params=native.instruction_sets(), autouse=True)
-def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_steps, "native_kernels", lambda: native.Kernels(request.param))
-
-
 @pytest.fixture(params=DTYPES, ids=str)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
@@ -44,7 +40,7 @@ def assert_same_step(
     rows: Tensor,
     tolerance: float,
 ) -> None:
-    """The same outputs and states, and no other state changes.
+    """The same outputs and states by every instruction set, and no other state changes.
 
     Args:
         step: over states that stay in place.
@@ -53,14 +49,18 @@ def assert_same_step(
     """
     before = rows.clone()
     expected, states = own(rows[SLOTS].clone())
-    found = step(StateRows(rows, SLOTS))
-    assert found.shape == expected.shape
-    for one, other in ((found, expected), (rows[SLOTS], states)):
-        torch.testing.assert_close(
-            one.float(), other.float(), rtol=tolerance, atol=tolerance * float(other.abs().max())
-        )
     others = [slot for slot in range(len(rows)) if slot not in SLOTS.tolist()]
-    assert torch.equal(rows[others], before[others])
+    for isa in native.instruction_sets():
+        rows = before.clone()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(state_steps, "native_kernels", partial(native.Kernels, isa))
+            found = step(StateRows(rows, SLOTS))
+        assert found.shape == expected.shape
+        for one, other in ((found, expected), (rows[SLOTS], states)):
+            torch.testing.assert_close(
+                one.float(), other.float(), rtol=tolerance, atol=tolerance * float(other.abs().max())
+            )
+        assert torch.equal(rows[others], before[others]), isa
 
 
 # Value sizes with and without a rest after strips and registers.
@@ -134,7 +134,11 @@ def test_state_spaces_of_channels(channels: int, dtype: torch.dtype) -> None:
     )
 
 
-def test_a_step_depends_neither_on_threads_nor_on_other_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("isa", native.instruction_sets())
+def test_a_step_depends_neither_on_threads_nor_on_other_sequences(
+    isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_steps, "native_kernels", lambda: native.Kernels(isa))
     q, k, v = (torch.randn(3, 1, 4, 64) for _ in range(3))
     g, beta, first = -torch.rand(3, 1, 4), torch.rand(3, 1, 4), torch.randn(6, 4, 64, 64)
     together, alone = first.clone(), first.clone()
