@@ -183,7 +183,6 @@ class WinnowEngine(LLMEngine):
         return [PushSource(on_ready=keep)]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """Return the only rank."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:

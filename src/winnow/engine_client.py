@@ -1,14 +1,15 @@
 """Requests to an engine, step by step: what an `LLM` is beside the model that it opens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
 from winnow.engine.driver import EngineDriver
 from winnow.engine.loop import RequestLoop
+from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
@@ -23,6 +24,8 @@ from winnow.values.session_request import SessionRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 class EngineClient:
@@ -247,11 +250,11 @@ class EngineClient:
 
     def sessions(self, tenant: str | None = None, *, all_tenants: bool = False) -> list[SessionStats]:
         """Return the conversations of a tenant that are remembered, or of all; the most recently used first."""
-        return self.driver.call(lambda engine: engine.sessions(tenant, all_tenants=all_tenants))
+        return self._of_memory(lambda memory: memory.sessions.list(tenant, all_tenants=all_tenants), [])
 
     def drop_session(self, session_id: str, *, tenant: str | None = None) -> bool:
         """Forget a conversation, and free what only it begins with. False: there is none of that name."""
-        return self.driver.call(lambda engine: engine.drop_session(session_id, tenant))
+        return self._of_memory(lambda memory: memory.sessions.drop(session_id, tenant), False)
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = True) -> bool:
         """Forget all cached prefixes, but for those of a `prefix_store`. Returns True, as vLLM does where it succeeds.
@@ -265,15 +268,15 @@ class EngineClient:
 
     def record_prefixes(self) -> None:
         """Begin to record what the prefix cache learns and forgets, for `take_prefix_events`."""
-        self.driver.call(lambda engine: engine.record_prefixes())
+        self._of_memory(Memory.record_prefixes, None)
 
     def take_prefix_events(self) -> list[PrefixEvent]:
         """Return what the prefix cache has learnt and forgotten since the last call."""
-        return self.driver.call(lambda engine: engine.take_prefix_events())
+        return self._of_memory(Memory.take_prefix_events, [])
 
     def write_prefixes(self) -> None:
         """Write to `prefix_cache_dir` what ended requests have left, and wait until it is there."""
-        self.driver.call(lambda engine: engine.write_prefixes())
+        self._of_memory(lambda memory: memory.files.write_all(), None)
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence of `num_kvs` tokens that keeps all that its layers see, in whole blocks."""
@@ -288,6 +291,10 @@ class EngineClient:
     @property
     def _engine(self) -> RequestLoop:
         return self.driver.engine
+
+    def _of_memory(self, action: Callable[[Memory], T], otherwise: T) -> T:
+        """Return what `action` returns of the engine's memory; `otherwise`, where it has none."""
+        return self.driver.call(lambda engine: otherwise if engine.memory is None else action(engine.memory))
 
     def _require_usable(self) -> None:
         """Raise ClosedError or ForkedError before any other work."""

@@ -110,5 +110,4 @@ def share_range(rows: Collection[KnownAccuracy]) -> str:
 
 @cache
 def record() -> tuple[KnownAccuracy, ...]:
-    """Return every row."""
     return tuple(KnownAccuracy(**row) for row in json.loads(FILE.read_text(encoding="utf-8"))["rows"])

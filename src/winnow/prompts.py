@@ -82,7 +82,6 @@ _KEYS = tuple(TokensPrompt.__annotations__)
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return one prompt or several, as a list."""
     single = isinstance(prompts, str | Mapping) or (bool(prompts) and _is_token_ids(prompts))
     return cast("list[Prompt]", [prompts] if single else list(prompts))
 

@@ -48,31 +48,12 @@ class FakeLLM:
     def close(self) -> None:
         self._waiting.clear()
 
-    def submit(
-        self,
-        prompt: Any,
-        params: Any = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-        final_only: bool = False,
-    ) -> str:
-        tokens = [ord(letter) for letter in prompt] if isinstance(prompt, str) else list(prompt)
+    def tokenize(self, prompt: Any) -> TokenizedPrompt:
+        is_text = isinstance(prompt, str)
+        tokens = [ord(letter) for letter in prompt] if is_text else list(prompt)
         if len(tokens) > CONTEXT:
             raise ContextLengthError(f"prompt must be at most {CONTEXT} tokens, got {len(tokens)}")
-        if prompt == "huge":
-            raise CapacityError("the request needs more than kv_memory")
-        limit = self.config.scheduler.max_queued_requests
-        if limit is not None and len(self._waiting) >= limit:
-            raise QueueFullError("the queue is full")
-        assert request_id is not None
-        self.submitted.append(request_id)
-        self.params[request_id] = params
-        self.accounts[request_id] = tenant, priority
-        self._waiting[request_id] = tokens
-        self.most_waiting = max(self.most_waiting, len(self._waiting))
-        return request_id
+        return TokenizedPrompt(prompt if is_text else None, tokens)
 
     def tokenize_chat(self, messages: Any, template: Any = None, tenant: Any = None) -> TokenizedPrompt:
         text = "".join(message["content"] for message in messages)
@@ -85,13 +66,16 @@ class FakeLLM:
 
     def submit_all(self, requests: Any) -> None:
         for each in requests:
-            self.submit(
-                each.prompt.text,
-                each.params,
-                request_id=each.request_id,
-                priority=each.priority,
-                tenant=each.tenant,
-            )
+            if each.prompt.text == "huge":
+                raise CapacityError("the request needs more than kv_memory")
+            limit = self.config.scheduler.max_queued_requests
+            if limit is not None and len(self._waiting) >= limit:
+                raise QueueFullError("the queue is full")
+            self.submitted.append(each.request_id)
+            self.params[each.request_id] = each.params
+            self.accounts[each.request_id] = each.tenant, each.priority
+            self._waiting[each.request_id] = each.prompt.token_ids
+            self.most_waiting = max(self.most_waiting, len(self._waiting))
 
     def stream(self, prompt: str, params: SamplingParams) -> Any:
         self.params["stream"] = params

@@ -43,14 +43,14 @@ def run(*words: str, model: Path) -> int:
 def test_a_fault_at_submission_is_one_record(
     here: Path, write_prompts: Write, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit = FakeLLM.submit
+    submit_all = FakeLLM.submit_all
 
-    def faulty(self: FakeLLM, prompt: Any, *more: Any, **named: Any) -> str:
-        if prompt == "bad":
+    def faulty(self: FakeLLM, requests: Any) -> None:
+        if requests[0].prompt.text == "bad":
             raise OverflowError("int too big to convert")
-        return submit(self, prompt, *more, **named)
+        submit_all(self, requests)
 
-    monkeypatch.setattr(FakeLLM, "submit", faulty)
+    monkeypatch.setattr(FakeLLM, "submit_all", faulty)
     write_prompts([{"prompt": "ab"}, {"prompt": "bad", "custom_id": "x"}, {"prompt": "cd"}])
     assert run("prompts.jsonl", "-o", "out", model=model_dir) == 1
     shown = records(here / "out")

@@ -85,7 +85,6 @@ class GatheredRows:
 
     @classmethod
     def gather(cls, cache: PagedCache, spans: Spans, group: SequenceGroup, layer: int) -> "GatheredRows":
-        """Gather a group's rows."""
         pool, tables = cache.pool.of_layer(layer), cache.tables
         numbers, heads = pool.numbers, cache.pool.layout.heads[layer]
         slots = torch.from_numpy(spans.slots[group.index]).to(spans.device)

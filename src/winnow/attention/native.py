@@ -198,7 +198,6 @@ class KernelStep(BackendStep):
         return native_batch(self.spans)
 
     def _view(self, layer: int) -> native.Cache:
-        """Return the cache as the rows of a layer see it."""
         pool = self.cache.pool
         return self._view_of(pool.of_layer(layer), pool.layout.heads[layer])
 

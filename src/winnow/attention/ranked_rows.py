@@ -30,7 +30,6 @@ class RankedRows:
     must_stay: Tensor
 
     def where(self, mask: Tensor) -> "RankedRows":
-        """Return the rows selected by a mask."""
         return RankedRows(
             *(each[mask] for each in (self.block, self.length, self.position, self.score, self.must_stay))
         )

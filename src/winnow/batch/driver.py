@@ -2,24 +2,24 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import WHOLE, RawLine, Shard
 from winnow.batch.records import Record, answer_record, encode, error_record, request_id
 from winnow.batch.stream import OrderedWriter
 from winnow.batch.tally import Tally
-from winnow.chat import PLAIN, TemplateOptions, TokenizedPrompt
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import QueueFullError, WinnowError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, ApiError
-from winnow.outputs import EngineStats, RequestOutput
-from winnow.prompts import Prompt
-from winnow.sampling import SamplingParams
+from winnow.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from winnow.engine_client import EngineClient
 
 MAX_EARLY = 4096
 """Number of results that may wait in memory for an earlier line before no more lines are read."""
@@ -27,44 +27,6 @@ MAX_EARLY = 4096
 
 _ENDS_THE_RUN = (OSError, MemoryError)
 """Errors that are no line's fault but the machine's."""
-
-
-class Engine(Protocol):
-    """Interface that a batch needs of `winnow.LLM`."""
-
-    def submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        priority: int = 0,
-        tenant: str | None = None,
-        final_only: bool = False,
-    ) -> str:
-        """Queue a prompt."""
-
-    def tokenize_chat(
-        self, messages: list[dict[str, Any]], template: TemplateOptions = PLAIN, tenant: str | None = None
-    ) -> TokenizedPrompt:
-        """Return a conversation as the engine takes it."""
-
-    def new_request(
-        self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
-    ) -> NewRequest:
-        """Return a request for `submit_all`."""
-
-    def submit_all(self, requests: Sequence[NewRequest]) -> None:
-        """Queue requests, all of them or none."""
-
-    def step(self) -> list[RequestOutput]:
-        """Compute one step; return the requests that have output."""
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request at once."""
-
-    def stats(self) -> EngineStats:
-        """Return the engine's counters."""
 
 
 class _StepError(Exception):
@@ -80,7 +42,7 @@ class Driver:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "EngineClient",
         defaults: Mapping[str, Any],
         writer: OrderedWriter,
         tally: Tally,
@@ -163,7 +125,7 @@ class Driver:
             raise error
         for job in jobs:
             if job.index in failed:
-                self._finish(job.index, self._failure(job, failed[job.index]))
+                self._finish(job.index, failed_line(job, failed[job.index]))
 
     def _drop_all(self) -> None:
         for name in self._in_flight:
@@ -187,7 +149,7 @@ class Driver:
             if line is None:
                 return True
             if isinstance(line, BadLine):
-                self._finish(line.index, self._failure(line, line.error))
+                self._finish(line.index, failed_line(line, line.error))
             else:
                 try:
                     self._submit(line)
@@ -197,52 +159,61 @@ class Driver:
         return True
 
     def _submit(self, job: Job) -> None:
-        name, params = request_id(job), job.params
-        if params.seed is None:
-            params = replace(params, seed=line_seed(self._seed, job.index))
+        name = request_id(job)
         try:
-            options: dict[str, Any] = {"request_id": name, "priority": job.priority, "tenant": job.tenant}
-            if job.messages is not None:
-                prompt = self._engine.tokenize_chat(job.messages, job.template, job.tenant)
-                params = self._reader.bind(params, prompt.text, job.template.tools, job.calls)
-                self._engine.submit_all(
-                    [self._engine.new_request(prompt, params, final_only=True, **options)]
-                )
-            else:
-                assert job.prompt is not None
-                self._engine.submit(job.prompt, params, final_only=True, **options)
+            self._engine.submit_all([line_request(self._engine, self._reader, job, self._seed, name)])
         except (QueueFullError, *_ENDS_THE_RUN):
             raise
         except Exception as error:
             if not isinstance(error, WinnowError):
                 self._engine.abort(name)  # a refusal leaves nothing behind, a fault might
-            self._finish(job.index, self._failure(job, ApiError.wrap(error)))
+            self._finish(job.index, failed_line(job, ApiError.wrap(error)))
         else:
             self._in_flight[name] = job
 
     def _answer(self, job: Job, output: RequestOutput) -> None:
-        if output.error is not None:
-            self._finish(job.index, self._failure(job, ApiError(FAILED, output.error)))
-            return
-        try:
-            record = answer_record(job, output, self._model, int(self._clock()), self._reader)
-            line = encode(record)
-        except Exception as error:
-            record, line = self._failure(job, ApiError.wrap(error))
-        self._finish(job.index, (record, line))
-
-    def _failure(self, line: Job | BadLine, error: ApiError) -> tuple[Record, bytes]:
-        """Return the record of a line that failed, and its bytes; without what it brought, if that is at fault."""
-        try:
-            record = error_record(line, error)
-            return record, encode(record)
-        except Exception:
-            record = error_record(replace(line, carried={}), error)
-            return record, encode(record)
+        self._finish(job.index, answered_line(job, output, self._model, int(self._clock()), self._reader))
 
     def _finish(self, index: int, record: tuple[Record, bytes]) -> None:
         self._writer.put(self._shard.place(index), record[1])
         self._tally.add(record[0])
+
+
+def line_request(engine: "EngineClient", reader: AnswerReader, job: Job, seed: int, name: str) -> NewRequest:
+    """Return the request of a line, of id `name`; `seed` is that of the run. Raises as `LLM.generate`."""
+    params = job.params
+    if params.seed is None:
+        params = replace(params, seed=line_seed(seed, job.index))
+    if job.messages is not None:
+        prompt = engine.tokenize_chat(job.messages, job.template, job.tenant)
+        params = reader.bind(params, prompt.text, job.template.tools, job.calls)
+    else:
+        assert job.prompt is not None
+        prompt = engine.tokenize(job.prompt)
+    return engine.new_request(prompt, params, name, priority=job.priority, tenant=job.tenant, final_only=True)
+
+
+def answered_line(
+    job: Job, output: RequestOutput, model: str, created: int, reader: AnswerReader
+) -> tuple[Record, bytes]:
+    """Return the record of a finished request, and its bytes; that of a failure, if it failed."""
+    try:
+        if output.error is not None:
+            raise ApiError(FAILED, output.error)
+        record = answer_record(job, output, model, created, reader)
+        return record, encode(record)
+    except Exception as error:
+        return failed_line(job, ApiError.wrap(error))
+
+
+def failed_line(line: Job | BadLine, error: ApiError) -> tuple[Record, bytes]:
+    """Return the record of a line that failed, and its bytes; without what it brought, if that is at fault."""
+    try:
+        record = error_record(line, error)
+        return record, encode(record)
+    except Exception:
+        record = error_record(replace(line, carried={}), error)
+        return record, encode(record)
 
 
 def line_seed(seed: int, index: int) -> int:

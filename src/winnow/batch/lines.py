@@ -156,7 +156,6 @@ def _batch_job(
 
 
 def _take_tenant(line: dict[str, Any]) -> str | None:
-    """Return the tenant that a line names, which is no longer in it."""
     tenant = line.pop("tenant", None)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         shown = json_kind(tenant) if tenant != "" else "an empty one"
@@ -165,7 +164,6 @@ def _take_tenant(line: dict[str, Any]) -> str | None:
 
 
 def _take_priority(line: dict[str, Any]) -> int:
-    """Return the priority of a flat line, which is no longer in it."""
     priority = line.pop("priority", None)
     return 0 if priority is None else read_priority(priority)
 

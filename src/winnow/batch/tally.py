@@ -22,7 +22,6 @@ class Tally:
     scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, record: dict[str, Any]) -> None:
-        """Count one record."""
         self.requests += 1
         if record.get("error") is not None:
             self.failed += 1

@@ -70,7 +70,6 @@ class KindPool:
 
     @property
     def tier_fields(self) -> dict[str, Tensor]:
-        """Fields that lie on the tier."""
         form = self.storages[-1].form
         return {} if self.tier is None else {field.name: self.fields[field.name] for field, _ in form.fields}
 
@@ -176,7 +175,6 @@ class KindPool:
 
     @property
     def traffic(self) -> TierTraffic:
-        """Traffic to and from the tier."""
         assert self.tier is not None, "there is a tier"
         return self.tier.traffic
 

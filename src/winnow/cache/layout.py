@@ -126,7 +126,6 @@ class CacheLayout:
 
     @cached_property
     def by_layer(self) -> tuple[RowGroup, ...]:
-        """The group of each layer."""
         found = {layer: group for group in self.groups for layer in group.layers}
         return tuple(found[layer] for layer in range(self.num_layers))
 
@@ -190,7 +189,6 @@ class CacheLayout:
 
     @cached_property
     def of_rank(self) -> "CacheLayout":
-        """The layout of the heads of one rank."""
         groups = (replace(group, num_kv_heads=group.num_kv_heads // self.ranks) for group in self.groups)
         return replace(self, groups=tuple(groups), ranks=1)
 

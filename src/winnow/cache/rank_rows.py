@@ -37,24 +37,20 @@ class RankRows:
 
     @property
     def kinds(self) -> range:
-        """The kinds of its blocks."""
         each = len(self.layout.kinds) // self.layout.ranks
         return range(self.rank * each, (self.rank + 1) * each)
 
     @property
     def first(self) -> int:
-        """Its first block."""
         return sum(self.size.by_kind[: self.kinds.start])
 
     @property
     def heads(self) -> slice:
-        """Its heads of each layer."""
         each = self.layout.of_rank.num_kv_heads
         return slice(self.rank * each, (self.rank + 1) * each)
 
     @property
     def own_size(self) -> CacheSize:
-        """The size of its own memory."""
         count = self.size.by_kind[self.kinds.start : self.kinds.stop]
         return replace(self.size, num_blocks=sum(count), other_kinds=count[1:])
 

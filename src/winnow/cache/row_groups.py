@@ -29,7 +29,6 @@ class BlockCount(tuple[int, ...]):
         return BlockCount(a - b for a, b in zip_longest(self, other, fillvalue=0))
 
     def fits(self, room: "Iterable[int]") -> bool:
-        """Return whether there is room for these blocks, kind by kind."""
         return all(a <= b for a, b in zip_longest(self, room, fillvalue=0))
 
 
@@ -104,7 +103,6 @@ class BlockKind:
         return self.form.nbytes, self.size * _INT32, *[self.size * _FLOAT32] * num_accumulators
 
     def device_bytes(self, num_accumulators: int) -> int:
-        """Return bytes of the device that a block takes."""
         return sum(self.part_bytes(num_accumulators)) - self.tier_bytes
 
 

@@ -71,7 +71,6 @@ class SlotStates:
 
     @property
     def prefixes(self) -> set[bytes]:
-        """Prefixes of which states are kept."""
         return {name for name in self._saved if isinstance(name, bytes)}
 
     def nbytes(self, slot: int) -> int:

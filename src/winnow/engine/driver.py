@@ -320,7 +320,6 @@ class EngineDriver:
                 unheard = None
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
-        """Move outputs to their mailboxes."""
         for output in outputs:
             box = self._mailboxes.get(output.request_id, self._unclaimed)
             box.outputs.append(output)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from winnow.cache.accounting.prefix_events import PrefixEvent, PrefixLog
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
@@ -24,7 +23,7 @@ from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
 from winnow.errors import InvalidRequestError
-from winnow.outputs import EngineStats, EvictionReport, SessionStats, ValueTierStats
+from winnow.outputs import EngineStats, EvictionReport, ValueTierStats
 from winnow.sampling import SamplingParams
 
 
@@ -41,7 +40,7 @@ class Engine(RequestLoop):
         clock: Callable[[], float],
     ) -> None:
         super().__init__(model.tokenizer, model.eos_token_ids, clock, config.scheduler)
-        self.scheduler = scheduler
+        self.scheduler, self.memory = scheduler, scheduler.memory
         self._executor = executor
         self._admission = admission
         self._model = model
@@ -57,7 +56,7 @@ class Engine(RequestLoop):
         self._ahead: tuple[ScheduledStep, Any] | None = None
 
     def stats(self) -> EngineStats:
-        memory, rounds = self.scheduler.memory, self.scheduler.rounds.total
+        memory, rounds = self.memory, self.scheduler.rounds.total
         ledger, sessions, decisions = memory.ledger, memory.sessions, self.scheduler.decisions
         swaps, host = memory.swap.total, ledger.host
         # Rounds run, and sequences are copied, while a step is scheduled.
@@ -144,32 +143,7 @@ class Engine(RequestLoop):
     def reset_prefix_cache(self, running: bool, disk: bool) -> None:
         self._settle()
         super().reset_prefix_cache(running, disk)
-        self.scheduler.memory.clear(disk)
-
-    def record_prefixes(self) -> None:
-        """See `LLM.record_prefixes`."""
-        self.scheduler.ledger.prefixes.log = PrefixLog()
-
-    def take_prefix_events(self) -> list[PrefixEvent]:
-        """See `LLM.take_prefix_events`."""
-        log = self.scheduler.ledger.prefixes.log
-        return [] if log is None else log.take()
-
-    def write_prefixes(self) -> None:
-        """See `LLM.write_prefixes`."""
-        files = self.scheduler.memory.files
-        files.write(all_of_it=True)
-        if files.cached is not None:
-            files.cached.wait()
-
-    def sessions(self, tenant: str | None, *, all_tenants: bool = False) -> list[SessionStats]:
-        return self.scheduler.memory.sessions.list(tenant, all_tenants=all_tenants)
-
-    def drop_session(self, name: str, tenant: str | None) -> bool:
-        return self.scheduler.memory.sessions.drop(name, tenant)
-
-    def _next_aging(self) -> NewRequest | None:
-        return self.scheduler.memory.sessions.next_aging()
+        self.memory.clear(disk)
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """Write the compressed context of a request that was answered to a directory. Returns the file's path.
@@ -179,10 +153,10 @@ class Engine(RequestLoop):
         """
         self._settle()
         [sequence] = self._admit(new).sequences
-        return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format(None))
+        return self.memory.save_prefix(sequence, directory, self._model.prefix_format(None))
 
     def close(self) -> None:
-        files = self.scheduler.memory.files
+        files = self.memory.files
         why = files.documents.why_unused()
         if why is not None:
             warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
@@ -192,7 +166,7 @@ class Engine(RequestLoop):
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
         self._settle()
-        memory = self.scheduler.memory
+        memory = self.memory
         self._executor.apply(memory.ledger.take_update())
         self._executor.check_integrity(memory.ledger.holdings())
         memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.config import SchedulerConfig
+from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.beams import Continuation
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
@@ -17,7 +17,7 @@ from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.requests.request_table import RequestTable
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.errors import InvalidRequestError, PrefixStoreError, describe_error
-from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput, SessionStats
+from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
 from winnow.sampling.turns import Turns
 
@@ -59,6 +59,9 @@ class RequestLoop(ABC):
         clock: seconds, monotonic; intervals in metrics are differences of it.
         limits: how much may wait; the rest of the configuration is the subclass's.
     """
+
+    memory: Memory | None = None
+    """Owner of all KVs; None: each request has its own."""
 
     def __init__(
         self,
@@ -206,34 +209,11 @@ class RequestLoop(ABC):
         if running:
             self._restart()
 
-    def record_prefixes(self) -> None:  # noqa: B027  # as above
-        """See `LLM.record_prefixes`."""
-
-    def take_prefix_events(self) -> list[PrefixEvent]:
-        """See `LLM.take_prefix_events`."""
-        return []
-
-    def write_prefixes(self) -> None:  # noqa: B027  # as above
-        """See `LLM.write_prefixes`."""
-
-    def sessions(self, tenant: str | None, *, all_tenants: bool = False) -> list[SessionStats]:
-        """Return conversations that are remembered, the most recently used first."""
-        return []
-
-    def drop_session(self, name: str, tenant: str | None) -> bool:
-        """Forget a conversation. False: there is none of that name."""
-        return False
-
-    def _next_aging(self) -> NewRequest | None:
-        """Return a request of the engine's own that compresses a conversation; None: none is due."""
-        return None
-
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
         """See `LLM.save_prefix`."""
         raise PrefixStoreError("engine must be paged to save a prefix")
 
     def _kept(self, sequence: Sequence) -> KeptKVs:
-        """Return the KVs of a running sequence, for observers."""
         raise AssertionError("this engine admits no observers")
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
@@ -335,7 +315,6 @@ class RequestLoop(ABC):
         self._requests.end(sequence)
 
     def _outputs(self) -> list[RequestOutput]:
-        """Return the outputs of the requests that have changed, and are due one."""
         output, report = self._requests.output, self._report
         outputs = [
             found
@@ -350,12 +329,13 @@ class RequestLoop(ABC):
 
     def _age_sessions(self) -> None:
         """Queue what compresses conversations that have grown too large, behind all others."""
-        while (new := self._next_aging()) is not None:
+        sessions = None if self.memory is None else self.memory.sessions
+        while sessions is not None and (new := sessions.next_aging()) is not None:
             try:
                 request = self._admit(new)
             except InvalidRequestError:  # its budget is too small for what stays whole
                 assert new.session is not None, "it is a session's"
-                self.drop_session(new.session.name, new.tenant)
+                sessions.drop(new.session.name, new.tenant)
                 continue
             self._requests.add(request)
             self._enqueue(request)

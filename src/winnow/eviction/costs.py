@@ -40,7 +40,6 @@ class RowCosts:
 
     @classmethod
     def of(cls, ranking: Ranking, cost: Tensor | None = None) -> "RowCosts":
-        """Return the costs of a ranking's rows."""
         return cls(
             ranking.round,
             ranking.block_size,
@@ -64,7 +63,6 @@ class RowCosts:
         )
 
     def over(self, ranks: Ranks) -> "RowCosts":
-        """Return the costs of the heads of all ranks, on each of them."""
         if ranks.size == 1:
             return self
         length, protected = ranks.join(torch.stack([self.length, self.protected]), 3)
@@ -87,7 +85,6 @@ class RowCosts:
 
     @property
     def num_rows(self) -> int:
-        """Rows of each sequence."""
         return self.num_layers * self.num_heads - self.missing
 
     @cached_property

@@ -135,6 +135,5 @@ def _no_directions(x: Tensor, head_dim: int) -> KeyDirections:
 
 
 def _no_rotation(x: Tensor) -> RotationTable:
-    """Return the rotation of no dimension, on the device of x."""
     none = x.new_zeros((1, 0), dtype=torch.float32)
     return RotationTable(none, none, 0)

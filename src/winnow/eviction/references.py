@@ -62,7 +62,6 @@ class ReferenceProbe(Probe):
 
 
 def probes_of(policy: EvictionPolicy) -> tuple[type[Probe], ...]:
-    """Return the probes that a policy needs."""
     own: tuple[type[Probe], ...] = policy.score.needs.probes
     return own if policy.compact is None else (*own, ReferenceProbe)
 

@@ -47,7 +47,6 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Return whether this rank samples."""
         return self.rank == 0
 
     def part(self, total: int) -> slice:

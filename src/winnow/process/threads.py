@@ -40,7 +40,6 @@ class TeamWait:
 
     @property
     def is_short(self) -> bool:
-        """Return whether waits are short at the moment."""
         return self._watch is not None and bool(self._watch.is_short)
 
     def stop(self) -> None:

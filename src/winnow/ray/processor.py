@@ -98,7 +98,6 @@ class _Stage:
         self._num_asked = 0
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the batch with its answers."""
         lines = batch.pop(_LINE)
         first, self._num_asked = self._num_asked, self._num_asked + len(lines)
         records = await asyncio.gather(

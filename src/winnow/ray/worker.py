@@ -1,34 +1,26 @@
 """An engine that takes lines one by one and answers each as soon as it is finished."""
 
 import asyncio
-import queue
-import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from winnow.batch.driver import Driver, served_name
+from winnow.batch.driver import answered_line, failed_line, line_request, served_name
+from winnow.batch.lines import BadLine, parse_line
 from winnow.batch.reader import RawLine
-from winnow.batch.stream import OrderedWriter
-from winnow.batch.tally import Tally
+from winnow.batch.records import request_id
 from winnow.config import EngineConfig
+from winnow.errors import WinnowError
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader
-
-_Future = asyncio.Future[bytes]
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A line and who waits for its record."""
-
-    raw: RawLine
-    loop: asyncio.AbstractEventLoop
-    future: _Future
+from winnow.openai.errors import ApiError
+from winnow.server.async_engine import AsyncEngine
 
 
 class LineWorker:
-    """Server of lines of a file from an engine of its own, which a thread runs.
+    """Server of lines of a file from an engine of its own, for the tasks of one event loop.
 
     Args:
         options: of the engine, as `LLM` takes them.
@@ -37,19 +29,12 @@ class LineWorker:
 
     def __init__(self, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         config = EngineConfig.from_options(dict(options))
-        llm = LLM(**options)
-        self._desk = _Desk()
-        self._driver = Driver(
-            llm,
-            {**llm.sampling_defaults, **defaults},
-            self._desk,
-            Tally(),
-            model=served_name(config.model.model),
-            seed=config.model.seed,
-            max_in_flight=2 * config.scheduler.max_num_seqs,
-            reader=AnswerReader.of(llm.tokenizer),
-        )
-        threading.Thread(target=self._run, name="winnow-lines", daemon=True).start()
+        self._llm = LLM(**options)
+        self._defaults = {**self._llm.sampling_defaults, **defaults}
+        self._reader = AnswerReader.of(self._llm.tokenizer)
+        self._model, self._seed = served_name(config.model.model), config.model.seed
+        self._engine = AsyncEngine(self._llm.driver)
+        self._numbers = itertools.count()
 
     async def wait_started(self) -> None:
         """Return once the model is loaded: calls of an actor begin when it is made."""
@@ -58,78 +43,20 @@ class LineWorker:
         """Return the record of a line as a line of JSON.
 
         Raises:
-            Exception: the engine failed, and answers no line any more.
+            ApiError: the engine failed, and answers no line any more.
         """
-        loop = asyncio.get_running_loop()
-        future: _Future = loop.create_future()
-        self._desk.ask(_Asked(raw, loop, future))
-        return await future
-
-    def _run(self) -> None:
+        self._engine.start()
+        job = parse_line(raw, self._defaults, accounts=True)
+        if isinstance(job, BadLine):
+            return failed_line(job, job.error)[1]
         try:
-            self._driver.run(self._desk.lines(), lambda: None)
-        except BaseException as error:
-            self._desk.fail(error)
-
-
-class _Desk(OrderedWriter):
-    """Desk at which callers leave lines, and the driver finds them and leaves their records.
-
-    Lines get places of their own here, since one line may be asked for twice: by a call that was lost, and again.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._inbox: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
-        self._asked: dict[int, list[_Asked]] = {}
-        """Callers by index of the line; the driver's thread alone uses it."""
-        self._failure: BaseException | None = None
-
-    def ask(self, asked: _Asked) -> None:
-        """Take a line; any thread may call it."""
-        self._inbox.put(asked)
-        if self._failure is not None:
-            self.fail(self._failure)
-
-    def lines(self) -> Iterator[RawLine | None]:
-        """Yield lines without end; None while none is there and others are being answered."""
-        while True:
-            try:
-                asked = self._inbox.get(block=not self._asked)
-            except queue.Empty:
-                yield None
-                continue
-            twins = self._asked.setdefault(asked.raw.index, [])
-            twins.append(asked)
-            if len(twins) == 1:
-                yield asked.raw
-
-    def holds(self, index: int) -> bool:
-        """Return False: every line that is asked for wants an answer."""
-        return False
-
-    def put(self, index: int, line: bytes) -> None:
-        """Hand a record to all who asked for it."""
-        for asked in self._asked.pop(index):
-            _resolve(asked, lambda future: future.set_result(line))
-
-    def fail(self, error: BaseException) -> None:
-        """End every call, those that are to come too, with `error`."""
-        self._failure = error
-        left = [asked for twins in self._asked.values() for asked in twins]
-        self._asked.clear()
-        while not self._inbox.empty():
-            left.append(self._inbox.get())
-        for asked in left:
-            _resolve(asked, lambda future: future.set_exception(RuntimeError(f"the engine failed: {error}")))
-
-    def _write(self, index: int) -> None:
-        raise AssertionError("put hands every record on")
-
-    def close(self) -> None:
-        """Release nothing: no file is open."""
-
-
-def _resolve(asked: _Asked, settle: Any) -> None:
-    """Settle a future on its own loop, unless it was cancelled."""
-    asked.loop.call_soon_threadsafe(lambda: None if asked.future.done() else settle(asked.future))
+            # A line may be asked for twice: by a call that was lost, and again.
+            name = f"{request_id(job)}-{next(self._numbers)}"
+            request = await asyncio.to_thread(line_request, self._llm, self._reader, job, self._seed, name)
+            stream = await self._engine.submit([request])
+            output = [each async for each in stream][-1]
+        except WinnowError as error:
+            self._engine.require_usable()
+            return failed_line(job, ApiError.wrap(error))[1]
+        output = replace(output, request_id=request_id(job))
+        return answered_line(job, output, self._model, int(time.time()), self._reader)[1]

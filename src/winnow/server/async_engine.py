@@ -75,7 +75,7 @@ class AsyncEngine:
     # -- on the event loop -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Serve the running event loop."""
+        """Serve the running event loop. A second call does nothing."""
         self._loop = asyncio.get_running_loop()
 
     async def submit(self, requests: Sequence[NewRequest], *, background: bool = False) -> RequestStream:

@@ -164,7 +164,6 @@ class PrefixFiles:
             self._reads_from = self._writes_from = time.monotonic() + _RETRY_SECONDS
 
     def _learn(self, found: Mapping[str, FileState]) -> None:
-        """Take note of the files that are there."""
         with self._lock:
             gone, new = self._files.keys() - found, found.keys() - self._files
             for name in gone:
@@ -182,7 +181,6 @@ class PrefixFiles:
                     self._enter(file)
 
     def snapshot(self, key: PrefixKey) -> DiskFile | None:
-        """Return the file of a snapshot."""
         file = None if self._is_away else self._files.get(self.form.file_name(key))
         return file if file is not None and file.is_own else None
 
@@ -432,7 +430,6 @@ class PrefixFiles:
             before = link.key
 
     def _remove(self, name: str) -> None:
-        """Delete a file."""
         with self._lock:
             self._drop(name)
         self._folder.delete(name)

@@ -84,7 +84,6 @@ class PrefixFormat:
 
     @property
     def block_size(self) -> int:
-        """Slots of a block."""
         return self._layout.block_size
 
     def file_name(self, key: PrefixKey) -> str:

@@ -60,7 +60,6 @@ def _finite_number(text: str) -> float:
 
 
 def json_kind(value: Any) -> str:
-    """Return what JSON calls a value."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
     return names.get(type(value), "a number")
 

@@ -57,7 +57,6 @@ class _Engine:
         return cls(LLM(**vars(engine_args)))
 
     def get_tokenizer(self) -> Any:
-        """Return the model's tokenizer."""
         return self.llm.get_tokenizer()
 
 
@@ -231,5 +230,4 @@ def random_uuid() -> str:
 
 
 def init_logger(name: str) -> logging.Logger:
-    """Return a logger."""
     return logging.getLogger(name)

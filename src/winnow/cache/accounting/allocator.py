@@ -117,7 +117,6 @@ class BlockAllocator:
 
     @property
     def num_used(self) -> int:
-        """The others."""
         return self.num_blocks - self.num_free
 
     @property

@@ -48,7 +48,6 @@ class PrefixChain:
             self.links.append((self._last, tokens))
 
     def key_after(self, num_blocks: int) -> PrefixKey:
-        """Return the key of its first blocks."""
         return self.links[num_blocks - 1][0] if num_blocks else self._seed
 
     def tail_key(self, token_ids: Sequence[int]) -> PrefixKey:

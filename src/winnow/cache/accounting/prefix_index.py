@@ -74,7 +74,6 @@ class Snapshot:
         num_rounds: int = 1,
         position_offset: int = 0,
     ) -> "Snapshot":
-        """Return a snapshot with arrays of its own."""
         return cls(
             key,
             np.array(token_ids, dtype=np.int64),
@@ -151,7 +150,6 @@ class PrefixIndex:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """Snapshots in the index."""
         return list(self._snapshots.values())
 
     @property

@@ -21,7 +21,6 @@ class Demand(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """Blocks of all kinds."""
         return self.by_kind.total
 
     def plus(self, other: "Demand") -> "Demand":

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache import Ledger, OutOfBlocksError
+from winnow.cache.accounting.prefix_events import PrefixEvent, PrefixLog
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
@@ -211,6 +212,15 @@ class Memory:
     def save_prefix(self, sequence: Sequence, directory: Path, form: PrefixFormat) -> Path:
         """See `LLM.save_prefix`."""
         return directory / self.prefixes.save(sequence, PrefixFiles(SavedDirectory(directory), None, form))
+
+    def record_prefixes(self) -> None:
+        """See `LLM.record_prefixes`."""
+        self.ledger.prefixes.log = PrefixLog()
+
+    def take_prefix_events(self) -> list[PrefixEvent]:
+        """See `LLM.take_prefix_events`."""
+        log = self.ledger.prefixes.log
+        return [] if log is None else log.take()
 
     def clear(self, disk: bool) -> None:
         """Forget all prefixes, with `disk` those on disk too, but for those that users saved."""

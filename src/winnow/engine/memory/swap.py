@@ -239,7 +239,6 @@ class Swap:
         return True
 
     def _count(self, sequence: Sequence, **more: float) -> None:
-        """Add to the tallies of a request and of all."""
         request = sequence.request
         request.update_metrics(**{name: getattr(request.metrics, name) + n for name, n in more.items()})
         for name, amount in more.items():

@@ -45,7 +45,6 @@ class Floors:
 
     @property
     def has_floors(self) -> bool:
-        """Return whether any floor is set."""
         return bool(self.row_floor or self.layer_floor or self.wide_layers)
 
     def row_least(self, costs: RowCosts) -> Tensor:

@@ -51,7 +51,6 @@ class _Described:
         return replace(self, q=query.reshape(-1, *query.shape[-2:]).transpose(0, 1), scale=scale)
 
     def times(self, factor: float) -> Self:
-        """Return it with logits times a factor."""
         bias_scale = None if self.bias_scale is None else self.bias_scale * factor
         return replace(self, scale=self.scale * factor, bias_scale=bias_scale)
 

@@ -33,7 +33,6 @@ class PackedStates(Cache):
         self._spans = spans
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Return KVs as they are."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -151,7 +150,6 @@ class StateProbe(Cache):
                 hook.remove()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Return KVs as they are."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -163,7 +161,6 @@ class StateProbe(Cache):
         return False
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Return False."""
         return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:

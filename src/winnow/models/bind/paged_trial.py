@@ -75,7 +75,6 @@ def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: st
 
 
 def plain_layout(loaded: LoadedModel) -> CacheLayout:
-    """Return a cache of KVs as they are."""
     geometry = loaded.geometry
     return CacheLayout.even(
         geometry.num_layers,

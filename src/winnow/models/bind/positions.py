@@ -18,7 +18,6 @@ class _Counted(Cache):
         self._before = positions - torch.arange(len(positions), device=positions.device)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Return KVs as they are."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> Any:

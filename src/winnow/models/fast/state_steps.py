@@ -35,7 +35,6 @@ class StateRows:
         self.rows, self.slots = rows, slots
 
     def __getitem__(self, part: tuple[slice, int]) -> "StateRows":
-        """Return the states of one head."""
         return StateRows(self.rows[part], self.slots)
 
     def to(self, dtype: torch.dtype) -> "StateRows":

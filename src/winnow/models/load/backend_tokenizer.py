@@ -70,7 +70,6 @@ class BackendTokenizer:
 
     @cached_property
     def full(self) -> "PreTrainedTokenizerBase":
-        """The tokenizer of transformers."""
         return self._load()
 
     def __getattr__(self, name: str) -> Any:

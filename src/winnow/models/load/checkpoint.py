@@ -244,7 +244,6 @@ def _load_weights(
 
 
 def _field_of(value: object, fields: Mapping[str, Any]) -> str | None:
-    """Return which field of a configuration has a value."""
     for name, found in fields.items():
         if found == value:
             return name

@@ -78,7 +78,6 @@ def has_tower(config: PretrainedConfig) -> bool:
 
 
 def has_tower_class(model_class: type[PreTrainedModel]) -> bool:
-    """Return whether a class has a vision tower."""
     return hasattr(model_class, "get_image_features")
 
 

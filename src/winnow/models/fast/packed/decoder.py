@@ -88,7 +88,6 @@ class PackedDecoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Device on which it computes."""
         return self.head.packed.packed.device
 
     def forward(

@@ -61,7 +61,6 @@ class LayerNumbers:
 
     @property
     def norms(self) -> list[NormNumbers]:
-        """Names of the norms that the layer has."""
         every = (getattr(self, f"{place}_norm") for place in NORMS)
         return [norm for norm in every if norm is not None]
 

@@ -114,7 +114,6 @@ class _Reader:
         self._packed, self._others = self._open(PACKED), self._open(OTHERS)
 
     def decoder(self) -> PackedDecoder:
-        """Return the whole model."""
         description = self._description
         head = self._linear("head", description.hidden_size, description.vocab_size)
         if description.tied:

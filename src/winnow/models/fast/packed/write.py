@@ -119,7 +119,6 @@ def packed_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
 
 
 def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield all other tensors by name."""
     yield "norm", decoder.norm.norm.weight
     if isinstance(decoder.embedding, nn.Embedding | ScaledEmbedding):
         yield "embedding", decoder.embedding.weight
