@@ -373,6 +373,8 @@ class EngineStats:
     """Compressions of conversations for their age."""
     sessions_dropped: int = 0
     """Conversations that were forgotten to keep a budget."""
+    sessions_released: int = 0
+    """Conversations that ended with a turn whose request said `release`."""
     num_steps: int = 0
     num_rounds: int = 0
     """Eviction rounds, each over one or more requests."""

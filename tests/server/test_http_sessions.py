@@ -54,6 +54,12 @@ def test_a_chat_is_a_session(keyed: Running, fields: dict[str, Any], headers: di
     assert keyed.client.delete(f"{SESSIONS}/named", headers=TWO).status_code == 404
     assert keyed.client.delete(f"{SESSIONS}/named", headers=ONE).json()["deleted"]
     assert "named" not in listed(keyed)
+    # The last turn of a session ends it.
+    released = keyed.service.llm.stats().sessions_released
+    for release in (False, True):
+        keyed.post(CHAT, body | fields | {"messages": messages, "release": release}, headers=ONE | headers)
+        assert ("named" in listed(keyed)) == (not release)
+    assert keyed.service.llm.stats().sessions_released == released + 1
 
 
 def test_responses_and_marks_are_sessions(keyed: Running) -> None:

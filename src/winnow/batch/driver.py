@@ -190,7 +190,9 @@ def line_request(engine: "EngineClient", reader: AnswerReader, job: Job, seed: i
     else:
         assert job.prompt is not None
         prompt = engine.tokenize(job.prompt)
-    return engine.new_request(prompt, params, name, priority=job.priority, tenant=job.tenant, final_only=True)
+    session = None if job.asked is None else job.asked.session
+    options = {"priority": job.priority, "tenant": job.tenant, "session": session}
+    return engine.new_request(prompt, params, name, final_only=True, **options)
 
 
 def answered_line(

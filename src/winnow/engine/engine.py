@@ -91,6 +91,7 @@ class Engine(RequestLoop):
             / max(self._requests.prompt_tokens, 1),
             session_compressions=sessions.num_compressions,
             sessions_dropped=sessions.num_dropped,
+            sessions_released=sessions.num_released,
             num_steps=self._num_steps,
             num_draft_tokens=self.scheduler.drafts.num_proposed,
             num_accepted_tokens=self.scheduler.drafts.num_accepted,

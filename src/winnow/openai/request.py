@@ -161,15 +161,20 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
     key, kept = (_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
     name, memory = values.pop("session_id", None), values.pop("session_memory", None)
     retention = values.pop("retention", _RETENTIONS.get(kept or ""))
+    release = values.pop("release", None)
     try:
-        if name is None and (memory is not None or retention is not None) and not key:
-            if kept is None:
-                raise InvalidRequestError("session_memory and retention need a session_id")
+        if name is None and any(each is not None for each in (memory, retention, release)) and not key:
+            if kept is None or release is not None:
+                raise InvalidRequestError("session_memory, retention and release need a session_id")
             return None
         if memory is not None:
             memory = parse_bytes(memory, "session_memory")
         name = name if name is not None or not key else key[:MAX_SESSION_NAME]
-        return None if name is None else SessionRequest(name, memory, retention)
+        return (
+            None
+            if name is None
+            else SessionRequest(name, memory, retention, release=False if release is None else release)
+        )
     except WinnowError as error:
         raise ApiError("invalid_request", str(error)) from None
 

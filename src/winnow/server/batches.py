@@ -282,6 +282,7 @@ class Batches:
                     tenant=record["tenant"],
                     final_only=True,
                     cut_to_memory=True,
+                    session=None if job.asked is None else job.asked.session,
                 )
                 request = await service.off_loop(make)
                 output = await self._output(request)

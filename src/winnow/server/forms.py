@@ -95,6 +95,7 @@ class BodyForm(Form):
     retention: float | None = Field(
         None, ge=0, le=MAX_RETENTION, description="seconds for which it gives way after all others"
     )
+    release: bool | None = Field(None, description="forget it when this answer has ended")
 
 
 class CompletionForm(BodyForm):

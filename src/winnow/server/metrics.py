@@ -250,6 +250,7 @@ class Metrics:
             "session_seconds": ("seconds that these would have taken", stats.session_seconds),
             "session_compressions": ("conversations compressed for their age", stats.session_compressions),
             "sessions_dropped": ("conversations forgotten for their budgets", stats.sessions_dropped),
+            "sessions_released": ("conversations that clients released", stats.sessions_released),
             "replay_tokens": ("tokens computed to judge KVs by a replay", stats.replay_tokens),
         }
         if (disk := stats.disk_tier) is not None:

@@ -23,6 +23,7 @@ class SessionRequest:
         system: tokens of the system prompt, which stays whole.
         ages: it compresses the session, and is no turn of it.
         turn: number of turns before it, where it ages.
+        release: it is the last turn: the session is forgotten when it ends.
     """
 
     name: str
@@ -31,11 +32,13 @@ class SessionRequest:
     system: int = 0
     ages: bool = False
     turn: int = 0
+    release: bool = False
 
     def __post_init__(self) -> None:
         error, name = InvalidRequestError, self.name
         named = isinstance(name, str) and 0 < len(name) <= MAX_SESSION_NAME
         require(named, "session_id", f"a text of 1 to {MAX_SESSION_NAME} characters", name, error)
+        require(isinstance(self.release, bool), "release", "true or false", self.release, error)
         if self.memory is not None:
             require(
                 type(self.memory) is int and self.memory >= 0, "session_memory", "bytes", self.memory, error

@@ -184,6 +184,7 @@ class Memory:
         elif kv.host_id is not None:
             sequence.kept = _computed(ledger.host.copies[kv.host_id].lengths, kv)
             self.swap.discard(sequence)
+        self.sessions.release(sequence)
 
     def close(self, sequence: Sequence) -> None:
         """Free the slot and the blocks of a sequence, of which nothing is kept."""

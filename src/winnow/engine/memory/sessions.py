@@ -127,7 +127,7 @@ class Sessions:
         self._files = files
         self._sessions: OrderedDict[tuple[TenantName, str], Session] = OrderedDict()
         self._due: list[Session] = []
-        self.reused_tokens = self.num_compressions = self.num_dropped = 0
+        self.reused_tokens = self.num_compressions = self.num_dropped = self.num_released = 0
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
@@ -205,6 +205,12 @@ class Sessions:
         session.memory = terms.memory if terms.memory is not None else self._memory
         if terms.retention is not None:
             session.kept_until = now + terms.retention
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget the session of a sequence that has ended, if that was its last turn."""
+        terms = sequence.request.session
+        if terms is not None and terms.release:
+            self.num_released += self.drop(terms.name, sequence.request.tenant)
 
     def next_aging(self) -> NewRequest | None:
         """Return a request that compresses a session's oldest turns; None: none is due."""
