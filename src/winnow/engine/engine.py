@@ -12,6 +12,7 @@ from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.executor import Executor
 from winnow.engine.loop import RequestLoop, Sampled
+from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.occupancy import Occupancy, measure_occupancy
 from winnow.engine.requests.beams import BeamSearch, Continuation
 from winnow.engine.requests.eviction_report import eviction_report
@@ -29,6 +30,8 @@ from winnow.sampling import SamplingParams
 
 class Engine(RequestLoop):
     """Engine that serves requests from a paged KV cache that may be compressed; see `RequestLoop`."""
+
+    memory: Memory
 
     def __init__(
         self,
