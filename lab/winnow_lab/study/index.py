@@ -124,7 +124,11 @@ STUDIES = (
         ("int8_weights.json", "int8 costs .8 % of perplexity, q8_0 .5 %"),
     ),
     Entry("python -m winnow_lab seeds", "The five texts' experiments on one card in twelve minutes"),
-    _module("papers.headline", "Answers and speed by policy and compression, on the same prompts and memory"),
+    _module(
+        "papers.headline",
+        "Answers and speed by policy and compression, on the same prompts and memory",
+        ("headline.md", "int8 1.6 times at equal answers; 8x 2.6 times, 17 points lost"),
+    ),
     # -- papers --------------------------------------------------------------------------------------------------------
     _module(
         "papers kv-compress",
@@ -151,6 +155,7 @@ STUDIES = (
         "papers baton",
         "BATON: four ways to batch",
         ("baton.md", "BATON's embedding: 1.28 and 1.25 times static, same tokens"),
+        ("baton_demo.md", "mixed set: embedding 2.5 and 2.8 times static"),
     ),
     _module(
         "papers kcache",
