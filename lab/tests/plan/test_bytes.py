@@ -88,8 +88,8 @@ def caches(draw: st.DrawFn) -> dict[str, Any]:
 @given(
     name=st.sampled_from(POLICIES),
     cache=caches(),
-    budget=st.integers(140, 300),
-    lengths=st.lists(st.tuples(st.integers(30, 600), st.integers(1, 60)), min_size=1, max_size=4),
+    budget=st.integers(140, 200),
+    lengths=st.lists(st.tuples(st.integers(30, 400), st.integers(1, 40)), min_size=1, max_size=3),
     room=st.floats(1.0, 3.0),
     reservation=st.sampled_from(["on-demand", "on-demand", "prompt"]),
 )
