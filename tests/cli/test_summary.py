@@ -9,7 +9,8 @@ from rich.console import Console
 
 from winnow.batch.tally import Tally
 from winnow.cli.screen.summary import Forecast, Summary
-from winnow.outputs import CompressionOutlook, EngineStats
+from winnow.outputs import CompressionOutlook, DraftRates, EngineStats
+from winnow.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from winnow import LLM
@@ -52,6 +53,29 @@ def test_a_full_cache_that_filled_its_memory_names_auto() -> None:
     assert summary(kv_bytes_peak=80, kv_bytes_budget=100).payoff is None
     found = summary(kv_bytes_peak=95, kv_bytes_budget=100).payoff
     assert found is not None and found.startswith("KV memory was full: --compression auto")
+
+
+def test_what_drafts_brought_is_said_by_number_of_sequences() -> None:
+    rates = [
+        DraftRates(1, True, 40.0, 70.0),
+        DraftRates(16, False, 600.0, 420.0),
+        DraftRates(24, False, 700.0, None),
+    ]
+    stats = EngineStats(elapsed=ELAPSED, num_draft_tokens=2000, num_accepted_tokens=1200, draft_rates=rates)
+    found = Summary.of(Tally(requests=3), 0, 100.0, stats)
+    lines = {
+        line.split("│")[1].strip(): line.split("│")[2].strip()
+        for line in shown(found).splitlines()
+        if "│" in line
+    }
+    assert lines["drafts accepted"] == "1,200 of 2,000"
+    assert lines["up to 1 running"] == "on, 1.75 times"
+    assert lines["up to 16 running"] == "off, 0.70 times"
+    assert lines["up to 24 running"] == "off, not measured"
+    assert found.to_json()["draft_rates"][1]["most_running"] == 16
+    metrics = Metrics("tiny", True, {}).render(stats, {}).decode()
+    assert 'winnow_draft_tokens_per_second{kind="drafted",model_name="tiny",running="16"} 420.0' in metrics
+    assert 'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="tiny"} 1200.0' in metrics
 
 
 def test_a_run_without_eviction_says_nothing_of_it() -> None:
