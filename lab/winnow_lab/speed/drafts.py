@@ -39,6 +39,7 @@ class Options(StudyOptions):
     rounds: int = flag(5, least=1)
     layers: int = flag(6, "of the draft model", least=2)
     seqs: int = flag(16, "that decode together, at most", least=1)
+    least_seqs: int = flag(1, "at least", least=1)
 
 
 def prompts(number: int) -> dict[str, list[str]]:
@@ -112,7 +113,7 @@ def study(options: Options) -> Iterator[Result]:
         }
         rows = []
         tasks = prompts(options.seqs)
-        for batch in (each for each in BATCHES if each <= options.seqs):
+        for batch in (each for each in BATCHES if options.least_seqs <= each <= options.seqs):
             for kind, texts in tasks.items():
                 run = partial(measure, texts=texts[:batch], tokens=options.tokens)
                 *_, found = in_turn(engines, options.rounds, run)
