@@ -210,6 +210,7 @@ STUDIES = (
     _module(
         "speed.drafts",
         "What do drafts gain, and does their gate keep them from losing?",
+        ("drafts.md", "lookup: .985 to 1.13 with the gate; a useless draft model .84"),
     ),
     _module(
         "speed.calibration",
