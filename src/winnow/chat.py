@@ -160,6 +160,21 @@ def take_images(messages: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     return found, sources
 
 
+def put_images(messages: Sequence[Message], sources: Sequence[Any]) -> list[dict[str, Any]]:
+    """Undo `take_images`, with these sources."""
+    left = iter(sources)
+
+    def with_source(part: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "image", "image": next(left)} if part["type"] == "image" else part
+
+    return [
+        {**each, "content": list(map(with_source, each["content"]))}
+        if isinstance(each["content"], list)
+        else {**each}
+        for each in messages
+    ]
+
+
 def text_length(message: Message) -> int:
     """Return the characters of a normalised message's text."""
     content = message["content"]

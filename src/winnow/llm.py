@@ -36,7 +36,7 @@ from winnow.process.fork import require_usable_torch
 from winnow.process.progress_bar import is_shown, progress_bar
 from winnow.process.resources import resident_bytes
 from winnow.process.threads import TeamWait, release_team, set_threads
-from winnow.prompts import Prompt, list_conversations, list_prompts
+from winnow.prompts import Prompt, is_conversation, list_conversations, list_prompts
 from winnow.sampling import BeamSearchParams, SamplingParams
 from winnow.values.foreign_names import accept_arguments
 from winnow.values.session_request import SessionRequest
@@ -222,8 +222,10 @@ class LLM(EngineClient):
         session = _session(session_id)
         return self._stream(prompt, sampling_params, priority=priority, tenant=tenant, session=session)
 
-    def inspect(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Inspection:
-        """Answer one prompt and report which tokens survived eviction, in which layer and head.
+    def inspect(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Inspection:
+        """Answer one prompt, or a conversation, and report which tokens survived eviction, in which layer and head.
 
         The eviction round after the prompt comes before the answer's second token, so `max_tokens` is at least 2. An
         answer that ends with its first token has no such round and keeps all KVs.
@@ -239,11 +241,13 @@ class LLM(EngineClient):
         if params.max_tokens == 1:
             params = replace(params, max_tokens=2)
         observer = KeptTokens()
-        request = self.new_request(self.tokenize(prompt), params, observer=observer, final_only=True)
+        opened, images = self._prompts.open_images(prompt)
+        tokenized = self.tokenize_chat(opened) if is_conversation(prompt) else self.tokenize(opened)
+        request = self.new_request(tokenized, params, observer=observer, final_only=True)
         [output] = self.driver.finish([request])
         output.raise_for_error()
         [eviction] = requested_eviction(self.config.eviction, params)
-        return Inspection.of(output, observer, eviction, self._tokenizer)
+        return Inspection.of(output, observer, eviction, self._tokenizer, images)
 
     def save_prefix(
         self,

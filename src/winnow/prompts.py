@@ -13,6 +13,7 @@ from winnow.chat import (
     TemplateOptions,
     TokenizedPrompt,
     apply_template,
+    put_images,
     require_characters,
     take_images,
 )
@@ -92,6 +93,11 @@ def list_conversations(
     """Return one conversation or several, as a list."""
     single = bool(messages) and isinstance(messages[0], Mapping)
     return cast("list[Sequence[Message]]", [messages] if single else list(messages))
+
+
+def is_conversation(prompt: Any) -> bool:
+    """Return whether a prompt is a list of messages."""
+    return not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 class PromptTokenizer:
@@ -180,14 +186,23 @@ class PromptTokenizer:
         if not sources:
             return found
         self._require_processor()
-        fetched = iter(await self._media.fetch(sources))
-        for message in found:
-            if isinstance(message["content"], list):
-                message["content"] = [
-                    {**part, "image": next(fetched)} if part["type"] == "image" else part
-                    for part in message["content"]
-                ]
-        return found
+        return put_images(found, await self._media.fetch(sources))
+
+    def open_images(self, prompt: Any) -> "tuple[Any, list[Image]]":
+        """Return a prompt or a conversation with opened images in place of their sources, and these images."""
+        if isinstance(prompt, Mapping):
+            if not (sources := _images(prompt.get("multi_modal_data"))):
+                return prompt, []
+            self._require_processor()
+            images = self._media.load(sources)
+            return {**prompt, "multi_modal_data": {"image": images}}, images
+        if not is_conversation(prompt):
+            return prompt, []
+        found, sources = take_images(prompt)
+        if sources:
+            self._require_processor()
+        images = self._media.load(sources)
+        return put_images(found, images), images
 
     def _require_processor(self) -> ImageProcessor:
         if isinstance(self._processor, str):

@@ -10,6 +10,8 @@ import pytest
 from tests.cli.fake_llm import FakeLLM
 
 from winnow.cli.main import main
+from winnow.config import MediaConfig
+from winnow.media import MediaLoader
 
 
 @pytest.fixture
@@ -49,13 +51,15 @@ def test_what_is_said_beside_answers(
         "winnow: memory: weights 3.0 MiB (bfloat16) + KVs up to 1.0 MiB + about 1.0 GiB for all else",
         "winnow: /help lists commands, /exit or Ctrl-D ends",
         "/file PATH  put a text before the next question",
+        "/image PATH put an image before it",
         "/stats      tokens and memory of the conversation",
         "/reset      begin a new conversation",
         "/exit       end, as Ctrl-D does",
         "/help       this list",
         "Ctrl-C stops an answer. A question that begins with / needs a space before it.",
-        "winnow: error: there is no command /rest; did you mean /reset? Known: /file, /stats, /reset, /exit, /help",
-        "winnow: error: there is no command /etc/passwd; Known: /file, /stats, /reset, /exit, /help",
+        "winnow: error: there is no command /rest; did you mean /reset? "
+        "Known: /file, /image, /stats, /reset, /exit, /help",
+        "winnow: error: there is no command /etc/passwd; Known: /file, /image, /stats, /reset, /exit, /help",
     ]
 
 
@@ -108,6 +112,41 @@ def test_a_file_goes_before_the_next_question(
     assert shown.out == "".join(f"<user>{text}"[::-1] + "\n" for text in ("text a\n\nq", "text b\n\nr", "s"))
     assert "conversation: 30 of 200 tokens of context" in shown.err
     assert f"cannot read --file {tmp_path}/none" in shown.err and "6 characters go before" in shown.err
+
+
+def test_images_go_before_the_next_question(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    image = pytest.importorskip("PIL.Image")
+    asked: list[Any] = []
+
+    class Watched(FakeLLM):
+        def stream_chat(self, messages: Any, *more: Any, **options: Any) -> Any:
+            asked.append(messages)
+            return super().stream_chat(messages, *more, **options)
+
+    monkeypatch.setattr("winnow.llm.LLM", Watched)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    image.new("RGB", (2, 3), "red").save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_text("no image")
+    typed(f"/image {tmp_path}/none\n/image {tmp_path}/b.png\n/image {tmp_path}/a.png\nq\nr\n")
+    assert main(["chat", "--image", str(tmp_path / "a.png"), "--session", "trip"]) == 0
+    kinds = [part["type"] for part in asked[0][-1]["content"]]
+    assert kinds == ["image_url", "image_url", "text"] and asked[1][-1]["content"] == "r"
+    assert load_images(asked[0][-1]["content"][:2]) == [(2, 3), (2, 3)]
+    shown = capsys.readouterr().err
+    assert "none: No such file" in shown and "b.png of 8 B is no image file" in shown
+    assert "2 images go before the next question" in shown
+    typed("/exit\n")
+    assert main(["chat", "--session", "trip"]) == 0
+    assert "resumed after 2 questions" in capsys.readouterr().err
+    assert main(["chat", "--image", str(tmp_path / "b.png")]) == 2
+
+
+def load_images(parts: list[Any]) -> list[Any]:
+    return [
+        each.size for each in MediaLoader(MediaConfig()).load([part["image_url"]["url"] for part in parts])
+    ]
 
 
 def test_a_base_model_is_refused_before_it_is_loaded(

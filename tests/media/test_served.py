@@ -14,33 +14,18 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("fastapi")
 
-from image_models import FAMILIES, picture, save
 from PIL import Image
-from tests.server.running import Running, events, running
+from tests.media.vision import FIRST, MARK, SECOND, png, uri
+from tests.server.browser import BROWSER, open_browser
+from tests.server.running import Running, events, eventually, running
+from tests.server.test_dashboard import require_fit
 
 from winnow import LLM, SamplingParams
 from winnow.cli.main import main
 
-MODEL, MARK = "qwen3_vl", FAMILIES["qwen3_vl"].mark
-TEMPLATE = (
-    "{% for m in messages %}w9 {% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
-    "{% if p.type == 'image' %}" + MARK + "{% else %} {{ p.text }}{% endif %}{% endfor %}{% endif %} </s>"
-    "{% endfor %}w8 "
-)
 CHAT, MESSAGES, RESPONSES, TOKENIZE = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/tokenize"
 MAX_TOKENS = 6
-FIRST, SECOND = picture(1), picture(2, 32, 16)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
-
-
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
-
-
-def uri(image: Image.Image) -> str:
-    return "data:image/png;base64," + base64.b64encode(png(image)).decode()
 
 
 def part(url: str) -> dict[str, Any]:
@@ -53,29 +38,6 @@ def question(*parts: Any, text: str = "w1 w2") -> list[dict[str, Any]]:
 
 ASKED: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS, "ignore_eos": True}
 TWO = question(part(uri(FIRST)), part(uri(SECOND)))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pictures")
-    (path / "first.png").write_bytes(png(FIRST))
-    return path
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(MODEL)
-    save(MODEL, path)
-    (path / "chat_template.jinja").write_text(TEMPLATE)
-    return path
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path, folder: Path) -> Iterator[LLM]:
-    with LLM(
-        model, kv_memory="4MiB", block_size=4, limit_mm_per_prompt=2, allowed_local_media_path=folder
-    ) as llm:
-        yield llm
 
 
 @pytest.fixture(scope="module")
@@ -244,3 +206,57 @@ def test_a_file_of_prompts(model: Path, folder: Path, tmp_path: Path, expected: 
     assert "images[0]: 'missing.png' cannot be read" in found[1]["error"]["message"]
     assert "once for each of its 1 images, got it 2 times" in found[2]["error"]["message"]
     assert "data: URI in Base64" in found[5]["error"]["message"]
+
+
+DROPPED = """
+const data = new DataTransfer(), bytes = Uint8Array.from(atob(%s), each => each.charCodeAt(0));
+data.items.add(new File([bytes], "a.png", { type: "image/png" }));
+data.items.add(new File(["text"], "a.txt", { type: "text/plain" }));
+at("text").dispatchEvent(new %s, { %s: data, bubbles: true, cancelable: true }));
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_images_on_the_chat_page(server: Running, expected: Any, tmp_path: Path, scheme: str) -> None:
+    """One is dropped, one pasted, a third taken back; the server reads the two, and a large one is scaled first."""
+
+    def count() -> Any:
+        return page.evaluate("at('pictures').children.length")
+
+    def give(image: Image.Image, event: str, data: str) -> None:
+        before, text = count(), json.dumps(base64.b64encode(png(image)).decode())
+        page.evaluate("{" + DROPPED % (text, event, data) + "}")
+        eventually(lambda: count() == before + 1, "the image is not shown")
+
+    with open_browser(tmp_path / "profile") as page:
+        page.open(server.address + "/chat", scheme)
+        eventually(lambda: "context" in page.text("model"), "the page does not come alive", 60)
+        give(FIRST, 'DragEvent("drop"', "dataTransfer")
+        give(SECOND, 'ClipboardEvent("paste"', "clipboardData")
+        give(SECOND, 'DragEvent("drop"', "dataTransfer")
+        page.evaluate("at('pictures').children[2].click()")
+        assert count() == 2
+        require_fit(page, tmp_path, scheme)
+        page.evaluate("at('text').value = 'w1 w2'; at('temperature').value = 0; at('max-tokens').value = 6")
+        page.evaluate("at('send').click()")
+        eventually(lambda: page.evaluate("messages.length") == 2, "nothing is answered", 60)
+        assert count() == 0
+        assert page.evaluate("messages[0].content.map(each => each.image_url?.url ?? each.text)") == [
+            uri(FIRST), uri(SECOND), "w1 w2",
+        ]  # fmt: skip
+        assert expected.outputs[0].text.startswith(str(page.evaluate("messages[1].content")))
+        assert page.evaluate("document.querySelectorAll('article.user img').length") == 2
+        require_fit(page, tmp_path, scheme)
+        shown = page.evaluate(
+            "[...document.querySelectorAll('article.user img')].every(each => each.naturalWidth > 0)"
+        )
+        assert shown, "the policy of the page blocks its images"
+        give(Image.effect_noise((2400, 1800), 90).convert("RGB"), 'DragEvent("drop"', "dataTransfer")
+        assert page.evaluate("pictures[0].slice(0, 23)") == "data:image/jpeg;base64,"
+        size = Image.open(
+            io.BytesIO(base64.b64decode(str(page.evaluate("pictures[0]")).partition(",")[2]))
+        ).size
+        assert size == (2048, 1536)
+        assert page.faults == []

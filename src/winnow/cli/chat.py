@@ -1,12 +1,13 @@
 """`winnow chat`: a conversation in the terminal, with a model here or on a server."""
 
 import argparse
+import base64
 import io
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from winnow.cli.flags.engine import (
     sampling_options,
 )
 from winnow.cli.flags.options import add_model_argument
-from winnow.cli.prompt import read_prompt, require_utf8
+from winnow.cli.prompt import read_image, read_prompt, require_utf8
 from winnow.cli.screen.banner import engine_lines
 from winnow.errors import UnsupportedModelError, UsageError, WinnowError, known_names
 from winnow.process.resources import resident_bytes
@@ -33,29 +34,34 @@ DESCRIPTION = """\
 Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
 --session NAME keeps the conversation and resumes it.
-/file PATH puts a text before the next question, /stats shows what the conversation takes, /reset
+/file PATH puts a text before the next question, /image PATH an image, /stats shows what the conversation takes, /reset
 begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
 """
 EPILOG = """\
 examples:
   winnow chat path/to/model
   winnow chat path/to/model --file article.txt
+  winnow chat path/to/vision-model --image photo.jpg
   winnow chat --session holidays
   winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
   winnow chat --url http://127.0.0.1:8000 --api-key $KEY
 """
 _HELP = """\
 /file PATH  put a text before the next question
+/image PATH put an image before it
 /stats      tokens and memory of the conversation
 /reset      begin a new conversation
 /exit       end, as Ctrl-D does
 /help       this list
 Ctrl-C stops an answer. A question that begins with / needs a space before it."""
-_COMMANDS = ("/file", "/stats", "/reset", "/exit", "/help")
+_COMMANDS = ("/file", "/image", "/stats", "/reset", "/exit", "/help")
 # Metadata stands at the beginning of a GGUF file, and with the largest vocabularies takes less.
 _METADATA_BYTES = 2**26
 _NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 _DEFAULTS = {"max_tokens": 1024}
+
+
+Message = dict[str, Any]
 
 
 class Partner(Protocol):
@@ -73,7 +79,7 @@ class Partner(Protocol):
         """Return lines that say who it is."""
         ...
 
-    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def answer(self, messages: list[Message]) -> Iterator[str]:
         """Yield the pieces of an answer."""
         ...
 
@@ -94,6 +100,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="keep the conversation under this name, or resume the one kept under it",
     )
     parser.add_argument("--file", metavar="FILE", help="put this text before the first question")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="put this image before the first question; may be repeated",
+    )
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
     add_engine_flags(parser)
@@ -106,6 +119,7 @@ def execute(namespace: argparse.Namespace) -> int:
     if namespace.system is not None:
         require_utf8("--system", namespace.system)
     text = None if namespace.file is None else read_prompt(None, namespace.file)
+    images = [_image_uri(each) for each in namespace.image]
     with ExitStack() as stack:
         partner: Partner
         if namespace.url is not None:
@@ -124,7 +138,7 @@ def execute(namespace: argparse.Namespace) -> int:
         partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
-        return _talk(partner, namespace.system, text, log)
+        return _talk(partner, namespace.system, text, images, log)
 
 
 def _require_template(path: Path) -> None:
@@ -148,8 +162,10 @@ def _require_template(path: Path) -> None:
         )
 
 
-def _talk(partner: Partner, system: str | None, document: str | None, log: ConversationLog | None) -> int:
-    first = [] if system is None else [{"role": "system", "content": system}]
+def _talk(
+    partner: Partner, system: str | None, document: str | None, images: list[str], log: ConversationLog | None
+) -> int:
+    first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
     if log is not None and (kept := log.load()):
         _resume(kept, system)
@@ -179,20 +195,38 @@ def _talk(partner: Partner, system: str | None, document: str | None, log: Conve
                 print(f"winnow: {len(document):,} characters go before the next question", file=sys.stderr)
             except WinnowError as error:
                 _complain(str(error))
+        elif command.startswith("/image "):
+            try:
+                images.append(_image_uri(command[7:].strip()))
+                print(f"winnow: {len(images)} images go before the next question", file=sys.stderr)
+            except WinnowError as error:
+                _complain(str(error))
         elif text.startswith("/"):
             _complain(
                 f"there is no command {command.split()[0]}; {known_names(command.split()[0], _COMMANDS)}"
             )
         elif command:
-            if _answer(partner, messages, text if document is None else f"{document}\n\n{text}"):
-                document = None
+            asked = text if document is None else f"{document}\n\n{text}"
+            if _answer(partner, messages, asked, images):
+                document, images = None, []
             else:
                 failed = True
             if log is not None:
                 log.save(messages)
 
 
-def _resume(kept: list[dict[str, str]], system: str | None) -> None:
+def _image_uri(path: str) -> str:
+    return f"data:;base64,{base64.b64encode(read_image(path)).decode()}"
+
+
+def _said(message: Message) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return " ".join("[image]" if part["type"] == "image_url" else part["text"] for part in content)
+
+
+def _resume(kept: list[Message], system: str | None) -> None:
     """Show what was said last. Raises UsageError where the system message would change it."""
     given = kept[0]["content"] if kept[0]["role"] == "system" else None
     if system is not None and system != given:
@@ -200,15 +234,17 @@ def _resume(kept: list[dict[str, str]], system: str | None) -> None:
     turns = sum(message["role"] == "user" for message in kept)
     print(f"winnow: resumed after {turns} questions; the last was", file=sys.stderr)
     for message in kept[-2:]:
-        print("> " + message["content"] if message["role"] == "user" else message["content"], file=sys.stderr)
+        print("> " * (message["role"] == "user") + _said(message), file=sys.stderr)
 
 
-def _answer(partner: Partner, messages: list[dict[str, str]], text: str) -> bool:
+def _answer(partner: Partner, messages: list[Message], text: str, images: Sequence[str] = ()) -> bool:
     """Show the answer to a question and add both to `messages`; where there is none, add nothing and return False."""
     answer, began, first = "", time.monotonic(), None
     try:
         require_utf8("a question", text)
-        question = {"role": "user", "content": text}
+        parts = [{"type": "image_url", "image_url": {"url": each}} for each in images]
+        content = [*parts, {"type": "text", "text": text}] if parts else text
+        question: Message = {"role": "user", "content": content}
         with closing(partner.answer([*messages, question])) as pieces:  # type: ignore[type-var]
             for piece in pieces:
                 first = first or time.monotonic()
@@ -244,7 +280,7 @@ class _Local:
         name = "the demo model (--model names another)" if model is None else Path(model).resolve().name
         return engine_lines(self._llm, name)
 
-    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def answer(self, messages: list[Message]) -> Iterator[str]:
         shown, self.num_tokens = 0, None
         with closing(self._llm.stream_chat(messages, self._params, session_id=self.session)) as outputs:
             for output in outputs:
@@ -303,7 +339,7 @@ class _Remote:
             names = "a server"
         return [f"winnow: {self._body.get('model', names)} at {self._client.base_url}"]
 
-    def answer(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def answer(self, messages: list[Message]) -> Iterator[str]:
         session = {} if self.session is None else {"session_id": self.session}
         usage = {"stream": True, "stream_options": {"include_usage": True}}
         body, self.num_tokens = {**self._body, **session, "messages": messages, **usage}, None

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from winnow.errors import UsageError
 
@@ -25,7 +26,7 @@ class ConversationLog:
         state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         self.path = state / "winnow" / "chats" / f"{name}.json"
 
-    def load(self) -> list[dict[str, str]]:
+    def load(self) -> list[dict[str, Any]]:
         """Return its messages; none where there is no file.
 
         Raises:
@@ -39,14 +40,15 @@ class ConversationLog:
             raise UsageError(f"--session: {self.path} cannot be read: {error}") from None
         if not isinstance(messages, list) or not all(
             isinstance(each, dict)
-            and {*map(type, each.values())} == {str}
             and each.keys() == {"role", "content"}
+            and isinstance(each["role"], str)
+            and isinstance(each["content"], str | list)
             for each in messages
         ):
             raise UsageError(f"--session: {self.path} holds no conversation")
         return messages
 
-    def save(self, messages: list[dict[str, str]]) -> None:
+    def save(self, messages: list[dict[str, Any]]) -> None:
         """Write messages in place of those before, whole or not at all; the owner alone can read them.
 
         Raises:

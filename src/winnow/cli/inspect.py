@@ -18,7 +18,7 @@ from winnow.cli.flags.engine import (
     sampling_options,
 )
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
-from winnow.cli.prompt import read_prompt
+from winnow.cli.prompt import read_image, read_prompt
 from winnow.cli.screen.terminal import show
 from winnow.errors import UsageError
 from winnow.inspect import Inspection
@@ -35,6 +35,7 @@ EPILOG = """\
 examples:
   winnow inspect --file article.txt --eviction snapkv --compression 8
   winnow inspect --file article.txt --eviction kv-compress --kv-budget 64 -o page.html --json kept.json
+  winnow inspect "What stands on the sign?" --image photo.jpg --model path/to/vision-model --compression 8
   cat article.txt | winnow inspect - --eviction h2o --max-tokens 100
 Short prompts keep everything unless --kv-budget or --kv-floor is below their length.
 """
@@ -52,6 +53,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "prompt", metavar="PROMPT", nargs="?", help="the prompt; - reads it from standard input"
     )
     parser.add_argument("--file", metavar="FILE", help="read the prompt from this file; - for standard input")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="an image before the prompt, which then is a question in the model's chat template; may be repeated",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -71,7 +79,10 @@ def execute(namespace: argparse.Namespace) -> int:
     """Answer, write, sum up, and return the exit code."""
     options = engine_options(namespace)
     typed = sampling_options(namespace)
-    prompt = read_prompt(namespace.prompt, namespace.file)
+    prompt: Any = read_prompt(namespace.prompt, namespace.file)
+    if namespace.image:
+        images = [{"type": "image", "image": read_image(each)} for each in namespace.image]
+        prompt = [{"role": "user", "content": [*images, {"type": "text", "text": prompt}]}]
     named = (("--output", namespace.output), ("--json", namespace.json))
     written = [(name, path) for name, path in named if path is not None and str(path) != STANDARD]
     _check_paths(written, namespace.file, options)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from winnow.errors import UsageError
+from winnow.media.decode import decode_image
 
 
 def read_prompt(argument: str | None, file: str | None = None) -> str:
@@ -37,6 +38,20 @@ def read_prompt(argument: str | None, file: str | None = None) -> str:
     if not prompt:
         raise UsageError(f"{name} must not be empty")
     return prompt
+
+
+def read_image(path: str) -> bytes:
+    """Return the bytes of an image's file.
+
+    Raises:
+        WinnowError: the file cannot be read, or is no image.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"cannot read the image {path}: {error.strerror}") from error
+    decode_image(data, path)
+    return data
 
 
 def require_utf8(name: str, text: str) -> None:

@@ -4,15 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from winnow.engine.requests.new_request import KeptKVs
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
 from winnow.inspect.page import Moment, Page, render, row_label
+from winnow.inspect.pictures import Picture
 from winnow.outputs import EvictionReport, RequestOutput
 from winnow.sampling import SamplingParams, TextStream
 from winnow.values.units import format_bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Rows = tuple[tuple[tuple[int, ...], ...], ...]
 """Token indices, ascending, by layer and head."""
@@ -102,6 +106,7 @@ class Inspection:
         at_end: tokens of prompt and answer that were held when the last token of the answer had been chosen. That one
             was never computed, so no row held it.
         report: as every answer carries it; None where no eviction was asked for.
+        pictures: images of the prompt, in order.
     """
 
     policy: str
@@ -112,15 +117,24 @@ class Inspection:
     after_prompt: Held
     at_end: Held
     report: EvictionReport | None
+    pictures: tuple[Picture, ...] = ()
 
     @classmethod
-    def of(cls, output: RequestOutput, kept: "KeptTokens", policy: ResolvedPolicy, tokenizer: Any) -> Self:
+    def of(
+        cls,
+        output: RequestOutput,
+        kept: "KeptTokens",
+        policy: ResolvedPolicy,
+        tokenizer: Any,
+        images: "Sequence[Image]" = (),
+    ) -> Self:
         """Inspect a finished request.
 
         Args:
             kept: its observer.
             policy: that it ran under.
             tokenizer: as in `read_tokens`.
+            images: those of the prompt.
         """
         prompt, answer = output.prompt_token_ids, output.outputs[0]
         return cls(
@@ -135,6 +149,7 @@ class Inspection:
             # The last token of an answer is never computed, so no row holds it.
             at_end=Held.of(kept.at_end, len(prompt) + len(answer.token_ids) - 1),
             report=answer.eviction,
+            pictures=tuple(map(Picture.of, output.images, images)),
         )
 
     @property
@@ -147,6 +162,11 @@ class Inspection:
         """KVs held at the end, by layer and head."""
         return self.at_end.counts
 
+    @cached_property
+    def _shown(self) -> frozenset[int]:
+        """Tokens of images."""
+        return frozenset(token for each in self.pictures for token in each.tokens)
+
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON knows them."""
         return {
@@ -158,6 +178,7 @@ class Inspection:
             "after_prompt": _held_json(self.after_prompt),
             "at_end": _held_json(self.at_end),
             "report": None if self.report is None else self.report.to_json(),
+            "images": [{"size": list(each.size), "tokens": list(each.tokens)} for each in self.pictures],
         }
 
     def _repr_html_(self) -> str:
@@ -170,8 +191,12 @@ class Inspection:
             Page(
                 title=f"{self.policy}: {self.after_prompt.mean:,.0f} of {self.num_prompt_tokens:,} KVs per row",
                 facts=self.facts(),
-                texts=tuple(token.text for token in self.tokens),
+                texts=tuple(
+                    "\u25a6" if index in self._shown else token.text
+                    for index, token in enumerate(self.tokens)
+                ),
                 num_prompt_tokens=self.num_prompt_tokens,
+                pictures=self.pictures,
                 moments=(
                     Moment(
                         "after the prompt",
@@ -200,6 +225,14 @@ class Inspection:
             "compression": f"{self.after_prompt.compression:.1f} after the prompt, "
             f"{self.at_end.compression:.1f} at the end",
         }
+        if self._shown:
+            shares = self.after_prompt.shares
+            of_images = [share for token, share in enumerate(shares) if token in self._shown]
+            of_text = [share for token, share in enumerate(shares) if token not in self._shown]
+            facts["images"] = (
+                f"{len(self.pictures)}, {len(of_images):,} tokens: {_mean(of_images):.0%} of their KVs stayed after "
+                f"the prompt, {_mean(of_text):.0%} of the text's"
+            )
         if self.report is not None:
             budget = self.report.kv_budget
             facts["KV budget"] = "above all it could need" if budget is None else f"{budget:,} per row"
@@ -240,6 +273,10 @@ def read_tokens(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Token, ...]:
     stream.finish()
     texts[-1] += stream.take_delta()
     return tuple(map(Token, token_ids, texts))
+
+
+def _mean(shares: Sequence[float]) -> float:
+    return sum(shares) / max(len(shares), 1)
 
 
 def _held_json(held: Held) -> dict[str, Any]:

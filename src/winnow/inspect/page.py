@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 
+from winnow.inspect.pictures import Picture
+
 _JOINERS = "\u200c\u200d"  # part of how some scripts and emoji are written, and harmless
 _MARKED = {"\n": "n", "\t": "t"}  # the style sheet puts a mark before them
 _UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}  # characters without a shape, or that reverse the text
@@ -56,6 +58,8 @@ class Page:
     num_prompt_tokens: int
     moments: tuple[Moment, ...]
     """The first one is shown until another is chosen."""
+    pictures: tuple[Picture, ...] = ()
+    """Images of the prompt."""
 
 
 def render(page: Page) -> str:
@@ -84,6 +88,7 @@ def render(page: Page) -> str:
         prompt="".join(spans[: page.num_prompt_tokens]),
         answer="".join(spans[page.num_prompt_tokens :]),
         bars=bars,
+        shares=[bits.bit_count() / first.num_rows for bits in first.holders()],
         longest=max(1, *(count for layer in bars for count, _ in layer)),
         data=_data(page),
     )

@@ -112,7 +112,9 @@ class MessageForm(BaseModel):
     """A message; fields beside these reach the model's template."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = Field(None, description="null beside tool_calls alone")
+    content: str | list[dict[str, Any]] | None = Field(
+        None, description="parts of type text or image_url; null beside tool_calls alone"
+    )
 
 
 class ToolForm(Form):
@@ -160,7 +162,7 @@ class ResponsesForm(BaseModel):
 class AnthropicMessage(BaseModel):
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]] = Field(
-        description="blocks of type text, tool_use, tool_result or thinking"
+        description="blocks of type text, image, tool_use, tool_result or thinking"
     )
 
 
