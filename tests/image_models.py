@@ -12,10 +12,15 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
+    Idefics3Config,
+    InternVLConfig,
+    Lfm2VlConfig,
+    Mistral3Config,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen3VLConfig,
+    SmolVLMConfig,
 )
 
 from winnow.models.load.kinds import causal_class
@@ -47,6 +52,7 @@ class Family:
         config: makes the configuration from ids of tokens and the vocabulary's size.
         processor, tokenizer: what preprocessor_config.json and the tokenizer say.
         extra: what processor_config.json says.
+        needs: a package that its processor takes beside Pillow.
     """
 
     special: tuple[str, ...]
@@ -55,22 +61,14 @@ class Family:
     processor: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] = field(default_factory=dict)
+    needs: str = ""
 
 
 def _qwen2_5_vl(ids: dict[str, int], size: int) -> PretrainedConfig:
     return Qwen2_5_VLConfig(
         text_config=TEXT
         | {"vocab_size": size, "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]}},
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "patch_size": 4,
-            "out_hidden_size": 64,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
+        vision_config=_QWEN_TOWER | {"depth": 2, "window_size": 16, "fullatt_block_indexes": [1]},
         **_qwen(ids),
     )
 
@@ -86,16 +84,8 @@ def _qwen3_vl(ids: dict[str, int], size: int) -> PretrainedConfig:
                 "mrope_interleaved": True,
             },
         },
-        vision_config={
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "patch_size": 4,
-            "out_hidden_size": 64,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        },
+        vision_config=_QWEN_TOWER
+        | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
         **_qwen(ids),
     )
 
@@ -110,6 +100,13 @@ def _qwen(ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
+_QWEN_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 64,
+}
 _QWEN_SPECIAL = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
 _QWEN_MARK = "<|vision_start|><|image_pad|><|vision_end|>"
 _QWEN_PIXELS = {
@@ -120,12 +117,138 @@ _QWEN_PIXELS = {
     "size": {"shortest_edge": 64, "longest_edge": 4096},
 }
 
+
+def _idefics3(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return Idefics3Config(**_idefics(ids, size))
+
+
+def _smolvlm(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return SmolVLMConfig(**_idefics(ids, size))
+
+
+def _idefics(ids: dict[str, int], size: int) -> dict[str, Any]:
+    return {
+        "text_config": TEXT | {"vocab_size": size, "model_type": "llama"},
+        "vision_config": _TOWER,
+        "image_token_id": ids["<image>"],
+    }
+
+
+def _mistral3(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return Mistral3Config(
+        text_config=TEXT | {"vocab_size": size, "model_type": "mistral", "sliding_window": None},
+        vision_config=_TOWER | {"model_type": "pixtral", "image_size": 32, "head_dim": 16},
+        image_token_index=ids["[IMG]"],
+        tie_word_embeddings=False,
+    )
+
+
+def _internvl(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return InternVLConfig(
+        text_config={name: value for name, value in TEXT.items() if name != "head_dim"}
+        | {"vocab_size": size, "model_type": "qwen2"},
+        vision_config=_TOWER | {"image_size": [16, 16], "patch_size": [4, 4]},
+        image_token_id=ids["<IMG_CONTEXT>"],
+        image_seq_length=4,
+        tie_word_embeddings=False,
+    )
+
+
+def _lfm2_vl(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return Lfm2VlConfig(
+        text_config={name: value for name, value in TEXT.items() if name != "head_dim"}
+        | {"vocab_size": size, "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"]},
+        vision_config=_TOWER | {"model_type": "siglip2_vision_model", "num_patches": 16},
+        image_token_id=ids["<image>"],
+        projector_hidden_size=32,
+        tie_word_embeddings=False,
+    )
+
+
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 4,
+}
+_IDEFICS_SPECIAL = (
+    *("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", "<video>"),
+    *(f"<row_{row}_col_{col}>" for row in range(1, 5) for col in range(1, 5)),
+)
+_IDEFICS_PIXELS = {"size": {"longest_edge": 32}, "max_image_size": {"longest_edge": 16}}
+_INTERNVL = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+
 FAMILIES = {
     "qwen2_5_vl": Family(
         _QWEN_SPECIAL, _QWEN_MARK, _qwen2_5_vl, _QWEN_PIXELS | {"processor_class": "Qwen2_5_VLProcessor"}
     ),
     "qwen3_vl": Family(
         _QWEN_SPECIAL, _QWEN_MARK, _qwen3_vl, _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"}
+    ),
+    "idefics3": Family(
+        _IDEFICS_SPECIAL,
+        "<image>",
+        _idefics3,
+        _IDEFICS_PIXELS | {"image_processor_type": "Idefics3ImageProcessor"},
+        {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+    ),
+    "smolvlm": Family(
+        _IDEFICS_SPECIAL,
+        "<image>",
+        _smolvlm,
+        _IDEFICS_PIXELS | {"image_processor_type": "SmolVLMImageProcessor"},
+        {"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+        needs="num2words",
+    ),
+    "mistral3": Family(
+        ("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
+        "[IMG]",
+        _mistral3,
+        {
+            "image_processor_type": "PixtralImageProcessor",
+            "patch_size": {"height": 4, "width": 4},
+            "size": {"longest_edge": 32},
+        },
+        {"processor_class": "PixtralProcessor", "patch_size": 4, "spatial_merge_size": 2},
+        needs="torchvision",
+    ),
+    "internvl": Family(
+        (*_INTERNVL.values(),),
+        "<IMG_CONTEXT>",
+        _internvl,
+        {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 16, "width": 16},
+            "max_patches": 3,
+        },
+        {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+        {"extra_special_tokens": _INTERNVL},
+    ),
+    "lfm2_vl": Family(
+        (
+            *("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+            *(f"<|img_row_{row}_col_{col}|>" for row in range(1, 4) for col in range(1, 4)),
+        ),
+        "<image>",
+        _lfm2_vl,
+        {
+            "image_processor_type": "Lfm2VlImageProcessor",
+            "tile_size": 16,
+            "encoder_patch_size": 4,
+            "min_image_tokens": 2,
+            "max_image_tokens": 4,
+            "max_tiles": 4,
+            "max_num_patches": 16,
+        },
+        {"processor_class": "Lfm2VlProcessor"},
+        needs="torchvision",
     ),
 }
 
@@ -139,8 +262,7 @@ def save(name: str, path: Path) -> Any:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         **NAMED,
-        additional_special_tokens=list(family.special),
-        **family.tokenizer,
+        **{"additional_special_tokens": list(family.special)} | family.tokenizer,
     ).save_pretrained(path)
     (path / "preprocessor_config.json").write_text(json.dumps(family.processor))
     if family.extra:
@@ -176,6 +298,8 @@ def generate(
 ) -> list[int]:
     """transformers' own greedy answer, end of text ignored."""
     inputs = processor._own(text=[text], images=list(images) or None, return_tensors="pt")
+    if images:
+        inputs["pixel_values"] = inputs["pixel_values"].float()
     out = model.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=2)
     found: list[int] = out[0, inputs["input_ids"].shape[1] :].tolist()
     return found

@@ -68,6 +68,10 @@ class EvictionReport:
     """Tokens computed in replays of the context, if the policy's score needs one."""
     replay_seconds: float = 0.0
     """Share of the time of their steps."""
+    kept_images: float | None = None
+    """Part of the KVs of pictures that is held at the end, over all rows; None: the prompt has no pictures."""
+    kept_text: float | None = None
+    """The same of all other tokens."""
 
     def to_json(self, *, kept: bool = True) -> dict[str, Any]:
         """Return the fields by name, `kept` only if asked for, with `mean_kept` and `compression`."""
@@ -359,6 +363,8 @@ class EngineStats:
     """Bytes in host memory."""
     host_bytes_peak: int = 0
     host_bytes_budget: int = 0
+    image_bytes: int = 0
+    """Bytes of what the vision tower made of pictures (`image_memory`)."""
     value_tier: ValueTierStats | None = None
     """None: all values lie on the device."""
     disk_tier: DiskTierStats | None = None

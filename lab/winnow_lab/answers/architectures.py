@@ -376,6 +376,10 @@ def page(rows: list[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+_BY_HAND = "\n## Images\n"
+"""Where the part of the page begins that is none of this output."""
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of the study: the models to try, and the page to write."""
@@ -398,7 +402,9 @@ def main() -> None:
         rows.append(attempt_in_time(model_type, options.seconds))
         print(*rows[-1].cells, sep=" | ", flush=True)
     if options.write is not None:
-        options.write.write_text(page(rows), encoding="utf-8")
+        kept = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
+        images = "".join(kept.partition(_BY_HAND)[1:])
+        options.write.write_text(page(rows) + images, encoding="utf-8")
 
 
 if __name__ == "__main__":

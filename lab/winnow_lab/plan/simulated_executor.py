@@ -95,6 +95,10 @@ class SimulatedExecutor:
     def prepare(self, policy: EvictionPolicy) -> None:
         pass
 
+    @property
+    def image_bytes(self) -> int:
+        return 0
+
     def state_bytes(self, slot: int) -> int:
         # What `EngineSignals` saves of a sequence: a number for each layer, and one for all.
         return _FLOAT32 * (self.layout.num_layers + 1) + self.layout.state_bytes

@@ -47,7 +47,8 @@ class Admitted:
     reserved_tokens: int | None = None
     """Tokens for which each answer holds blocks from its start; None: it takes them as it grows."""
     replay_replaced: bool = False
-    """The policy that was asked for replays the context, which does not fit: `policy_name` took its place."""
+    """The policy that was asked for replays the context, which does not fit, or cannot act on pictures: `policy_name`
+    took its place."""
 
 
 class Admission:
@@ -130,9 +131,14 @@ class Admission:
     ) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
         asked = requested_eviction(self._config.eviction, params, self._traits)
+        given = asked
+        if images and (why := _image_refusal(asked[0].policy, images)) is not None:
+            if params.eviction is not None:
+                raise InvalidRequestError(f"eviction: {why}")
+            asked = next(
+                each for each in self._substitutes(asked) if _image_refusal(each[0].policy, images) is None
+            )
         policy = asked[0].policy
-        if images:
-            _check_images(policy, images)
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
         )
@@ -182,15 +188,17 @@ class Admission:
             name,
             saved,
             reserved.get(self._config.cache.kv_reservation),
-            replay_replaced=each is not asked,
+            replay_replaced=each is not given,
         )
 
     def _alternatives(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
         """Yield what was asked for, and what takes its place where a replay does not fit behind its context: a window
         on the question, and then every KV, which needs less room than a replay."""
         yield asked
-        if asked[0].policy.score.replay is None:
-            return
+        if asked[0].policy.score.replay is not None:
+            yield from self._substitutes(asked)
+
+    def _substitutes(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
         for name in (SEEN, FULL):
             [other] = requested_eviction(self._config.eviction, SamplingParams(eviction=name), self._traits)
             if other.policy.score.num_accumulators <= self._ledger.layout.num_accumulators:
@@ -410,26 +418,19 @@ def requested_eviction(
     return asked
 
 
-def _check_images(policy: EvictionPolicy, images: Sequence[PromptImage]) -> None:
-    """Raise InvalidRequestError if a policy cannot act on KVs of pictures."""
+def _image_refusal(policy: EvictionPolicy, images: Sequence[PromptImage]) -> str | None:
+    """Return why a policy cannot act on KVs of pictures; None: it can."""
     score, name = policy.score, type(policy.score).__name__
     if score.replay is not None:
-        raise InvalidRequestError(
-            f"eviction: {name} repeats a context as token ids, which does not repeat its pictures"
-        )
+        return f"{name} repeats a context as token ids, which does not repeat its pictures"
     if score.needs.predictor is not None:
-        raise InvalidRequestError(f"eviction: {name} was fitted to text, and the prompt holds pictures")
-    if images[0].positions is None:
-        return
-    if policy.reassign_positions:
-        raise InvalidRequestError(
-            "eviction: positions of three axes (M-RoPE), as pictures have in this model, cannot be re-assigned"
-        )
-    if score.needs.rotation:
-        raise InvalidRequestError(
-            f"eviction: {name} compares keys before rotation, and pictures turn those of this model by positions of "
-            "three axes (M-RoPE)"
-        )
+        return f"{name} was fitted to text, and the prompt holds pictures"
+    turned = "positions of three axes (M-RoPE), by which pictures turn keys of this model"
+    if images[0].positions is not None and policy.reassign_positions:
+        return f"{turned}, cannot be re-assigned"
+    if images[0].positions is not None and score.needs.rotation:
+        return f"{name} compares keys before rotation, and does not know {turned}"
+    return None
 
 
 def _check_earlier(policy: EvictionPolicy, context_len: int, params: SamplingParams) -> None:

@@ -15,7 +15,7 @@ from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.occupancy import Occupancy, measure_occupancy
 from winnow.engine.requests.beams import BeamSearch, Continuation
-from winnow.engine.requests.eviction_report import eviction_report
+from winnow.engine.requests.eviction_report import eviction_report, kept_parts
 from winnow.engine.requests.forked_request import forked_params, inherit, source_of
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.request import ReplayTally, Request, Sequence
@@ -85,6 +85,7 @@ class Engine(RequestLoop):
             host_bytes_used=host.used_bytes,
             host_bytes_peak=host.peak_bytes,
             host_bytes_budget=host.limit,
+            image_bytes=self._executor.image_bytes,
             value_tier=self._tier_stats(),
             disk_tier=None if memory.files.cached is None else memory.files.cached.stats(),
             sessions=sessions.count_tiers(),
@@ -311,6 +312,9 @@ class Engine(RequestLoop):
         self.scheduler.forks.continue_beams(request, list(chosen))
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
+        request = sequence.request
+        if request.images and sequence.kv.slot is not None and request.policy_name is not None:
+            sequence.kept_parts = kept_parts(sequence, self._executor.kept_positions(sequence.kv.slot))
         self.scheduler.running.finish(sequence, reason, stop_reason)
         if sequence.kept is not None and sequence.asked_eviction is not None:
             layout = self._executor.layout

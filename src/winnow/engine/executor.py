@@ -50,6 +50,10 @@ class Executor(Protocol):
             HostTierError: copies to or from the host tier failed; all else is done.
         """
 
+    @property
+    def image_bytes(self) -> int:
+        """Bytes of what the vision tower made of pictures, which are kept beside KVs."""
+
     def state_bytes(self, slot: int) -> int:
         """Return bytes of a running sequence's states beside its KVs, which are copied with it to the host tier."""
 

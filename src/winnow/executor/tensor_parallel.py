@@ -58,6 +58,10 @@ class TensorParallelExecutor:
     def apply(self, update: CacheUpdate) -> None:
         self._team.call(lambda: self._rank.apply(update), "apply", update)
 
+    @property
+    def image_bytes(self) -> int:
+        return 0
+
     def state_bytes(self, slot: int) -> int:
         return self._own.state_bytes(slot) * self._team.size
 

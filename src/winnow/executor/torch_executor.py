@@ -146,6 +146,10 @@ class TorchExecutor:
         assert store is not None, "only memory of a tier is asked for"
         return store.grant(blocks)
 
+    @property
+    def image_bytes(self) -> int:
+        return self._images.nbytes
+
     def state_bytes(self, slot: int) -> int:
         return self.cache.states.nbytes(slot)
 

@@ -234,6 +234,7 @@ class Metrics:
             "kv_bytes_peak": ("most bytes of KV memory in use so far", stats.kv_bytes_peak),
             "kv_bytes_budget": ("bytes of KV memory", stats.kv_bytes_budget),
             "host_bytes_used": ("bytes of KVs in host memory", stats.host_bytes_used),
+            "image_bytes": ("bytes of what the vision tower made of pictures", stats.image_bytes),
             "host_bytes_budget": ("bytes that KVs may take in host memory", stats.host_bytes_budget),
             "kv_bytes_cached": ("bytes that only the prefix cache holds, free for use", stats.cached_bytes),
         }

@@ -216,6 +216,8 @@ class Sequence:
     """All of the sequence's, those before a preemption too."""
     kept: NDArray[np.int32] | None = None
     """KVs per layer and head when the sequence ended."""
+    kept_parts: tuple[float, float] | None = None
+    """Parts of the KVs of pictures, and of text, that were held then."""
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_token_ids)

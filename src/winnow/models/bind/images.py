@@ -65,6 +65,9 @@ class PackedImages:
 def run_tower(model: "PreTrainedModel", image: PromptImage) -> tuple[tuple[Tensor, ...], bool]:
     """Return what the vision tower makes of a picture of n tokens: see `PackedImages.features` and `joined`."""
     inputs = {name: torch.from_numpy(value).to(model.device) for name, value in image.inputs.items()}
+    inputs = {
+        name: value.to(model.dtype) if value.is_floating_point() else value for name, value in inputs.items()
+    }
     out = model.get_image_features(**inputs, return_dict=True)
     parts = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
     features = tuple(_flat(part).to(model.dtype) for part in parts)

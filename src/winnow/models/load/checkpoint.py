@@ -35,7 +35,7 @@ from winnow.models.load.generation import sampling_defaults
 from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.kinds import causal_class, config_class, has_tower, has_tower_class, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
-from winnow.models.load.processor import Processor, has_processor, load_processor
+from winnow.models.load.processor import Processor, load_processor
 from winnow.models.load.published import Published, open_published
 from winnow.models.load.tokens import end_tokens, load_tokenizer
 from winnow.process.progress import report
@@ -57,15 +57,10 @@ def load_checkpoint(
     device = _device(config.device)
     published = open_published(path, on_cpu=device.type == "cpu")
     model_config = _read_config(path, published)
-    images = has_tower(model_config) and has_processor(path) and not config.language_model_only
-    model_class = causal_class(model_config, states=True, images=images)
     processor: Processor | str = f"models of type {model_config.model_type} have no vision tower"
-    if config.language_model_only:
-        processor = "language_model_only is set"
-    if has_tower(model_config) and not config.language_model_only:
-        processor = load_processor(path, model_config, model_class)
-        if isinstance(processor, str):  # the tower would be of no use
-            model_class = causal_class(model_config, states=True)
+    if has_tower(model_config):
+        processor = _processor(path, model_config, config, ranks)
+    model_class = causal_class(model_config, states=True, images=isinstance(processor, Processor))
     own = not takes_attention(model_class)
     if own and not {"cache", "past_key_values"} & set(inspect.signature(model_class.forward).parameters):
         raise UnsupportedModelError(
@@ -145,6 +140,7 @@ def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     model = _load_weights(path, published, model_config, config, _device(config.device), None)
     first = bind_positions(model, nullcontext())
     return PlainModel(
+        processor="engine=padded reads text alone",
         max_model_len=context_limit(model_config).less(first).take(config.max_model_len),
         model=model,
         tokenizer=tokenizer,
@@ -181,6 +177,17 @@ def _read_config(path: Path, published: Published) -> PretrainedConfig:
         ) from error
     published.check_config(config)
     return config
+
+
+def _processor(
+    path: Path, model_config: PretrainedConfig, config: ModelConfig, ranks: Ranks
+) -> Processor | str:
+    """Return a model's processor; text: why pictures are not read."""
+    if config.language_model_only:
+        return "language_model_only is set"
+    if ranks.size > 1:
+        return f"tensor_parallel_size is {ranks.size}, and a vision tower is not cut"
+    return load_processor(path, model_config, causal_class(model_config, states=True, images=True))
 
 
 def _device(name: str) -> torch.device:

@@ -1,6 +1,8 @@
 """The processor of a model that reads pictures, transformers' own: it makes tokens and pixels of text and pictures."""
 
 import inspect
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,18 @@ FILES = ("processor_config.json", "preprocessor_config.json")
 _VIDEO = "video_processor"
 
 
+SERVED = ("idefics3", "internvl", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_vl", "smolvlm")
+"""Model types whose pictures are read as transformers reads them, which tests/models/test_images.py holds."""
+_BOTH_WAYS = "the tokens of a picture see each other in both directions in {}, and attention here is causal"
+_REFUSED = {
+    "gemma3": _BOTH_WAYS,
+    "gemma3n": _BOTH_WAYS,
+    "gemma4": _BOTH_WAYS,
+    "paligemma": _BOTH_WAYS,
+    "llama4": "transformers' own class for {} with pictures does not run",
+}
+
+
 def has_processor(path: Path) -> bool:
     """Return whether a model's directory says how pictures are processed."""
     return any((path / file).is_file() for file in FILES)
@@ -37,6 +51,11 @@ def load_processor(
     path: Path, config: "PretrainedConfig", model_class: "type[PreTrainedModel]"
 ) -> "Processor | str":
     """Return the processor in a model's directory; text: why there is none, or why it cannot be used."""
+    kind_name = config.model_type
+    if kind_name not in SERVED:
+        return _REFUSED.get(kind_name, "pictures of {} have not been compared with transformers").format(
+            kind_name
+        )
     if not has_processor(path):
         return f"{path} holds no processor_config.json"
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES, processor_class_from_name
@@ -131,7 +150,7 @@ class Processor:
         positions = None if self._positions is None else self._positions(ids, inputs)
         images = []
         for each, own, size in zip(inputs, tokens, sizes, strict=True):
-            fields: dict[str, Any] = {"size": size, "grids": self._grids(each, len(own))}
+            fields: dict[str, Any] = {"size": size, "grids": self._grids(each, own, ids)}
             if positions is not None:
                 behind = int(own[-1]) + 1
                 fields["positions"] = positions[:, own]
@@ -147,18 +166,40 @@ class Processor:
     def _inputs(self, data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Return what the vision tower takes of what a processor gives."""
         return {
-            name: np.ascontiguousarray(value.numpy())
+            name: np.ascontiguousarray((value.float() if value.is_floating_point() else value).numpy())
             for name, value in data.items()
             if name in self._takes and isinstance(value, torch.Tensor)
         }
 
-    def _grids(self, inputs: Mapping[str, NDArray[Any]], count: int) -> tuple[TokenGrid, ...]:
-        """Return which part of its picture each of `count` tokens shows, as far as the class is known."""
+    def _grids(
+        self, inputs: Mapping[str, NDArray[Any]], tokens: NDArray[np.int64], ids: list[int]
+    ) -> tuple[TokenGrid, ...]:
+        """Return which part of its picture each of its tokens shows, as far as the prompt's tokens tell."""
         if "image_grid_thw" in inputs:
             _, rows, cols = (inputs["image_grid_thw"][0] // self._own.image_processor.merge_size).tolist()
-            return (TokenGrid(0, rows, cols),) if rows * cols == count else ()
-        side = int(count**0.5)
-        return (TokenGrid(0, side, side),) if side * side == count else ()
+            return (TokenGrid(0, rows, cols),)
+        runs = np.split(tokens, np.flatnonzero(np.diff(tokens) != 1) + 1)
+        before = self._own.tokenizer.convert_ids_to_tokens([ids[run[0] - 1] for run in runs])
+        tiles = [re.search(r"row_(\d+)_col_(\d+)", name) for name in before]
+        if len(runs) > 1 and not any(tiles):  # a run is a row
+            return (TokenGrid(0, len(runs), len(runs[0])),)
+        shapes = inputs.get("spatial_shapes")
+        places = [(int(tile[1]), int(tile[2])) for tile in tiles if tile]
+        height, width = np.max(places, axis=0).tolist() if places else (1, 1)
+        grids, first = list[TokenGrid](), 0
+        for index, (run, tile) in enumerate(zip(runs, tiles, strict=True)):
+            rows = cols = int(len(run) ** 0.5)
+            if shapes is not None:
+                rows, cols = (-(-shapes[index] // self._config.downsample_factor)).tolist()
+            if rows * cols != len(run):
+                return ()
+            box = (0.0, 0.0, 1.0, 1.0)
+            if tile:
+                row, col = int(tile[1]) - 1, int(tile[2]) - 1
+                box = (col / width, row / height, (col + 1) / width, (row + 1) / height)
+            grids.append(TokenGrid(first, rows, cols, box))
+            first += len(run)
+        return tuple(grids)
 
 
 class _Positions:
@@ -181,8 +222,6 @@ class _Positions:
 
 def _positions_of(config: "PretrainedConfig", model_class: "type[PreTrainedModel]") -> _Positions | None:
     """Return how a model counts positions of pictures; None: as those of text."""
-    import sys
-
     prefix = model_class.__name__.removesuffix("ForConditionalGeneration")
     holder = getattr(sys.modules[model_class.__module__], f"{prefix}Model", None)
     return _Positions(config, holder) if hasattr(holder, "get_rope_index") else None
