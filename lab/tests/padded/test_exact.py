@@ -32,12 +32,22 @@ QUERIES = st.builds(
 )
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def each_case(request: pytest.FixtureRequest) -> Case:
     return case(request.param)
 
 
-@pytest.mark.parametrize("mode", [*PADDED_MODES, "embedding, in the background"])
+# The first model in every mode, each other one where queries join and leave, and in another mode in turn.
+MODES = [*PADDED_MODES, "embedding, in the background"]
+OTHERS = [mode for mode in MODES if mode != "embedding"]
+PAIRS = [
+    (name, mode)
+    for turn, name in enumerate(MODELS)
+    for mode in (["embedding", OTHERS[turn % len(OTHERS)]] if turn else MODES)
+]
+
+
+@pytest.mark.parametrize(("each_case", "mode"), PAIRS, indirect=["each_case"])
 @settings(max_examples=2)
 @given(
     queries=st.lists(QUERIES, min_size=5, max_size=14),
