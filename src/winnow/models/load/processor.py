@@ -71,7 +71,8 @@ def load_processor(
         own = _without_video(kind).from_pretrained(path, trust_remote_code=False, local_files_only=True)
         return Processor(own, config, model_class)
     except ImportError as error:
-        return f"a package is missing ({first_line(error)}): pip install winnow-llm[vision]"
+        own = "Pillow (winnow-llm[vision]), and some processors torchvision or num2words"
+        return f"a package is missing ({first_line(error)}); pictures need {own}"
     except Exception as error:  # each processor checks its files in its own way
         return f"the processor in {path} is not usable: {first_line(error)}"
 
