@@ -84,15 +84,15 @@ NB_MODULE(_native, m) {
       .def("replay",
            [](const Kernels &self, Workspace &work, const Cache &cache, int64_t layer, int64_t slot, int64_t head,
               int64_t start, int64_t end, int64_t context_len, DType dtype, uintptr_t q, int64_t q_token, int64_t q_head,
-              int64_t count, int64_t first, int64_t every, int64_t num_query_heads, uintptr_t query_logs,
-              uintptr_t key_logs, const AttentionSpec &spec, int threads) {
+              int64_t count, int64_t first, int64_t every, int64_t num_query_heads,
+              const AttentionSpec &spec, int threads) {
              self.replay({spec, cache, layer, slot, head, start, end, context_len, dtype, heads(q, q_token, q_head),
-                          count, first, every, num_query_heads, at<float>(query_logs), at<float>(key_logs), threads},
+                          count, first, every, num_query_heads, threads},
                          work);
            },
            nb::call_guard<nb::gil_scoped_release>(), "work"_a, "cache"_a, nb::kw_only(), "layer"_a, "slot"_a, "head"_a,
            "start"_a, "end"_a, "context_len"_a, "dtype"_a, "q"_a, "q_token"_a, "q_head"_a, "count"_a, "first"_a, "every"_a,
-           "num_query_heads"_a, "query_logs"_a, "key_logs"_a, "spec"_a, "threads"_a)
+           "num_query_heads"_a, "spec"_a, "threads"_a)
       .def("leverage",
            [](const Kernels &self, const KeyRows &rows, float ridge, uintptr_t score, int threads) {
              self.leverage(rows, ridge, at<float>(score), threads);

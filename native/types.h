@@ -249,8 +249,6 @@ struct Replay : AttentionSpec {
   Heads q;                        // [count, num_query_heads, head_dim]
   int64_t count, first, every;    // queries, the position of the first one, and from one to the next
   int64_t num_query_heads;
-  const float *query_logs;        // [count], subtracted from a query's log probabilities; null: nothing
-  const float *key_logs;          // [num_query_heads, judged], added to them; null: nothing
   int threads;
 
   int64_t group() const { return num_query_heads / cache.num_heads; }

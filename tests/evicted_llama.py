@@ -3,7 +3,6 @@
 import random
 from pathlib import Path
 
-from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import SamplingParams
@@ -20,5 +19,5 @@ def greedy(**options: object) -> SamplingParams:
 
 
 def save_evicted_llama(path: Path) -> Path:
-    """Save the model with a predictor beside it. Returns `path`."""
-    return save_random_predictor(save_tiny_llama(path, seed=5, num_hidden_layers=LAYERS))
+    """Save the model. Returns `path`."""
+    return save_tiny_llama(path, seed=5, num_hidden_layers=LAYERS)

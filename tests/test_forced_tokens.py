@@ -121,7 +121,7 @@ def test_samples_of_one_prompt_are_forced_each_on_its_own(llm: LLM, eviction: st
         assert reported(answer) == pytest.approx(reported(alone), abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("eviction", ["h2o", "streaming", "kv-compress-pd", "roco", "snapkv"])
+@pytest.mark.parametrize("eviction", ["h2o", "streaming", "kv-compress-pd", "snapkv"])
 def test_rounds_fall_as_in_a_free_answer(llm: LLM, eviction: str) -> None:
     policy = {"eviction": eviction, "kv_budget": 300 if eviction == "streaming" else 60, "max_tokens": 80}
     tokens = prompt(400)

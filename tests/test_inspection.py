@@ -44,9 +44,7 @@ def generate(llm: LLM, params: SamplingParams) -> RequestOutput:
 
 
 class TestWhatIsRead:
-    @pytest.mark.parametrize(
-        "eviction", ["snapkv", "kv-compress", "h2o", "tova", "pyramidkv", "keydiff", "roco", "simlayer"]
-    )
+    @pytest.mark.parametrize("eviction", ["snapkv", "kv-compress", "h2o", "tova", "pyramidkv", "keydiff"])
     def test_the_counts_are_those_of_the_report_and_the_answer_is_that_of_generate(
         self, llm: LLM, eviction: str
     ) -> None:

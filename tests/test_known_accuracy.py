@@ -31,8 +31,6 @@ def test_record_and_page_are_what_the_results_say() -> None:
 @pytest.mark.parametrize(
     ("policy", "compression", "found"),
     [
-        ("fitted-pd", 4.0, [("ruler 2048", 4.0, 0.944), ("documents 4096", 4.0, 0.789)]),
-        ("fitted-pd", 4.1, [("ruler 2048", 4.0, 0.944), ("documents 4096", 4.0, 0.789)]),
         ("snapkv", 3.0, [("ruler 2048", 4.0, 0.431)]),
         ("h2o", 4.0, []),
     ],

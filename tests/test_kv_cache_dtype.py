@@ -91,7 +91,7 @@ def test_samples_fork_and_preempted_requests_come_back(options: dict[str, Any], 
     assert all(len(answer.token_ids) == 40 for output in outputs for answer in output.outputs)
 
 
-@pytest.mark.parametrize("policy", ["h2o", "leverage", "kvzip", "expected-attention", "compactor"])
+@pytest.mark.parametrize("policy", ["h2o", "leverage", "kvzip"])
 def test_policies_run_over_narrow_and_wide_kvs(policy: str, model: Path) -> None:
     options: dict[str, Any] = {"kv_cache_dtype": "k=int8,v=int4", "kv_wide": "layers=1,sinks=2,recent=8"}
     with open_llm(model, **options, eviction=policy, kv_budget=24, kv_floor=1) as llm:

@@ -47,7 +47,7 @@ def requests_of(name: str, n: int = 1) -> list[tuple[list[int], SamplingParams]]
             decode_every=policy.when.decode_every and min(policy.when.decode_every, 8),
         )
         amount = {"eviction": replace(policy, when=when)}
-        amount |= {} if name == "fastgen" else {"kv_budget": 72}
+        amount |= {"kv_budget": 72}
     return [
         (
             prompt(chance.randint(90, 140), seed),
@@ -111,9 +111,6 @@ def run(llm: LLM, each_step: Callable[[int], None]) -> dict[str, list[list[int]]
         ("snapkv", 1),
         ("snapkv", 3),
         ("streaming-shift", 1),
-        ("expected-attention", 1),
-        ("fastgen", 1),
-        ("squeeze", 1),
         ("h2o", 3),
     ],
 )
@@ -168,7 +165,7 @@ def content(llm: LLM, sequence: Sequence) -> list[torch.Tensor]:
     return filled
 
 
-@pytest.mark.parametrize("name", ["full", "kv-compress", "h2o", "expected-attention"])
+@pytest.mark.parametrize("name", ["full", "kv-compress", "h2o"])
 def test_a_swapped_sequence_is_bit_by_bit_what_it_was(directory: Path, name: str) -> None:
     tokens, params = requests_of(name)[0]
     with swapping(directory) as llm:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_predictor import save_random_predictor
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, RequestOutput, SamplingParams
@@ -45,7 +44,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_random_predictor(save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3))
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 @pytest.fixture(scope="module", params=["paged", "padded"])

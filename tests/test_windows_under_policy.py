@@ -21,7 +21,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "ada-snapkv": {"compression": 3.0},
     "kvzip": {"compression": 4.0},
     "kv-compress": {"kv_budget": 48},
-    "squeeze": {"kv_budget": 40},
     "in prefill": {"kv_budget": 64},
 }
 PARAMS = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True, logprobs=2)

@@ -105,7 +105,6 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
     float &row_max = memory.row_max[r], sum = horizontal_sum(load(memory.sums + r * WIDTH));
     if (call.sinks) sum += std::exp(call.sinks[head * group + r % group] - row_max);
     row_max += std::log(sum);
-    if (call.query_logs) row_max += call.query_logs[query + r / group];
   }
 
   for (int64_t first = 0; first < chosen.judged; first += TILE) {
@@ -116,10 +115,6 @@ void observe_queries(const Replay &call, const Chosen &chosen, int64_t head, int
         vf of_head = broadcast(NEG_INF);
         for (int r = static_cast<int>(h); r < rows; r += static_cast<int>(group))
           of_head = vmax(of_head, load(logits + r * TILE + j) - memory.row_max[r]);
-        if (call.key_logs) {
-          const float *logs = call.key_logs + (head * group + h) * chosen.judged + first + j;
-          of_head += get(logs, static_cast<int>(std::min<int64_t>(WIDTH, chosen.judged - first - j)));
-        }
         best = vmax(best, of_head);
       }
       store(largest + first + j, best);

@@ -329,8 +329,6 @@ class Kernels:
         first: int,
         every: int,
         num_query_heads: int,
-        query_logs: int,
-        key_logs: int,
         spec: AttentionSpec,
         threads: int,
     ) -> None: ...

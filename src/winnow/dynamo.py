@@ -214,7 +214,7 @@ def _publish_events(publisher: Any, events: Sequence[PrefixEvent]) -> None:
     for event in events:
         if not isinstance(event, PrefixStored):
             publisher.publish_removed([_number(event.key)])
-        elif event.rule is None and event.scored_by is None and not event.salt:
+        elif event.rule is None and not event.salt:
             parent = None if event.before is None else _number(event.before)
             tokens = list(event.token_ids)
             publisher.publish_stored(tokens, [len(tokens)], [_number(event.key)], parent)

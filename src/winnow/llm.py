@@ -21,7 +21,6 @@ from winnow.engine.loop import RequestLoop
 from winnow.engine_client import EngineClient
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import KEYS, PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
-from winnow.eviction.predictor import require_predictor
 from winnow.executor.build import build_engine, load_ranks, open_team
 from winnow.executor.device_memory import with_device_memory
 from winnow.extras import GET_THE_LAB
@@ -29,7 +28,6 @@ from winnow.inspect import Inspection, KeptTokens
 from winnow.known_accuracy import best_known
 from winnow.media import MediaLoader
 from winnow.models import PlainModel, load_plain_model
-from winnow.models.load.hub import locate_model
 from winnow.options import EngineOptions
 from winnow.outputs import BeamSearchOutput, RequestOutput
 from winnow.process.fork import require_usable_torch
@@ -368,7 +366,7 @@ def _with_known_policy(config: EngineConfig) -> EngineConfig:
     late = []
     for name, preset in PRESETS.items():
         policy, score = preset.policy, preset.policy.score
-        if {policy.observes[False], score.replay, score.needs.predictor, policy.compact} == {None}:
+        if {policy.observes[False], score.replay, policy.compact} == {None}:
             late.append(name)
     model, most = config.model.model, UNKNOWN_MODEL.auto_compression
     known = best_known(model, most, KEYS, late) or best_known(model, most, SEEN, late)
@@ -407,8 +405,6 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineC
             load_plain_model(config.model), lambda plain, config: build(plain, config, time.monotonic), config
         )
     policy = resolve_policy(config.eviction).policy
-    if policy.score.needs.predictor is not None:  # before the model takes its time
-        require_predictor(policy.score.needs.predictor, locate_model(config.model))
     team = open_team(config)
     try:
         return _with_engine(

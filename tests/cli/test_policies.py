@@ -64,10 +64,6 @@ def test_those_to_choose_from_are_a_line_each(
         assert all(part in rows[name] for part in note)
         assert 5 <= len(" ".join(note).split()) <= 16, "about ten words"
     assert "demo model" in rows["leverage"]
-    for name, preset in PRESETS.items():
-        if name in NOTES:
-            needs_fit = preset.policy.score.needs.predictor is not None
-            assert needs_fit is ("winnow fit" in NOTES[name].needs)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -88,7 +88,6 @@ def test_a_chat_begins_with_a_saved_document(
     [
         ([], "must leave less than all"),
         (["--eviction", "winnow", "--compression", "1"], "must leave less than all"),
-        (["--eviction", "squeeze", "--compression", "4"], "learns nothing of its queries"),
         (["--engine", "padded"], "needs engine=paged"),
     ],
     ids=["full", "all", "signals", "padded"],

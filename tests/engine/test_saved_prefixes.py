@@ -101,7 +101,7 @@ def unused(reason: str) -> Iterator[None]:
     ("options", "reason"),
     [
         ({"compression": 5.0}, "saved with 38 KVs a row, and requests keep 30 of its 150 tokens"),
-        ({"eviction": "kvzip-plus"}, "another policy"),
+        ({"eviction": "kvzip-part"}, "another policy"),
         ({"eviction": "full", "compression": None}, "keeps all KVs"),
         ({"block_size": 8}, "another cache"),
         ({"dtype": "bfloat16"}, "another model, dtype"),
@@ -317,7 +317,6 @@ class Mine(KeyNorm):
     [
         ({"eviction": "full", "compression": None}, "less than all"),
         ({"compression": 1.0}, "less than all"),
-        ({"eviction": "squeeze"}, "learns nothing of its queries"),
         ({"eviction": EvictionPolicy(score=Mine(), when=When(after_prefill=True))}, "Winnow's own"),
         ({"enable_prefix_caching": False}, "enable_prefix_caching"),
     ],

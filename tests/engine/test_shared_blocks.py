@@ -31,12 +31,11 @@ POLICIES = {
         ("once, all queries", "h2o", {"decode_every": None}),
         ("each token, all queries", "h2o", {}),
         ("within, all queries", "h2o", {"decode_every": None, **_WITHIN}),
-        ("within and decoding, all queries", "roco", _WITHIN),
+        ("within and decoding, all queries", "batch-max", _WITHIN),
         ("keys alone", "leverage", {}),
         ("within, keys alone", "leverage-pd", _WITHIN),
         ("replay", "kvzip", {}),
         ("no queries", "streaming", _WITHIN),
-        ("moments of queries", "expected-attention", {}),
     )
 }
 POLICIES["windows"] = replace(

@@ -2,24 +2,17 @@
 
 import math
 from fractions import Fraction
-from itertools import combinations
 from typing import Any
 
-import numpy as np
-from dense_model import RELATIVE, floor_share
+from dense_model import floor_share
 from dense_scores import DenseScores
 from dense_state import Order, Row, Score
 
 from winnow.eviction import (
-    PUNCTUATION,
-    SPECIAL,
     AdaptiveHeads,
     AdaptiveRows,
     EqualHeads,
-    LayerGroups,
-    LazyLayers,
     Pyramid,
-    Recipes,
 )
 
 
@@ -31,11 +24,6 @@ class DenseBudgets(DenseScores):
         budget = self.policy.budget
         if isinstance(budget, AdaptiveRows):
             return self._cheapest_blocks(scores)
-        if isinstance(budget, LazyLayers):
-            return [
-                max(self.target, self._least(row)) if self._is_lazy(row, budget.threshold) else len(row.held)
-                for row in self.all_rows
-            ]
         assert isinstance(budget, EqualHeads | AdaptiveHeads)
         shares = self._raised(self._layer_shares(budget.layers))
         if isinstance(budget, AdaptiveHeads):
@@ -63,8 +51,6 @@ class DenseBudgets(DenseScores):
         wanted = max(len(row.held) for row in self.rows[layer])
         if budget.wide_factor is not None:
             wanted = min(wanted, floor_share(budget.wide_factor, self.target))
-        if isinstance(budget, LazyLayers):
-            return wanted
         left = self.target * num_layers - sum(self._narrow_least(n) for n in range(wide, num_layers))
         return min(wanted, max(left // wide, self.target))
 
@@ -103,26 +89,7 @@ class DenseBudgets(DenseScores):
                 low = 2 * base - high
             step = (high - low) // (num_layers - 1)
             return [high - layer * step + w for layer in range(num_layers)]
-        if isinstance(split, LayerGroups):
-            similar = self._most_similar_layers()
-            little = floor_share(split.share, c)
-            much = (num_layers * c - len(similar) * little) // (num_layers - len(similar))
-            return [little if layer in similar else much for layer in range(num_layers)]
         return [c] * num_layers
-
-    def _most_similar_layers(self) -> set[int]:
-        """The group of the highest cosines: three groups with the least squared distance to their means."""
-        similarity = [float(np.mean(cosines[: self.prompt_len])) for cosines in self._cosines]
-        order = sorted(range(len(similarity)), key=lambda layer: similarity[layer])
-        splits = []
-        for i, j in combinations(range(1, len(order)), 2):
-            parts = [[similarity[layer] for layer in part] for part in (order[:i], order[i:j], order[j:])]
-            splits.append((sum(float(np.var(part)) * len(part) for part in parts), set(order[j:])))
-        splits.sort(key=lambda split: split[0])
-        best = splits[0]
-        if any(rest <= best[0] + RELATIVE and group != best[1] for rest, group in splits[1:]):
-            self._doubt()
-        return best[1]
 
     def _compete(
         self, layer: list[Row], share: int, floor: float, scores: dict[tuple[int, int], dict[int, Score]]
@@ -193,41 +160,3 @@ class DenseBudgets(DenseScores):
             named = [(score, order, (score, order, name)) for score, order, name in own]
             spared += self._lowest(named, held - math.ceil(floor / self._block_size))
         return spared
-
-    def _is_lazy(self, row: Row, threshold: float) -> bool:
-        last = self.computed - 1
-        heads = [
-            sum(r.paid[h, last, kv.token] for kv in r.held if self._protected(kv))
-            for r in self.rows[row.layer]
-            for h in range(len(r.paid))
-        ]
-        mean = sum(heads) / len(heads)
-        if abs(mean - threshold) <= RELATIVE:
-            self._doubt()
-        return mean > threshold
-
-    def _recipe(self, row: Row, budget: Recipes) -> set[int]:
-        """The tokens that stay."""
-        assert self._kinds is not None
-        scores = self.scores(row)
-        kinds = {j: self._kinds[self.token_ids[j]] for j in row.tokens}
-        total = sum(score.value for score in scores.values())
-        everything = [(scores[j], (j,), j) for j in row.tokens]
-        ladder = [
-            lambda: {j for j in row.tokens if kinds[j] == SPECIAL},
-            lambda: {j for j in row.tokens if kinds[j] == PUNCTUATION},
-            lambda: (
-                set(row.tokens)
-                - set(self._lowest(everything, len(everything) - floor_share(budget.heavy, len(everything))))
-            ),
-            lambda: {j for j in row.tokens if j >= self.computed - floor_share(budget.local, self.computed)},
-        ]
-        kept = {kv.token for kv in row.held if self._protected(kv)}
-        for rung in ladder:
-            kept |= rung()
-            recovered = sum(scores[j].value for j in kept)
-            if abs(recovered - budget.recovery * total) <= RELATIVE * total:
-                self._doubt()
-            if recovered >= budget.recovery * total:
-                return kept
-        return set(row.tokens)

@@ -9,10 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 from dense_budgets import DenseBudgets
-from dense_model import cosine
 from dense_state import Kv, Row
-
-from winnow.eviction import MeanDeviation, Recipes
 
 
 class DenseSequence(DenseBudgets):
@@ -33,8 +30,6 @@ class DenseSequence(DenseBudgets):
         hidden = model.embed(token_id)
         for layer, rows in enumerate(self.rows):
             q, k, v = model.project(layer, hidden)
-            norms = (np.log(np.linalg.norm(each, axis=1)) for each in (k, v))
-            self._features[layer].append(np.concatenate([model.normed(layer, hidden), *norms]))
             turned_q, turned_k = model.rotate(q, position), model.rotate(k, position)
             for row in rows:
                 row.held.append(Kv(token, position))
@@ -44,7 +39,6 @@ class DenseSequence(DenseBudgets):
                 row.query[token], row.rotated_query[token] = q[row.head], turned_q[row.head]
             attended = np.stack([row.attend(token, turned_q[row.head]) for row in rows])
             after = hidden + model.join(layer, attended)
-            self._cosines[layer].append(cosine(hidden, after))
             hidden = after + model.feed(layer, after)
         self.logprobs.append(model.logprobs(hidden))
         self.token_ids.append(token_id)
@@ -107,11 +101,6 @@ class DenseSequence(DenseBudgets):
 
     def _choose(self) -> list[tuple[Row, set[int]]]:
         """The KVs that go, by token."""
-        policy = self.policy
-        if isinstance(policy.budget, Recipes):
-            return [(row, set(row.tokens) - self._recipe(row, policy.budget)) for row in self.all_rows]
-        if isinstance(policy.score, MeanDeviation):
-            return [(row, self._steady_and_low(row)) for row in self.all_rows]
         scores = {(row.layer, row.head): self.scores(row) for row in self.all_rows}
         chosen = []
         for row, keep in zip(self.all_rows, self._keeps(scores), strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 from dense_model import RELATIVE, Array, Llama, floor_share
 
 from winnow.attention import Smoothing
-from winnow.eviction import EvictionPolicy, Fixed, Recipes
+from winnow.eviction import EvictionPolicy, Fixed
 
 Order = tuple[int, ...]
 Stored = Callable[["Row", int, Array, Array], tuple[Array, Array]]
@@ -105,7 +105,6 @@ class DenseState:
     Args:
         budget: C of the docs, KVs per row on average (of the request, or what the policy fixes).
         template_tail: tokens at the context's end that follow the question.
-        kinds: by token id, for the budget `Recipes`.
         asks: tokens that ask for the first chunk of a replay, and for each later one.
         room: most tokens that will be computed.
 
@@ -127,7 +126,6 @@ class DenseState:
         context_len: int | None = None,
         spans: Iterable[tuple[int, int]] = (),
         template_tail: int = 0,
-        kinds: Sequence[int] | None = None,
         asks: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> None:
         self._asks = asks
@@ -148,11 +146,8 @@ class DenseState:
         self._model = model
         self._block_size = block_size
         self._spans = list(spans)
-        self._kinds = kinds
         when = policy.when
-        if isinstance(policy.budget, Recipes):
-            budget = 1  # it takes what it needs, and asks at every round
-        elif isinstance(policy.budget, Fixed):
+        if isinstance(policy.budget, Fixed):
             budget = policy.budget.kvs
         self.limit = budget if when.within else budget + (when.prefill_every or 0)
         self.target = budget - (when.prefill_every or 0) if when.within else budget
@@ -169,8 +164,6 @@ class DenseState:
             [Row(layer, head, room, model.group, model.head_dim) for head in range(model.num_heads)]
             for layer in range(model.num_layers)
         ]
-        self._cosines: list[list[float]] = [[] for _ in self.rows]
-        self._features: list[list[Array]] = [[] for _ in self.rows]  # of a predictor, by layer and token
 
     @property
     def all_rows(self) -> list[Row]:

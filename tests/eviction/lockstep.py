@@ -11,7 +11,6 @@ import torch
 from dense_model import Array, Llama
 from dense_oracle import DenseSequence
 from dense_state import Row, Stored
-from random_predictor import save_random_predictor
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
@@ -21,20 +20,14 @@ from winnow.cache import KVPool
 from winnow.cache.codec import PlainCodec
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import (
-    PUNCTUATION,
-    SPECIAL,
     AdaptiveHeads,
     BelowAverage,
-    Compactor,
     Cumulative,
     EqualHeads,
     EvictionPolicy,
     Fixed,
-    LazyLayers,
     Pyramid,
-    Recipes,
     Reconstruction,
-    ValueAware,
     When,
     Window,
 )
@@ -49,7 +42,6 @@ WORDS = ["<s>", "</s>", "<pad>", ".", ",", "?!"] + [f"w{n}" for n in range(91)]
 ANSWERS, SHORT_ANSWERS = [57, 33, 17], [37, 21, 13]
 # The tokenizer below knows no words of a replay: each is one unknown word.
 ASKS = [WORDS.index(WORDS[-1])], [WORDS.index(WORDS[-1])]
-KINDS = [SPECIAL] * 3 + [PUNCTUATION] * 3 + [0] * 91
 
 
 # -- what is run ---------------------------------------------------------------------------------------------------
@@ -78,7 +70,7 @@ class Asked:
 
     @property
     def _kv_budget(self) -> int | tuple[int, ...] | None:
-        if isinstance(self.policy.budget, Fixed | Recipes):
+        if isinstance(self.policy.budget, Fixed):
             return None
         return self.budgets if len(set(self.budgets)) > 1 else self.budgets[0]
 
@@ -130,7 +122,6 @@ def build(path: Path, seed: int, num_layers: int | None = None) -> torch.nn.Modu
     special = dict(zip(("bos_token", "eos_token", "pad_token"), WORDS, strict=False))
     words = Tokenizer(WordLevel({word: n for n, word in enumerate(WORDS)}, WORDS[-1]))
     PreTrainedTokenizerFast(tokenizer_object=words, **special).save_pretrained(path)
-    save_random_predictor(path)
     return model.eval()
 
 
@@ -156,7 +147,6 @@ class Watched:
             context_len=asked.context_len,
             spans=asked.spans,
             template_tail=asked.template_tail,
-            kinds=KINDS,
             asks=ASKS,
         )
 
@@ -307,21 +297,15 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
     """The policy with numbers so small that all of it matters to short prompts."""
     score, budget, keep, when = policy.score, policy.budget, policy.keep, policy.when
     window = rng.choice([4, 8])
-    if isinstance(score, Window | ValueAware):
+    if isinstance(score, Window):
         score = replace(score, size=window)
     elif isinstance(score, BelowAverage):
         score = replace(score, history=rng.choice([5, 12]))
-    elif isinstance(score, Compactor):
-        score = replace(score, chunk=rng.choice([8, 24]), sinks=rng.choice([1, 3]))
     elif isinstance(score, Cumulative) and score.exclude_first:
         score = replace(score, exclude_first=rng.choice([2, 3]))
     elif isinstance(score, Reconstruction):
         score = replace(score, asked=replace(score.asked, chunk=rng.choice([64, 17]), starting=3))
-    if isinstance(budget, LazyLayers):
-        budget = replace(budget, threshold=rng.choice([0.4, 0.5]))
-    elif isinstance(budget, Recipes):
-        budget = replace(budget, recovery=rng.choice([0.5, 0.7, 0.9]))
-    elif isinstance(budget, EqualHeads | AdaptiveHeads) and isinstance(budget.layers, Pyramid):
+    if isinstance(budget, EqualHeads | AdaptiveHeads) and isinstance(budget.layers, Pyramid):
         budget = replace(budget, layers=Pyramid(beta=rng.choice([2, 5, 20])))
     if isinstance(keep.recent, int) and keep.recent:
         keep = replace(keep, recent=window if score.window else rng.choice([3, 8]))

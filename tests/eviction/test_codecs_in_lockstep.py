@@ -29,10 +29,6 @@ POLICIES = [
     "kv-compress",
     "keydiff",
     "leverage",
-    "compactor",
-    "expected-attention",
-    "dropkv",
-    "roco",
 ]
 
 

@@ -86,18 +86,17 @@ def test_an_engine_that_evicts_nothing_keeps_a_pool_for_its_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knows_rotation", "asked_later", "has_predictor", "name"),
+    ("knows_rotation", "asked_later", "name"),
     [
-        (True, False, True, "winnow-seen"),
-        (True, True, True, "winnow-keys"),
-        (False, False, True, "winnow-seen"),
-        (False, True, True, "fitted"),
-        (False, True, False, "kvzip"),
+        (True, False, "winnow-seen"),
+        (True, True, "winnow-keys"),
+        (False, False, "winnow-seen"),
+        (False, True, "kvzip"),
     ],
 )
 def test_an_amount_alone_stands_for_what_suits_the_question(
-    knows_rotation: bool, asked_later: bool, has_predictor: bool, name: str
+    knows_rotation: bool, asked_later: bool, name: str
 ) -> None:
-    traits = ModelTraits(has_predictor=has_predictor, knows_rotation=knows_rotation)
+    traits = ModelTraits(knows_rotation=knows_rotation)
     resolved = resolve_policy(EvictionConfig(compression=4.0), traits, asked_later=asked_later)
     assert (resolved.name, resolved.amount.compression) == (name, 4.0)

@@ -33,16 +33,6 @@ EACH_TOKEN: Row = {
     "when.decode_every": (1, "a KV goes for each one that comes"),
 }
 
-FITTED: Row = {
-    "score.class": (
-        "Fitted",
-        "own: KVzip's score, predicted; the model's own predictor, since no path is named",
-    ),
-    **COMPETE,
-    "keep.sinks": (4, "as kvzip"),
-    "keep.recent": (16, "own: as winnow"),
-}
-
 # KV-Compress 4.2.3: "the combination of 3 and 4": after each prefill, all that run, and before a preemption.
 KVC_WHEN: Row = {
     "when.after_prefill": (True, "KV-Compress 4.2.3, approach 3"),
@@ -147,27 +137,6 @@ STREAMING: Row = {
     "when.prefill_every": (256, "own: a chunk on top, so that prompts of any length fit"),
 }
 
-
-def expected() -> Row:
-    return {
-        "score.class": ("ByValueNorm", "kvpress expected_attention_press.py: use_vnorm"),
-        "score.power": (1.0, "kvpress: a plain product"),
-        "score.inner.class": ("ExpectedAttention", "Expected Attention"),
-        "score.inner.horizon": (512, "kvpress expected_attention_press.py: n_future_positions 512"),
-        "score.inner.skip": (4, "kvpress expected_attention_press.py: n_sink 4"),
-        "keep.sinks": (4, "kvpress expected_attention_press.py: sinks get the largest score"),
-    }
-
-
-COMPACTOR: Row = {
-    "score.class": ("Compactor", "Compactor"),
-    "score.chunk": (256, "kvpress compactor_press.py: chunk_size 256"),
-    "score.sinks": (8, "kvpress compactor_press.py: chunks begin after sink_size_start 8"),
-    "score.ridge": (0.01, "own: exact leverage needs one; kvpress has a sketch and a jitter of 0.01"),
-    "score.pool": (3, "kvpress non_causal_attention_press.py: avg_pool1d of 3"),
-    "keep.sinks": (8, "kvpress compactor_press.py: sink_size_start 8"),
-    "keep.recent": (4, "kvpress compactor_press.py: sink_size_end 4"),
-}
 
 FIT: Row = {
     "compact.class": ("Fit", "own: after Attention Matching (arXiv 2602.16284)"),
@@ -293,48 +262,11 @@ PINNED: dict[str, Row] = {
         "when.after_prefill": (True, "Scissorhands: the prompt is cut to the budget too"),
         "when.decode_every": (64, "own: history is judged anew every 64 tokens"),
     },
-    "roco": {
-        "score.class": ("MeanDeviation", "EasyKV easykv.py: RoCo"),
-        "score.group": ("mean", "EasyKV: mean over the group"),
-        **EQUAL,
-        "keep.sinks": (4, "EasyKV: sinks get std = 1e9"),
-        "keep.recent": (
-            0.1,
-            "EasyKV: recent_ratio 0.1 in prefill (0.3 in decoding: one share for both here)",
-        ),
-        "when.after_prefill": (True, "EasyKV, mode auto"),
-        "when.prefill_every": (256, "own: EasyKV's stride"),
-        "when.decode_every": (1, "EasyKV: one KV in, one out"),
-    },
     "streaming": {**STREAMING, "when.decode_every": (1, "StreamingLLM: one KV in, one out")},
     "streaming-shift": {
         **STREAMING,
         "when.decode_every": (32, "own: turning keys costs time and precision, so 32 tokens at once"),
         "reassign_positions": (True, "StreamingLLM pos_shift: positions within the cache"),
-    },
-    "squeeze": {
-        **h2o(recent=_HALF),
-        **EQUAL,
-        "budget.layers.class": ("LayerGroups", "SqueezeAttention: 3-means of cosine similarities"),
-        "budget.layers.share": (0.38, "SqueezeAttention: class 3 gets .08 of .21"),
-        **EACH_TOKEN,
-    },
-    "simlayer": {
-        "kv_budget": (1028, "SimLayerKV: first 4 + last 1024"),
-        "score.class": ("LastQuery", "SimLayerKV: mean over heads of the last token's attention"),
-        "budget.class": ("LazyLayers", "SimLayerKV"),
-        "budget.threshold": (0.9, "SimLayerKV: 0.9 for Llama 3"),
-        "keep.sinks": (4, "SimLayerKV: first 4"),
-        "keep.recent": (1.0, "SimLayerKV: last 1024, all that the sinks leave"),
-        **AFTER_PREFILL,
-    },
-    "fastgen": {
-        **h2o(sinks=(1, "own: the first token is special, whatever the tokenizer calls it")),
-        "budget.class": ("Recipes", "FastGen"),
-        "budget.recovery": (0.9, "cold-compress fastgen.yaml: min_recovery_frac 0.9"),
-        "budget.heavy": (0.3, "cold-compress fastgen.yaml: heavy hitter 0.3"),
-        "budget.local": (0.3, "cold-compress fastgen.yaml: window 0.3"),
-        **AFTER_PREFILL,
     },
     "keydiff": {
         "score.class": ("KeyDifference", "KeyDiff"),
@@ -386,42 +318,6 @@ PINNED: dict[str, Row] = {
         "score.asked.chunk": (512, "own: a quarter of the context that KVzip's code repeats at a time"),
         "score.asked.own_part": (True, "own: attention is most of what a replay costs"),
     },
-    "kvzip-plus": {
-        **KVZIP,
-        "score.normalized": (True, "kvpress kvzip_press.py kvzip_plus_normalization: times |W v| / |h|"),
-    },
-    "fitted": {
-        **FITTED,
-        **AFTER_PREFILL,
-    },
-    "fitted-pd": {
-        **FITTED,
-        **AFTER_PREFILL,
-        "when.prefill_every": (128, "own: a peak of a third of the full cache at 4x and 2,048 tokens"),
-        "when.decode_every": (16, "own: as kv-compress-pd"),
-    },
-    "dropkv": {
-        "score.class": ("ValueAware", "kvpress #284: (p / (1 - p))^2 |v - o|^2"),
-        "score.size": (32, "own: SnapKV's window"),
-        "score.pool.class": ("Smoothing", "own: SnapKV's pooling"),
-        "score.pool.size": (7, "own: SnapKV's pooling"),
-        "score.pool.kind": ("max", "own: SnapKV's pooling"),
-        "score.group": ("sum", "own: KV-Compress's aggregation"),
-        **COMPETE,
-        "keep.recent": (32, "own: the window"),
-        "when.after_prefill": (True, "own: KV-Compress's moments"),
-        "when.pressure": (True, "own: KV-Compress's moments"),
-    },
-    "expected-attention": {**expected(), **EQUAL, **AFTER_PREFILL},
-    "ada-expected": {
-        **expected(),
-        "score.epsilon": (0.01, "kvpress evaluate_registry.py: adakv_expected_attention_e2"),
-        **EQUAL,
-        **ADAPTIVE,
-        **AFTER_PREFILL,
-    },
-    "compactor": {**COMPACTOR, **EQUAL, **AFTER_PREFILL},
-    "ada-compactor": {**COMPACTOR, **EQUAL, **ADAPTIVE, **AFTER_PREFILL},
     "recent": {**RECENCY, **EQUAL, **EACH_TOKEN},
     "random": {"score.class": ("Random", "baseline"), **EQUAL, "keep.sinks": _SINKS, **AFTER_PREFILL},
 }

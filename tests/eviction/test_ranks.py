@@ -16,10 +16,7 @@ from winnow.eviction import (
     Budget,
     EqualHeads,
     Fixed,
-    LayerGroups,
-    LazyLayers,
     Pyramid,
-    Recipes,
 )
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking
@@ -39,15 +36,12 @@ BUDGETS: list[Budget] = [
     for make in (
         EqualHeads,
         lambda **each: EqualHeads(Pyramid(5), **each),
-        lambda **each: EqualHeads(LayerGroups(), **each),
         lambda **each: Fixed(kvs=2, **each),
         AdaptiveHeads,
         lambda **each: AdaptiveHeads(0.0, Pyramid(2), **each),
-        lambda **each: AdaptiveHeads(0.7, LayerGroups(), **each),
         AdaptiveRows,
-        LazyLayers,
     )
-] + [Recipes(), Recipes(row_floor=3), Recipes(wide_layers=1)]
+]
 
 
 def heads_of(ranking: Ranking, heads: slice) -> Ranking:
@@ -95,7 +89,6 @@ def random_ranking(budget: Budget, rng: random.Random) -> Ranking:
         recent=torch.randint(0, 3, (sequences,), generator=seed),
         spans=((),) * sequences,
         tokens=tokens,
-        similarity=torch.rand(sequences, layers, generator=seed),
     )
     rows = SimpleNamespace(
         round=round_,
@@ -105,16 +98,10 @@ def random_ranking(budget: Budget, rng: random.Random) -> Ranking:
         position=position.view(*shape, room),
         missing=0,
     )
-    stats = None
-    if isinstance(budget, LazyLayers):
-        stats = torch.rand(sequences, layers, heads, generator=seed) * 1.8
-    elif isinstance(budget, Recipes):
-        stats = torch.randint(1, 12, (sequences, layers, heads), generator=seed).float()
     return Ranking(
         rows,  # type: ignore[arg-type]
         torch.randint(0, 9, (*shape, room), generator=seed).float(),
         valid & (torch.rand(*shape, room, generator=seed) < 0.1),
-        stats,
     )
 
 

@@ -14,22 +14,16 @@ from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import (
     AdaptiveHeads,
     AdaptiveRows,
-    ByOutputNorm,
     ByValueNorm,
-    Compactor,
     EqualHeads,
     EvictionPolicy,
-    ExpectedAttention,
     Keep,
     KeyDifference,
     KeyNorm,
     LastQuery,
     LayerRows,
-    LazyLayers,
-    MeanDeviation,
     Pyramid,
     Recency,
-    Recipes,
     Reconstruction,
     Replay,
     Scorer,
@@ -61,16 +55,6 @@ def llm(directory: Path) -> Iterator[LLM]:
             "LastQuery picks one token set per layer",
         ),
         (
-            lambda: EvictionPolicy(MeanDeviation(), EqualHeads(Pyramid())),
-            "MeanDeviation must know how many KVs",
-        ),
-        (lambda: EvictionPolicy(Recency(), LazyLayers()), "needs the score LastQuery"),
-        (lambda: EvictionPolicy(Recency(), Recipes()), "needs the score Cumulative"),
-        (
-            lambda: EvictionPolicy(LastQuery(), LazyLayers(), when=When(prefill_every=8)),
-            "promises that prompts of any length fit",
-        ),
-        (
             lambda: EvictionPolicy(KeyDifference(), reassign_positions=True),
             "reassign_positions needs the score Recency",
         ),
@@ -90,17 +74,12 @@ def llm(directory: Path) -> Iterator[LLM]:
         (lambda: AdaptiveHeads(layer_floor=-1), "layer_floor must be a count, or a share .* got -1"),
         (lambda: EqualHeads(wide_layers=-1), "wide_layers must be at least 0, got -1"),
         (lambda: EqualHeads(wide_layers=1, wide_factor=0.5), "wide_factor must be at least 1.0, got 0.5"),
-        (lambda: Recipes(row_floor=0.5), "row_floor must be a count"),
         (
             lambda: EvictionPolicy(Recency(), EqualHeads(wide_layers=1), reassign_positions=True),
             "reassign_positions needs the score Recency and EqualHeads",
         ),
         (lambda: ByValueNorm(KeyNorm()), "KeyNorm may be below 0 or is no amount"),
-        (lambda: ByOutputNorm(MeanDeviation()), "MeanDeviation may be below 0 or is no amount"),
         (lambda: ByValueNorm(Window(), epsilon=-0.1), "epsilon must be at least 0, got -0.1"),
-        (lambda: ExpectedAttention(horizon=0), "horizon must be at least 1"),
-        (lambda: Compactor(chunk=0), "chunk must be at least 1"),
-        (lambda: Compactor(blending=-1.0), "blending must be at least 0, got -1.0"),
         (lambda: Pyramid(beta=0), "beta must be at least 1, got 0"),
     ],
 )
@@ -243,10 +222,10 @@ def test_an_amount_without_a_policy_means_winnow(directory: Path) -> None:
 
 def test_an_amount_for_a_policy_that_takes_none_is_refused_when_the_engine_opens(directory: Path) -> None:
     for options in ({"compression": 4.0}, {"kv_budget": 80}):
-        with pytest.raises(ConfigError, match=f"{next(iter(options))} cannot be chosen: 'fastgen'"):
-            LLM(directory, kv_memory="4MiB", eviction="fastgen", **options)
+        with pytest.raises(ConfigError, match=f"{next(iter(options))} cannot be chosen: 'extreme-decode'"):
+            LLM(directory, kv_memory="4MiB", eviction="extreme-decode", **options)
     with LLM(
         directory, kv_memory="4MiB", kv_budget=80
     ) as llm:  # a request's own policy takes no engine's amount
-        [output] = llm.generate(prompt(100), greedy(eviction="fastgen"))
+        [output] = llm.generate(prompt(100), greedy(eviction="extreme-decode"))
     assert output.error is None

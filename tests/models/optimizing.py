@@ -11,7 +11,7 @@ pytest.importorskip("winnow._native")
 from winnow.attention import AttentionSpec
 from winnow.models.bind.binding import ATTENTION_NAME
 from winnow.models.bind.geometry_probe import probe_geometry
-from winnow.models.bind.residuals import decoder_layers
+from winnow.models.bind.layers import decoder_layers
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.optimize import optimize_model
 from winnow.models.fast.packed_linear import (

@@ -11,7 +11,7 @@ from tokenizer_kinds import BYTE_LEVEL
 from transformers import PretrainedConfig
 
 from winnow import LLM, SamplingParams
-from winnow.models.load.published import ModelDirectory
+from winnow.models.load.directory import ModelDirectory
 
 CONFIGURED, OWN = 1, 2  # the configuration's end token, and the tokenizer's
 OPTIONS: dict[str, Any] = {"kv_memory": "1MiB", "max_model_len": 128}

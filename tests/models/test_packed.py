@@ -126,7 +126,6 @@ def test_a_processor_with_matrix_units_packs_for_its_other_kernels(
     [
         {"eviction": "kv-compress-pd", "compression": 3.0, "prefill_chunk": 32},
         {"eviction": "streaming-shift", "kv_budget": 24, "max_model_len": 900},  # positions are assigned anew
-        {"eviction": "squeeze", "compression": 3.0},  # hidden states are watched
         {"attention_backend": "reference"},
     ],
     ids=lambda options: next(iter(options.values())),

@@ -26,11 +26,6 @@ MAX_TOKENS = 12
 # Rotation of keys, or projections of outputs, which latents have in another form.
 NOT_OF_LATENTS = [
     "streaming-shift",
-    "kvzip-plus",
-    "expected-attention",
-    "ada-expected",
-    "compactor",
-    "ada-compactor",
 ]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
@@ -206,9 +201,9 @@ def test_states_beyond_their_memory_are_forgotten(qwen: tuple[Path, Any]) -> Non
 
 
 def every_preset(**without: bool) -> list[str]:
-    """Names of presets whose budget a request may give, but for those that need a predictor."""
-    own = {name: preset.policy for name, preset in EVERY.items() if not name.startswith(("fitted", "full"))}
-    bounded = [name for name, each in own.items() if each.budget.bounded and each.budget.fixed is None]
+    """Names of presets whose budget a request may give."""
+    own = {name: preset.policy for name, preset in EVERY.items() if name != "full"}
+    bounded = [name for name, each in own.items() if each.budget.fixed is None]
     return [name for name in bounded if not (without.get("compact") and own[name].compact)]
 
 
@@ -241,9 +236,6 @@ PRESETS = [
     "kv-compress-pd",
     "h2o",
     "streaming-shift",
-    "compactor",
-    "squeeze",
-    "expected-attention",
     "winnow",
 ]
 

@@ -30,12 +30,6 @@ def test_a_small_file_counts_by_every_byte(model_dir: Path) -> None:
     assert model_digest(model_dir) != before
 
 
-def test_what_was_fitted_to_a_model_is_none_of_its_files(model_dir: Path) -> None:
-    before = model_digest(model_dir)
-    (model_dir / "kv_scores.safetensors").write_bytes(b"fitted later")
-    assert model_digest(model_dir) == before
-
-
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match=r"directory with a config\.json"):
         fingerprint("abc", tmp_path, {})

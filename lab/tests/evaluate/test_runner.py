@@ -323,20 +323,22 @@ def test_an_unknown_category_is_answered_with_the_known(make_plan: MakePlan) -> 
 
 
 def test_cells() -> None:
-    cells = plan_cells(["kv-compress", "full", "fastgen"], amounts_of([1, 8, 2, 2]), ["agnostic"], ["recent"])
+    cells = plan_cells(
+        ["kv-compress", "full", "extreme-decode"], amounts_of([1, 8, 2, 2]), ["agnostic"], ["recent"]
+    )
     assert [cell.name for cell in cells] == [
         "full cache",
         "query-agnostic kv-compress 2x",
         "query-agnostic kv-compress 8x",
-        "query-agnostic fastgen",
+        "query-agnostic extreme-decode",
         "query-agnostic recent 2x",
         "query-agnostic recent 8x",
     ]
     assert not any(cell.policy.when.pressure for cell in cells)
     assert plan_cells(["full"], amounts_of([4]), ["aware"], ["recent"]) == (FULL_CELL,)
-    assert len(plan_cells(["fastgen"], amounts_of([4]), ["aware"], ["recent"])) == 2
-    assert engine_needs(plan_cells(["roco"], amounts_of([2]), ["aware"])) == {
-        "num_accumulators": 2,
+    assert len(plan_cells(["extreme-decode"], amounts_of([4]), ["aware"], ["recent"])) == 2
+    assert engine_needs(plan_cells(["h2o"], amounts_of([2]), ["aware"])) == {
+        "num_accumulators": 1,
         "kv_bias": False,
     }
     assert engine_needs(plan_cells(["winnow-fit"], amounts_of([2]), ["agnostic"]))["kv_bias"]

@@ -23,18 +23,13 @@ from winnow.eviction import (
     AdaptiveHeads,
     AdaptiveRows,
     Average,
-    ByOutputNorm,
-    ByValueNorm,
-    Compactor,
     Cumulative,
     EqualHeads,
     EvictionPolicy,
-    ExpectedAttention,
     Keep,
     KeyDifference,
     Leverage,
     Scorer,
-    ValueAware,
     When,
     Window,
 )
@@ -141,10 +136,7 @@ def groups(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
 
 
 def norms(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
-    """What a score is multiplied by, and the powers of attention."""
-    if base.score.factors:
-        yield "times value norm", replace(base, score=ByValueNorm(base.score))
-        yield "times output norm", replace(base, score=ByOutputNorm(base.score))
+    """The powers of attention, and what leverage is taken of."""
     if isinstance(base.score, Window):
         yield "squared attention", replace(base, score=replace(base.score, power=2))
     if isinstance(base.score, Leverage):
@@ -153,17 +145,10 @@ def norms(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
 
 
 SCORES: dict[str, Scorer] = {
-    "value-aware": ValueAware(32, Smoothing(7, "max")),
     "all queries": Cumulative(),
     "all queries, per query seen": Average(),
-    "expected attention": ByValueNorm(ExpectedAttention()),
-    "expected attention, epsilon 0.01": ByValueNorm(ExpectedAttention(), 0.01),
-    "expected attention, output norm": ByOutputNorm(ExpectedAttention()),
     "key difference": KeyDifference(),
     "leverage, unrotated keys": Leverage(0.01, unrotated=True),
-    "compactor": Compactor(),
-    "compactor, leverage alone": Compactor(blending=100.0),
-    "compactor, attention alone": Compactor(blending=0.0),
 }
 
 
@@ -171,8 +156,6 @@ def scores(base: EvictionPolicy) -> Iterator[tuple[str, EvictionPolicy]]:
     """Other scores under the same budget and protection."""
     for name, score in SCORES.items():
         yield f"score: {name}", replace(base, score=score)
-        if name in ("expected attention, epsilon 0.01", "compactor"):
-            yield f"score: {name}, heads compete", replace(base, score=score, budget=AdaptiveHeads())
 
 
 PARTS = {

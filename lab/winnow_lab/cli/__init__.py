@@ -2,7 +2,6 @@
 
 MODULES = "winnow_lab.cli.{}"
 COMMANDS = {
-    "fit": "learn to predict which KVs matter to a model, for the policies fitted and fitted-pd",
     "eval": "measure what eviction costs in accuracy, on tasks with right answers",
     "bench": "measure how fast it is here, beside the machine's limits",
     "plan": "tell what fits on which hardware, how fast it is there, and what binds",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job, parse_line
 from winnow.batch.reader import read_lines
-from winnow.cli.flags.engine import add_engine_flags, engine_options, model_path, open_llm, require_fits
+from winnow.cli.flags.engine import add_engine_flags, engine_options, model_path, open_llm
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
 from winnow.config import EngineConfig, option
@@ -87,7 +87,6 @@ def execute(namespace: argparse.Namespace) -> int:
     if options.get("engine") == "padded":
         raise UsageError("winnow tune needs engine=paged: the padded engine evicts nothing")
     search = _search(asked)
-    require_fits([] if asked.presets is None else asked.presets.split(","), options)
     check_json_path(namespace.json)
     for name in ("journal", "plot"):
         path = getattr(namespace, name)

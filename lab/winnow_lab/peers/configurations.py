@@ -69,7 +69,6 @@ def winnow(load: Load) -> list[Configuration]:
             name,
             "all" if name in unlimited else load.within,
             base | options,
-            "fitted" if options.get("eviction") == "fitted" else "",
         )
         for name, options in rows.items()
     ]

@@ -42,10 +42,6 @@ def _export_openvino(model: Path, out: Path, weights: str) -> Command:
     return ["optimum-cli", "export", "openvino", "--model", model, *task, out]
 
 
-def _fit_winnow(model: Path, out: Path, weights: str) -> Command | None:
-    return ["python", HERE / "fit.py", model, out] if weights == "fitted" else None
-
-
 def _convert_llama_cpp(model: Path, out: Path, weights: str) -> Command:
     return ["python", HERE / "to_gguf.py", model, out, weights]
 
@@ -53,7 +49,7 @@ def _convert_llama_cpp(model: Path, out: Path, weights: str) -> Command:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("winnow", "winnow_peer.py", configurations.winnow, convert=_fit_winnow),
+        Peer("winnow", "winnow_peer.py", configurations.winnow),
         Peer(
             "openvino",
             "openvino_peer.py",

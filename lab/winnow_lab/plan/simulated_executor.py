@@ -190,8 +190,6 @@ class SimulatedExecutor:
     def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
         """Return KVs that a round leaves of rows of `held` KVs, [layers, heads]."""
         target, budget = eviction.target, eviction.policy.budget
-        if not budget.bounded:
-            return held
         layers = list(eviction.policy.evicts_from(self.layout))
         if len(layers) < self.layout.num_layers:
             kept = held.copy()

@@ -35,16 +35,12 @@ class ReplayQueries:
 
     Attributes:
         q: [n, Hq, d], n > 0 queries at positions `first`, `first + every` and so on, after the context.
-        query_logs: float32 [n], subtracted from the logarithm of each query's attention.
-        key_logs: float32 [Hq, judged KVs], added to it.
     """
 
     q: Tensor
     judged: JudgedKVs
     first: int
     every: int = 1
-    query_logs: Tensor | None = None
-    key_logs: Tensor | None = None
 
 
 class HeadNorm(Protocol):

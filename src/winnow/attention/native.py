@@ -165,10 +165,6 @@ class KernelStep(BackendStep):
 
     def replay(self, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:
         judged, q = queries.judged, _dense(queries.q)
-        # The kernel gets addresses, so these must live as long.
-        taken_off, added = (
-            None if x is None else x.float().contiguous() for x in (queries.query_logs, queries.key_logs)
-        )
         native_spec = NativeSpec(spec)
         self._kernels.replay(
             self._work,
@@ -187,8 +183,6 @@ class KernelStep(BackendStep):
             first=queries.first,
             every=queries.every,
             num_query_heads=q.shape[1],
-            query_logs=0 if taken_off is None else taken_off.data_ptr(),
-            key_logs=0 if added is None else added.data_ptr(),
             spec=native_spec.native,
             threads=torch.get_num_threads(),
         )

@@ -31,7 +31,6 @@ def replay_rows(
         )
         for head in range(heads)
     ]
-    key_logs = None if queries.key_logs is None else queries.key_logs.unflatten(0, (heads, -1))
     accumulator, place = cache.pool.accumulators.flatten(1)[0], slots[:, : judged.count]
     largest = accumulator[place]
     step = max(1, _TEMPORARY[q.device.type == "cpu"] // (grouped.shape[1] * len(position)))
@@ -40,12 +39,7 @@ def replay_rows(
         for head in range(heads):
             part = grouped[head, :, start : start + step]
             logs = _log_probabilities(part, at, keys[head], position, at_all[-1], judged.count, by_head[head])
-            if queries.query_logs is not None:
-                logs -= queries.query_logs[start : start + step, None]
-            highest = logs.amax(dim=1)  # [g, judged]
-            if key_logs is not None:
-                highest += key_logs[head]
-            torch.maximum(largest[head], highest.amax(dim=0).exp_(), out=largest[head])
+            torch.maximum(largest[head], logs.amax(dim=(0, 1)).exp_(), out=largest[head])
     accumulator[place] = largest
 
 

@@ -23,8 +23,6 @@ WIDE_WEIGHTS = ("none", "head", "ends", "head-and-ends")
 LOAD_FORMATS = ("auto", "dummy")
 ATTENTION_BACKENDS = ("auto", "native", "triton", "reference")
 ENGINES = ("paged", "padded")
-PREDICTOR = "kv_scores.safetensors"
-"""File that `winnow fit` adds to a model's directory."""
 
 
 @dataclass(frozen=True)

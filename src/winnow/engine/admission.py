@@ -423,8 +423,6 @@ def _image_refusal(policy: EvictionPolicy, images: Sequence[PromptImage]) -> str
     score, name = policy.score, type(policy.score).__name__
     if score.replay is not None:
         return f"{name} repeats a context as token ids, which does not repeat its pictures"
-    if score.needs.predictor is not None:
-        return f"{name} was fitted to text, and the prompt holds pictures"
     turned = "positions of three axes (M-RoPE), by which pictures turn keys of this model"
     if images[0].positions is not None and policy.reassign_positions:
         return f"{turned}, cannot be re-assigned"

@@ -7,19 +7,15 @@ from winnow.eviction.budgets import (
     EqualHeads,
     EqualLayers,
     Fixed,
-    LayerGroups,
     LayerSplit,
-    LazyLayers,
     Pyramid,
-    Recipes,
 )
-from winnow.eviction.budgets.recipes import PUNCTUATION, SPECIAL
 from winnow.eviction.evict import EvictionTarget, PlannedRound, compact_round, plan_round
 from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.presets import KEYS, PRESETS, SEEN, Preset, find_preset
-from winnow.eviction.probes import ChunkProbe, MomentsProbe, Probe, Watched
+from winnow.eviction.probes import Probe, Watched
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
 from winnow.eviction.resolve import (
     OWN,
@@ -35,28 +31,21 @@ from winnow.eviction.scores import (
     Average,
     BelowAverage,
     ByKeyDeviation,
-    ByOutputNorm,
     ByValueNorm,
-    ChunkAttention,
-    Compactor,
     Cumulative,
-    ExpectedAttention,
-    Fitted,
     KeyDeviation,
     KeyDifference,
     KeyNorm,
     LastQuery,
     Leverage,
-    MeanDeviation,
     Random,
     Recency,
     Reconstruction,
     Scorer,
-    ValueAware,
     Window,
 )
 from winnow.eviction.sequence import LATE_STEPS, SequenceEviction
-from winnow.eviction.signals import KeyDirections, Needs, QueryMoments, RotationTable, Signals
+from winnow.eviction.signals import KeyDirections, Needs, RotationTable, Signals
 from winnow.eviction.when import When
 
 __all__ = [
@@ -65,9 +54,7 @@ __all__ = [
     "OWN",
     "PAPER_POOL",
     "PRESETS",
-    "PUNCTUATION",
     "SEEN",
-    "SPECIAL",
     "UNKNOWN_MODEL",
     "AdaptiveHeads",
     "AdaptiveRows",
@@ -75,19 +62,13 @@ __all__ = [
     "BelowAverage",
     "Budget",
     "ByKeyDeviation",
-    "ByOutputNorm",
     "ByValueNorm",
-    "ChunkAttention",
-    "ChunkProbe",
-    "Compactor",
     "Cumulative",
     "EqualHeads",
     "EqualLayers",
     "EvictionPolicy",
     "EvictionTarget",
-    "ExpectedAttention",
     "Fit",
-    "Fitted",
     "Fixed",
     "Instruction",
     "Keep",
@@ -96,23 +77,17 @@ __all__ = [
     "KeyDirections",
     "KeyNorm",
     "LastQuery",
-    "LayerGroups",
     "LayerRows",
     "LayerSplit",
-    "LazyLayers",
     "Leverage",
-    "MeanDeviation",
     "ModelTraits",
-    "MomentsProbe",
     "Needs",
     "PlannedRound",
     "Preset",
     "Probe",
     "Pyramid",
-    "QueryMoments",
     "Random",
     "Recency",
-    "Recipes",
     "Reconstruction",
     "Replay",
     "ReplayPass",
@@ -121,7 +96,6 @@ __all__ = [
     "Scorer",
     "SequenceEviction",
     "Signals",
-    "ValueAware",
     "Watched",
     "When",
     "Window",

@@ -24,7 +24,6 @@ class RowCosts:
         block_size: slots of a block.
         length: KVs of each row, int64 [B, L, H].
         protected: how many of them must stay, int64 [B, L, H].
-        stats: what the budget's `layer_stats` returned, float32 [B, L, H]; None if it has none.
         cost: float32 [B, L, H, E], ascending: the cost of evicting one unit more from the row, a KV or a block as the
             budget counts; +inf where nothing is left to evict. None for budgets that do not compare KVs.
     """
@@ -33,7 +32,6 @@ class RowCosts:
     block_size: int
     length: Tensor
     protected: Tensor
-    stats: Tensor | None = None
     cost: Tensor | None = None
     missing: int = 0
     """Number of the L x H rows that do not exist, since their layers have fewer heads."""
@@ -45,7 +43,6 @@ class RowCosts:
             ranking.block_size,
             ranking.length,
             ranking.protected,
-            ranking.stats,
             cost,
             ranking.rows.missing,
         )
@@ -57,7 +54,6 @@ class RowCosts:
             parts[0],
             length=torch.cat([part.length for part in parts], dim=2),
             protected=torch.cat([part.protected for part in parts], dim=2),
-            stats=_join([part.stats for part in parts]),
             cost=_join([part.cost for part in parts], padded=True),
             missing=sum(part.missing for part in parts),
         )
@@ -70,7 +66,6 @@ class RowCosts:
             self,
             length=length,
             protected=protected,
-            stats=None if self.stats is None else ranks.join(self.stats, 2),
             cost=None if self.cost is None else ranks.join(self.cost, 2),
             missing=self.missing * ranks.size,
         )

@@ -128,18 +128,10 @@ def rank_round(
     slots = [member.slot for member in members]
     layers = policy.evicts_from(cache.pool.layout)
     [longest] = signals.ranks.largest([int(cache.tables.host_lengths[slots][:, layers].max())])
-    kinds = signals.kinds(slots) if policy.budget.needs_kinds else None
-    inputs = _round(cache, policy, members, signals, layers)
-    return _rank(policy, RoundRows(cache, inputs, layers, longest, kinds, signals))
+    return _rank(policy, RoundRows(cache, _round(cache, policy, members), layers, longest, signals))
 
 
-def _round(
-    cache: PagedCache,
-    policy: EvictionPolicy,
-    members: Sequence[EvictionTarget],
-    signals: Signals,
-    layers: tuple[int, ...],
-) -> RoundInputs:
+def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[EvictionTarget]) -> RoundInputs:
     device = cache.pool.device
 
     def column(values: list[int]) -> Tensor:
@@ -154,15 +146,12 @@ def _round(
         recent=column([member.eviction.recent_at(member.computed) for member in members]),
         spans=tuple(member.eviction.spans for member in members),
         tokens=column([member.computed for member in members]),
-        similarity=signals.similarity(slots)[:, layers]
-        if policy.budget.needs_similarity
-        else torch.empty(0, device=device),
     )
 
 
 def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
     """Score layer by layer, so that temporaries as large as the keys exist for one layer at a time."""
-    scores, protected, stats = [], [], []
+    scores = []
     whole: Tensor | None = None
     # Without a kernel all keys would be copied at once.
     by_row = policy.score.by_row and RowKernels.of(rows.layer(0)) is not None
@@ -173,13 +162,4 @@ def _rank(policy: EvictionPolicy, rows: RoundRows) -> Ranking:
         if policy.score.per_layer:
             score = layer.over_ranks(score).mean(dim=1, keepdim=True).expand_as(score)
         scores.append(score)
-        pinned, of_layer = policy.budget.pin(layer), policy.budget.layer_stats(layer)
-        protected.append(layer.protected if pinned is None else layer.protected | pinned)
-        if of_layer is not None:
-            stats.append(of_layer)
-    return Ranking(
-        rows,
-        torch.stack(scores) if whole is None else whole,
-        torch.stack(protected),
-        torch.stack(stats, dim=1) if stats else None,
-    )
+    return Ranking(rows, torch.stack(scores) if whole is None else whole, rows.protected)

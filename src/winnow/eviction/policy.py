@@ -6,10 +6,10 @@ from functools import cached_property
 from winnow.attention import AttentionObserver, Smoothing
 from winnow.cache import CacheLayout
 from winnow.errors import ConfigError
-from winnow.eviction.budgets import Budget, EqualHeads, LazyLayers, Recipes
+from winnow.eviction.budgets import Budget, EqualHeads
 from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
-from winnow.eviction.scores import Cumulative, LastQuery, MeanDeviation, Recency, Scorer
+from winnow.eviction.scores import Recency, Scorer
 from winnow.eviction.when import When
 
 
@@ -36,7 +36,6 @@ class EvictionPolicy:
 
     def __post_init__(self) -> None:
         self._check_score()
-        self._check_budget()
         self._check_compact()
         if self.keep.prompt and (self.when.after_prefill or self.when.in_prefill or self.reassign_positions):
             raise ConfigError(
@@ -59,7 +58,7 @@ class EvictionPolicy:
             )
         if self.score.replay is not None:
             self._check_replay()
-        if self.score.per_layer and not isinstance(self.budget, EqualHeads | LazyLayers):
+        if self.score.per_layer and not isinstance(self.budget, EqualHeads):
             raise ConfigError(
                 f"{type(self.score).__name__} picks one token set per layer, "
                 f"so the heads of a layer cannot keep different amounts as {type(self.budget).__name__} wants"
@@ -83,28 +82,10 @@ class EvictionPolicy:
                 "within it, none while decoding, and no re-assigned positions"
             )
         if (self.score.replay if queries == "replay" else self.score.window) is None:
-            scores = "Reconstruction" if queries == "replay" else "Window or ValueAware"
+            scores = "Reconstruction" if queries == "replay" else "Window"
             raise ConfigError(
                 f"compact with queries={queries!r} needs a score that has them, such as {scores}, "
                 f"got {type(self.score).__name__}"
-            )
-
-    def _check_budget(self) -> None:
-        if isinstance(self.score, MeanDeviation) and not self.budget.equal_rows:
-            raise ConfigError(
-                "MeanDeviation must know how many KVs a row keeps: it needs EqualHeads over EqualLayers"
-            )
-        if isinstance(self.budget, LazyLayers) and not isinstance(self.score, LastQuery):
-            raise ConfigError(
-                "LazyLayers judges layers by the last query's attention: it needs the score LastQuery"
-            )
-        if isinstance(self.budget, Recipes) and type(self.score) is not Cumulative:
-            raise ConfigError(
-                "Recipes asks how much attention a token set recovers: it needs the score Cumulative"
-            )
-        if self.when.in_prefill and not self.budget.bounded:
-            raise ConfigError(
-                f"prefill_every promises that prompts of any length fit, and {type(self.budget).__name__} may keep all"
             )
 
     def evicts_from(self, layout: CacheLayout) -> tuple[int, ...]:

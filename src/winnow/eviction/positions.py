@@ -19,9 +19,6 @@ class Rotation(Protocol):
     def table(self, layer: int, positions: int) -> RotationTable:
         """Return the rotation of a layer's keys at positions below `positions` or more."""
 
-    def mean_turn(self, layer: int, first: Tensor, count: int, head_dim: int) -> Tensor:
-        """Return the mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
-
 
 def reassign(pool: KVPool, slot: Tensor, kept: Tensor, rotation: Rotation) -> None:
     """Assign positions 0, 1, 2, ... to the KVs in the first slots of each row, in their order.

@@ -10,10 +10,7 @@ from winnow.eviction.budgets import (
     AdaptiveRows,
     EqualHeads,
     Fixed,
-    LayerGroups,
-    LazyLayers,
     Pyramid,
-    Recipes,
 )
 from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
@@ -23,21 +20,15 @@ from winnow.eviction.scores import (
     Average,
     BelowAverage,
     ByKeyDeviation,
-    ByValueNorm,
-    Compactor,
     Cumulative,
-    ExpectedAttention,
-    Fitted,
     KeyDeviation,
     KeyDifference,
     KeyNorm,
     LastQuery,
     Leverage,
-    MeanDeviation,
     Random,
     Recency,
     Reconstruction,
-    ValueAware,
     Window,
 )
 from winnow.eviction.when import When
@@ -79,7 +70,6 @@ _SEEN = replace(
 _ONCE = When(after_prefill=True)
 _KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
 _KVZIP_PART = replace(_KVZIP, score=Reconstruction(asked=Replay(chunk=512, own_part=True)))
-_FITTED = EvictionPolicy(Fitted(), AdaptiveRows(), Keep(sinks=4, recent=16), _ONCE)
 _KEYS = EvictionPolicy(KeyDeviation(), AdaptiveRows(), Keep(sinks=4), replace(_ONCE, pressure=True))
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
 _STREAMING = EvictionPolicy(
@@ -154,15 +144,6 @@ PRESETS: dict[str, Preset] = {
         ),
         "Scissorhands (Liu et al. 2023)",
     ),
-    "roco": Preset(
-        EvictionPolicy(
-            MeanDeviation(),
-            EqualHeads(),
-            Keep(sinks=4, recent=0.1),
-            When(after_prefill=True, prefill_every=256, decode_every=1),
-        ),
-        "RoCo in EasyKV (Ren and Zhu 2024)",
-    ),
     "streaming": Preset(_STREAMING, "StreamingLLM (Xiao et al. 2024), positions kept", 516),
     "streaming-shift": Preset(
         # Each round rotates all keys, which costs time and, in 16 bits, precision, so rounds are rare.
@@ -173,18 +154,6 @@ PRESETS: dict[str, Preset] = {
         ),
         "StreamingLLM, positions re-assigned within the cache",
         516,
-    ),
-    "squeeze": Preset(
-        EvictionPolicy(Cumulative(), EqualHeads(LayerGroups()), Keep(recent=0.5), _EACH_TOKEN),
-        "SqueezeAttention (Wang and Gan 2024) over H2O",
-    ),
-    "simlayer": Preset(
-        EvictionPolicy(LastQuery(), LazyLayers(), Keep(sinks=4, recent=1.0), _ONCE),
-        "SimLayerKV (Zhang et al. 2024)",
-        1028,
-    ),
-    "fastgen": Preset(
-        EvictionPolicy(Cumulative(), Recipes(), Keep(sinks=1), _ONCE), "FastGen (Ge et al. 2024)"
     ),
     "keydiff": Preset(
         EvictionPolicy(
@@ -203,10 +172,6 @@ PRESETS: dict[str, Preset] = {
         _KVZIP_PART,
         "Winnow's own: KVzip in chunks of 512 that attend to their own part of the context; asked later",
     ),
-    "kvzip-plus": Preset(
-        replace(_KVZIP, score=Reconstruction(normalized=True)),
-        "KVzip+ (KVzap, arXiv 2601.07891), by blocks; asked later",
-    ),
     "kvzip-keys": Preset(
         replace(_KVZIP, score=ByKeyDeviation(Reconstruction())),
         "Winnow's own: kvzip times winnow-keys; asked later",
@@ -221,37 +186,6 @@ PRESETS: dict[str, Preset] = {
     "winnow-seen-fit": Preset(
         replace(_SEEN, when=_ONCE, compact=Fit("window")),
         "winnow-seen in one round, and what stays is fitted to its window's queries",
-    ),
-    "fitted": Preset(_FITTED, "Winnow's own: KVzip's score as `winnow fit` learnt to predict it"),
-    "fitted-pd": Preset(
-        # Scores stand when tokens are computed, so rounds cost little; short intervals keep the peak of memory low.
-        replace(_FITTED, when=When(after_prefill=True, prefill_every=128, decode_every=16)),
-        "the same, in rounds within the prompt",
-    ),
-    "dropkv": Preset(
-        EvictionPolicy(
-            ValueAware(32, Smoothing(7, "max")),
-            AdaptiveRows(),
-            Keep(recent=32),
-            When(after_prefill=True, pressure=True),
-        ),
-        "DropKV's score (kvpress #284) under KV-Compress's budget",
-    ),
-    "expected-attention": Preset(
-        EvictionPolicy(ByValueNorm(ExpectedAttention()), EqualHeads(), Keep(sinks=4), _ONCE),
-        "Expected Attention (Devoto et al. 2025)",
-    ),
-    "ada-expected": Preset(
-        EvictionPolicy(ByValueNorm(ExpectedAttention(), 0.01), AdaptiveHeads(), Keep(sinks=4), _ONCE),
-        "Expected Attention over Ada-KV's heads, as on kvpress's leaderboard",
-    ),
-    "compactor": Preset(
-        EvictionPolicy(Compactor(), EqualHeads(), Keep(sinks=8, recent=4), _ONCE),
-        "Compactor (Chari and Van Durme 2025), leverage exact",
-    ),
-    "ada-compactor": Preset(
-        EvictionPolicy(Compactor(), AdaptiveHeads(), Keep(sinks=8, recent=4), _ONCE),
-        "Compactor over Ada-KV's heads",
     ),
     "sinks-recent": Preset(
         EvictionPolicy(Recency(), EqualHeads(), Keep(sinks=4), _ONCE),

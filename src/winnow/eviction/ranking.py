@@ -20,13 +20,11 @@ class Ranking:
         rows: positions, lengths and blocks of the rows, layers first.
         score: float32 [L, B, H, N], of each KV; arbitrary past the length.
         must_stay: bool [L, B, H, N], False past the length.
-        stats: float32 [B, L, H], what the budget's `layer_stats` returned; None if it has none.
     """
 
     rows: RoundRows
     score: Tensor
     must_stay: Tensor
-    stats: Tensor | None
 
     @property
     def round(self) -> RoundInputs:

@@ -27,13 +27,11 @@ class ModelTraits:
 
     Attributes:
         text_pool: tokens of the model that cover the text of `PAPER_POOL` tokens in the papers.
-        has_predictor: `winnow fit` has made a predictor for it.
         knows_rotation: how it rotates keys is known.
         num_rows: rows of a sequence from which policies evict; None: many.
     """
 
     text_pool: int = PAPER_POOL
-    has_predictor: bool = False
     knows_rotation: bool = True
     num_rows: int | None = None
 
@@ -120,17 +118,12 @@ class ResolvedPolicy:
         context_len = prompt_len if request.context_tokens is None else request.context_tokens
         budget = self.budget(num_tokens - prompt_len if policy.keep.prompt else context_len)
         eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(request.protect))
-        if (
-            may_idle
-            and policy.budget.bounded
-            and num_tokens <= (budget if policy.when.within else eviction.target)
-        ):
+        if may_idle and num_tokens <= (budget if policy.when.within else eviction.target):
             return None
         _check_spans(eviction)
         if policy.keep.prompt:
             eviction = replace(eviction, spans=(*eviction.spans, (0, prompt_len)))
-        if _includes_protected(policy):
-            _check_room(eviction)
+        _check_room(eviction)
         tail = request.template_tail or 0
         if request.answer_prefix and policy.score.window is not None:
             tail = 0
@@ -186,15 +179,13 @@ def concrete_preset(name: str, traits: ModelTraits = UNKNOWN_MODEL, *, asked_lat
     """Return the preset that a name stands for: itself, but for `winnow`.
 
     That is a window where the question is seen, and keys where it comes later; for models whose rotation of keys is not
-    known a replay, or what `winnow fit` predicts of it.
+    known a replay.
     """
     if name != COMPRESSING:
         return name
     if not asked_later:
         return SEEN
-    if traits.knows_rotation:
-        return KEYS
-    return "fitted" if traits.has_predictor else "kvzip"
+    return KEYS if traits.knows_rotation else "kvzip"
 
 
 def _late(name: str, policy: EvictionPolicy) -> EvictionPolicy:
@@ -216,12 +207,7 @@ def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
         return eviction
     span = (eviction.context_len - tail, eviction.context_len)
     kept = replace(eviction, spans=(*eviction.spans, span), template_tail=tail)
-    return kept if kept.num_protected <= kept.target or not _includes_protected(policy) else eviction
-
-
-def _includes_protected(policy: EvictionPolicy) -> bool:
-    """Return whether protected KVs count towards the budget rather than on top of it."""
-    return policy.budget.fixed is None or policy.budget.bounded
+    return kept if kept.num_protected <= kept.target else eviction
 
 
 def _check_room(eviction: SequenceEviction) -> None:

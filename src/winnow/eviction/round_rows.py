@@ -25,8 +25,6 @@ class RoundInputs:
         recent: number of last positions that are protected, int64 [B].
         spans: further protected positions of each sequence, as half-open intervals.
         tokens: tokens computed so far, int64 [B].
-        similarity: float32 [B, L], cosine of the hidden state before and after attention in the round's layers; empty
-            unless the budget needs it.
     """
 
     slots: tuple[int, ...]
@@ -36,7 +34,6 @@ class RoundInputs:
     recent: Tensor
     spans: tuple[tuple[tuple[int, int], ...], ...]
     tokens: Tensor
-    similarity: Tensor
 
     @cached_property
     def num_positions(self) -> int:
@@ -64,13 +61,11 @@ class RoundRows:
         round_: RoundInputs,
         layers: tuple[int, ...],
         longest: int,
-        kinds: Tensor | None,
         signals: Signals | None = None,
     ) -> None:
         self.cache = cache
         self.signals = signals
         self.round = round_
-        self.kinds = kinds
         tables = cache.tables
         slots = torch.tensor(round_.slots, device=cache.pool.device)
         num_blocks = ceil_div(longest, cache.pool.layout.block_size)
@@ -171,14 +166,6 @@ class LayerRows:
         """Numbers that attention accumulated (`AttentionObserver`), float32 [num_accumulators, B, H, N]."""
         return self.pool.numbers.accumulated(self._block)
 
-    @property
-    def kind(self) -> Tensor:
-        """The kind of each KV's token, uint8 [B, H, N], of `models.load.tokens`; zeros unless the budget needs it."""
-        if self._rows.kinds is None:
-            return torch.zeros_like(self.position, dtype=torch.uint8)
-        place = self.position.long().masked_fill(~self.valid, 0)
-        return self._rows.kinds[torch.arange(len(place), device=place.device)[:, None, None], place]
-
     def keys(self) -> Tensor:
         """Return the keys, rotated at their positions, float32 [B, H, N, d]; zeros where not valid."""
         return self._where_valid(self.pool.keys_of(self._block))
@@ -246,22 +233,6 @@ class LayerRows:
         place = self.position.long().masked_fill(~self.valid, 0)
         outside = ~self.valid | (place > last)
         return numbers.gather(-1, place.clamp_max(last)).masked_fill_(outside, 0.0)
-
-    def mean_rotation(self, count: int) -> Tensor:
-        """Return the mean of the rotations to the next `count` positions, float32 [B, d, d].
-
-        rotated = rotation @ vector.
-
-        Requires `Needs(rotation=True)`.
-        """
-        return self._signals.mean_turn(self.layer, self.round.now + 1, count)
-
-    def output_weights(self) -> Tensor:
-        """Return the output projection of each query head, [Hq, d, hidden_size].
-
-        Requires `Needs(output=True)`.
-        """
-        return self._signals.output_weights(self.layer)
 
     def age(self) -> Tensor:
         """Return positions from each KV to the last token computed, int32 [B, H, N]; 0 for that token's own KV."""

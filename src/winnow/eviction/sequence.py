@@ -171,7 +171,7 @@ class SequenceEviction:
         accumulators comes before they are through, and nothing is learnt of their queries or hidden states.
         """
         policy = self.policy
-        if policy.score.needs.queries or policy.budget.needs_similarity:
+        if policy.score.needs.queries:
             return 0
         if policy.observes[False] is None:
             return max(self._round_end(0) - 1, 0)
@@ -188,7 +188,7 @@ class SequenceEviction:
             Tokens computed, and what the KVs then follow from besides these: the same for all prompts that share them.
         """
         policy = self.policy
-        signals = policy.score.needs.queries or policy.budget.needs_similarity
+        signals = policy.score.needs.queries
         # What the engine learnt of the context's queries is no part of a snapshot; after the last round it is useless.
         is_known = not (signals and policy.when.in_decode)
         if policy.when.after_prefill and self.context_len < self.prompt_len and is_known:
@@ -285,8 +285,6 @@ class SequenceEviction:
     def _blocks_left(self, layout: CacheLayout, added: int, num_tokens: int) -> int:
         """Return `_blocks_above_target` after at least one round."""
         whole, budget = layout.blocks_for(num_tokens), self.policy.budget
-        if not budget.bounded:
-            return whole
         if budget.equal_rows:
             return layout.blocks_for(min(num_tokens, self.target + added))
         # One rank's heads may keep all of it: its stack has to do, which counts in proportion.

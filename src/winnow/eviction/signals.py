@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionSpec
-from winnow.eviction.predictor import PredictorSource
 from winnow.process.ranks import Ranks
 
 
@@ -18,44 +17,15 @@ class Needs:
 
     probes: tuple[type[Any], ...] = ()
     """Classes of what is kept of the context's queries, keys and values (`winnow.eviction.Probe`)."""
-    moments_from: int | None = None
-    """First position of which `MomentsProbe` keeps queries."""
-    chunk: int | None = None
-    """Tokens of the chunks of `ChunkProbe`."""
-    chunk_from: int = 0
-    """Position at which the first chunk begins."""
     rotation: bool = False
     """The rotation of keys."""
     directions: bool = False
     """Sums of the directions of all keys seen, before rotation."""
-    output: bool = False
-    """The output projection of attention."""
-    predictor: PredictorSource | None = None
-    """Scorer that sets accumulator 0 of each KV while its token is computed.
-
-    Of the context's, and of all where rounds come while decoding.
-    """
-
-    inputs: bool = False
-    """The inputs of attention at the tokens of a replay."""
 
     @property
     def queries(self) -> bool:
         """Return whether the context's queries must be looked at."""
         return bool(self.probes)
-
-
-@dataclass(frozen=True)
-class QueryMoments:
-    """Moments of the context's queries in one layer, before rotation, times the scale of the layer's logits.
-
-    Attributes:
-        mean: float32 [B, Hq, d].
-        covariance: float32 [B, Hq, d, d].
-    """
-
-    mean: Tensor
-    covariance: Tensor
 
 
 class KeyDirections(NamedTuple):
@@ -106,12 +76,6 @@ class Signals(Protocol):
     def ranks(self) -> Ranks:
         """The ranks whose heads share a budget."""
 
-    def similarity(self, slots: Sequence[int]) -> Tensor:
-        """Return the mean cosine of tokens' hidden states before and after attention, so far: float32 [B, L]."""
-
-    def kinds(self, slots: Sequence[int]) -> Tensor:
-        """Return the kind of each token, 0, SPECIAL or PUNCTUATION: uint8 [B, longest]."""
-
     @property
     def device(self) -> torch.device:
         """The device on which the model computes."""
@@ -137,9 +101,3 @@ class Signals(Protocol):
         self, layers: Sequence[int], slots: Sequence[int], directions: KeyDirections
     ) -> None:
         """Keep the sums of sequences. Later changes of the tensors are not allowed."""
-
-    def mean_turn(self, layer: int, first: Tensor, count: int) -> Tensor:
-        """Return the mean rotation over `count` positions starting at `first`, [B]: float32 [B, d, d]."""
-
-    def output_weights(self, layer: int) -> Tensor:
-        """Return the output projection of each query head, [Hq, d, hidden_size]."""

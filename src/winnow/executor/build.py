@@ -12,7 +12,6 @@ from winnow.engine.engine import Engine
 from winnow.engine.executor import Executor
 from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
-from winnow.eviction.predictor import predictor_path
 from winnow.executor.draft_model import DraftModel, load_draft_model, split_memory
 from winnow.executor.rank_executor import build_rank, load_rank, on_gpus
 from winnow.executor.rank_team import RankTeam
@@ -100,7 +99,6 @@ def build_engine(
         loaded.eos_token_ids,
         ModelTraits(
             text_pool(loaded.tokenizer),
-            predictor_path(locate_model(config.model)).is_file(),
             team is not None or loaded.rotation is not None,  # ranks find it together, when a policy asks
             executor.layout.evictable_part.rows_per_seq,
         ),

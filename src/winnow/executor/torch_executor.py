@@ -42,7 +42,7 @@ from winnow.eviction import (
     plan_round,
 )
 from winnow.eviction.references import probes_of
-from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, predicted_spans, replay_spans
+from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
 from winnow.executor.contents import check_contents, kept_positions, kept_weights
 from winnow.executor.image_features import ImageFeatures
 from winnow.executor.occupants import Occupants
@@ -50,8 +50,6 @@ from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
 from winnow.executor.step_graphs import Forward, StepGraphs, computes_apart, graph_capture
 from winnow.models import LoadedModel
-from winnow.models.bind.residuals import watch_attention_inputs, watch_residuals
-from winnow.models.load.hub import locate_model
 from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 from winnow.sampling.sampler import PendingSample
@@ -104,24 +102,21 @@ class TorchExecutor:
             grammars=model.grammars,
         )
         self._occupants = Occupants(self._sampler)
-        self._signals = EngineSignals(
-            size.max_num_seqs, model, lambda: locate_model(config.model), self._occupants
-        )
-        self.cache.states.add(self._occupants, self._signals, self._signals.directions)
+        self._signals = EngineSignals(model, self._occupants)
+        self.cache.states.add(self._occupants, self._signals.directions)
         self.overlaps = computes_apart(model.device) and model.ranks.size == 1
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
         self._images = ImageFeatures(model, config.cache.image_memory)
         self._recurrent = model.open_states(size.max_num_seqs)
         if self._recurrent is not None:
             self.cache.states.add(self._recurrent)
-        self._watches_residuals = self._watches_inputs = False
         self._graphs: StepGraphs | None = None
         # Values on a tier are chosen on the host; states are split on it.
         capture = graph_capture(model.device)
         alone = layout.value_tier is None and self._recurrent is None and model.ranks.size == 1
         if capture is not None and alone:
             self._graphs = StepGraphs(
-                _graph_forward(model, backend, self.cache, self._signals),
+                _graph_forward(model, backend, self.cache),
                 lambda spans: backend.capturable(spans, geometry.num_query_heads),
                 size.max_num_seqs,
                 model.device,
@@ -175,12 +170,9 @@ class TorchExecutor:
         replays = replay_spans(plan, self._occupants) if evicts else ()
         step = PagedAttentionStep(
             with_own_parts(self._backend, self.cache, spans, replays),
-            self._signals,
-            self._signals.note(plan) if evicts else None,
             None if len(wanted) == len(spans.position) else wanted,
             self._signals.watch(plan) if evicts else (),
             replays,
-            predicted_spans(plan, self._occupants) if evicts else (),
         )
         rows = self._forward(plan, spans, step, logits.tokens, wanted)
         traffic = self._take_traffic(plan)
@@ -322,12 +314,6 @@ class TorchExecutor:
             )
         try:
             self.cache.states.add(*self._signals.prepare(policy))
-            if policy.budget.needs_similarity and not self._watches_residuals:
-                watch_residuals(self._model.model, self._model.geometry.num_layers)
-                self._watches_residuals = True
-            if (policy.score.needs.inputs or policy.score.needs.predictor) and not self._watches_inputs:
-                watch_attention_inputs(self._model.model, self._model.geometry.num_layers)
-                self._watches_inputs = True
         except UnsupportedModelError as error:
             raise InvalidRequestError(str(error)) from None
 
@@ -396,9 +382,7 @@ class TorchExecutor:
             Their logits, [n, V].
         """
         tokens, images = self._token_ids(plan), self._images.pack(plan, self._occupants, spans.position)
-        if self._graphs is not None and not (
-            images or step.watching or step.wants_inputs or step.probes or step.replays
-        ):
+        if self._graphs is not None and not (images or step.probes or step.replays):
             logits = self._graphs.run(tokens, spans, indices)
             if logits is not None:
                 return logits
@@ -431,13 +415,11 @@ class TorchExecutor:
         return prompt_logprobs(logits, state.token_ids[wanted[0] + 1 : wanted[1] + 1], top)
 
 
-def _graph_forward(
-    model: LoadedModel, backend: AttentionBackend, cache: PagedCache, signals: EngineSignals
-) -> Forward:
+def _graph_forward(model: LoadedModel, backend: AttentionBackend, cache: PagedCache) -> Forward:
     """Return a step that adds to no score but the observers' own; holds no executor, which holds the graphs of it."""
 
     def logits(tokens: Tensor, spans: Spans, wanted: Tensor) -> Tensor:
-        step = PagedAttentionStep(backend.prepare(cache, spans), signals, None, wanted)
+        step = PagedAttentionStep(backend.prepare(cache, spans), wanted)
         return model.compute(tokens, spans, wanted, step, None)
 
     return logits

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from winnow.config import EFFECTS, PREDICTOR, Effect, EngineConfig
+from winnow.config import EFFECTS, Effect, EngineConfig
 from winnow.errors import UnsupportedModelError
 from winnow.process.digest import model_files, sampled_digest
 from winnow.sampling.params import GREEDY_TEMPERATURE
@@ -31,16 +31,14 @@ def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> 
 
 
 def model_digest(model: Path) -> str:
-    """Return SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file. What
-    `winnow fit` added is none of them.
-    """
+    """Return SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file."""
     if not model.is_file() and not (model / "config.json").is_file():
         raise UnsupportedModelError(
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
         )
     try:
         files = [model] if model.is_file() else model_files(model)
-        return sampled_digest(each for each in files if each.name != PREDICTOR)
+        return sampled_digest(files)
     except OSError as error:
         raise UnsupportedModelError(
             f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"

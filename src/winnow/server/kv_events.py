@@ -90,8 +90,6 @@ class KVEventPublisher:
         keys = [f"cache_salt={event.salt}"] if event.salt else []
         if self._kv_cache_dtype is not None:
             keys.append(f"kv_cache_dtype={self._kv_cache_dtype}")
-        if event.scored_by is not None:
-            keys.append("scored_by_predictor")
         rule = event.rule
         if isinstance(rule, SequenceEviction):
             keys.append(f"compressed={rule.target}/{rule.context_len}")

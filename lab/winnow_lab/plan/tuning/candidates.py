@@ -16,8 +16,7 @@ PRESETS = (
     "kv-compress-pd",
     "snapkv",
     "ada-snapkv",
-    "expected-attention",
-    "ada-compactor",
+    "winnow-keys",
     "streaming",
 )
 """Tried where the user names none: one or two of each kind that needs no files of its own."""

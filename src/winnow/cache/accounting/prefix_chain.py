@@ -13,15 +13,12 @@ class PrefixChain:
 
     Args:
         salt: prefixes are found only under the salt under which they were put.
-        scored_by: the predictor whose scores lie with the KVs: others do not find them; None: there is none.
     """
 
-    def __init__(self, salt: str, block_size: int, scored_by: str | None = None) -> None:
-        self.salt, self.scored_by = salt, scored_by
+    def __init__(self, salt: str, block_size: int) -> None:
+        self.salt = salt
         self._block_size = block_size
         self._seed = sha256(salt.encode(errors="surrogatepass")).digest()
-        if scored_by is not None:
-            self._seed = sha256(self._seed + scored_by.encode()).digest()
         self._last = self._seed
         self.links: list[tuple[PrefixKey, tuple[int, ...]]] = []
         """Key and tokens of each block."""
@@ -34,7 +31,7 @@ class PrefixChain:
 
     def fork(self) -> "PrefixChain":
         """Return a chain of its own for a sequence that begins with the same tokens."""
-        child = PrefixChain(self.salt, self._block_size, self.scored_by)
+        child = PrefixChain(self.salt, self._block_size)
         child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
         child.earlier = list(self.earlier)
         return child

@@ -13,7 +13,6 @@ class PrefixStored:
     Attributes:
         before: the key of the prefix that the tokens follow; None: they are the first.
         salt: under which it is found; "": there is none.
-        scored_by: the predictor whose scores lie with the KVs; None: there is none.
         rule: by which KVs went; None: all are there.
     """
 
@@ -21,7 +20,6 @@ class PrefixStored:
     before: PrefixKey | None
     token_ids: tuple[int, ...]
     salt: str = ""
-    scored_by: str | None = None
     rule: Hashable = None
 
 
@@ -43,14 +41,14 @@ class PrefixLog:
 
     def __init__(self) -> None:
         self._events: list[PrefixEvent] = []
-        self._roots: dict[PrefixKey, tuple[str, str | None]] = {}
-        """Salt and predictor of chains, by the key before their first block."""
+        self._roots: dict[PrefixKey, str] = {}
+        """Salt of chains, by the key before their first block."""
         self._root_of: dict[PrefixKey, PrefixKey] = {}
         """Key before the first block, of each block that was stored and of each compressed prefix."""
 
-    def name_root(self, root: PrefixKey, salt: str, scored_by: str | None) -> None:
-        """Record `salt` and `scored_by` of the chains that begin with the key `root`."""
-        self._roots[root] = salt, scored_by
+    def name_root(self, root: PrefixKey, salt: str) -> None:
+        """Record the `salt` of the chains that begin with the key `root`."""
+        self._roots[root] = salt
 
     def store(self, key: PrefixKey, before: PrefixKey, token_ids: tuple[int, ...]) -> None:
         """Record a whole block of tokens. Without effect if its parent is not recorded, since no lookup reaches it
@@ -60,7 +58,7 @@ class PrefixLog:
         if root is not None:
             self._root_of[key] = root
             parent = None if before == root else before
-            self._events.append(PrefixStored(key, parent, token_ids, *self._roots[root]))
+            self._events.append(PrefixStored(key, parent, token_ids, self._roots[root]))
 
     def store_compressed(self, key: PrefixKey, token_ids: tuple[int, ...], rule: Hashable) -> None:
         """Record a compressed prefix, whose key depends on its salt."""

@@ -17,7 +17,7 @@ from winnow.cli.flags.llama_cpp_flags import add_gpu_layers
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import require_distinct
 from winnow.cli.loading import LoadingDisplay
-from winnow.config import AUTO, COMPRESSING, FULL, PARTS, EngineConfig, ModelConfig, present_options
+from winnow.config import AUTO, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
 from winnow.known_accuracy import PAGE, lost_tasks
 from winnow.lazy import importing
@@ -121,25 +121,6 @@ def check_engine_options(options: Mapping[str, Any]) -> None:
         from winnow.eviction import find_preset
 
         find_preset(config.eviction.eviction)
-    require_fits([options["eviction"]] if "eviction" in options else [], options)
-
-
-def require_fits(policies: Iterable[str], options: Mapping[str, Any]) -> None:
-    """Refuse policies that need what `winnow fit` makes, where it is missing, before anything slow is done.
-
-    Raises:
-        UnsupportedModelError: says which command makes it.
-    """
-    names = [name for name in policies if name not in (FULL, COMPRESSING)]
-    if not names or is_repository(options.get("model")):
-        return  # what a repository holds is seen when it is fetched
-    from winnow.eviction import PRESETS
-    from winnow.eviction.predictor import require_predictor
-
-    for preset in filter(None, map(PRESETS.get, names)):  # an unknown name is refused where it is looked up
-        source = preset.policy.score.needs.predictor
-        if source is not None:
-            require_predictor(source, model_path(options))
 
 
 def model_exists(model: str | Path | None) -> None:
@@ -213,7 +194,6 @@ def evaluation_options(namespace: argparse.Namespace) -> dict[str, Any]:
     must resume to the same numbers.
     """
     options = engine_options(namespace)
-    require_fits(namespace.presets, options)
     return {"enable_prefix_caching": False} | options
 
 

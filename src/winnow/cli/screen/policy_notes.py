@@ -28,8 +28,6 @@ NOTES: Mapping[str, PolicyNote] = {
     "winnow-seen": PolicyNote("questions at the prompt's end", "next to nothing", "the question seen"),
     "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice"),
     "kvzip-part": PolicyNote("the same, in less time", "less than kvzip", "room for 512 more"),
-    "fitted": PolicyNote("the same, without the replay", "a fit, once", "winnow fit MODEL"),
-    "fitted-pd": PolicyNote("prompts beyond memory too", "a fit, once", "winnow fit MODEL"),
     "snapkv": PolicyNote("questions at the prompt's end", "next to nothing", "the question seen"),
     "keydiff": PolicyNote("prompts beyond memory, no fit", "next to nothing", "-"),
     "streaming": PolicyNote("endless text, only its end", "nothing", "-"),

@@ -18,9 +18,7 @@ def chain_of(
     token_ids: SequenceType[int], tenant: TenantName, block_size: int, eviction: SequenceEviction | None
 ) -> PrefixChain:
     """Return the keys of a prompt's prefixes, those of the snapshots that its policy leaves included."""
-    predictor = None if eviction is None else eviction.policy.score.needs.predictor
-    scored_by = None if predictor is None else predictor.path or ""
-    chain = PrefixChain(tenant or "", block_size, scored_by)
+    chain = PrefixChain(tenant or "", block_size)
     chain.extend(token_ids)
     if eviction is not None:
         chain.snapshots = snapshots_of(chain, token_ids, eviction)
@@ -71,11 +69,8 @@ def known_snapshots(
 
 
 def is_portable(policy: EvictionPolicy) -> bool:
-    """Return whether what a policy keeps follows from its description in every process.
-
-    All of it is Winnow's own, and none of it comes from another file.
-    """
-    return _is_own(policy) and policy.score.needs.predictor is None
+    """Return whether what a policy keeps follows from its description in every process: all of it is Winnow's own."""
+    return _is_own(policy)
 
 
 def _is_own(value: Any) -> bool:

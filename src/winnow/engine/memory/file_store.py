@@ -115,7 +115,7 @@ class FileStore:
     def put_aside(self, sequence: Sequence) -> None:
         """Queue the indexed prefixes of a sequence that ends for writing, unless they are on disk."""
         chain, tier = sequence.prefix, self.cached
-        if chain is None or tier is None or chain.scored_by is not None or not tier.is_writing:
+        if chain is None or tier is None or not tier.is_writing:
             return
         links = self._known_links(chain, sequence.prefix_ids[: sequence.kv.num_computed])
         tier.touch(
@@ -322,8 +322,6 @@ class FileStore:
         self, tier: PrefixFiles, sequence: Sequence, chain: PrefixChain, most_tokens: int
     ) -> Fetch:
         index, size = self._ledger.prefixes, self._ledger.layout.block_size
-        if chain.scored_by is not None:
-            return Fetch([], [])
         keys = [key for key, _ in chain.links[: max(most_tokens, 0) // size]]
         known = index.match(chain, most_tokens)
         index.touch(known)

@@ -280,8 +280,7 @@ class PrefixSharing:
             )
         if not is_portable(eviction.policy):
             raise PrefixStoreError(
-                "eviction must be a policy of Winnow's own without a fitted predictor: what another keeps, another "
-                "process cannot check"
+                "eviction must be a policy of Winnow's own: what another keeps, another process cannot check"
             )
         if not self._enabled:
             raise PrefixStoreError("enable_prefix_caching must be on to save a prefix, got False")
@@ -348,7 +347,7 @@ class PrefixSharing:
         if sequence.prefix is None:
             sequence.prefix = chain = self._chain(sequence)
             if self._ledger.prefixes.log is not None:
-                self._ledger.prefixes.log.name_root(chain.key_after(0), chain.salt, chain.scored_by)
+                self._ledger.prefixes.log.name_root(chain.key_after(0), chain.salt)
             self._sessions.continue_chain(sequence, chain)
         return sequence.prefix
 

@@ -403,5 +403,5 @@ def continues(policy: EvictionPolicy) -> bool:
     What is learnt of queries beside KVs is not kept, and a replay repeats tokens whose KVs are gone.
     """
     needs = policy.score.needs
-    signals = needs.queries or policy.budget.needs_similarity
+    signals = needs.queries
     return not signals and policy.score.replay is None and policy.compact is None

@@ -67,12 +67,8 @@ def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:
     request = sequence.request
     return (
         entry.samplers == (entry.slot,)
-        # Not where rounds are of tokens, nor where it continues from what rounds of a session left.
-        and not (
-            sequence.kv.last_round
-            if sequence.eviction is None
-            else sequence.eviction.policy.budget.needs_kinds
-        )
+        # Not where it continues from what rounds of a session left.
+        and not (sequence.eviction is None and sequence.kv.last_round)
         and request.beams is None
         and request.observer is None
         and request.params.structured_outputs is None  # the form leads the next token by this one

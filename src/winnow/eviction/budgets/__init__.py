@@ -1,9 +1,8 @@
 """Budgets: how many KVs each row keeps."""
 
 from winnow.eviction.budgets.base import Budget
-from winnow.eviction.budgets.heads import AdaptiveHeads, AdaptiveRows, EqualHeads, Fixed, LazyLayers
-from winnow.eviction.budgets.layers import EqualLayers, LayerGroups, LayerSplit, Pyramid
-from winnow.eviction.budgets.recipes import Recipes
+from winnow.eviction.budgets.heads import AdaptiveHeads, AdaptiveRows, EqualHeads, Fixed
+from winnow.eviction.budgets.layers import EqualLayers, LayerSplit, Pyramid
 
 __all__ = [
     "AdaptiveHeads",
@@ -12,9 +11,6 @@ __all__ = [
     "EqualHeads",
     "EqualLayers",
     "Fixed",
-    "LayerGroups",
     "LayerSplit",
-    "LazyLayers",
     "Pyramid",
-    "Recipes",
 ]

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,15 +10,11 @@ from winnow.cache.layout import ceil_div
 from winnow.eviction.budgets.floors import Floors
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking
-from winnow.eviction.round_rows import LayerRows
 
 
 @dataclass(frozen=True)
 class Budget(Floors, ABC):
     """Split of a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers."""
-
-    needs_kinds: ClassVar[bool] = False
-    """True if it uses the kinds of tokens."""
 
     @property
     def equal_rows(self) -> bool:
@@ -27,21 +22,8 @@ class Budget(Floors, ABC):
         return False
 
     @property
-    def needs_similarity(self) -> bool:
-        """Return whether it uses hidden states of the prompt (`RoundInputs.similarity`)."""
-        return False
-
-    @property
     def fixed(self) -> int | None:
         """Its own KVs per row, if it does not take the request's budget."""
-        return None
-
-    def pin(self, rows: LayerRows) -> Tensor | None:
-        """Return further KVs of a layer to protect in this round, bool [B, H, N]; None: no further ones."""
-        return None
-
-    def layer_stats(self, rows: LayerRows) -> Tensor | None:
-        """Return the statistics of a layer's KVs that `allot` needs, float32 [B, H]; each head's from its own row."""
         return None
 
     def costs(self, ranking: Ranking) -> RowCosts:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -16,11 +15,9 @@ class Floors:
     """Minimum numbers of KVs per row.
 
     The even share is the number of KVs per row on average after a round. A floor is a share of it (a float between 0.0
-    and 1.0) or a number of KVs (an int), which is capped at the even share unless the budget is unbounded.
+    and 1.0) or a number of KVs (an int), which is capped at the even share.
     """
 
-    bounded: ClassVar[bool] = True
-    """True if at most the budget (rounded to blocks) remains after a round, so that prompts of any length fit."""
     row_floor: int | float = field(default=0, kw_only=True)
     """Minimum of every row; shorter rows keep all KVs."""
     layer_floor: int | float = field(default=0, kw_only=True)
@@ -88,15 +85,14 @@ class Floors:
         wanted = held
         if self.wide_factor is not None:
             wanted = torch.minimum(held, _times(budget, self.wide_factor)[:, None])
-        if self.bounded:
-            wanted = torch.minimum(wanted, torch.maximum(left // wide, budget)[:, None])
+        wanted = torch.minimum(wanted, torch.maximum(left // wide, budget)[:, None])
         return torch.cat([torch.maximum(least[:, :wide], wanted), least[:, wide:]], dim=1)
 
     def _amount(self, floor: int | float, budget: Tensor) -> Tensor:
         """Return a floor in KVs, int64 [B]."""
         if isinstance(floor, float):
             return _times(budget, floor)
-        return budget.clamp_max(floor) if self.bounded else torch.full_like(budget, floor)
+        return budget.clamp_max(floor)
 
 
 def _times(budget: Tensor, factor: float) -> Tensor:

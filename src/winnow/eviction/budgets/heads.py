@@ -1,7 +1,6 @@
 """Budgets by how they split over heads."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from winnow.eviction.budgets.base import Budget
 from winnow.eviction.budgets.layers import EqualLayers, LayerSplit
 from winnow.eviction.costs import RowCosts
 from winnow.eviction.ranking import Ranking, ranks
-from winnow.eviction.round_rows import LayerRows
 
 
 @dataclass(frozen=True)
@@ -25,10 +23,6 @@ class EqualHeads(Budget):
     @property
     def equal_rows(self) -> bool:
         return isinstance(self.layers, EqualLayers) and not self.wide_layers
-
-    @property
-    def needs_similarity(self) -> bool:
-        return self.layers.needs_similarity
 
     def allot(self, costs: RowCosts) -> Tensor:
         shares = self.raised(costs, self.layers.budgets(costs))
@@ -66,10 +60,6 @@ class AdaptiveHeads(Budget):
         super().__post_init__()
         if not 0.0 <= self.floor <= 1.0:
             raise ConfigError(f"floor must be between 0 and 1, got {self.floor}")
-
-    @property
-    def needs_similarity(self) -> bool:
-        return self.layers.needs_similarity
 
     def costs(self, ranking: Ranking) -> RowCosts:
         return RowCosts.of(ranking, ranking.sorted_score)
@@ -115,27 +105,6 @@ class AdaptiveRows(Budget):
         if self.has_floors:
             return even + layout.rows_per_seq  # floors need not be multiples of blocks
         return max(even, layout.blocks_for(protected))
-
-
-@dataclass(frozen=True)
-class LazyLayers(Budget):
-    """Lazy layers, which attend mostly to sinks and recent KVs, keep the budget; the others keep all (SimLayerKV).
-
-    A layer is lazy if, averaged over its heads, the last query pays more than `threshold` of its attention to the
-    protected KVs. Requires the scorer `LastQuery`.
-    """
-
-    bounded: ClassVar[bool] = False
-    threshold: float = 0.9
-
-    def layer_stats(self, rows: LayerRows) -> Tensor:
-        return rows.accumulators[0].masked_fill(~rows.protected, 0.0).sum(dim=-1)
-
-    def allot(self, costs: RowCosts) -> Tensor:
-        assert costs.stats is not None, "set by `layer_stats`"
-        lazy = costs.stats.mean(dim=2, keepdim=True) > self.threshold
-        kept = torch.where(lazy, costs.round.budget[:, None, None], costs.length)
-        return torch.maximum(kept, self.row_least(costs))
 
 
 def _lowest(cost: Tensor, count: Tensor) -> Tensor:

@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from winnow.attention import AttentionObserver, Group, Smoothing, Term
 from winnow.errors import ConfigError
-from winnow.eviction.ranking import ranks
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 
@@ -79,35 +77,6 @@ class Average(Cumulative):
         return rows.accumulators[0] / seen.clamp_min_(1)
 
 
-@dataclass(frozen=True)
-class MeanDeviation(Scorer):
-    """Mean attention, where steadily low attention is evicted first (RoCo, EasyKV).
-
-    Candidates are the unprotected KVs of a row whose attention deviates least: as many as the budget keeps, or as must
-    be evicted if that is more. Among them the lowest mean is evicted first. Requires the same budget in every row.
-    """
-
-    factors: ClassVar[bool] = False
-    num_accumulators: ClassVar[int] = 2
-    group: Group = Group.MEAN
-
-    def observe(self, *, decoding: bool) -> AttentionObserver:
-        return AttentionObserver((Term.ATTENTION, Term.GROUP_SQUARED), self.group)
-
-    def score(self, rows: LayerRows) -> Tensor:
-        seen = (rows.age() + 1).clamp_min(1)
-        mean = rows.accumulators[0] / seen
-        deviation = (rows.accumulators[1] / seen - mean.square()).clamp_min(0.0).sqrt()
-        return torch.where(self._may_go(rows, deviation), mean, mean + _ABOVE_ANY_MEAN)
-
-    def _may_go(self, rows: LayerRows, deviation: Tensor) -> Tensor:
-        free = rows.valid & ~rows.protected
-        kept = rows.protected.sum(dim=-1)
-        budget = rows.round.budget[:, None]
-        count = torch.maximum(budget - kept, rows.length - budget)
-        return ranks(deviation.masked_fill(~free, torch.inf)) < count[..., None]
-
-
 # Far above group sums of mean attention.
 _ABOVE_ANY_MEAN = 1e6
 
@@ -160,37 +129,6 @@ class BelowAverage(Scorer):
     @property
     def resets_accumulators(self) -> bool:
         return True
-
-
-@dataclass(frozen=True)
-class ValueAware(Scorer):
-    """Change of the last queries' outputs without the KV: (p / (1 - p))^2 |v - o|^2 (DropKV)."""
-
-    num_accumulators: ClassVar[int] = 1
-    size: int = 32
-    pool: Smoothing | None = None
-    group: Group = Group.SUM
-    continual: bool = False
-    skip_template: bool = False
-    """End the window at the question's last token where a chat template follows it, and protect what follows; False: at
-    the prompt's last token, as in the paper, which is better if the template ends with a prefix of the answer
-    (measured in docs/eviction.md)."""
-
-    @property
-    def window(self) -> int:
-        return self.size
-
-    @property
-    def before_template(self) -> bool:
-        return self.skip_template
-
-    def observe(self, *, decoding: bool) -> AttentionObserver | None:
-        if decoding:
-            return AttentionObserver((Term.VALUE_AWARE,), self.group) if self.continual else None
-        return AttentionObserver((Term.VALUE_AWARE,), self.group, replace=True, smoothing=self.pool)
-
-    def score(self, rows: LayerRows) -> Tensor:
-        return rows.accumulators[0]
 
 
 _TERM = {1: Term.ATTENTION, 2: Term.SQUARED}

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from winnow.attention import AttentionObserver
@@ -96,28 +95,3 @@ class ByKeyDeviation(Factor):
 
     def factor(self, rows: LayerRows) -> Tensor:
         return KeyDeviation().score(rows).clamp_min_(0.0)
-
-
-@dataclass(frozen=True)
-class ByOutputNorm(Factor):
-    """A score times the sum of |W v|, where W is the output projection of a query head; the mean over the group.
-
-    The second stage of CriticalKV (Feng et al. 2025) for all KVs, without the first stage, which gives half of the
-    budget to the plain score.
-    """
-
-    epsilon: float = 1e-4
-
-    @property
-    def needs(self) -> Needs:
-        return replace(self.inner.needs, output=True)
-
-    def factor(self, rows: LayerRows) -> Tensor:
-        values, weights = rows.values(), rows.output_weights()
-        heads = values.shape[1]
-        group = len(weights) // heads
-        norms = torch.zeros_like(values[..., 0])
-        for head in range(heads):  # outputs are much longer than values, so one head at a time
-            for weight in weights[head * group : (head + 1) * group]:
-                norms[:, head] += (values[:, head] @ weight.float()).abs().sum(dim=-1)
-        return norms / group

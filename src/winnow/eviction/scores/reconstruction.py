@@ -8,7 +8,6 @@ from torch import Tensor
 from winnow.eviction.replay import Replay
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
-from winnow.eviction.signals import Needs
 
 
 @dataclass(frozen=True)
@@ -18,14 +17,6 @@ class Reconstruction(Scorer):
     num_accumulators: ClassVar[int] = 1
     asked: Replay = field(default_factory=Replay)
     """Settings of the replay."""
-    normalized: bool = False
-    """Before the maximum, multiply attention by |W v| / |h|, Euclidean norms: W are the query head's output
-    weights, v is the KV's value, and h the normalized hidden state at the query's token, the input of attention
-    (KVzip+, in KVzap)."""
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(output=self.normalized, inputs=self.normalized)
 
     @property
     def replay(self) -> Replay:

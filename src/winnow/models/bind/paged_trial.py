@@ -31,7 +31,6 @@ _TOKENS = 40
 class _Step:
     """One forward pass over a small paged cache; see `winnow.models.AttentionStep`."""
 
-    watching = False
     logits_indices = None
 
     def __init__(self, backend: AttentionBackend, cache: PagedCache, spans: Spans) -> None:

@@ -28,15 +28,6 @@ class LayerRotation:
         angle = difference.to(torch.float32)[..., None] * self.frequencies.to(keys.device)
         return self._turned(keys, angle.cos(), angle.sin())
 
-    def mean_turn(self, first: Tensor, count: int, head_dim: int) -> Tensor:
-        """Return the mean of the rotations to `count` positions from `first`, [B], on: float32 [B, d, d]."""
-        position = first.to(torch.float32)[:, None] + torch.arange(count, device=first.device)
-        angle = position[..., None] * self.frequencies.to(first.device)  # [B, count, pairs]
-        cos, sin = angle.cos().mean(dim=1), angle.sin().mean(dim=1)
-        unit = torch.eye(head_dim, device=first.device).expand(len(first), -1, -1)
-        # Row i of what comes out is unit vector i turned, which is column i of the matrix.
-        return self._turned(unit, cos[:, None], sin[:, None]).mT
-
     def table(self, positions: int) -> RotationTable:
         """Return the rotation at the positions below `positions`."""
         pairs = len(self.frequencies)
@@ -76,10 +67,6 @@ class ModelRotation:
         if known is None or len(known.cos) < positions:
             known = self.tables[id(rotation)] = rotation.table(max(2 * positions, 1024))
         return known
-
-    def mean_turn(self, layer: int, first: Tensor, count: int, head_dim: int) -> Tensor:
-        """See `LayerRotation.mean_turn`."""
-        return self.layers[layer].mean_turn(first, count, head_dim)
 
 
 # Of the token by which a model is known again: far enough from 0 for the rotation to count.

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.bind.residuals import decoder_layers
+from winnow.models.bind.layers import decoder_layers
 from winnow.models.fast.blocks import BlockWeights, own_blocks, widen_for_good, widened
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.fast.packed_embedding import PackedEmbedding, embedding_scale

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from winnow.models.bind.residuals import decoder_layers
+from winnow.models.bind.layers import decoder_layers
 from winnow.models.fast.blocks import BlockWeights
 from winnow.models.fast.experts import is_experts, linear_of, product_names
 

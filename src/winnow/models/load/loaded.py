@@ -16,7 +16,6 @@ from winnow.models.bind.rotation import ModelRotation, find_rotation, probe_keys
 from winnow.models.fast.blocks import BlockWeights
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.load.kv_layout import configured_layout
-from winnow.models.load.tokens import token_kinds
 from winnow.process.ranks import ALONE, Ranks
 from winnow.prompts import TEXT_ALONE
 from winnow.sampling.grammar import GrammarCompiler
@@ -182,8 +181,3 @@ class LoadedModel(PlainModel):
     def key_probe(self) -> torch.Tensor:
         """Keys by which the model is known again, float32 [L, H, d], of all ranks."""
         return self.ranks.join(probe_keys(self.model, self.geometry.num_layers), 1)
-
-    @cached_property
-    def token_kinds(self) -> torch.Tensor:
-        """The kind of every token id, uint8 [vocab_size]."""
-        return token_kinds(self.tokenizer, self.vocab_size)

@@ -1,17 +1,9 @@
 """A model as it was published: what its files say, behind one face for a directory and for a GGUF file."""
 
-import re
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-
-from safetensors import safe_open
-
-from winnow.errors import UnsupportedModelError
-from winnow.models.load.generation import GENERATION
-from winnow.models.load.json_files import read_object
-from winnow.models.load.tokens import load_tokenizer, token_list
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -54,83 +46,10 @@ def open_published(path: Path, *, on_cpu: bool = True) -> Published:
         UnsupportedModelError: the file is no GGUF file, or a damaged one, or packages that read such files are missing.
     """
     if not path.is_file():
+        from winnow.models.load.directory import ModelDirectory
         from winnow.models.load.quantized import QuantizedDirectory
 
         return (QuantizedDirectory.at(path) if on_cpu else None) or ModelDirectory(path)
     from winnow.models.load.gguf.file import GgufFile
 
     return GgufFile.open(path)
-
-
-# Tensors that a class may have no use for: tables that follow from the configuration, scales of a KV cache and of
-# activations in 8 bits, which Winnow stores by scales of its own, further heads, and what reads pictures and sound.
-_CHANGES_NOTHING = re.compile(
-    r"inv_freq$|(cos|sin)_cached$|position_ids$|att(entio)?n\.(masked_)?bias$|[._](k|v|kv|q|prob|input|output)_scale$"
-    r"|^(model\.)?(mtp|v_head|vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_(vision|audio))\."
-)
-
-
-class ModelDirectory:
-    """config.json, safetensors and a tokenizer's files."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def config_values(self) -> dict[str, Any]:
-        if (self.path / "adapter_config.json").exists():
-            raise UnsupportedModelError(
-                f"model: cannot load {self.path}: it holds an adapter (adapter_config.json), and adapters are not "
-                "served: merge it into the weights"
-            )
-        file = self.path / "config.json"
-        if not file.exists():
-            inside = sorted(self.path.glob("*.gguf"))
-            hint = f"; name the file itself: {inside[0]}" if inside else ""
-            raise UnsupportedModelError(f"model: cannot load {self.path}: it holds no config.json{hint}")
-        return read_object(file)
-
-    def check_config(self, config: "PretrainedConfig") -> None:
-        pass
-
-    def weights(self) -> dict[str, Any]:
-        if not any(self.path.glob("*.safetensors")):
-            raise UnsupportedModelError(
-                f"model: cannot load {self.path}: it holds no *.safetensors; other weight formats can carry code and "
-                "are not read (load_format=dummy runs a configuration with random weights)"
-            )
-        return {"pretrained_model_name_or_path": self.path, "use_safetensors": True}
-
-    def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
-        return nullcontext({})
-
-    def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
-        self._check_unused(model, left_out, scaled=hasattr(model.config, "quantization_config"))
-
-    def _check_unused(self, model: "PreTrainedModel", left_out: Collection[str], *, scaled: bool) -> None:
-        unused = sorted(name for name in left_out if not _CHANGES_NOTHING.search(name))
-        zeros = set[str]()
-        for file in self.path.glob("*.safetensors") if unused or not scaled else ():
-            with safe_open(file, framework="pt") as tensors:
-                for name in () if scaled else tensors.keys():
-                    if name.endswith(".weight") and (kind := tensors.get_slice(name).get_dtype())[0] in "IU":
-                        raise UnsupportedModelError(
-                            f"model: cannot load {self.path}: {name} holds integers ({kind}), and config.json names no "
-                            "quantization_config that says their scales"
-                        )
-                held = [name for name in unused if name.endswith(".bias") and name in tensors.keys()]  # noqa: SIM118
-                zeros |= {name for name in held if not tensors.get_tensor(name).any()}
-        if unused := [name for name in unused if name not in zeros]:
-            raise UnsupportedModelError(
-                f"model: cannot load {self.path}: {type(model).__name__} makes no use of {len(unused)} of its tensors, "
-                f"such as {unused[0]}, and would answer wrong: its config.json leaves out what they are for"
-            )
-
-    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        return load_tokenizer(self.path)
-
-    def end_tokens(self, config: "PretrainedConfig") -> list[int]:
-        """Return the end tokens by generation_config.json, else by config.json."""
-        values = read_object(self.path / GENERATION) if (self.path / GENERATION).exists() else {}
-        return token_list(values.get("eos_token_id")) or token_list(
-            getattr(config.get_text_config(), "eos_token_id", None)
-        )

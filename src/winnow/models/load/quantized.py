@@ -21,7 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from winnow.models.fast.blocks import BLOCK, Blocks
-from winnow.models.load.published import ModelDirectory
+from winnow.models.load.directory import ModelDirectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -1,15 +1,10 @@
 """A model's tokenizer, and what kind of text a token is, for policies that keep kinds."""
 
-import string
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from winnow.errors import UnsupportedModelError
-from winnow.eviction import PUNCTUATION, SPECIAL
 from winnow.models.load.damage import first_line
 from winnow.process.digest import TOKENIZER_FILES
 
@@ -74,17 +69,3 @@ def _is_tokenizer(kind: object) -> bool:
     from transformers import PreTrainedTokenizerBase
 
     return isinstance(kind, type) and issubclass(kind, PreTrainedTokenizerBase)
-
-
-def token_kinds(tokenizer: "PreTrainedTokenizerBase | None", vocab_size: int) -> Tensor:
-    """Return the kind of every token id, uint8 [vocab_size]: SPECIAL, PUNCTUATION, or 0; all 0 without a tokenizer."""
-    kinds = torch.zeros(vocab_size, dtype=torch.uint8, device="cpu")
-    if tokenizer is None:
-        return kinds
-    for token in range(vocab_size):
-        text = tokenizer.decode([token], clean_up_tokenization_spaces=False).strip()
-        if text and all(character in string.punctuation for character in text):
-            kinds[token] = PUNCTUATION
-    special = [token for token in tokenizer.all_special_ids if 0 <= token < vocab_size]
-    kinds[special] = SPECIAL
-    return kinds

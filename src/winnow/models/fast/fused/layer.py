@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec, HeadRotation
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.models.bind.residuals import ResidualWatcher, input_watcher, watching
 from winnow.models.fast.fused.forms import Activation, NormWeight
 from winnow.models.fast.fused.parts import LayerNorms
 from winnow.models.fast.packed_linear import PackedLinear
@@ -100,10 +99,7 @@ class FusedLayer(nn.Module):
     Attributes:
         last_layer_only_wanted: for tokens whose logits are not wanted, compute keys and values alone. True only of the
             last layer, where no later layer reads their hidden states.
-        calls_step: it passes its hidden states to a watching step; see `winnow.models.bind.residuals`.
     """
-
-    calls_step = True
 
     def __init__(
         self,
@@ -157,26 +153,21 @@ class FusedLayer(nn.Module):
 
         Everything else that transformers passes to a layer changes nothing here: masks follow from positions.
         """
-        watcher = watching(winnow_step)
         residual = hidden_states[0]
-        if watcher is not None:
-            watcher.enter_layer(hidden_states)
         logits_indices: Tensor | None = None
         if self.last_layer_only_wanted:
             logits_indices = getattr(winnow_step, "logits_indices", None)
         native: NativeStep | None = getattr(winnow_step, "native", None)
-        if self._native is not None and native is not None and watcher is None and logits_indices is None:
+        if self._native is not None and native is not None and logits_indices is None:
             cos, sin = position_embeddings[0][0], position_embeddings[1][0]
             whole = self._native_kernels.decoder_layer(
                 self._native, self.layer_idx, residual, cos, sin, self._native_spec, native
             )
             return whole[None]
-        if inputs := input_watcher(winnow_step):
-            inputs.enter_attention(self.kernels.rms_norm(residual, self.norms.input))
         attended = self._attend(residual, position_embeddings, winnow_step)
-        if logits_indices is not None and watcher is None:
+        if logits_indices is not None:
             residual, attended = residual[logits_indices], attended[logits_indices]
-        out = self._finish(residual, attended, watcher)
+        out = self._finish(residual, attended)
         if len(out) == hidden_states.shape[1]:
             return out[None]
         assert logits_indices is not None, "only a selection makes rows fewer"
@@ -202,13 +193,11 @@ class FusedLayer(nn.Module):
         q, k, v = heads.split_with_sizes([query_heads, kv_heads, kv_heads], dim=1)
         return attend(self.layer_idx, q, k, v, self.spec).flatten(1)
 
-    def _finish(self, residual: Tensor, attended: Tensor, watcher: ResidualWatcher | None) -> Tensor:
+    def _finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """Return the output projection and feed-forward part: both arguments [n, ...] -> output, [n, hidden_size]."""
-        if self._native is not None and watcher is None:
+        if self._native is not None:
             return self._native_kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)
-        if watcher is not None:
-            watcher.leave_attention(self.layer_idx, stream[None])
         kernels, norms = self.kernels, self.norms
         # Either way the residual stream is a new tensor: the layer's input may belong to another caller.
         if norms.output is None:

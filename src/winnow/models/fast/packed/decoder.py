@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from winnow.attention.native_step import NativeStep
-from winnow.models.bind.residuals import watching
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.packed.native_decoder import NativeDecoder
 from winnow.models.fast.packed_linear import PackedLinear
@@ -106,7 +105,7 @@ class PackedDecoder(nn.Module):
         logits_indices = logits_to_keep if isinstance(logits_to_keep, Tensor) else None
         assert logits_indices is not None or logits_to_keep == 0, "tokens are chosen by index"
         native: NativeStep | None = getattr(winnow_step, "native", None)
-        if self._native_decoder is not None and native is not None and watching(winnow_step) is None:
+        if self._native_decoder is not None and native is not None:
             rotation = self._rotary(0).table(native.batch.end)
             return Decoded(self._native_decoder(input_ids[0], rotation, native, logits_indices)[None])
         hidden = self.embedding(input_ids)

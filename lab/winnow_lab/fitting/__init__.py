@@ -1,1 +1,0 @@
-"""Fit of a predictor of KVzip's scores: collect scores of replays, train, evaluate."""
