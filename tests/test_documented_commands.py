@@ -100,7 +100,7 @@ def candidates(command: list[str]) -> Iterator[list[str]]:
         "python -m winnow_lab.papers winnow",
         "python -m winnow_lab.nothing",
         "python lab/winnow_lab/nothing.py",
-        "python -m winnow_lab.answers.long_text --nothing",
+        "python -m winnow_lab.answers.same_answers --nothing",
         "make nothing",
         "pytest tests/nothing",
     ],

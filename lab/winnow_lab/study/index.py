@@ -109,10 +109,8 @@ STUDIES = (
         "Should codes of few bits be symmetric?",
         ("symmetric_codes.md", "no: they lose more at equal bytes, at 2 bits twice as much"),
     ),
-    _module("answers.ablations", "Which parts of a policy matter on a model?"),
     _module("answers.same_answers", "Are answers those of plain torch: is nothing skipped?"),
     _module("answers.architectures", "Which of transformers' models are served? (docs/architectures.md)"),
-    _module("answers.long_text", "Does a model hold past the length it was trained for?"),
     _module(
         "answers.tuning",
         "What does `winnow tune` promise, and what comes of it?",
@@ -223,7 +221,6 @@ STUDIES = (
     _module("speed.linear_layers", "Products with weights by who multiplies"),
     _module("service.serving", "What does serving cost beside the offline engine?"),
     _module("service.soak", "Does every request end once, as it would alone?"),
-    _module("service.ray_workers", "Do two workers on a Ray cluster answer twice as much?"),
     _module("conformance", "Do clients of the OpenAI and Anthropic APIs work unmodified?"),
 )
 

@@ -3,12 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
@@ -38,8 +37,6 @@ from winnow.cli.screen.summary import Forecast, Summary
 from winnow.cli.screen.terminal import resume_hint, show, silence
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
-from winnow.extras import install_hint
-from winnow.lazy import importing
 from winnow.models.load.hub import locate_model
 from winnow.openai.answers import AnswerReader
 from winnow.outputs import EngineStats
@@ -86,6 +83,9 @@ examples:
 MAX_REPEATED = 5
 """Most warnings about lines with the same custom_id."""
 
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -112,44 +112,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--summary", metavar="FILE.json", type=Path, help="write the closing table as JSON too"
     )
-    parser.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        nargs="?",
-        const="",
-        help="answer on the machines of a Ray cluster, a worker on each card or machine; without an address on the "
-        "cluster of this machine",
-    )
-    parser.add_argument("--ray-workers", metavar="N", type=int, help="number of workers in place of that")
     add_progress_flag(parser)
     add_engine_flags(parser)
     add_sampling_flags(parser, "sampling, for lines that do not say")
-
-
-@dataclass(frozen=True)
-class _Cluster:
-    """A Ray cluster as typed: its address, and the number of workers; None: left to us."""
-
-    address: str | None
-    workers: int | None
-
-    @classmethod
-    def of(cls, namespace: argparse.Namespace) -> "_Cluster | None":
-        """Return what was typed; None: no cluster.
-
-        Raises:
-            UsageError: it cannot be used, or Ray is not installed.
-        """
-        workers = namespace.ray_workers
-        if namespace.ray is None:
-            if workers is not None:
-                raise UsageError(f"--ray-workers {workers} needs --ray")
-            return None
-        if workers is not None and workers < 1:
-            raise UsageError(f"--ray-workers must be at least 1, got {workers}")
-        if find_spec("ray") is None:
-            raise UsageError(f"--ray needs the package ray: {install_hint('ray')}")
-        return cls(namespace.ray or None, workers)
 
 
 @dataclass(frozen=True)
@@ -158,8 +123,6 @@ class _Plan:
 
     prompts: InputFile
     shard: Shard
-    cluster: "_Cluster | None"
-    """Cluster that computes; None: this machine."""
     output: Path | None
     """None: standard output."""
     options: dict[str, Any]
@@ -248,7 +211,6 @@ def _check(
     return _Plan(
         prompts,
         shard,
-        _Cluster.of(namespace),
         output,
         options,
         defaults,
@@ -279,60 +241,46 @@ def _answer(plan: _Plan, tally: Tally) -> tuple[float, EngineStats]:
     """Answer what is missing; seconds spent with the model loaded, and the engine's counters."""
     with ExitStack() as stack:
         # The model first: nothing is overwritten for an engine that cannot start.
-        engine = _open_here(plan, stack) if plan.cluster is None else _open_cluster(plan, plan.cluster, stack)
+        llm = stack.enter_context(open_llm(plan.options, quiet=plan.progress == "off"))
+        forecast = Forecast(sys.stderr if plan.progress != "off" else None)
+        if plan.progress != "off":
+            print(memory_line(llm), file=sys.stderr)
+        if (note := sampling_note(llm, plan.defaults)) is not None and _leaves_sampling_out(
+            plan.prompts.path
+        ):
+            print(note, file=sys.stderr)
         stack.enter_context(_resumable(plan.output))
         writer = stack.enter_context(plan.open_writer())
         progress = stack.enter_context(open_progress(plan.progress, sys.stderr))
         meter = Meter(done=tally.requests)
 
         def show_progress() -> None:
-            engine.forecast()
+            forecast.say(llm)
             if progress.due():
-                progress.show(meter.snapshot(tally.requests, plan.num_requests, tally.failed, engine.stats()))
+                progress.show(meter.snapshot(tally.requests, plan.num_requests, tally.failed, llm.stats()))
 
         show_progress()
-        engine.run(writer, tally, show_progress)
-        return meter.elapsed, engine.stats()
+        _driver(plan, llm, writer, tally).run(read_lines(plan.prompts.path), show_progress)
+        return meter.elapsed, llm.stats()
 
 
-class _Engine(NamedTuple):
-    """Engine of a run, here or of a cluster: `run` takes the writer, the tally and what to call now and then."""
-
-    run: Callable[[OrderedWriter, Tally, Callable[[], None]], None]
-    stats: Callable[[], EngineStats]
-    forecast: Callable[[], None]
-    """Function that says once what compressing will bring, where that is known."""
-
-
-def _open_here(plan: _Plan, stack: ExitStack) -> _Engine:
-    """Load the model in this process."""
-    llm = stack.enter_context(open_llm(plan.options, quiet=plan.progress == "off"))
+def _driver(plan: _Plan, llm: "LLM", writer: OrderedWriter, tally: Tally) -> Driver:
     config = EngineConfig.from_options(plan.options)
-    forecast = Forecast(sys.stderr if plan.progress != "off" else None)
-
-    def run(writer: OrderedWriter, tally: Tally, on_step: Callable[[], None]) -> None:
-        driver = Driver(
-            llm,
-            # What is typed comes before what the model's makers recommend.
-            {**llm.sampling_defaults, **plan.defaults},
-            writer,
-            tally,
-            model=served_name(config.model.model),
-            seed=config.model.seed,
-            # Twice what can run, so that whatever ends is replaced at once; what is sorted has to be there.
-            max_in_flight=MAX_EARLY
-            if config.scheduler.scheduling_policy == "prefix"
-            else 2 * config.scheduler.max_num_seqs,
-            reader=AnswerReader.of(llm.tokenizer),
-            shard=plan.shard,
-        )
-        driver.run(read_lines(plan.prompts.path), on_step)
-
-    if plan.progress != "off":
-        print(memory_line(llm), file=sys.stderr)
-    if (note := sampling_note(llm, plan.defaults)) is not None and _leaves_sampling_out(plan.prompts.path):
-        print(note, file=sys.stderr)
-    return _Engine(run, llm.stats, lambda: forecast.say(llm))
+    return Driver(
+        llm,
+        # What is typed comes before what the model's makers recommend.
+        {**llm.sampling_defaults, **plan.defaults},
+        writer,
+        tally,
+        model=served_name(config.model.model),
+        seed=config.model.seed,
+        # Twice what can run, so that whatever ends is replaced at once; what is sorted has to be there.
+        max_in_flight=MAX_EARLY
+        if config.scheduler.scheduling_policy == "prefix"
+        else 2 * config.scheduler.max_num_seqs,
+        reader=AnswerReader.of(llm.tokenizer),
+        shard=plan.shard,
+    )
 
 
 def _check_metrics(path: Path) -> None:
@@ -356,26 +304,6 @@ def _leaves_sampling_out(path: Path) -> bool:
     """Return whether some line says no temperature."""
     with path.open("rb") as lines:
         return any(b'"temperature"' not in line for line in lines if line.strip())
-
-
-def _open_cluster(plan: _Plan, cluster: _Cluster, stack: ExitStack) -> _Engine:
-    """Start workers on a Ray cluster.
-
-    Raises:
-        UsageError: there is no such cluster, or no room in it.
-    """
-    with importing():
-        from winnow.ray.fleet import Fleet, Placement, connect
-
-    connect(cluster.address)
-    placement = Placement.of(plan.options, cluster.workers)
-    print(f"winnow: {placement.describe()} on the Ray cluster", file=sys.stderr)
-    fleet = stack.enter_context(closing(Fleet(plan.options, plan.defaults, placement)))
-
-    def run(writer: OrderedWriter, tally: Tally, on_answer: Callable[[], None]) -> None:
-        fleet.run(read_lines(plan.prompts.path), writer, tally, plan.shard, on_answer)
-
-    return _Engine(run, fleet.stats, lambda: None)
 
 
 def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
