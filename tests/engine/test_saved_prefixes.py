@@ -320,7 +320,7 @@ class Mine(KeyNorm):
         ({"eviction": EvictionPolicy(score=Mine(), when=When(after_prefill=True))}, "Winnow's own"),
         ({"enable_prefix_caching": False}, "enable_prefix_caching"),
     ],
-    ids=["full", "budget", "signals", "own", "off"],
+    ids=["full", "budget", "own", "off"],
 )
 def test_what_cannot_be_saved_is_refused(
     directory: Path, tmp_path: Path, options: dict[str, object], reason: str

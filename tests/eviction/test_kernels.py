@@ -71,10 +71,8 @@ class Case:
         order = torch.randperm(pool.position.numel(), generator=generator)
         pool.position.copy_(order.view_as(pool.position) * 37)
         column = torch.zeros(len(slots), dtype=torch.int64)
-        round_ = RoundInputs(
-            tuple(slots), column, column, 0, column, tuple(() for _ in slots), column, torch.empty(0)
-        )
-        return RoundRows(local.paged, round_, tuple(range(local.paged.pool.layout.num_layers)), longest, None)
+        round_ = RoundInputs(tuple(slots), column, column, 0, column, tuple(() for _ in slots), column)
+        return RoundRows(local.paged, round_, tuple(range(local.paged.pool.layout.num_layers)), longest)
 
 
 def row_by_row(rows: LayerRows, formula: Callable[[Tensor], Tensor]) -> Tensor:
@@ -278,7 +276,7 @@ def test_those_stay_that_torch_would_keep(isa: str, case: Case, data: st.DataObj
         pool.accumulators.copy_(torch.randn(pool.accumulators.shape, generator=filling))
 
     for backend, rows in ((NativeBackend(KERNELS[isa]), ours), (ReferenceBackend(), theirs)):
-        ranked = Ranking(rows, score, must_stay, None).ranked
+        ranked = Ranking(rows, score, must_stay).ranked
         backend.keep_best(rows.cache.pool, ranked, kept, int((rows.length - kept).max()))
     for found, expected in zip(*(contents_of(rows.cache.pool) for rows in (ours, theirs)), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
@@ -293,7 +291,7 @@ def test_rows_where_a_position_comes_twice_do_no_harm() -> None:
     score = torch.zeros(rows.position.shape)
     kept = torch.full(rows.length.shape, 10)
     backend = NativeBackend(KERNELS["generic"])
-    ranked = Ranking(rows, score, torch.zeros_like(rows.valid), None).ranked
+    ranked = Ranking(rows, score, torch.zeros_like(rows.valid)).ranked
     backend.keep_best(pool, ranked, kept, 20)
     outside = torch.ones(pool.num_blocks, dtype=torch.bool)
     outside[rows.block.flatten()] = False

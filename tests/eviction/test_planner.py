@@ -220,7 +220,7 @@ def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObj
     valid = torch.arange(longest) < length[..., None]
     sorted_score, order = sort_rows(score, position.int(), protected, valid)
     known = SimpleNamespace(block=None, length=length[0], position=position.int())
-    ranking = Ranking(known, score, protected, None)  # type: ignore[arg-type]
+    ranking = Ranking(known, score, protected)  # type: ignore[arg-type]
     lowest = ranking.ranked.lowest(count, int(count.max()))
     for r in range(len(rows)):
         assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())

@@ -61,7 +61,6 @@ def heads_of(ranking: Ranking, heads: slice) -> Ranking:
         local,  # type: ignore[arg-type]
         ranking.score[:, :, heads, :room],
         ranking.must_stay[:, :, heads, :room],
-        None if ranking.stats is None else ranking.stats[:, :, heads],
     )
 
 

@@ -179,7 +179,7 @@ def answers(llm: LLM, prompts: list[list[int]], params: SamplingParams, **more: 
 
 
 def test_prefixes_forks_and_drafts(directory: Path) -> None:
-    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "adaptive": False}}
     one, two = pair(directory, **options)
     sampled = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=24, ignore_eos=True)
     with one, two:

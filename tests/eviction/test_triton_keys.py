@@ -64,9 +64,9 @@ def build(
     sums = 5 * torch.randn(1, 2, KV_HEADS, case.k.shape[2], generator=generator).to(DEVICE)
     signals = Signals(rotation, KeyDirections(sums * (counted > 0)[:, None, None], counted.int()))
     now = case.spans.position.int()
-    round_ = RoundInputs(slots, now, recent, 0, recent, ((), ()), now.long() + 1, torch.empty(0))
+    round_ = RoundInputs(slots, now, recent, 0, recent, ((), ()), now.long() + 1)
     case.cache.tables.lengths[slots[0], case.layer, 1] = 0
-    rows = RoundRows(case.cache, round_, (case.layer,), int(case.spans.lengths.max()), None, signals)  # type: ignore[arg-type]
+    rows = RoundRows(case.cache, round_, (case.layer,), int(case.spans.lengths.max()), signals)  # type: ignore[arg-type]
     return rows.layer(0), signals
 
 

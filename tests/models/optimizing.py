@@ -35,22 +35,14 @@ MAX_POSITION = 512
 class Step:
     """Attention of a token with itself, which is enough to tell layers apart."""
 
-    def __init__(self, logits_indices: Tensor | None = None, watching: bool = False) -> None:
-        self.logits_indices, self.watching = logits_indices, watching
+    def __init__(self, logits_indices: Tensor | None = None) -> None:
+        self.logits_indices = logits_indices
         self.specs: list[AttentionSpec] = []
-        self.hidden: list[Tensor] = []
-        self.attended: list[Tensor] = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
         assert layer == len(self.specs)
         self.specs.append(spec)
         return q * spec.scale + (k * v).repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-
-    def enter_layer(self, hidden: Tensor) -> None:
-        self.hidden.append(hidden.clone())
-
-    def leave_attention(self, layer: int, out: Tensor) -> None:
-        self.attended.append(out.clone())
 
 
 def bound(architecture: str, dtype: torch.dtype) -> Any:

@@ -33,7 +33,7 @@ def test_scores_of_unrotated_keys(name: str, tmp_path: Path) -> None:
     kept = []
     for chunk in (16, None):
         with LLM(tmp_path, kv_memory="4MiB", block_size=4, prefill_chunk=chunk, dtype="float32") as llm:
-            outputs = llm.generate(prompts, params)
+            outputs = llm.generate(prompts, params * len(prompts))
             llm.check_integrity()
         reports = [output.outputs[0].eviction for output in outputs]
         assert all(report is not None and report.compression > 2 for report in reports)

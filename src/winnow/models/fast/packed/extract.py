@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.bind.residuals import decoder_layers
+from winnow.models.bind.layers import decoder_layers
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.fused.probe import trial_logits
 from winnow.models.fast.packed.decoder import PackedDecoder, RotaryEmbedding
