@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from winnow.models.load.processor import image_token
 from winnow.values.images import PromptImage
@@ -42,6 +41,8 @@ class PackedImages:
         Tokens that the model has for pictures and that stand for none, since a text holds them or they were sampled,
         keep their own embeddings.
         """
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
         if not len(self.tokens):
             return {}
         places = torch.nonzero(tokens == image_token(model.config))[:, 0]
