@@ -19,6 +19,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
+    Qwen3_5Config,
     Qwen3VLConfig,
     SmolVLMConfig,
 )
@@ -118,6 +119,29 @@ _QWEN_PIXELS = {
 }
 
 
+def _qwen3_5(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return Qwen3_5Config(
+        text_config=TEXT
+        | {
+            "vocab_size": size,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "head_dim": 32,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [2, 3, 3],
+                "mrope_interleaved": True,
+                "partial_rotary_factor": 0.5,
+            },
+        },
+        vision_config=_QWEN_TOWER | {"depth": 2, "num_position_embeddings": 16},
+        **_qwen(ids),
+    )
+
+
 def _idefics3(ids: dict[str, int], size: int) -> PretrainedConfig:
     return Idefics3Config(**_idefics(ids, size))
 
@@ -191,6 +215,14 @@ FAMILIES = {
     ),
     "qwen3_vl": Family(
         _QWEN_SPECIAL, _QWEN_MARK, _qwen3_vl, _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"}
+    ),
+    "qwen3_5": Family(
+        _QWEN_SPECIAL,
+        _QWEN_MARK,
+        _qwen3_5,
+        _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"},
+        # transformers reads any tokenizer of this type as bytes' pairs, and keeps added tokens alone.
+        tokenizer={"additional_special_tokens": [*_QWEN_SPECIAL, *WORDS]},
     ),
     "idefics3": Family(
         _IDEFICS_SPECIAL,

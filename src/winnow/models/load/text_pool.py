@@ -39,7 +39,7 @@ def text_pool(tokenizer: "PreTrainedTokenizerBase | None") -> int:
     width = PAPER_POOL
     for text, paper_chars in _SAMPLES.items():
         count = sum(len(tokenizer.encode(word, add_special_tokens=False)) for word in _words(text))
-        chars = sum(map(len, _words(text))) / count
+        chars = sum(map(len, _words(text))) / max(1, count)
         width = max(width, math.ceil(PAPER_POOL * paper_chars / chars - 1e-6))
     return min(width + (width + 1) % 2, _MAX_POOL)
 
