@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from image_models import FAMILIES, WORDS, generate, picture, processor_of, save
@@ -157,10 +158,14 @@ def test_a_picture_is_computed_once(small: LLM) -> None:
     features = small._engine._executor._images
     before = features.num_runs
     prompt = {"prompt": "w9 <image> w8 <image>", "multi_modal_data": {"image": [picture(21), picture(22)]}}
-    for _ in range(2):
-        small.reset_prefix_cache()
-        small.generate(prompt, GREEDY, use_tqdm=False)
-    assert features.num_runs == before + 2
+    processor: Any = small._prompts._processor
+    pixels = processor._own.image_processor
+    with patch.object(pixels, "preprocess", wraps=pixels.preprocess) as preprocess:
+        for _ in range(2):
+            small.reset_prefix_cache()
+            small.generate(prompt, GREEDY, use_tqdm=False)
+    assert features.num_runs == before + 2, "the tower"
+    assert preprocess.call_count == 4, "the processor, for each picture of each prompt"
     stats = small.stats()
     assert stats.image_bytes == sum(each.nbytes for kept in features._kept.values() for each in kept) > 0
 

@@ -118,31 +118,33 @@ class Processor:
                 f"prompt must hold {mark!r} once for each of its {len(images)} images, got it {count} times"
             )
         try:
-            ids, data = self._run(text, images, add_special_tokens=add_special_tokens)
-            alone = [data] if len(images) == 1 else [self._run(mark, [image])[1] for image in images]
+            data = [self._run(image) for image in images]
+            pieces = text.split(mark)
+            for index, each in enumerate(data):
+                pieces[index] += each["text_replacement_offsets"][0][0]["replacement"]
+            ids = self._own.tokenizer("".join(pieces), add_special_tokens=add_special_tokens)["input_ids"]
         except (ValueError, TypeError, RuntimeError, KeyError) as error:
             raise InvalidRequestError(f"images cannot be processed: {first_line(error)}") from error
-        return ids, self._images(ids, alone, [image.size for image in images])
+        return ids, self._images(ids, data, [image.size for image in images])
 
-    def _run(
-        self, text: str, images: "Sequence[Image]", *, add_special_tokens: bool = False
-    ) -> tuple[list[int], dict[str, Any]]:
-        out = self._own(
-            text=[text],
-            images=list(images),
-            add_special_tokens=add_special_tokens,
-            return_tensors="pt",
+    def _run(self, image: "Image") -> dict[str, Any]:
+        """Return what the processor makes of a picture alone: its pixels, and the text that takes its mark's place."""
+        return dict(
+            self._own(
+                text=[self._own.image_token],
+                images=[image],
+                add_special_tokens=False,
+                return_text_replacement_offsets=True,
+                return_tensors="pt",
+            )
         )
-        return out["input_ids"][0].tolist(), dict(out)
 
     def _images(
         self, ids: list[int], data: Sequence[Mapping[str, Any]], sizes: Sequence[tuple[int, int]]
     ) -> tuple[PromptImage, ...]:
         inputs = [self._inputs(each) for each in data]
         found = np.flatnonzero(np.array(ids) == self._token)
-        counts = [len(found)]
-        if len(data) > 1:
-            counts = [int((each["input_ids"] == self._token).sum()) for each in data]
+        counts = [int((each["input_ids"] == self._token).sum()) for each in data]
         if sum(counts) != len(found):
             raise InvalidRequestError(
                 f"images must be {sum(counts)} tokens of the prompt, got {len(found)}: a text holds their token too"
