@@ -35,6 +35,7 @@ def listed(server: Running, headers: dict[str, str] = ONE) -> dict[str, dict[str
         ({"session_id": "named"}, {}),
         ({}, {"x-session-id": "named"}),
         ({"prompt_cache_key": "named", "prompt_cache_retention": "24h"}, {}),
+        ({"session_id": "named", "ttl": 7200}, {}),
     ],
 )
 def test_a_chat_is_a_session(keyed: Running, fields: dict[str, Any], headers: dict[str, str]) -> None:
@@ -48,7 +49,7 @@ def test_a_chat_is_a_session(keyed: Running, fields: dict[str, Any], headers: di
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] >= known - 2
     found = listed(keyed)["named"]
     assert (found["tier"], found["num_turns"]) == ("device", 2) and found["num_bytes"] > 0
-    assert (found["retained_seconds"] > 3600) == ("prompt_cache_retention" in fields)
+    assert (found["retained_seconds"] > 3600) == bool({"prompt_cache_retention", "ttl"} & fields.keys())
     # Another tenant sees and deletes nothing.
     assert "named" not in listed(keyed, TWO)
     assert keyed.client.delete(f"{SESSIONS}/named", headers=TWO).status_code == 404
@@ -127,8 +128,8 @@ def test_a_session_ages_while_it_waits(keyed: Running) -> None:
         {"session_id": 5},
         {"session_id": "x" * 257},
         {"session_id": "x", "session_memory": "much"},
-        {"session_id": "x", "retention": -1},
-        {"session_id": "x", "retention": "long"},
+        {"session_id": "x", "ttl": -1},
+        {"session_id": "x", "ttl": "long"},
         {"session_memory": 1000},
         {"prompt_cache_key": 5},
     ],
@@ -137,9 +138,7 @@ def test_bad_sessions_are_refused(keyed: Running, fields: dict[str, Any]) -> Non
     body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, **fields}
     refused = keyed.post(CHAT, body, headers=ONE)
     assert refused.status_code == 400, refused.text
-    assert (
-        next(iter(fields)) in refused.text or "session_memory" in refused.text or "retention" in refused.text
-    )
+    assert next(iter(fields)) in refused.text or "session_memory" in refused.text or "ttl" in refused.text
 
 
 def test_conversations_that_went_to_disk_are_listed_there(tmp_path: Path) -> None:

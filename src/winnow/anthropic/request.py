@@ -90,9 +90,9 @@ def cache_session(body: Mapping[str, Any]) -> Record:
     text = json.dumps(body)
     if '"cache_control": {' not in text or body.get("session_id") is not None:
         return {}
-    seconds = 3600 if '"ttl": "1h"' in text else 300
+    kept = "1h" if '"ttl": "1h"' in text else "5m"
     first = sha256(json.dumps(_unmarked(parts), sort_keys=True).encode()).hexdigest()
-    return {"session_id": f"cache-{first[:32]}", "retention": seconds}
+    return {"session_id": f"cache-{first[:32]}", "prompt_cache_retention": kept}
 
 
 def _unmarked(value: Any) -> Any:

@@ -230,7 +230,7 @@ class Engine(RequestLoop):
             if new.observer is not None:
                 raise InvalidRequestError("use_beam_search must be false for inspect, got True")
             beams = BeamSearch.of(params, granted.max_tokens, self._model.eos_token_ids)
-        return Request.of(
+        request = Request.of(
             new,
             params,
             granted.max_tokens,
@@ -240,6 +240,8 @@ class Engine(RequestLoop):
             beams,
             granted.reserved_tokens,
         )
+        self.memory.sessions.check(request)
+        return request
 
     def _enqueue(self, request: Request) -> None:
         self.scheduler.add(request)

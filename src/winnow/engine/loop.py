@@ -334,8 +334,7 @@ class RequestLoop(ABC):
             try:
                 request = self._admit(new)
             except InvalidRequestError:  # its budget is too small for what stays whole
-                assert new.session is not None, "it is a session's"
-                sessions.drop(new.session.name, new.tenant)
+                sessions.drop_unless_kept(new)
                 continue
             self._requests.add(request)
             self._enqueue(request)

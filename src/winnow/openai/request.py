@@ -22,8 +22,8 @@ MAX_SEQUENCES = 1024
 """Most prompts of a request, and most prompts times answers."""
 MAX_MESSAGES = 4096
 MAX_PRIORITY = 2**31 - 1
-_RETENTIONS = {"in_memory": 3600, "24h": 24 * 3600}
-"""Seconds of OpenAI's words."""
+_RETENTIONS = {"in_memory": 3600, "5m": 300, "1h": 3600, "24h": 24 * 3600}
+"""Seconds of OpenAI's and Anthropic's words."""
 
 
 class Endpoint(enum.Enum):
@@ -160,12 +160,12 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
     """Take what a body says of its conversation out of `values`; OpenAI's names for it count where ours are missing."""
     key, kept = (_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
     name, memory = values.pop("session_id", None), values.pop("session_memory", None)
-    retention = values.pop("retention", _RETENTIONS.get(kept or ""))
-    release = values.pop("release", None)
+    ttl, release = values.pop("ttl", None), values.pop("release", None)
+    hint = ttl is None
     try:
-        if name is None and any(each is not None for each in (memory, retention, release)) and not key:
-            if kept is None or release is not None:
-                raise InvalidRequestError("session_memory, retention and release need a session_id")
+        if name is None and any(each is not None for each in (memory, ttl, kept, release)) and not key:
+            if any(each is not None for each in (memory, ttl, release)):
+                raise InvalidRequestError("session_memory, ttl and release need a session_id")
             return None
         if memory is not None:
             memory = parse_bytes(memory, "session_memory")
@@ -173,7 +173,13 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
         return (
             None
             if name is None
-            else SessionRequest(name, memory, retention, release=False if release is None else release)
+            else SessionRequest(
+                name,
+                memory,
+                _RETENTIONS.get(kept or "") if hint else ttl,
+                hint,
+                release=False if release is None else release,
+            )
         )
     except WinnowError as error:
         raise ApiError("invalid_request", str(error)) from None

@@ -24,7 +24,7 @@ from winnow.sampling.params import (
     SamplingParams,
 )
 from winnow.values.checks import MAX_COUNT, Limits
-from winnow.values.session_request import MAX_RETENTION, MAX_SESSION_NAME
+from winnow.values.session_request import MAX_SESSION_NAME, MAX_TTL
 
 
 class Form(BaseModel):
@@ -82,7 +82,7 @@ class BodyForm(Form):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = Field(None, description="a session_id, where there is none")
-    prompt_cache_retention: str | None = Field(None, description="in_memory or 24h")
+    prompt_cache_retention: str | None = Field(None, description="in_memory, 5m, 1h or 24h")
     session_id: str | None = Field(
         None,
         min_length=1,
@@ -92,8 +92,11 @@ class BodyForm(Form):
     session_memory: int | str | None = Field(
         None, description="bytes beyond which the conversation's oldest turns are compressed, such as 64MiB"
     )
-    retention: float | None = Field(
-        None, ge=0, le=MAX_RETENTION, description="seconds for which it gives way after all others"
+    ttl: float | None = Field(
+        None,
+        ge=0,
+        le=MAX_TTL,
+        description="seconds for which it is kept once idle, or the request is refused",
     )
     release: bool | None = Field(None, description="forget it when this answer has ended")
 

@@ -6,7 +6,7 @@ from winnow.errors import InvalidRequestError
 from winnow.values.checks import require
 
 MAX_SESSION_NAME = 256
-MAX_RETENTION = 7 * 24 * 3600
+MAX_TTL = 7 * 24 * 3600
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class SessionRequest:
     Attributes:
         name: of the session, unique within a tenant.
         memory: bytes of the device beyond which its oldest turns are compressed; None: as the engine's.
-        retention: seconds for which it gives way after all others; None: as it was.
+        ttl: seconds for which it is kept once it is idle, and after which it is forgotten first; None: as it was.
+        hint: the ttl is a wish: for as long it gives way to running requests alone.
         system: tokens of the system prompt, which stays whole.
         ages: it compresses the session, and is no turn of it.
         turn: number of turns before it, where it ages.
@@ -28,7 +29,8 @@ class SessionRequest:
 
     name: str
     memory: int | None = None
-    retention: float | None = None
+    ttl: float | None = None
+    hint: bool = False
     system: int = 0
     ages: bool = False
     turn: int = 0
@@ -43,12 +45,6 @@ class SessionRequest:
             require(
                 type(self.memory) is int and self.memory >= 0, "session_memory", "bytes", self.memory, error
             )
-        if self.retention is not None:
-            number = isinstance(self.retention, int | float) and not isinstance(self.retention, bool)
-            require(
-                number and 0 <= self.retention <= MAX_RETENTION,
-                "retention",
-                f"0 to {MAX_RETENTION} seconds",
-                self.retention,
-                error,
-            )
+        if self.ttl is not None:
+            number = isinstance(self.ttl, int | float) and not isinstance(self.ttl, bool)
+            require(number and 0 <= self.ttl <= MAX_TTL, "ttl", f"0 to {MAX_TTL} seconds", self.ttl, error)

@@ -65,7 +65,7 @@ class Memory:
         self.tenants = TenantTable(config.tenants)
         self.swap = Swap(executor, self.ledger, clock, self.tenants, costs)
         self.files = FileStore(executor, self.ledger, saved, cached)
-        self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory)
+        self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory, prefix_caching)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions)
         self.room = Room(config, self.ledger, self.prefixes)
         self._executor = executor
@@ -82,6 +82,7 @@ class Memory:
             idle: nothing runs, so memory that was refused is asked for again.
         """
         allocator = self.ledger.allocator
+        self.sessions.expire()
         if idle:
             allocator.refusal = None
         for kind, ahead in self._ahead.items():

@@ -103,6 +103,7 @@ class Room:
             f"{blocks} blocks ({format_bytes(ledger.bytes_of(blocks))}) and {pages} table pages, and there are "
             f"{size.num_blocks} ({format_bytes(ledger.bytes_of(size.num_blocks))}) and {size.num_pages}"
             + _explain_kinds(ledger)
+            + _explain_kept(ledger)
         )
 
     def growth(self, sequence: Sequence) -> int:
@@ -134,6 +135,11 @@ class Room:
         else:
             most = eviction.decode_blocks(layout, num_tokens)
         return min(max(most - held, 0), layout.rows_per_seq)
+
+
+def _explain_kept(ledger: Ledger) -> str:
+    kept = len(ledger.prefixes.kept_blocks)
+    return f"; sessions with a ttl hold {kept} ({format_bytes(ledger.bytes_of(kept))})" if kept else ""
 
 
 def _explain_kinds(ledger: Ledger) -> str:

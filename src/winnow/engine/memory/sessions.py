@@ -1,9 +1,11 @@
 """WHOSE conversations continue: handles on what the prefix index holds of their last states."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
+from math import inf
 
 import numpy as np
 
@@ -13,8 +15,9 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import IntArray
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.requests.request import Sequence
+from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.requests.tenant_table import TenantTable
+from winnow.errors import CapacityError, InvalidRequestError
 from winnow.eviction import EvictionPolicy
 from winnow.eviction.budgets import AdaptiveRows
 from winnow.eviction.keep import Keep
@@ -25,6 +28,7 @@ from winnow.sampling import SamplingParams
 from winnow.values.images import PromptImage, prefix_ids
 from winnow.values.session_request import SessionRequest
 from winnow.values.tenants import TenantName
+from winnow.values.units import format_bytes
 
 MAX_SESSIONS = 10_000
 TIERS = ("device", "partly", "disk", "gone")
@@ -34,6 +38,8 @@ AGING_PRIORITY = -(2**62)
 _SINKS = 4
 _MOST_COMPRESSION = 8
 """Tokens of old turns per KV that stays, at most: beyond it answers suffer, and a session goes as a whole."""
+_KEPT_PART = 0.5
+"""Part of the KV memory that sessions with a ttl may hold, so that requests find room beside them."""
 _FILLED = 0.75
 """Part of its budget that a session is compressed to, so that it has room for turns to come."""
 # By keys alone, which is known without any query: leverage costs no replay, and no accumulators.
@@ -65,6 +71,7 @@ class Session:
         rule: of the snapshot; a policy of None has compressed it for its age, and any request continues with it.
         keys: under which the index may hold it, those of the first tokens first.
         whole_from: the first token behind which compressions for its age have left everything.
+        kept: no room is made of it until `kept_until`, where it is idle; else it gives way after others.
     """
 
     name: str
@@ -79,6 +86,7 @@ class Session:
     rule: SessionRule | None = None
     whole_from: int = 0
     memory: int | None = None
+    kept: bool = False
     kept_until: float = 0.0
     last_used: float = 0.0
     num_turns: int = 0
@@ -110,6 +118,7 @@ class Sessions:
         clock: seconds.
         memory: bytes of the device that a session may take before its oldest turns are compressed; None: no limit.
         tenants: what all sessions of each may take, of which the least recently used are forgotten.
+        caching: False: there are no prefixes to keep.
     """
 
     def __init__(
@@ -119,15 +128,86 @@ class Sessions:
         tenants: TenantTable,
         files: FileStore,
         memory: int | None = None,
+        caching: bool = False,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._memory = memory
+        self._caching = caching
         self._tenants = tenants
         self._files = files
         self._sessions: OrderedDict[tuple[TenantName, str], Session] = OrderedDict()
         self._due: list[Session] = []
+        self._turns: dict[str, tuple[tuple[TenantName, str], int]] = {}  # unfinished: session, blocks to keep
+        self._expiry = inf
         self.reused_tokens = self.num_compressions = self.num_dropped = self.num_released = 0
+
+    # -- what is kept --------------------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        """Check that the session of a request can be kept for its ttl.
+
+        Raises:
+            InvalidRequestError: it is not of a kind that is kept whole.
+            CapacityError: it is too large beside others that are kept.
+        """
+        blocks = self._blocks_to_keep(request)
+        if not blocks:
+            return
+        self.expire()
+        layout, ledger = self._ledger.layout, self._ledger
+        alone = (
+            len(request.sequences) == 1 and request.beams is None and request.sequences[0].eviction is None
+        )
+        parts = layout.has_windows or layout.has_prefix_state or layout.value_tier is not None
+        if parts or not (alone and self._caching):
+            raise InvalidRequestError(
+                "ttl needs prefix caching, a model whose layers keep KVs alone, on the device, and one answer without "
+                "eviction, or the session cannot be kept whole"
+            )
+        key, most = _key(request), int(_KEPT_PART * ledger.size.num_blocks)
+        others = Counter[tuple[TenantName, str]]()
+        for each, session in self._sessions.items():
+            if session.kept:
+                known = filter(ledger.prefixes.knows, session.keys)
+                others[each] = len(ledger.prefixes.blocks_of([*known]))
+        for each, turn in self._turns.values():
+            others[each] = max(others[each], turn)
+        left = most - others.total() + others[key]
+        if blocks > left:
+            raise CapacityError(
+                f"ttl: the session needs {format_bytes(ledger.bytes_of(blocks))} to be kept, and of the "
+                f"{format_bytes(ledger.bytes_of(most))} in which sessions are kept "
+                f"{format_bytes(ledger.bytes_of(max(left, 0)))} are left"
+            )
+
+    def begin(self, request: Request) -> None:
+        """Note a turn that is queued: its session is not idle until it ends."""
+        if request.session is not None:
+            self._turns[request.request_id] = _key(request), self._blocks_to_keep(request)
+            self._note_pinned()
+
+    def expire(self) -> None:
+        """Let sessions whose ttl is over be the first to give way."""
+        if self._expiry == inf or (now := self._clock()) < self._expiry:
+            return
+        for session in self._sessions.values():
+            if session.kept and session.kept_until <= now:
+                session.kept = False
+                self._ledger.prefixes.age(self._own_keys(session, session.keys))
+        self._note_pinned()
+
+    def _blocks_to_keep(self, request: Request) -> int:
+        """Return the most blocks that the session of a request holds when that has ended; 0: it is not kept."""
+        terms, session = request.session, self._sessions.get(_key(request))
+        if terms is None or terms.ages or terms.release:
+            return 0
+        kept = session is not None and session.kept if terms.ttl is None else terms.ttl > 0 and not terms.hint
+        return (
+            self._ledger.layout.blocks_for(request.sequences[0].prompt_len + request.max_tokens)
+            if kept
+            else 0
+        )
 
     # -- turns ---------------------------------------------------------------------------------------------------
 
@@ -203,12 +283,14 @@ class Sessions:
         session.num_turns += 1
         session.last_used = now = self._clock()
         session.memory = terms.memory if terms.memory is not None else self._memory
-        if terms.retention is not None:
-            session.kept_until = now + terms.retention
+        if terms.ttl is not None:
+            session.kept, session.kept_until = terms.ttl > 0 and not terms.hint, now + terms.ttl
 
     def release(self, sequence: Sequence) -> None:
-        """Forget the session of a sequence that has ended, if that was its last turn."""
+        """Keep the session of a sequence that has ended for its ttl, or forget it, if that was its last turn."""
         terms = sequence.request.session
+        if self._turns.pop(sequence.request.request_id, None) is not None:
+            self._note_pinned()
         if terms is not None and terms.release:
             self.num_released += self.drop(terms.name, sequence.request.tenant)
 
@@ -281,17 +363,23 @@ class Sessions:
     def _discard(self, session: Session, keys: set[PrefixKey]) -> None:
         """Forget keys in the index that no other session has."""
         index = self._ledger.prefixes
-        for other in self._sessions.values():
-            if other is not session:
-                keys = keys.difference(other.keys)
-        for key in keys:
+        for key in self._own_keys(session, keys):
             if index.knows(key):
                 index.drop(key)
+
+    def _own_keys(self, session: Session, keys: Iterable[PrefixKey]) -> tuple[PrefixKey, ...]:
+        """Return those of some keys, in order, that no other session has."""
+        others = {key for each in self._sessions.values() if each is not session for key in each.keys}
+        return tuple(key for key in keys if key not in others)
 
     def _note_pinned(self) -> None:
         now = self._clock()
         pinned = [s for s in self._sessions.values() if s.kept_until > now]
         self._ledger.prefixes.pin(key for session in pinned for key in session.keys)
+        kept, busy = [s for s in pinned if s.kept], {key for key, _ in self._turns.values()}
+        idle = [s for s in kept if (s.tenant, s.name) not in busy]
+        self._ledger.prefixes.keep([key for session in idle for key in session.keys])
+        self._expiry = min((s.kept_until for s in kept), default=inf)
 
     def _bytes(self, session: Session) -> int:
         return self._ledger.prefixes.bytes_of(session.keys)
@@ -303,8 +391,8 @@ class Sessions:
                 self._due.append(session)
             else:  # compressed as far as it may be
                 self._drop_for_room(session)
-        while len(self._sessions) > MAX_SESSIONS:
-            self._drop_for_room(next(iter(self._sessions.values())))
+        for each in [*islice(self._sessions.values(), max(len(self._sessions) - MAX_SESSIONS, 0))]:
+            self._drop_for_room(each)
         limit = self._tenants.of(session.tenant).session_memory
         if limit is None:
             return
@@ -316,9 +404,17 @@ class Sessions:
             total -= self._bytes(each)
             self._drop_for_room(each)
 
+    def drop_unless_kept(self, new: NewRequest) -> None:
+        """Forget the session that a request was to compress, which was refused."""
+        assert new.session is not None, "it is a session's"
+        if (session := self._sessions.get((new.tenant, new.session.name))) is not None:
+            self._drop_for_room(session)
+
     def _drop_for_room(self, session: Session) -> None:
-        self.num_dropped += 1
-        self.drop(session.name, session.tenant)
+        session.aging = False
+        if not session.kept:
+            self.num_dropped += 1
+            self.drop(session.name, session.tenant)
 
     def _aging(self, session: Session) -> NewRequest | None:
         """Return a request whose prompt is a session's tokens, all of which it finds, with a round before the last."""
@@ -395,6 +491,10 @@ class Sessions:
             idle_seconds=self._clock() - session.last_used,
             retained_seconds=max(session.kept_until - self._clock(), 0.0),
         )
+
+
+def _key(request: Request) -> tuple[TenantName, str]:
+    return request.tenant, "" if request.session is None else request.session.name
 
 
 def continues(policy: EvictionPolicy) -> bool:

@@ -80,6 +80,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
+        self.memory.sessions.begin(request)
         self.memory.prefixes.prefetch(request.sequences[0])
 
     def schedule(self) -> ScheduledStep:
