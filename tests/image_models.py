@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3VLConfig,
     SmolVLMConfig,
 )
@@ -120,8 +121,20 @@ _QWEN_PIXELS = {
 
 
 def _qwen3_5(ids: dict[str, int], size: int) -> PretrainedConfig:
-    return Qwen3_5Config(
-        text_config=TEXT
+    return Qwen3_5Config(**_qwen3_5_parts(ids, size))
+
+
+def _qwen3_5_moe(ids: dict[str, int], size: int) -> PretrainedConfig:
+    parts = _qwen3_5_parts(ids, size)
+    experts = {"num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32}
+    return Qwen3_5MoeConfig(
+        **parts | {"text_config": parts["text_config"] | experts | {"num_experts_per_tok": 2}}
+    )
+
+
+def _qwen3_5_parts(ids: dict[str, int], size: int) -> dict[str, Any]:
+    return {
+        "text_config": TEXT
         | {
             "vocab_size": size,
             "layer_types": ["full_attention", "linear_attention", "full_attention"],
@@ -137,9 +150,9 @@ def _qwen3_5(ids: dict[str, int], size: int) -> PretrainedConfig:
                 "partial_rotary_factor": 0.5,
             },
         },
-        vision_config=_QWEN_TOWER | {"depth": 2, "num_position_embeddings": 16},
+        "vision_config": _QWEN_TOWER | {"depth": 2, "num_position_embeddings": 16},
         **_qwen(ids),
-    )
+    }
 
 
 def _idefics3(ids: dict[str, int], size: int) -> PretrainedConfig:
@@ -216,14 +229,17 @@ FAMILIES = {
     "qwen3_vl": Family(
         _QWEN_SPECIAL, _QWEN_MARK, _qwen3_vl, _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"}
     ),
-    "qwen3_5": Family(
-        _QWEN_SPECIAL,
-        _QWEN_MARK,
-        _qwen3_5,
-        _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"},
-        # transformers reads any tokenizer of this type as bytes' pairs, and keeps added tokens alone.
-        tokenizer={"additional_special_tokens": [*_QWEN_SPECIAL, *WORDS]},
-    ),
+    **{
+        name: Family(
+            _QWEN_SPECIAL,
+            _QWEN_MARK,
+            config,
+            _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"},
+            # transformers reads any tokenizer of these types as byte-level BPE, and keeps added tokens alone.
+            tokenizer={"additional_special_tokens": [*_QWEN_SPECIAL, *WORDS]},
+        )
+        for name, config in (("qwen3_5", _qwen3_5), ("qwen3_5_moe", _qwen3_5_moe))
+    },
     "idefics3": Family(
         _IDEFICS_SPECIAL,
         "<image>",

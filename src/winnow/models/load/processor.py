@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 FILES = ("processor_config.json", "preprocessor_config.json")
 _VIDEO = "video_processor"
 
-
-SERVED = ("idefics3", "internvl", "lfm2_vl", "mistral3", "qwen2_5_vl", "qwen3_5", "qwen3_vl", "smolvlm")
+_QWEN = ("qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl")
+SERVED = ("idefics3", "internvl", "lfm2_vl", "mistral3", *_QWEN, "smolvlm")
 """Model types whose pictures are read as transformers reads them, which tests/models/test_images.py holds."""
 _BOTH_WAYS = "the tokens of a picture see each other in both directions in {}, and attention here is causal"
 _REFUSED = {
