@@ -147,13 +147,30 @@ def test_conversations_that_went_to_disk_are_listed_there(tmp_path: Path) -> Non
         LLM(kv_memory="600KiB", max_model_len=92, prefix_cache_dir=tmp_path) as llm,
         running(llm) as server,
     ):
+        said = {}
         for name in ("first", "second"):
-            body = {"prompt": name + LONG, "max_tokens": 4, "session_id": name}
-            assert server.post("/v1/completions", body).status_code == 200
+            body = {"prompt": name + LONG, "max_tokens": 4, "session_id": name, "return_token_ids": True}
+            [answer] = server.post("/v1/completions", body).json()["choices"]
+            said[name] = answer["prompt_token_ids"] + answer["token_ids"]
         eventually(lambda: listed(server, {})["first"]["tier"] == "disk", "it is not on disk")
         assert listed(server, {})["second"]["tier"] == "device"
-        body = {"prompt": "first" + LONG + "And then?", "max_tokens": 4, "session_id": "first"}
-        assert server.post("/v1/completions", body).status_code == 200
+        # It comes back before its next turn, and nothing is generated.
+        body = {"prompt": said["first"], "session_id": "first"}
+
+        def loaded() -> int:
+            return llm.stats().disk_tier.loaded_tokens  # type: ignore[union-attr]
+
+        before = llm.stats().generated_tokens, llm.stats().prompt_tokens
+        usage = server.post("/v1/completions", body | {"prefetch": True}).json()["usage"]
+        assert usage["completion_tokens"] == 0 and usage["prompt_tokens_details"]["cached_tokens"] > 40
+        assert (llm.stats().generated_tokens, llm.stats().prompt_tokens) == before
+        assert listed(server, {})["first"]["tier"] == "device" and loaded() > 40
+        refused = server.post("/v1/completions", body | {"prefetch": True, "ttl": 5})
+        assert refused.status_code == 400 and "prefetch goes without ttl" in refused.text
+        brought = loaded()
+        again = server.post("/v1/completions", body | {"prompt": [*said["first"], 5], "max_tokens": 4})
+        cached = again.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == len(said["first"]) - 1 and loaded() == brought
         text = server.client.get("/metrics").text
         values = dict(re.findall(r"^winnow_(disk_\w+|sessions)\{.*\} (\S+)$", text, re.MULTILINE))
         assert float(values["disk_loaded_tokens_total"]) > 40 and float(values["disk_bytes_used"]) > 1000

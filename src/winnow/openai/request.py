@@ -160,12 +160,13 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
     """Take what a body says of its conversation out of `values`; OpenAI's names for it count where ours are missing."""
     key, kept = (_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
     name, memory = values.pop("session_id", None), values.pop("session_memory", None)
-    ttl, release = values.pop("ttl", None), values.pop("release", None)
+    ttl, *flags = (values.pop(name, None) for name in ("ttl", "prefetch", "release"))
     hint = ttl is None
+    prefetch, release = (False if flag is None else flag for flag in flags)
     try:
-        if name is None and any(each is not None for each in (memory, ttl, kept, release)) and not key:
-            if any(each is not None for each in (memory, ttl, release)):
-                raise InvalidRequestError("session_memory, ttl and release need a session_id")
+        if name is None and any(each is not None for each in (memory, ttl, kept, *flags)) and not key:
+            if any(each is not None for each in (memory, ttl, *flags)):
+                raise InvalidRequestError("session_memory, ttl, prefetch and release need a session_id")
             return None
         if memory is not None:
             memory = parse_bytes(memory, "session_memory")
@@ -178,7 +179,8 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
                 memory,
                 _RETENTIONS.get(kept or "") if hint else ttl,
                 hint,
-                release=False if release is None else release,
+                prefetch=prefetch,
+                release=release,
             )
         )
     except WinnowError as error:

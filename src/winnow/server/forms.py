@@ -98,6 +98,9 @@ class BodyForm(Form):
         le=MAX_TTL,
         description="seconds for which it is kept once idle, or the request is refused",
     )
+    prefetch: bool | None = Field(
+        None, description="generate nothing: bring back what files hold of the prompt"
+    )
     release: bool | None = Field(None, description="forget it when this answer has ended")
 
 

@@ -24,6 +24,7 @@ class SessionRequest:
         system: tokens of the system prompt, which stays whole.
         ages: it compresses the session, and is no turn of it.
         turn: number of turns before it, where it ages.
+        prefetch: nothing is generated: what files hold of the prompt comes back before the next turn.
         release: it is the last turn: the session is forgotten when it ends.
     """
 
@@ -34,13 +35,21 @@ class SessionRequest:
     system: int = 0
     ages: bool = False
     turn: int = 0
+    prefetch: bool = False
     release: bool = False
 
     def __post_init__(self) -> None:
         error, name = InvalidRequestError, self.name
         named = isinstance(name, str) and 0 < len(name) <= MAX_SESSION_NAME
         require(named, "session_id", f"a text of 1 to {MAX_SESSION_NAME} characters", name, error)
-        require(isinstance(self.release, bool), "release", "true or false", self.release, error)
+        for field in ("prefetch", "release"):
+            require(
+                isinstance(getattr(self, field), bool), field, "true or false", getattr(self, field), error
+            )
+        if self.prefetch and (
+            self.release or (self.ttl is not None and not self.hint) or self.memory is not None
+        ):
+            raise error("prefetch goes without ttl, release and session_memory, which are a turn's")
         if self.memory is not None:
             require(
                 type(self.memory) is int and self.memory >= 0, "session_memory", "bytes", self.memory, error

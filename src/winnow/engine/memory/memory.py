@@ -136,6 +136,13 @@ class Memory:
         self.swap.resume(sequence)
         return True
 
+    def prefetch(self, sequence: Sequence) -> bool:
+        """Bring what files hold of a waiting sequence's prompt to the device. False: it is being read."""
+        if not self.prefixes.is_ready(sequence, lambda: True):
+            return False
+        sequence.request.num_cached_tokens = self.prefixes.find(sequence).state.num_computed
+        return True
+
     def append(self, planned: SequenceType[tuple[Sequence, int]]) -> None:
         """Take room for the next tokens of each sequence, as many as stand beside it.
 

@@ -148,19 +148,19 @@ class Sessions:
         """Check that the session of a request can be kept for its ttl.
 
         Raises:
-            InvalidRequestError: it is not of a kind that is kept whole.
+            InvalidRequestError: it is not of a kind that is kept whole, or there is nothing to prefetch from.
             CapacityError: it is too large beside others that are kept.
         """
-        blocks = self._blocks_to_keep(request)
+        blocks, alone = self._blocks_to_keep(request), len(request.sequences) == 1 and request.beams is None
+        fetches = request.session is not None and request.session.prefetch
+        if fetches and not (alone and self._caching and self._files.has_any):
+            raise InvalidRequestError("prefetch needs prefix caching with a prefix_cache_dir, and one answer")
         if not blocks:
             return
         self.expire()
         layout, ledger = self._ledger.layout, self._ledger
-        alone = (
-            len(request.sequences) == 1 and request.beams is None and request.sequences[0].eviction is None
-        )
         parts = layout.has_windows or layout.has_prefix_state or layout.value_tier is not None
-        if parts or not (alone and self._caching):
+        if parts or request.sequences[0].eviction is not None or not (alone and self._caching):
             raise InvalidRequestError(
                 "ttl needs prefix caching, a model whose layers keep KVs alone, on the device, and one answer without "
                 "eviction, or the session cannot be kept whole"
@@ -200,7 +200,7 @@ class Sessions:
     def _blocks_to_keep(self, request: Request) -> int:
         """Return the most blocks that the session of a request holds when that has ended; 0: it is not kept."""
         terms, session = request.session, self._sessions.get(_key(request))
-        if terms is None or terms.ages or terms.release:
+        if terms is None or terms.ages or terms.release or terms.prefetch:
             return 0
         kept = session is not None and session.kept if terms.ttl is None else terms.ttl > 0 and not terms.hint
         return (

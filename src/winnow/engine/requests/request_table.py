@@ -173,7 +173,9 @@ class RequestTable:
         try:
             self._states[sequence].finish()
             request, tail = sequence.request, sequence.request.params.template_tail
-            if request.prompt is not None and tail and not request.images:  # a chat template made it
+            if (
+                request.prompt is not None and tail and not request.images and sequence.output_token_ids
+            ):  # a chat template made it
                 self.turns.add(
                     request.tenant, request.prompt, request.prompt_token_ids, tail, sequence.output_token_ids
                 )

@@ -83,8 +83,13 @@ class Running(SequenceType[Sequence]):
         if not self._sequences:
             self._memory.flush()
 
+    def end_unstarted(self, sequence: Sequence) -> None:
+        """End a waiting sequence that generates nothing."""
+        self.finish(sequence, "stop")
+        self._failed.append(sequence)
+
     def take_failed(self) -> list[Sequence]:
-        """Return sequences that ended since the last call because they fit nowhere, with the reason set."""
+        """Return sequences that ended since the last call without a step, with the reason set."""
         failed, self._failed = self._failed, []
         return failed
 

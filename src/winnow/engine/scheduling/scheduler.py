@@ -59,6 +59,7 @@ class Scheduler:
     ) -> None:
         self._config = config
         self._clock = clock
+        self._prefetching: list[Sequence] = []
         self.memory = memory = memory or Memory(executor, clock, config)
         self.ledger = memory.ledger
         self.drafts = Drafts(config.speculative_config, executor.layout, draft_source)
@@ -82,6 +83,8 @@ class Scheduler:
         self.waiting.add(request)
         self.memory.sessions.begin(request)
         self.memory.prefixes.prefetch(request.sequences[0])
+        if request.session is not None and request.session.prefetch:
+            self._prefetching.append(request.sequences[0])
 
     def schedule(self) -> ScheduledStep:
         """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
@@ -98,6 +101,8 @@ class Scheduler:
         rounds.start_step()
         self._order.keep_limits(self.running)
         while True:
+            if self._prefetching:
+                self._prefetching = [s for s in self._prefetching if not self._end_prefetch(s)]
             self._resume_next()
             drop_finished(memory, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
@@ -214,7 +219,7 @@ class Scheduler:
 
     def _start(self, sequence: Sequence, budget: int) -> int:
         """Start a waiting sequence if it fits. Returns the tokens that it computes in this step, or 0."""
-        if sequence.kv.host_id is not None:
+        if sequence.kv.host_id is not None or sequence in self._prefetching:
             return 0  # a swapped one resumes before the next step is planned
         self.decisions.note_start(sequence, self.waiting, self.running)
         count = self.memory.take(sequence, self.running, lambda: self._chunk(sequence, budget))
@@ -227,6 +232,12 @@ class Scheduler:
         self.running.enter(sequence)
         self.decisions.started(sequence)
         return count
+
+    def _end_prefetch(self, sequence: Sequence) -> bool:
+        """End a sequence that generates nothing, once what it asks for is there. False: it still waits."""
+        if not sequence.finished and self.memory.prefetch(sequence):
+            self.running.end_unstarted(sequence)
+        return sequence.finished
 
     def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
