@@ -281,3 +281,37 @@ def test_a_ttl_is_kept_or_refused(open_llm: Any) -> None:
             break
     assert allocator.num_used == 0
     assert tiers()["kept"] != "device" and tiers()["older"] == tiers()["younger"] == "device"
+
+
+def test_idle_sessions_are_compressed_then_moved_then_forgotten(open_llm: Any, tmp_path: Path) -> None:
+    """Each step is counted, and a session comes back from disk as it was compressed."""
+    memory = 200 * TOKEN_BYTES
+    llm = open_llm(kv_memory="4MiB", session_memory=memory, prefix_cache_dir=tmp_path)
+    roomy = open_llm(session_memory=memory)  # where it stays on the device
+    for each in (roomy, llm):
+        messages: list[dict[str, str]] = []
+        for question in (LONG, "And then?", LONG, "Why?"):
+            messages.append({"role": "user", "content": question})
+            [output] = each.chat(messages, ANSWER, session_id="one")
+            messages.append({"role": "assistant", "content": output.outputs[0].text})
+            finish(each)
+    [session] = llm.sessions()
+    stats = llm.stats()
+    assert session.compressed and session.tier == "device" and session.num_bytes <= memory
+    assert stats.session_compressions >= 1 and not stats.sessions_dropped
+    for number in range(4):
+        llm.generate([[number + 300] * 200], ANSWER)
+    llm.write_prefixes()
+    llm.check_integrity()
+    assert llm.sessions()[0].tier == "disk" and llm.stats().sessions["disk"] == 1
+    known = known_tokens(output)
+    [again] = llm.generate([[*known, 5]], ANSWER, session_id="one")
+    [expected] = roomy.generate([[*known, 5]], ANSWER, session_id="one")
+    assert again.num_cached_tokens == expected.num_cached_tokens >= len(known) - 3
+    assert again.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert again.outputs[0].eviction == expected.outputs[0].eviction is not None
+    tier = llm.stats().disk_tier
+    assert tier is not None and tier.loaded_tokens >= again.num_cached_tokens
+    finish(llm)
+    llm.reset_prefix_cache()  # files too
+    assert llm.sessions()[0].tier == "gone" and llm.stats().sessions["gone"] == 1

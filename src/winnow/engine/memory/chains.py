@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceType
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from enum import Enum
 from hashlib import sha256
 from typing import Any
@@ -12,6 +12,15 @@ from winnow.engine.requests.request import Sequence
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.values.json_values import dump_json, json_value
 from winnow.values.tenants import TenantName
+
+
+@dataclass(frozen=True)
+class SessionRule:
+    """Rule that a session's snapshot follows from besides its tokens: its own turns alone see it."""
+
+    name: str
+    policy: EvictionPolicy | None
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 def chain_of(
@@ -66,6 +75,13 @@ def known_snapshots(
         assert earlier is not None, "the chain has as many"
         yield earlier.context_len, key, rule, earlier
         earlier = earlier.after
+
+
+def stored_accumulators(rule: Hashable) -> int | None:
+    """Return accumulators per KV of a snapshot's file; None: its rule cannot be checked by who reads it."""
+    if isinstance(rule, SequenceEviction):
+        return rule.policy.score.num_accumulators if is_portable(rule.policy) else None
+    return 0 if isinstance(rule, SessionRule) and rule.policy is None else None
 
 
 def is_portable(policy: EvictionPolicy) -> bool:

@@ -1,7 +1,7 @@
 """STORE of prefixes in files: what sequences leave goes there as they end, and comes back before others start."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
-from winnow.engine.memory.chains import is_portable, known_snapshots
+from winnow.engine.memory.chains import known_snapshots, stored_accumulators
 from winnow.engine.memory.saved_documents import SavedDocuments
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import SequenceEviction
@@ -46,7 +46,7 @@ class Fetch:
 
     parts: list[DiskPart]
     first: list[int]
-    rule: SequenceEviction | None = None
+    rule: Hashable = None
     files: PrefixFiles | None = None
     future: "Future[list[SavedPrefix]] | None" = None
     early: bool = False
@@ -136,12 +136,23 @@ class FileStore:
                 self._put_keys.update(link.key for link in links[first:end])
             first = max(end, first + 1)
         for key, rule in chain.snapshots.values():
-            snapshot = self._ledger.prefixes.find_snapshot(key)
-            if snapshot is not None and isinstance(rule, SequenceEviction):
-                if is_portable(rule.policy) and tier.snapshot(key) is None and key not in self._put_keys:
-                    self._puts.append(_Put(snapshot=snapshot))
-                    self._put_keys.add(key)
+            if isinstance(rule, SequenceEviction) and self._ledger.prefixes.find_snapshot(key) is not None:
+                self.put_snapshot(key)
                 return  # the longest: shorter ones are of use to few
+
+    def put_snapshot(self, key: PrefixKey) -> None:
+        """Queue a snapshot of the index for writing, unless it is on disk, or its rule is of one process alone."""
+        tier, snapshot = self.cached, self._ledger.prefixes.find_snapshot(key)
+        if (
+            tier is None
+            or not tier.is_writing
+            or snapshot is None
+            or stored_accumulators(snapshot.rule) is None
+        ):
+            return
+        if tier.snapshot(key) is None and key not in self._put_keys:
+            self._puts.append(_Put(snapshot=snapshot))
+            self._put_keys.add(key)
 
     def write(self, *, all_of_it: bool = False) -> None:
         """Copy queued prefixes from the cache, up to the limit of memory or all; threads write them to disk."""
@@ -285,9 +296,9 @@ class FileStore:
         self, files: PrefixFiles, snapshot: Snapshot, notes: Mapping[str, Any], **more: str
     ) -> tuple[int, Callable[[], bytes]]:
         """Copy a snapshot from the cache. Returns its bytes, and a function that returns those of its file."""
-        assert isinstance(snapshot.rule, SequenceEviction), "a session's own is not written"
         data, states = self._executor.read_blocks(snapshot.blocks), self._executor.read_states(snapshot.key)
-        accumulators = snapshot.rule.policy.score.num_accumulators
+        accumulators = stored_accumulators(snapshot.rule)
+        assert accumulators is not None, "what cannot be checked is not written"
         return data.nbytes, partial(files.form.encode, snapshot, data, accumulators, notes, states, **more)
 
     def _fetch(self, sequence: Sequence, most_tokens: int) -> Fetch:
@@ -309,11 +320,10 @@ class FileStore:
         for computed, key, rule, _ in known_snapshots(sequence):
             if self._ledger.prefixes.knows(key):
                 return Fetch([], [])
-            if not isinstance(rule, SequenceEviction) or not is_portable(rule.policy):
+            if (accumulators := stored_accumulators(rule)) is None:
                 continue
             for files in self._sources:
                 if (file := files.snapshot(key)) is not None:
-                    accumulators = rule.policy.score.num_accumulators
                     part = DiskPart(file, key, sequence.prefix_ids[:computed], accumulators)
                     return Fetch([part], [0], rule, files)
         return None
@@ -423,7 +433,7 @@ class FileStore:
             files.count_loaded(sum(len(links[numbers[key]][1]) for key in kept))
 
     def _place_snapshot(
-        self, found: SavedPrefix, key: PrefixKey, token_ids: list[int], rule: SequenceEviction
+        self, found: SavedPrefix, key: PrefixKey, token_ids: list[int], rule: Hashable
     ) -> bool:
         """Add a snapshot that was read to the index. Returns False if there is no memory for it."""
         blocks = self._take_filled(found)

@@ -13,6 +13,7 @@ from winnow.attention import Smoothing
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.layout import IntArray
+from winnow.engine.memory.chains import SessionRule
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Request, Sequence
@@ -46,15 +47,6 @@ _FILLED = 0.75
 _AGING = EvictionPolicy(
     Leverage(pool=Smoothing(3, "average")), AdaptiveRows(), Keep(sinks=_SINKS), When(after_prefill=True)
 )
-
-
-@dataclass(frozen=True)
-class SessionRule:
-    """Rule that a session's snapshot follows from besides its tokens: its own turns alone see it."""
-
-    name: str
-    policy: EvictionPolicy | None
-    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(eq=False)
@@ -354,6 +346,7 @@ class Sessions:
         self._ledger.prefix_rows.take_snapshot(slot, key, token_ids, rule, kv.num_rounds, kv.position_offset)
         if index.knows(key):
             session.snapshot, session.rule, session.num_compressed = key, rule, computed
+            self._files.put_snapshot(key)
 
     def _drop_snapshot(self, session: Session) -> None:
         if session.snapshot is not None and self._ledger.prefixes.knows(session.snapshot):
