@@ -270,7 +270,7 @@ def test_a_ttl_is_kept_or_refused(open_llm: Any) -> None:
         llm.generate([[5] * 40], replace(ANSWER, eviction="streaming", kv_budget=30), session_id="kept")
     assert "second" not in tiers()
     # Its next turn finds it, and keeps more of it; after the ttl it goes first.
-    grown = turn("kept", 300, 90)
+    grown = turn("kept", 300, 90, ttl=5, hint=True)  # a wish does not shorten it
     assert grown.num_cached_tokens >= 80 and allocator.num_used == blocks_for(93)
     turn("younger", 323)
     turn("older", 324)
@@ -281,6 +281,16 @@ def test_a_ttl_is_kept_or_refused(open_llm: Any) -> None:
             break
     assert allocator.num_used == 0
     assert tiers()["kept"] != "device" and tiers()["older"] == tiers()["younger"] == "device"
+
+
+@pytest.mark.parametrize("terms", [{"ttl": 5}, {"prefetch": True}])
+@pytest.mark.parametrize("options", [{"engine": "padded"}, {"enable_prefix_caching": False}])
+def test_what_cannot_act_is_refused(open_llm: Any, options: dict[str, Any], terms: dict[str, Any]) -> None:
+    llm = open_llm(**options)
+    request = llm.new_request(TokenizedPrompt(None, [5] * 40), ANSWER, session=SessionRequest("one", **terms))
+    with pytest.raises(InvalidRequestError, match=next(iter(terms))):
+        llm.submit_all([request])
+    assert not llm.has_unfinished
 
 
 def test_idle_sessions_are_compressed_then_moved_then_forgotten(open_llm: Any, tmp_path: Path) -> None:

@@ -67,6 +67,8 @@ class PaddedEngine(RequestLoop):
     def _admit(self, new: NewRequest) -> Request:
         if new.observer is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
+        if (terms := new.session) is not None and (terms.prefetch or (terms.ttl and not terms.hint)):
+            raise InvalidRequestError("ttl and prefetch need engine=paged: no KVs stay of an ended request")
         max_tokens = self._admission.admit(new.token_ids, new.params)
         return Request.of(new, self._executor.with_seed(new.params), max_tokens, self._clock())
 

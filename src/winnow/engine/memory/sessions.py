@@ -177,7 +177,7 @@ class Sessions:
         """Note a turn that is queued: its session is not idle until it ends."""
         if request.session is not None:
             self._turns[request.request_id] = _key(request), self._blocks_to_keep(request)
-            self._note_pinned()
+            self._note_kept(_key(request))
 
     def expire(self) -> None:
         """Let sessions whose ttl is over be the first to give way."""
@@ -189,12 +189,18 @@ class Sessions:
                 self._ledger.prefixes.age(self._own_keys(session, session.keys))
         self._note_pinned()
 
+    def _note_kept(self, key: tuple[TenantName, str]) -> None:
+        if (session := self._sessions.get(key)) is not None and session.kept:
+            self._note_pinned()
+
     def _blocks_to_keep(self, request: Request) -> int:
         """Return the most blocks that the session of a request holds when that has ended; 0: it is not kept."""
         terms, session = request.session, self._sessions.get(_key(request))
         if terms is None or terms.ages or terms.release or terms.prefetch:
             return 0
-        kept = session is not None and session.kept if terms.ttl is None else terms.ttl > 0 and not terms.hint
+        kept = session is not None and session.kept
+        if terms.ttl is not None and not terms.hint:
+            kept = terms.ttl > 0
         return (
             self._ledger.layout.blocks_for(request.sequences[0].prompt_len + request.max_tokens)
             if kept
@@ -275,14 +281,14 @@ class Sessions:
         session.num_turns += 1
         session.last_used = now = self._clock()
         session.memory = terms.memory if terms.memory is not None else self._memory
-        if terms.ttl is not None:
+        if terms.ttl is not None and not (terms.hint and session.kept):
             session.kept, session.kept_until = terms.ttl > 0 and not terms.hint, now + terms.ttl
 
     def release(self, sequence: Sequence) -> None:
         """Keep the session of a sequence that has ended for its ttl, or forget it, if that was its last turn."""
         terms = sequence.request.session
-        if self._turns.pop(sequence.request.request_id, None) is not None:
-            self._note_pinned()
+        if (turn := self._turns.pop(sequence.request.request_id, None)) is not None:
+            self._note_kept(turn[0])
         if terms is not None and terms.release:
             self.num_released += self.drop(terms.name, sequence.request.tenant)
 
