@@ -251,9 +251,9 @@ def test_images_are_refused_in_one_line(llm: LLM) -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}},
         {"type": "text", "text": "What is the content of this image?"},
     ]
-    with pytest.raises(InvalidRequestError, match="image_url") as refusal:
+    with pytest.raises(InvalidRequestError, match="models of type llama have no vision tower") as refusal:
         llm.chat([{"role": "user", "content": content}], GREEDY)
-    assert "text" in str(refusal.value) and "\n" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
 def test_metrics_and_profiles(llm: LLM) -> None:

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.cpu
 ISAS = _native.instruction_sets()
 TILE_ISAS = [isa for isa in ISAS if isa.startswith("amx")]
 # Largest difference from the reference, relative to what is compared, and absolute below 1.
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Where chunks over coded KVs are multiplied as bfloat16, which rounds what is decoded.
 ROUNDED_TOLERANCE = 4e-2
 BF16_ISAS = [isa for isa in ISAS if isa == "avx512_bf16" or isa.startswith("amx")]

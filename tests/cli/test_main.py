@@ -159,7 +159,6 @@ USAGE_ERRORS = [
         "unknown argument '--ctx-size'; llama.cpp's flag is in Winnow: --max-model-len",
     ),
     ("run P -o O -ngl 20", "must be 0, which is --device cpu, got '20'; --device cuda takes all layers"),
-    ("run P -o O --eviction fitted", "there is no file"),
     ("plan", "the following arguments are required: MODEL"),
     ("plan llama-3-8b --model llama-3-70b", "the model is given twice: llama-3-8b and --model llama-3-70b"),
     ("run P -o O --max-num-seqs 0", "max_num_seqs must be at least 1, got 0"),

@@ -90,7 +90,7 @@ def test_a_chat_begins_with_a_saved_document(
         (["--eviction", "winnow", "--compression", "1"], "must leave less than all"),
         (["--engine", "padded"], "needs engine=paged"),
     ],
-    ids=["full", "all", "signals", "padded"],
+    ids=["full", "all", "padded"],
 )
 def test_what_cannot_be_saved_is_refused(
     document: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], reason: str

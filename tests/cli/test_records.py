@@ -68,6 +68,8 @@ def test_what_eviction_did_is_told() -> None:
         "replay_seconds": 0.0,
         "mean_kept": 9.0,
         "compression": 20 / 9,
+        "kept_images": None,
+        "kept_text": None,
     }
 
 

@@ -67,7 +67,8 @@ def test_a_conversation_goes_on(keyed: Running, llm: LLM, monkeypatch: pytest.Mo
         {"role": "user", "content": "And then?"},
     ]
     whole = keyed.post(CHAT, {"messages": messages, "temperature": 0, "max_tokens": 5}, headers=TWO).json()
-    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    shared = whole["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert shared < llm.config.cache.block_size, "no more than how all chats begin"
     assert text_of(second) == whole["choices"][0]["message"]["content"]
     assert second["usage"]["input_tokens"] == whole["usage"]["prompt_tokens"]
     assert second["previous_response_id"] == first["id"]

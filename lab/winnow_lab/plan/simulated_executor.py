@@ -25,7 +25,6 @@ from winnow.eviction.budgets import Budget
 from winnow.sampling import SamplingParams
 from winnow_lab.plan.step_time import StepWork, TierTraffic
 
-_FLOAT32 = 4
 SAMPLED = 5
 """The token that every sequence samples."""
 
@@ -100,8 +99,7 @@ class SimulatedExecutor:
         return 0
 
     def state_bytes(self, slot: int) -> int:
-        # What `EngineSignals` saves of a sequence: a number for each layer, and one for all.
-        return _FLOAT32 * (self.layout.num_layers + 1) + self.layout.state_bytes
+        return self.layout.state_bytes
 
     def copy_work(self, num_blocks: int) -> StepWork:
         """Return the work of copying blocks to the host, or back."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from winnow.eviction import PRESETS
 from winnow.known_accuracy import DEMO, FILE, PAGE
 from winnow_lab.checkout import ROOT
 from winnow_lab.evaluate.cell import FULL_CELL
@@ -118,9 +119,9 @@ def _row(
 
 
 def rows() -> list[dict[str, Any]]:
-    """Every row, of the results that are named here and of those called known_*.json."""
+    """Every row of a policy that there is, of the results that are named here and of those called known_*.json."""
     added = sorted(path.stem for path in RESULTS.glob("known_*.json"))
-    return [row for name in (*REAL, *PAYOFF, *added) for row in known_rows(name)]
+    return [row for name in (*REAL, *PAYOFF, *added) for row in known_rows(name) if row["policy"] in PRESETS]
 
 
 def text(found: list[dict[str, Any]]) -> str:

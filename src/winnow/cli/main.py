@@ -47,7 +47,7 @@ COMMANDS = {
     "prefix": "save a compressed document, so that prompts that begin with it start from there",
     "policies": "list the eviction policies, or show one in full",
 }
-OF_THE_LAB = frozenset(("fit", "eval", "bench", "plan", "tune", "simulate"))
+OF_THE_LAB = frozenset(("eval", "bench", "plan", "tune", "simulate"))
 """Commands of winnow-lab, which join these by the entry points `winnow.commands`."""
 
 

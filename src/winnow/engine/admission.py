@@ -131,13 +131,14 @@ class Admission:
     ) -> Admitted:
         check_tokens(token_ids, params, self._vocab_size)
         asked = requested_eviction(self._config.eviction, params, self._traits)
-        given = asked
+        replaced = False
         if images and (why := _image_refusal(asked[0].policy, images)) is not None:
             if params.eviction is not None:
                 raise InvalidRequestError(f"eviction: {why}")
             asked = next(
                 each for each in self._substitutes(asked) if _image_refusal(each[0].policy, images) is None
             )
+            replaced = True
         policy = asked[0].policy
         context = (
             self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
@@ -188,7 +189,7 @@ class Admission:
             name,
             saved,
             reserved.get(self._config.cache.kv_reservation),
-            replay_replaced=each is not given,
+            replay_replaced=replaced or each is not asked,
         )
 
     def _alternatives(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:

@@ -215,7 +215,7 @@ class _Positions:
         self._shell.config = config
 
     def __call__(self, ids: list[int], inputs: Sequence[Mapping[str, NDArray[Any]]]) -> NDArray[np.int64]:
-        tokens = torch.tensor([ids])
+        tokens = torch.tensor([ids], device="cpu")
         grids = torch.cat([torch.from_numpy(each["image_grid_thw"]) for each in inputs])
         kinds = (tokens == image_token(self._config)).int()
         positions, _ = self._shell.get_rope_index(tokens, mm_token_type_ids=kinds, image_grid_thw=grids)

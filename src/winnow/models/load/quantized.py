@@ -83,7 +83,7 @@ class Codes:
 
 def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
     """Return the unsigned codes of 32-bit words, the lowest first, along a dimension; uint8."""
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device="cpu")
     shape = [-1 if i == dim % packed.ndim + 1 else 1 for i in range(packed.ndim + 1)]
     codes = packed.unsqueeze(dim % packed.ndim + 1) >> shifts.view(shape) & (1 << bits) - 1
     return codes.to(torch.uint8).flatten(dim % packed.ndim, dim % packed.ndim + 1)
@@ -101,7 +101,7 @@ def _read_gptq(take: Take, values: Mapping[str, Any]) -> Codes:
     stored = _unpack(zeros, bits, 1).T
     if values.get("checkpoint_format") != "gptq_v2":  # the first form holds zeros less one
         stored = stored + 1 & (1 << bits) - 1
-    inputs = torch.arange(codes.shape[1])
+    inputs = torch.arange(codes.shape[1], device="cpu")
     if group is not None and group.equal((inputs // (len(inputs) // scales.shape[0])).to(group)):
         group = None
     return Codes(bits, codes, scales.T, stored, group)
@@ -134,7 +134,13 @@ def _read_compressed(take: Take, values: Mapping[str, Any]) -> Codes:
     bits = next(iter(values["config_groups"].values()))["weights"]["num_bits"]
     codes = _unpack(packed, bits, 1)[:, : int(shape[1])].contiguous()
     if zeros is None:
-        return Codes(bits, codes, scales, torch.full(scales.shape, 1 << bits - 1, dtype=torch.int32), group)
+        return Codes(
+            bits,
+            codes,
+            scales,
+            torch.full(scales.shape, 1 << bits - 1, dtype=torch.int32, device="cpu"),
+            group,
+        )
     return Codes(bits, codes, scales, _unpack(zeros, bits, 0)[: len(scales)], group)
 
 
