@@ -39,6 +39,7 @@ STUDIES = (
     _module(
         "peers.run",
         "How fast is Winnow beside other engines within the same KV bytes?",
+        ("llama_cpp.md", "Q4_1: 1.3 to 1.5 times llama.cpp's decode"),
         ("peers.md", "W1: 1.39 times the full cache at 4x, 1.94 with int8 weights"),
         ("w1_peers_zen5.json", "numbers of W1 on that page"),
         ("w2_peers_zen5.json", "numbers of W2 on that page"),
