@@ -24,7 +24,7 @@ class Case:
     path: Path
     prompts: list[Any]
     """One picture, two pictures of other sizes, text alone, the first text with another picture, and a conversation
-    that goes on from the first with a picture in its second turn."""
+    that continues the first with a picture in its second turn."""
     expected: list[list[int]]
 
 

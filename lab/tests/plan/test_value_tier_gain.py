@@ -72,7 +72,7 @@ def test_plan_says_from_where_it_pays(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("top_n", [None, 128])
 def test_operations_a_byte_of_attention_are_table_1(top_n: int | None) -> None:
-    """What the text prints, but 1/N where it has 1/s for the values of the N largest."""
+    """Compare with the printed table, with the values term of the N largest as 1/N (the text prints 1/s)."""
     b, s, d, n = 8, 4096, 4096, 32
     h, rows = d / n, top_n or s
     found = {part: ops / read for part, (ops, read) in attention_costs(b, s, d, n, top_n).items()}

@@ -377,7 +377,7 @@ def page(rows: list[Row]) -> str:
 
 
 _BY_HAND = "\n## Images\n"
-"""Where the part of the page begins that is none of this output."""
+"""Heading of the section that regenerating the page leaves as it is."""
 
 
 @dataclass(frozen=True)

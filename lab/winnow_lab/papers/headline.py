@@ -133,7 +133,7 @@ def prompts_of(options: Options, llm: LLM, context: int, kind: str) -> list[Time
 
 
 def amount(method: str, compression: float) -> dict[str, Any]:
-    """What a request asks for."""
+    """Return the request's compression as an option; empty for a method without eviction."""
     return {"compression": compression} if "eviction" in METHODS[method] else {}
 
 
@@ -201,7 +201,7 @@ def mean_error(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """What was measured of a method at a compression, in one context.
+    """Measurements of one method at one compression and context length.
 
     Attributes:
         blocks: rows of answers, by kind and first prompt.
@@ -226,7 +226,7 @@ class Line:
         return cls(blocks, list(timed.values()), full)
 
     def scores(self, kind: str = "") -> list[float]:
-        """Of every prompt, or of a kind's."""
+        """Return the scores of all prompts, or of one kind of prompt."""
         rows = (row for block, row in self.blocks.items() if block.startswith(kind))
         return [each for row in rows for each in row["scores"]]
 
@@ -237,7 +237,7 @@ class Line:
 
     @property
     def lost(self) -> str | None:
-        """Of the answers beside those of the full cache."""
+        """Return the points lost against the full cache on the same prompts, with their error."""
         theirs = self.full.blocks if self.full else {}
         both = (block for block in self.blocks if block in theirs)
         return _lost([(self.blocks[block]["scores"], theirs[block]["scores"]) for block in both])

@@ -273,7 +273,7 @@ class EngineDriver:
             )
 
     def _serve(self) -> bool:
-        """Compute steps until nobody waits. Returns whether the thread is to go on."""
+        """Compute steps until no caller waits. Returns False once the thread should end."""
         while True:
             self._wake()
             if self._waits:
@@ -327,7 +327,7 @@ class EngineDriver:
                 box.unfinished.discard(output.request_id)
 
     def _end(self, names: Sequence[str]) -> None:
-        """Abort requests of which nobody wants an output."""
+        """Abort requests whose outputs no caller will read."""
         for name in names:
             box = self._mailboxes.pop(name, None)
             if box is not None:
@@ -380,7 +380,7 @@ def _perform(action: Callable[[], T], future: "Future[T]") -> None:
 
 
 def _result(future: "Future[T]") -> T:
-    """Return the result of a future that nobody else waits for; an interrupt withdraws it."""
+    """Return the result of a future that has no other waiter; an interrupt cancels it."""
     try:
         return future.result()
     except BaseException:

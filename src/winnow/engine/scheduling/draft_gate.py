@@ -139,7 +139,7 @@ class DraftGate:
         self._credit: float | None = None
 
     def drafts(self, num_sequences: int) -> bool:
-        """Return whether the next step of so many sequences may have drafts."""
+        """Return whether the next step, of this number of sequences, may have drafts."""
         if not self.adaptive:
             return True
         bound = upper_bound(num_sequences)

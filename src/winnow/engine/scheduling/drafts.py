@@ -64,7 +64,7 @@ class Drafts:
                 raise ConfigError(f"speculative_config is not served with this cache: {what}")
 
     def wanted(self, num_sequences: int) -> bool:
-        """Return whether the next step may have drafts, if so many sequences decode."""
+        """Return whether the next step may have drafts if this number of sequences decodes."""
         return self._config is not None and self.gate.drafts(num_sequences)
 
     def propose(self, decoding: SequenceType[Sequence], most: int) -> dict[Sequence, list[int]]:

@@ -71,7 +71,7 @@ def set_attention(model: PreTrainedModel, name: str) -> None:
 
 
 def attention_by_part(config: PretrainedConfig, name: str) -> str | dict[str, str]:
-    """Return what transformers is told, so that the text part takes its attention from a name, and others their own."""
+    """Return the `attn_implementation` argument: the named attention for the text part, each other part's default."""
     parts = {
         key: name for key in config.sub_configs if getattr(config, key, None) is config.get_text_config()
     }
