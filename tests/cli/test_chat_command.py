@@ -66,8 +66,8 @@ def test_what_is_said_beside_answers(
 @pytest.mark.parametrize(
     ("recommended", "typed_flags", "sampled", "said"),
     [
-        ({}, [], (0.7, 0.95, 0.05), True),
-        ({"max_tokens": 9}, ["--top-p", "0.5"], (0.7, 0.5, 0.05), True),
+        ({}, [], (0.3, 0.95, 0.05), True),
+        ({"max_tokens": 9}, ["--top-p", "0.5"], (0.3, 0.5, 0.05), True),
         ({}, ["--temperature", "0"], (0.0, 0.95, 0.05), False),
         ({"temperature": 1.0}, [], (1.0, 1.0, 0.0), False),
         ({"top_k": 20}, [], (1.0, 1.0, 0.0), False),
@@ -97,7 +97,7 @@ def test_where_the_model_recommends_nothing_answers_are_sampled_narrowly(
         assert main([*command, *typed_flags]) == 0
         params = opened[-1].params["stream"]
         assert (params.temperature, params.top_p, params.min_p) == sampled
-        assert capsys.readouterr().err.count("the model recommends no sampling: temperature 0.7") == said
+        assert capsys.readouterr().err.count("the model recommends no sampling: temperature 0.3") == said
 
 
 def test_a_file_goes_before_the_next_question(

@@ -220,7 +220,7 @@ def test_generate_streams_the_answer(llms: list[FakeLLM], capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("typed", "recommended", "said"),
     [
-        ((), {}, "temperature 0.7, top_p 0.95, min_p 0.05, up to 256 tokens (--temperature 0"),
+        ((), {}, "temperature 0.3, top_p 0.95, min_p 0.05, up to 256 tokens (--temperature 0"),
         (("--max-tokens", "none"), {"repetition_penalty": 1.1}, "min_p 0.05, up to the end of the context"),
         (("--max-tokens", "none"), {"top_p": 0.5}, None),
         (("--temperature", "1"), {}, None),
