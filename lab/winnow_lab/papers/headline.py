@@ -36,6 +36,8 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "kv-compress": {"eviction": "kv-compress", "pool": "text"},
     "kv-compress, pool of 7": {"eviction": "kv-compress"},
     "winnow-seen": {"eviction": "winnow-seen"},
+    "winnow-keys": {"eviction": "winnow-keys"},
+    "winnow-keys-pd, int8 KVs": {"eviction": "winnow-keys-pd", "kv_cache_dtype": "int8"},
     "batch-max": {"eviction": "batch-max"},
     "kv-compress-pd": {"eviction": "kv-compress-pd", "pool": "text"},
 }
