@@ -402,7 +402,7 @@ def test_the_page_shows_ratios_and_reasons(bench: Any) -> None:
         row("other", "u8", [], "a\nb"),
     ]
     table = "\n".join(
-        page.comparison({"work": "w2", "summary": "64 prompts", "configurations": rows}).markdown()
+        page.comparison({"work": "w1", "summary": "64 prompts", "configurations": rows}).markdown()
     )
     assert "| winnow, full cache | 8 sequences | 100 | 100-110 | 1.00 | 50% |" in table
     assert "| other, bf16 | 8 sequences | 50 |  | 0.50 | 50% |" in table

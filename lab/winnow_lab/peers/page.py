@@ -5,7 +5,6 @@ python lab/winnow_lab/peers/page.py docs/results/peers.md docs/results/w1_peers_
 
 import json
 import shlex
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +16,6 @@ from winnow_lab.report.tables import Footnotes, TextTable
 Report = Mapping[str, Any]
 TITLES = {
     "w1": "W1: a Llama of 107 million random parameters",
-    "w2": "W2: SmolLM2-135M-Instruct, RULER's needles",
-    "served": "Served: SmolLM2-135M-Instruct over HTTP",
 }
 NOTES = (
     "Every run is a process of its own, in turn with the others; loading and "
@@ -63,29 +60,6 @@ def comparison(report: Report) -> TextTable:
     )
 
 
-def served(report: Report) -> TextTable:
-    """What clients of each server saw: medians over the rounds."""
-    rows, notes = [], Footnotes()
-    names = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms", "p99_itl_ms")
-    for row in report["configurations"]:
-        name = f"{row['peer']}, {row['configuration']}"
-        if row["error"] is not None or not row["rounds"]:
-            error = str(row["error"]).splitlines()[0]
-            rows.append((name, (f"none {notes.mark(error)}", *[""] * (len(names) - 1))))
-            continue
-        medians = [statistics.median(run[each] for run in row["rounds"]) for each in names]
-        rows.append((name, (f"{medians[0]:.0f}", *(f"{value:,.0f}" for value in medians[1:]))))
-    load = report["load"]
-    rounds = max(len(row["rounds"]) for row in report["configurations"])
-    facts = (
-        f"{load['requests']} requests of {load['prompt_tokens']} + {load['new_tokens']} tokens, "
-        f"{load['concurrency']} at a time, KV memory for {load['kv_seqs']}; rounds: {rounds}. Times in ms; TPOT is the "
-        "time of a token after the first, ITL the gap between two pieces of text."
-    )
-    columns = ("tokens/s", "TTFT, median", "TTFT, p99", "TPOT, median", "ITL, p99")
-    return TextTable(TITLES["served"], "server", columns, tuple(rows), (facts, *notes.lines()))
-
-
 def _median(report: Report, peer: str, configuration: str) -> float | None:
     found = (
         row["median"]
@@ -115,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
     reports = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     lines = ["# Winnow beside other engines", "", NOTES]
     for file, report in zip(files, reports, strict=True):
-        table = served(report) if report["work"] == "served" else comparison(report)
+        table = comparison(report)
         command, machine = shlex.join(report["command"]), report["machine"]
         lines += [*table.markdown(), f"- command: `{command}`"]
         lines += [f"- {device_name(machine)}, torch {machine['torch_version']}"]

@@ -42,22 +42,12 @@ STUDIES = (
         ("llama_cpp.md", "Q4_1: 1.3 to 1.5 times llama.cpp's decode"),
         ("peers.md", "W1: 1.39 times the full cache at 4x, 1.94 with int8 weights"),
         ("w1_peers_zen5.json", "numbers of W1 on that page"),
-        ("w2_peers_zen5.json", "numbers of W2 on that page"),
         ("w1_peers_zen5_earlier.json", "W1 in an hour when the machine gave 930 GFLOP/s"),
-    ),
-    Entry(
-        "python lab/winnow_lab/peers/served.py",
-        "The same of servers under one load",
-        (Page("served_peers_zen5.json", "tokens and latencies of three servers, on the same page"),),
-    ),
-    Entry(
-        "python lab/winnow_lab/peers/hybrid_llama_cpp.py",
-        "How does llama.cpp decode models with recurrent layers?",
     ),
     _module(
         "speed.hybrid_decode",
         "How near does decoding with recurrent layers or experts come to the machine's limits?",
-        ("hybrid.md", "half of what memory allows; 1.6 times llama.cpp"),
+        ("hybrid.md", "half of what memory allows; experts 2.2 times transformers"),
     ),
     _winnow(
         "bench agents",
@@ -105,19 +95,8 @@ STUDIES = (
         "What does rounding do to keys, values and attention apart?",
         ("codec_error.md", "keys cost twice what values do: their mean takes range"),
     ),
-    _module(
-        "answers.symmetric_codes",
-        "Should codes of few bits be symmetric?",
-        ("symmetric_codes.md", "no: they lose more at equal bytes, at 2 bits twice as much"),
-    ),
     _module("answers.same_answers", "Are answers those of plain torch: is nothing skipped?"),
     _module("answers.architectures", "Which of transformers' models are served? (docs/architectures.md)"),
-    _module(
-        "answers.tuning",
-        "What does `winnow tune` promise, and what comes of it?",
-        ("tuning.json", "its winner: 1.06 times the full cache, agreement .998"),
-        ("tuning.svg", "rate and agreement of what the search tried"),
-    ),
     _module(
         "speed.int8_weights",
         "What do int8 weights cost in accuracy?",
@@ -182,11 +161,6 @@ STUDIES = (
         "What does the prefix cache save?",
         ("prefixes.json", "64 shared prompts 9 times faster, a document's questions 5 times"),
     ),
-    _module(
-        "memory.oversubscribed",
-        "Long prompts that ask for six times the memory there is",
-        ("oversubscribed.json", "compressed after the prompt 1.83 times preempting's rate"),
-    ),
     _winnow(
         "bench pressure",
         "Traces on too little memory",
@@ -197,7 +171,6 @@ STUDIES = (
         ("pressure_reservation.json", "first tokens after .15 s for .40 where the longest is reserved"),
     ),
     _module("memory.reservation", "What does reserving blocks waste?"),
-    _module("memory.resident_memory", "What does a process keep beside weights and KVs?"),
     _module("memory.without_cache", "What does the KV cache save at all?"),
     # -- speed and plans -----------------------------------------------------------------------------------------------
     _winnow(
@@ -220,7 +193,6 @@ STUDIES = (
     _module("speed.eviction_overhead", "What do scoring, planning and moving cost?"),
     _module("speed.host_time", "What does a decode step cost besides the model?"),
     _module("speed.linear_layers", "Products with weights by who multiplies"),
-    _module("service.serving", "What does serving cost beside the offline engine?"),
     _module("service.soak", "Does every request end once, as it would alone?"),
     _module("conformance", "Do clients of the OpenAI and Anthropic APIs work unmodified?"),
 )
