@@ -159,12 +159,6 @@ class TestAnswersThatEnd:
 
 
 class TestRefusals:
-    def test_positions_that_are_re_assigned(self, llm: LLM) -> None:
-        with pytest.raises(InvalidRequestError, match="inspect cannot follow re-assigned positions"):
-            llm.inspect(TEXT * 3, greedy("streaming-shift"))
-        assert not llm.has_unfinished
-        llm.check_integrity()
-
     def test_several_samples(self, llm: LLM) -> None:
         with pytest.raises(InvalidRequestError, match="n must be 1 for inspect, got 2"):
             llm.inspect(TEXT, greedy(n=2))

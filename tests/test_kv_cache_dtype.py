@@ -13,7 +13,7 @@ from winnow import LLM, SamplingParams
 from winnow.attention.backends import backend_name
 from winnow.cache import CacheLayout, CacheSize
 from winnow.cli.main import main
-from winnow.errors import ConfigError, InvalidRequestError
+from winnow.errors import ConfigError
 
 PROMPTS = [
     torch.randint(2, VOCAB, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (70, 9, 33)
@@ -139,27 +139,6 @@ def test_codecs_that_kernels_do_not_read() -> None:
 def test_refused_by_name(options: dict[str, Any], message: str, model: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         open_llm(model, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"kv_cache_dtype": "v=int8", "kv_wide": "sinks=4"},
-            "beside kv_wide=sinks=4, which finds KVs by position",
-        ),
-        (
-            {"kv_cache_dtype": "int8"},
-            r"in KVs stored as int8 \(kv_cache_dtype\): every round would round keys anew",
-        ),
-    ],
-)
-def test_positions_are_not_reassigned(options: dict[str, Any], message: str, model: Path) -> None:
-    with (
-        open_llm(model, max_model_len=2048, **options) as llm,
-        pytest.raises(InvalidRequestError, match=f"positions cannot be re-assigned {message}"),
-    ):
-        llm.generate(PROMPTS, SamplingParams(max_tokens=4, eviction="streaming-shift", kv_budget=20))
 
 
 def test_kv_memory_holds_as_many_tokens_as_bytes_say(model: Path) -> None:

@@ -110,7 +110,6 @@ def run(llm: LLM, each_step: Callable[[int], None]) -> dict[str, list[list[int]]
         ("kvzip", 3),
         ("snapkv", 1),
         ("snapkv", 3),
-        ("streaming-shift", 1),
         ("h2o", 3),
     ],
 )

@@ -134,9 +134,7 @@ def test_enough_values_give_the_same_answers(name: str, tmp_path: Path) -> None:
         assert run(tmp_path, value_tier=tier) == expected
 
 
-@pytest.mark.parametrize(
-    "policy", ["full", "snapkv", "kv-compress", "leverage-pd", "kvzip", "streaming-shift"]
-)
+@pytest.mark.parametrize("policy", ["full", "snapkv", "kv-compress", "leverage-pd", "kvzip"])
 def test_backends_agree_on_few_values(directory: Path, policy: str) -> None:
     """In lockstep with eviction: what goes leaves both tiers."""
     amount: dict[str, Any] = {"eviction": policy} | ({} if policy == "full" else {"kv_budget": 40})

@@ -408,7 +408,7 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineC
     team = open_team(config)
     try:
         return _with_engine(
-            load_ranks(config.model, team, beyond_trained_len=policy.reassign_positions),
+            load_ranks(config.model, team),
             lambda loaded, config: build_engine(loaded, config, policy, time.monotonic, team),
             config,
         )

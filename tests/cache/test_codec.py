@@ -84,11 +84,6 @@ def test_the_pool_holds_what_the_codec_says(kv_format: KVCodec | str) -> None:
     assert pool.position[pool.numbers.place(slots)].tolist() == [[1, 2], [3, 4]]
     assert not pool.accumulators.flatten(1)[:, slots].any()
 
-    values, turned = pool.of_layer(-1).values(slots), torch.randn(2, 2, 5)
-    pool.of_layer(-1).set_keys(slots, turned)
-    torch.testing.assert_close(pool.of_layer(-1).keys(slots), turned, atol=0.02, rtol=0.01)
-    assert torch.equal(pool.of_layer(-1).values(slots), values)
-
     blocks = torch.tensor([[5, 1]])
     assert torch.equal(
         pool.of_layer(-1).keys_of(blocks), pool.of_layer(-1).keys(pool.numbers.slots_of(blocks))

@@ -80,7 +80,6 @@ def test_one_policy_is_shown_with_every_field_and_what_its_classes_say(
             value = getattr(part, field.name)
             shown = type(value).__name__ if is_dataclass(value) else value
             assert f"{field.name} {shown.value if isinstance(shown, Enum) else shown}" in flowing
-    assert f"reassign_positions {preset.policy.reassign_positions}" in flowing
 
 
 def test_json_holds_every_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,9 +131,6 @@ class TestBrief:
             == "Window (size 8, power 2, group mean, continual)"
         )
         assert brief(AdaptiveHeads(layers=Pyramid(beta=7))) == "AdaptiveHeads (layers Pyramid (beta 7))"
-
-    def test_positions_that_are_re_assigned_are_told(self) -> None:
-        assert brief_policy(PRESETS["streaming-shift"].policy)["keep"] == "sinks 4, reassign positions"
 
     def test_a_class_of_ones_own(self) -> None:
         @dataclass(frozen=True)

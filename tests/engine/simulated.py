@@ -94,7 +94,7 @@ class RecordingExecutor(SimulatedExecutor):
         for each in planned:
             eviction = self.evictions[each.slot]
             assert eviction is not None
-            members.append(EvictionTarget(each.slot, eviction, each.computed, each.position_offset))
+            members.append(EvictionTarget(each.slot, eviction, each.computed))
         self.rounds.append(members)
         return super().plan_evictions(planned)
 

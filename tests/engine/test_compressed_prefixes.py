@@ -57,10 +57,9 @@ def warm(directory: Path) -> Iterator[LLM]:
 
 
 def observe(llm: LLM, prompt: list[int], params: SamplingParams) -> tuple[RequestOutput, KeptTokens]:
-    """Answer a prompt, and say what it kept, where that can be said."""
+    """Answer a prompt, and say what it kept."""
     observer = KeptTokens()
-    watched = None if getattr(params.eviction, "reassign_positions", False) else observer
-    request = llm.new_request(llm.tokenize(prompt), params, observer=watched, final_only=True)
+    request = llm.new_request(llm.tokenize(prompt), params, observer=observer, final_only=True)
     [output] = llm.driver.finish([request])
     output.raise_for_error()
     llm.check_integrity()

@@ -8,7 +8,7 @@ from winnow.outputs import CompressionOutlook
 
 
 def decoding(n: int) -> StepPlan:
-    return StepPlan(tuple(PlannedSequence(slot, 100, [5], 0) for slot in range(n)))
+    return StepPlan(tuple(PlannedSequence(slot, 100, [5]) for slot in range(n)))
 
 
 def learned(*steps: tuple[int, float]) -> DecodeTimes:
@@ -36,7 +36,7 @@ def test_a_step_never_gets_shorter_with_more_sequences() -> None:
 def test_steps_of_prompts_say_nothing() -> None:
     times = DecodeTimes()
     assert times.seconds(1) is None
-    times.record(StepPlan((PlannedSequence(0, 0, [5] * 7, 0),)), 3.0)
+    times.record(StepPlan((PlannedSequence(0, 0, [5] * 7),)), 3.0)
     assert times.seconds(1) is None
 
 

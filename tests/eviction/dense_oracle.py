@@ -26,13 +26,12 @@ class DenseSequence(DenseBudgets):
 
     def _compute(self, token_id: int) -> None:
         token, model = self.computed, self._model
-        position = token - self.position_offset
         hidden = model.embed(token_id)
         for layer, rows in enumerate(self.rows):
             q, k, v = model.project(layer, hidden)
-            turned_q, turned_k = model.rotate(q, position), model.rotate(k, position)
+            turned_q, turned_k = model.rotate(q, token), model.rotate(k, token)
             for row in rows:
-                row.held.append(Kv(token, position))
+                row.held.append(Kv(token, token))
                 row.key[token], row.value[token] = k[row.head], v[row.head]
                 row.rotated[token] = row.fresh[token] = turned_k[row.head]
                 self._take_stored(row, row.held[-1])
@@ -87,13 +86,6 @@ class DenseSequence(DenseBudgets):
         gone = self._choose()
         for row, tokens in gone:
             row.held = [kv for kv in row.held if kv.token not in tokens]
-            if self.policy.reassign_positions:
-                for place, kv in enumerate(row.held):
-                    kv.position = place
-                    row.rotated[kv.token] = self._model.rotate(row.key[kv.token], place)
-                    self._take_stored(row, kv)
-        if self.policy.reassign_positions:
-            self.position_offset = self.computed - len(self.rows[0][0].held)
         self.last_round = self.computed
         if self.computed < self.context_len:
             self._last_inner_round = self.computed

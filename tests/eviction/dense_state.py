@@ -139,7 +139,6 @@ class DenseState:
         self._last_inner_round = 0  # within the context; windows do not reach back over it
         self._round_before_question_end = 0
         self.num_rounds = 0
-        self.position_offset = 0
         self.logprobs: list[Array] = []
         self.unsure_from: int | None = None
         self.token_ids: list[int] = []
@@ -174,7 +173,7 @@ class DenseState:
         end = self.question_end if self.question_end < self.computed <= self.context_len else self.computed
         return (
             kv.position < self.policy.keep.sinks
-            or end - 1 - self.position_offset - kv.position < self.recent
+            or end - 1 - kv.position < self.recent
             or self.question_end <= kv.token < self.context_len
             or any(start <= kv.position < end for start, end in self._spans)
         )

@@ -47,8 +47,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Model]:
 
 # A codec for each policy, and every codec.
 PAIRS = [(policy, list(CODECS)[2 * i % len(CODECS)]) for i, policy in enumerate(POLICIES)]
-# Positions are not re-assigned in coarse keys.
-PAIRS += [("streaming-shift", "v2")]
 
 
 @pytest.mark.parametrize(("policy", "codec"), PAIRS)

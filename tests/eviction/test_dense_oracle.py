@@ -94,7 +94,7 @@ TEMPLATED = {
     (type(policy.score), type(policy.budget), policy.when.in_prefill): name
     for name in SELECTING
     if before_template(policy := PRESETS[name].policy).score.before_template
-    and not (policy.reassign_positions or policy.when.never or isinstance(policy.budget, Fixed))
+    and not (policy.when.never or isinstance(policy.budget, Fixed))
 }
 
 
@@ -201,9 +201,6 @@ COMPOSED = {
     "a pyramid with a floor and a wide base": EvictionPolicy(
         Cumulative(), EqualHeads(Pyramid(20), layer_floor=0.5, wide_layers=1), Keep(recent=3), ALWAYS
     ),
-    "positions re-assigned within": EvictionPolicy(
-        Recency(), EqualHeads(), Keep(sinks=2), WITHIN, reassign_positions=True
-    ),
     "every few steps": EvictionPolicy(
         Cumulative(), EqualHeads(), Keep(recent=4), When(after_prefill=True, every_steps=7)
     ),
@@ -225,8 +222,7 @@ def test_composition(name: str, seed: int, models: Callable[[int], Model]) -> No
     prompt = asked[2].prompt
     context, budget = len(prompt) - rng.randint(1, 12), asked[2].budgets[0] + 8
     asked[2] = replace(asked[2], context_len=context, budget=budget)
-    # Not where positions change, or where the protected set is the budget.
-    if not (COMPOSED[name].reassign_positions or isinstance(COMPOSED[name].budget, Fixed)):
+    if not isinstance(COMPOSED[name].budget, Fixed):  # there the protected set is the budget
         asked[2] = replace(asked[2], spans=((3, 5), (rng.randint(6, 10), 12)))
     compare(models, seed, asked)
 
@@ -236,7 +232,7 @@ def test_policies_share_a_batch_and_rounds_rank_few_at_a_time(
     seed: int, models: Callable[[int], Model]
 ) -> None:
     rng = random.Random(f"few {seed}")
-    names = ["h2o", "kv-compress-pd", "streaming-shift", "full"]
+    names = ["h2o", "kv-compress-pd", "streaming", "full"]
     asked = [ask(small(PRESETS[name].policy, rng), rng, 33) for name in names]
     compare(models, seed, asked, max_num_seqs=6, max_round_kvs=300)
 
@@ -279,7 +275,7 @@ def test_preempted(seed: int, models: Callable[[int], Model]) -> None:
         "ada-pyramidkv",
         "scissorhands",
         "kv-compress-full",
-        "streaming-shift",
+        "streaming",
         "full",
     ]
     policies = [small(PRESETS[name].policy, rng) for name in names]

@@ -65,9 +65,8 @@ class Case:
         scale = 0.1 + torch.rand(self.head_dim, generator=generator).square()
         common = 3 * torch.randn(self.head_dim, generator=generator)
         slot = torch.arange(pool.position.numel())
-        pool.of_layer(-1).set_keys(
-            slot, torch.randn(len(slot), self.head_dim, generator=generator) * scale + common
-        )
+        keys = torch.randn(len(slot), self.head_dim, generator=generator) * scale + common
+        pool.of_layer(-1).write(slot, keys, keys, slot)
         order = torch.randperm(pool.position.numel(), generator=generator)
         pool.position.copy_(order.view_as(pool.position) * 37)
         column = torch.zeros(len(slots), dtype=torch.int64)

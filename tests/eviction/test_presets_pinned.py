@@ -263,11 +263,6 @@ PINNED: dict[str, Row] = {
         "when.decode_every": (64, "own: history is judged anew every 64 tokens"),
     },
     "streaming": {**STREAMING, "when.decode_every": (1, "StreamingLLM: one KV in, one out")},
-    "streaming-shift": {
-        **STREAMING,
-        "when.decode_every": (32, "own: turning keys costs time and precision, so 32 tokens at once"),
-        "reassign_positions": (True, "StreamingLLM pos_shift: positions within the cache"),
-    },
     "keydiff": {
         "score.class": ("KeyDifference", "KeyDiff"),
         **EQUAL,

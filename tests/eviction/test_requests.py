@@ -18,12 +18,10 @@ from winnow.eviction import (
     EqualHeads,
     EvictionPolicy,
     Keep,
-    KeyDifference,
     KeyNorm,
     LastQuery,
     LayerRows,
     Pyramid,
-    Recency,
     Reconstruction,
     Replay,
     Scorer,
@@ -55,10 +53,6 @@ def llm(directory: Path) -> Iterator[LLM]:
             "LastQuery picks one token set per layer",
         ),
         (
-            lambda: EvictionPolicy(KeyDifference(), reassign_positions=True),
-            "reassign_positions needs the score Recency",
-        ),
-        (
             lambda: EvictionPolicy(Reconstruction(), when=When(after_prefill=True, decode_every=8)),
             "Reconstruction repeats the context once all of it is there: it needs after_prefill",
         ),
@@ -74,10 +68,6 @@ def llm(directory: Path) -> Iterator[LLM]:
         (lambda: AdaptiveHeads(layer_floor=-1), "layer_floor must be a count, or a share .* got -1"),
         (lambda: EqualHeads(wide_layers=-1), "wide_layers must be at least 0, got -1"),
         (lambda: EqualHeads(wide_layers=1, wide_factor=0.5), "wide_factor must be at least 1.0, got 0.5"),
-        (
-            lambda: EvictionPolicy(Recency(), EqualHeads(wide_layers=1), reassign_positions=True),
-            "reassign_positions needs the score Recency and EqualHeads",
-        ),
         (lambda: ByValueNorm(KeyNorm()), "KeyNorm may be below 0 or is no amount"),
         (lambda: ByValueNorm(Window(), epsilon=-0.1), "epsilon must be at least 0, got -0.1"),
         (lambda: Pyramid(beta=0), "beta must be at least 1, got 0"),
@@ -110,10 +100,6 @@ class TestBadRequests:
             (
                 {"eviction": "recent", "kv_budget": 30, "protect": [(0, 31)]},
                 "smaller than the protected set of 31",
-            ),
-            (
-                {"eviction": "streaming-shift", "kv_budget": 30, "protect": [(0, 5)]},
-                "this policy re-assigns them: it cannot keep spans",
             ),
             ({"context_tokens": 101}, "context_tokens must be at most the prompt's 100 tokens, got 101"),
             (

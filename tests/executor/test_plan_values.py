@@ -143,7 +143,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
-@pytest.mark.parametrize("name", ["full", "snapkv", "kv-compress", "kvzip", "streaming-shift", "keydiff"])
+@pytest.mark.parametrize("name", ["full", "snapkv", "kv-compress", "kvzip", "streaming", "keydiff"])
 def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> None:
     """With preemption, samples that share blocks, penalties and logprobs."""
     rng = random.Random(name)

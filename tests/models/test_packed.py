@@ -125,7 +125,6 @@ def test_a_processor_with_matrix_units_packs_for_its_other_kernels(
     "options",
     [
         {"eviction": "kv-compress-pd", "compression": 3.0, "prefill_chunk": 32},
-        {"eviction": "streaming-shift", "kv_budget": 24, "max_model_len": 900},  # positions are assigned anew
         {"attention_backend": "reference"},
     ],
     ids=lambda options: next(iter(options.values())),

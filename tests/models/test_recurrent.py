@@ -23,10 +23,6 @@ from winnow.models import load_model
 from winnow.models.bind.paged_trial import differences_of, paged_logits, plain_layout
 
 MAX_TOKENS = 12
-# Rotation of keys, or projections of outputs, which latents have in another form.
-NOT_OF_LATENTS = [
-    "streaming-shift",
-]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
 
@@ -212,7 +208,6 @@ def test_every_preset(name: str, tmp_path: Path) -> None:
     """Within a budget for all tokens nothing changes; within a smaller one rows are as small."""
     model, tokens, hybrid = save(HYBRIDS[name], tmp_path), prompt(150), name == "qwen3-next"
     presets = every_preset(compact=not hybrid)
-    presets = [each for each in presets if hybrid or each not in NOT_OF_LATENTS]
     options: dict[str, Any] = {"kv_memory": "16MiB", "max_num_seqs": 8, "prefill_chunk": 512}
     with LLM(tmp_path, num_accumulators=2, kv_bias=hybrid, kv_floor=1, block_size=4, **options) as llm:
 
@@ -235,7 +230,6 @@ PRESETS = [
     "kvzip",
     "kv-compress-pd",
     "h2o",
-    "streaming-shift",
     "winnow",
 ]
 

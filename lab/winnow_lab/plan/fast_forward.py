@@ -125,7 +125,7 @@ class FastForward:
         for sequence, slot in zip(running, slots, strict=True):
             start = sequence.kv.num_computed
             sequence.token_ids.extend([SAMPLED] * steps)
-            entries.append(PlannedSequence(slot, start, sequence.token_ids[start : start + steps], 0))
+            entries.append(PlannedSequence(slot, start, sequence.token_ids[start : start + steps]))
         order = range(len(entries))
         if self._prefix_caching:
             order = sorted(order, key=lambda index: -entries[index].start % size)  # type: ignore[assignment]

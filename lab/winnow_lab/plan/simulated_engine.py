@@ -145,6 +145,6 @@ class EngineSetup:
         config = EngineConfig(
             ModelConfig(max_model_len=self.max_model_len), self.cache, self.scheduler, self.eviction
         )
-        model = ServedModel(VOCAB, self.max_model_len, self.max_model_len)
+        model = ServedModel(VOCAB, self.max_model_len)
         engine = assemble(executor, model, config, clock, rows)
         return SimulatedEngine(engine, executor, clock, rows, table_bytes)

@@ -188,7 +188,7 @@ class SimulatedExecutor:
     def kept(self, held: IntArray, eviction: SequenceEviction) -> IntArray:
         """Return KVs that a round leaves of rows of `held` KVs, [layers, heads]."""
         target, budget = eviction.target, eviction.policy.budget
-        layers = list(eviction.policy.evicts_from(self.layout))
+        layers = list(self.layout.evictable)
         if len(layers) < self.layout.num_layers:
             kept = held.copy()
             kept[layers] = self._kept(held[layers], self.layout.evictable_part, target, budget)

@@ -24,7 +24,7 @@ POLICIES: tuple[dict[str, Any], ...] = (
     {"eviction": "kv-compress-pd", "kv_budget": 96},
     {"eviction": "kvzip", "compression": 2.0},
     {"eviction": "keydiff", "compression": 2.0},
-    {"eviction": "streaming-shift", "kv_budget": 48},
+    {"eviction": "streaming", "kv_budget": 48},
 )
 
 TENANTS: tuple[Tenant, ...] = parse_tenants(

@@ -75,7 +75,7 @@ def open_engine(options: Options, sequences: int) -> Engine:
     layout = model.kv_layout(config.cache, 1)
     size = CacheSize.fit(layout, config.cache.kv_memory, sequences, most)
     executor = TorchExecutor(model, config, ReferenceBackend(), layout, size)
-    return assemble(executor, ServedModel(VOCAB, most, most), config, time.perf_counter)
+    return assemble(executor, ServedModel(VOCAB, most), config, time.perf_counter)
 
 
 def measure(engine: Engine, sequences: int, prompt: int, steps: int) -> dict[str, float]:

@@ -92,11 +92,6 @@ class KVCodec(ABC):
     def name(self) -> str:
         """The name by which options and reports know the codec."""
 
-    @property
-    def keys_can_turn(self) -> bool:
-        """Return whether stored keys may be rotated to other positions again and again."""
-        return True
-
     @abstractmethod
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
         """Return the fields that store a key of `head_dim` elements, in the order in which a block holds them."""
@@ -166,12 +161,6 @@ class PairCodec(KVCodec):
     @property
     def further_fields(self) -> tuple[Field, ...]:
         return (BIAS,) if self.bias else ()
-
-    @property
-    def keys_can_turn(self) -> bool:
-        # Each turn rounds anew, and the errors add up: of int8 keys that were turned by a position 64 times 11 % of
-        # their norm, of int4 keys 73 %; one turn costs them 0.8 % and 11 %.
-        return isinstance(self.key, PlainFormat)
 
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
         if (self.rotate_keys or self.rotate_values) and rotation_block(head_dim) == 1:

@@ -141,10 +141,6 @@ class KindPool:
         """Return the values in slots, int64 [...]: float32 [..., d]."""
         return self.kind.codec.values(self._read(self.kind.value_fields, self.numbers.place(slot)))
 
-    def set_keys(self, slot: Tensor, k: Tensor) -> None:
-        """Replace the keys in slots, int64 [...], by k, [..., d]; values, positions and accumulators stay."""
-        self._store(self.numbers.place(slot), self.kind.codec.encode_keys(k))
-
     def keys_of(self, block: Tensor) -> Tensor:
         """Return the keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
         return self.kind.codec.keys(self._read(self.kind.key_fields, (block,))).flatten(-3, -2)

@@ -175,11 +175,6 @@ class CacheLayout:
         """True if every KV has a bias."""
         return all(codec.further_fields for codec in self.codecs)
 
-    @property
-    def keys_can_turn(self) -> bool:
-        """True if stored keys may be rotated to other positions again and again."""
-        return all(codec.keys_can_turn for codec in self.codecs)
-
     @cached_property
     def value_tier(self) -> ValueTier | None:
         """Tier on which the values of some layers lie; None: all lie on the device."""

@@ -55,8 +55,6 @@ class Admission:
     """Checks requests against model and cache.
 
     Args:
-        trained_len: longest sequence that the model was trained for; `max_model_len` exceeds it only where positions
-            are re-assigned.
         instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
         accounts: what tenants may hold; None: as much as there is.
         traits: of the model.
@@ -72,7 +70,6 @@ class Admission:
         config: EngineConfig,
         vocab_size: int,
         max_model_len: int,
-        trained_len: int,
         instruct: Callable[[Replay, list[int]], Instruction] | None = None,
         accounts: TenantAccounts | None = None,
         traits: ModelTraits = UNKNOWN_MODEL,
@@ -89,7 +86,6 @@ class Admission:
         self._config = config
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
-        self._trained_len = trained_len
         self._instruct = instruct or (lambda replay, token_ids: Instruction())
         self._traits = traits
         self._saved = saved
@@ -140,11 +136,8 @@ class Admission:
             )
             replaced = True
         policy = asked[0].policy
-        context = (
-            self._max_model_len if policy.reassign_positions else min(self._max_model_len, self._trained_len)
-        )
         prompt_len = len(token_ids)
-        max_tokens = answer_limit(prompt_len, params, context)
+        max_tokens = answer_limit(prompt_len, params, self._max_model_len)
         context_len = params.context_tokens
         if context_len is not None and context_len > prompt_len:
             raise InvalidRequestError(
@@ -157,7 +150,7 @@ class Admission:
                 raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
         _check_earlier(policy, prompt_len if context_len is None else context_len, params)
         found = prefix_ids(token_ids, images)
-        saved = self._saved_document(found, params, tenant, prompt_len + max_tokens - 1, context)
+        saved = self._saved_document(found, params, tenant, prompt_len + max_tokens - 1)
         if saved is not None:
             params = replace(params, context_tokens=saved)
             asked = requested_eviction(self._config.eviction, params, self._traits)
@@ -167,9 +160,7 @@ class Admission:
         ways = (True, False) if whole and cut_to_memory else (whole,)
         for all_tokens, each in ((way, each) for way in ways for each in self._alternatives(asked)):
             try:
-                evictions, left = self._grant(
-                    each, token_ids, params, max_tokens, context, there, tenant, all_tokens
-                )
+                evictions, left = self._grant(each, token_ids, params, max_tokens, there, tenant, all_tokens)
                 break
             except (CapacityError, ContextLengthError) as error:
                 refused = refused or error
@@ -211,7 +202,6 @@ class Admission:
         token_ids: list[int],
         params: SamplingParams,
         max_tokens: int,
-        context: int,
         there: int,
         tenant: TenantName,
         all_tokens: bool,
@@ -223,12 +213,12 @@ class Admission:
         """
         prompt_len, layout = len(token_ids), self._ledger.layout
         total = prompt_len + max_tokens - 1
-        evictions = self._bind(asked, token_ids, params, total, context)
+        evictions = self._bind(asked, token_ids, params, total)
         for eviction in evictions:
             if eviction is not None:
                 self._check_policy(eviction)
         largest = self._largest(evictions, total)
-        left = self._room(largest, prompt_len, context, there)
+        left = self._room(largest, prompt_len, there)
         if left < max(params.num_forced, 1) or (all_tokens and max_tokens > left):
             peak = total
             if largest is not None or layout.has_windows:
@@ -245,12 +235,11 @@ class Admission:
         token_ids: list[int],
         params: SamplingParams,
         total: int,
-        context: int,
     ) -> list[SequenceEviction | None]:
         """Bind policies to a request of `total` tokens, replays included."""
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
         bound = [each.for_prompt(len(token_ids), total, params, may_idle=len(asked) == 1) for each in asked]
-        evictions = self._with_replay(bound, token_ids, context)
+        evictions = self._with_replay(bound, token_ids)
         if not params.earlier_rounds:
             return evictions
         after: SequenceEviction | None = None
@@ -259,12 +248,12 @@ class Admission:
             then = replace(params, context_tokens=tokens, protect=spans)
             policy = replace(asked[0], amount=Amount(kv_budget=kv_budget))
             earlier = policy.for_prompt(len(token_ids), total, then, may_idle=False)
-            [earlier] = self._with_replay([earlier], token_ids, context)
+            [earlier] = self._with_replay([earlier], token_ids)
             after = None if earlier is None else replace(earlier, prompt_len=0, after=after)
         return [each if each is None else replace(each, after=after) for each in evictions]
 
     def _saved_document(
-        self, token_ids: list[int], params: SamplingParams, tenant: TenantName, total: int, context: int
+        self, token_ids: list[int], params: SamplingParams, tenant: TenantName, total: int
     ) -> int | None:
         """Return tokens of the longest saved document that the request can start from; None: of none.
 
@@ -284,7 +273,7 @@ class Admission:
             later = replace(params, context_tokens=document.num_tokens)
             try:
                 asked = requested_eviction(self._config.eviction, later, self._traits)
-                evictions = self._bind(asked, token_ids, later, total, context)
+                evictions = self._bind(asked, token_ids, later, total)
             except (ConfigError, InvalidRequestError) as error:
                 self._saved.note_reason(str(error))
                 continue
@@ -297,7 +286,7 @@ class Admission:
         return max(evictions, key=lambda each: self._blocks(each, total))
 
     def _with_replay(
-        self, evictions: list[SequenceEviction | None], token_ids: list[int], context: int
+        self, evictions: list[SequenceEviction | None], token_ids: list[int]
     ) -> list[SequenceEviction | None]:
         """Say what is repeated before their rounds, where the score wants that and the context is cut at all."""
         passes: tuple[ReplayPass, ...] | None = None
@@ -311,7 +300,7 @@ class Admission:
                         token_ids[: eviction.context_len],
                         self._instruct(replay, token_ids),
                         eviction.policy.keep.sinks,
-                        context,
+                        self._max_model_len,
                     )
                 eviction = replace(eviction, passes=passes)
             out.append(eviction)
@@ -336,10 +325,6 @@ class Admission:
                         f"{type(policy.score).__name__} observes {window} queries in one step, so {name} must be at "
                         f"least {window}, got {most}"
                     )
-        if policy.reassign_positions and eviction.limit + 1 > self._trained_len:
-            raise InvalidRequestError(
-                f"positions reach {eviction.limit} before a round, and the model was trained up to {self._trained_len}"
-            )
 
     def _check_beams(
         self, width: int, prompt_len: int, eviction: SequenceEviction | None, num_tokens: int, blocks: int
@@ -369,13 +354,13 @@ class Admission:
         limit = self._accounts.of(tenant).limit
         return memory if limit >= 1 else f"tenant {tenant}'s limit {limit:g} of {memory}"
 
-    def _room(self, eviction: SequenceEviction | None, prompt_len: int, context: int, there: int) -> int:
+    def _room(self, eviction: SequenceEviction | None, prompt_len: int, there: int) -> int:
         """Return the most tokens of an answer for which `there` blocks suffice; 0: none."""
 
         def exceeds(num_tokens: int) -> bool:
             return self._blocks(eviction, num_tokens) > there
 
-        totals = range(prompt_len, context)
+        totals = range(prompt_len, self._max_model_len)
         return bisect_left(totals, True, key=exceeds)
 
     def _blocks(self, eviction: SequenceEviction | None, num_tokens: int) -> int:
@@ -424,11 +409,11 @@ def _image_refusal(policy: EvictionPolicy, images: Sequence[PromptImage]) -> str
     score, name = policy.score, type(policy.score).__name__
     if score.replay is not None:
         return f"{name} repeats a context as token ids, which does not repeat its pictures"
-    turned = "positions of three axes (M-RoPE), by which pictures turn keys of this model"
-    if images[0].positions is not None and policy.reassign_positions:
-        return f"{turned}, cannot be re-assigned"
     if images[0].positions is not None and score.needs.rotation:
-        return f"{name} compares keys before rotation, and does not know {turned}"
+        return (
+            f"{name} compares keys before rotation, and does not know positions of three axes (M-RoPE), by which "
+            "pictures turn keys of this model"
+        )
     return None
 
 

@@ -65,7 +65,6 @@ def assemble(
         config,
         model.vocab_size,
         model.max_model_len,
-        model.trained_len,
         None if model.tokenizer is None else Instructor(model.tokenizer),
         scheduler.accounts,
         model.traits,

@@ -218,11 +218,6 @@ class Engine(RequestLoop):
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
-            if new.observer is not None and eviction is not None and eviction.policy.reassign_positions:
-                raise InvalidRequestError(
-                    "inspect cannot follow re-assigned positions: after a round of this policy "
-                    "they are no token indices"
-                )
         params, beams = self._executor.with_seed(new.params), None
         if granted.context_tokens is not None:  # a fork inherits it
             params = replace(params, context_tokens=granted.context_tokens)
@@ -342,7 +337,7 @@ class Engine(RequestLoop):
         eviction, evicted = sequence.eviction, tuple[int, ...]()
         protected: set[int] = set()
         if eviction is not None and sequence.kv.last_round:
-            evicted = eviction.policy.evicts_from(self._executor.layout)
+            evicted = self._executor.layout.evictable
             for start, end in ((0, eviction.policy.keep.sinks), *eviction.spans):
                 protected.update(range(start, min(end, sequence.kv.last_round)))
         for layer, rows in enumerate(self._executor.kept_positions(sequence.kv.running_slot)):

@@ -38,7 +38,6 @@ class PlannedSequence:
     """Tokens of the sequence in a slot, from token index `start` on; its rows already have room for them.
 
     Attributes:
-        position_offset: token indices minus positions.
         samplers: slots that sample from the last token's logits: none while a prompt is unfinished, else this one
             and those of the forks that share its prompt.
         forks: slots that hold the same KVs from here on.
@@ -52,7 +51,6 @@ class PlannedSequence:
     slot: int
     start: int
     token_ids: list[int]
-    position_offset: int
     samplers: tuple[int, ...] = ()
     forks: tuple[int, ...] = ()
     replay: int | None = None
@@ -107,14 +105,12 @@ class PlannedEviction:
 
     Attributes:
         computed: tokens in the cache, less what rounds took.
-        position_offset: token indices minus positions.
         budget: KVs per row in place of the policy's; None: as that says.
         siblings: slots of samples that share what the round leaves.
     """
 
     slot: int
     computed: int
-    position_offset: int = 0
     budget: int | None = None
     siblings: tuple[int, ...] = ()
 

@@ -23,7 +23,6 @@ class ServedModel:
     """Facts of a model that an engine needs beside its executor.
 
     Attributes:
-        trained_len: longest sequence that it was trained for.
         tokenizer: for the text of answers and the words of replays; None: there are none.
         eos_token_ids: tokens that end an answer.
         prefix_format: returns the format of prefixes on disk, encrypted by a cipher if there is one.
@@ -31,7 +30,6 @@ class ServedModel:
 
     vocab_size: int
     max_model_len: int
-    trained_len: int
     tokenizer: "PreTrainedTokenizerBase | None" = None
     eos_token_ids: frozenset[int] = frozenset()
     traits: ModelTraits = UNKNOWN_MODEL

@@ -13,7 +13,6 @@ from winnow.cache.layout import IntArray
 from winnow.eviction.compact import FittedRow, fit_round, store_fitted
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.policy import EvictionPolicy
-from winnow.eviction.positions import Rotation, reassign
 from winnow.eviction.ranking import Ranking
 from winnow.eviction.round_rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
@@ -30,8 +29,6 @@ class EvictionTarget:
     eviction: SequenceEviction
     computed: int
     """Tokens computed, including those whose KVs earlier rounds evicted."""
-    position_offset: int = 0
-    """Token index minus stored position, of the KVs that re-assigned positions moved; else 0."""
 
 
 @dataclass(frozen=True)
@@ -87,24 +84,20 @@ def plan_round(
 
 @torch.inference_mode()
 def compact_round(
-    cache: PagedCache,
-    backend: AttentionBackend,
-    planned: PlannedRound,
-    signals: Signals,
-    rotation: Rotation | None = None,
+    cache: PagedCache, backend: AttentionBackend, planned: PlannedRound, signals: Signals
 ) -> None:
     """Move the KVs that stay to the front of their rows: only the first blocks, which the kept ones fill, are written.
 
     Sequences may have got copies of these blocks since the round was planned. CPU kernels select and move row by row;
     on other devices tensor operations do, which synchronize for the moves.
     """
-    policy, ranked, kept = planned.policy, planned.ranking.ranked, planned.kept
+    policy, ranked = planned.policy, planned.ranking.ranked
     slots, layers = np.array(planned.slots, dtype=np.int64), list(planned.ranking.rows.layers)
     num_blocks = ranked.block.shape[-1]
     found = cache.tables.lookup_layers(torch.from_numpy(slots).to(cache.pool.device), num_blocks)
     block = (found if len(layers) == len(found) else found[layers]).long()
     most = int((cache.tables.host_lengths[slots] - planned.own_lengths).max())
-    stay = kept.transpose(0, 1)
+    stay = planned.kept.transpose(0, 1)
     rows = replace(ranked, block=block)
     fitted: list[FittedRow] = []
     if policy.compact is not None:
@@ -115,9 +108,6 @@ def compact_round(
         slot = cache.pool.numbers.slots_of(block)
         front = torch.arange(slot.shape[-1], device=slot.device) < stay[..., None]
         cache.pool.numbers.clear_accumulators(slot[front], policy.score.num_accumulators)
-    if policy.reassign_positions:
-        assert rotation is not None, "checked when the engine opened"
-        reassign(cache.pool, cache.pool.numbers.slots_of(block).transpose(0, 1), kept, rotation)
     cache.tables.set_lengths(slots, planned.own_lengths)
 
 
@@ -126,7 +116,7 @@ def rank_round(
 ) -> Ranking:
     """Return the KVs of `members`, scored; nothing changes."""
     slots = [member.slot for member in members]
-    layers = policy.evicts_from(cache.pool.layout)
+    layers = cache.pool.layout.evictable
     [longest] = signals.ranks.largest([int(cache.tables.host_lengths[slots][:, layers].max())])
     return _rank(policy, RoundRows(cache, _round(cache, policy, members), layers, longest, signals))
 
@@ -140,7 +130,7 @@ def _round(cache: PagedCache, policy: EvictionPolicy, members: Sequence[Eviction
     slots = tuple(member.slot for member in members)
     return RoundInputs(
         slots=slots,
-        now=column([member.computed - member.position_offset - 1 for member in members]).int(),
+        now=column([member.computed - 1 for member in members]).int(),
         budget=column([member.eviction.target for member in members]),
         sinks=policy.keep.sinks,
         recent=column([member.eviction.recent_at(member.computed) for member in members]),

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from winnow.attention import AttentionObserver, Smoothing
-from winnow.cache import CacheLayout
 from winnow.errors import ConfigError
 from winnow.eviction.budgets import Budget, EqualHeads
 from winnow.eviction.fit import Fit
@@ -28,26 +27,16 @@ class EvictionPolicy:
     budget: Budget = field(default_factory=EqualHeads)
     keep: Keep = field(default_factory=Keep)
     when: When = field(default_factory=When)
-    reassign_positions: bool = False
-    """Assign positions 0, 1, 2, ... to the remaining KVs and rotate their keys accordingly, so that positions never
-    exceed the budget and text may run past the trained context length (StreamingLLM)."""
     compact: Fit | None = None
     """Fit the KVs that stay to what all of them gave; None: they stay as they are. Needs `kv_bias`."""
 
     def __post_init__(self) -> None:
         self._check_score()
         self._check_compact()
-        if self.keep.prompt and (self.when.after_prefill or self.when.in_prefill or self.reassign_positions):
-            raise ConfigError(
-                "keep of the whole prompt takes rounds while decoding alone, and no re-assigned positions"
-            )
+        if self.keep.prompt and (self.when.after_prefill or self.when.in_prefill):
+            raise ConfigError("keep of the whole prompt takes rounds while decoding alone")
         if self.when.within and self.budget.fixed is not None:
             raise ConfigError("within needs a budget of the request's own, and this one is fixed")
-        if self.reassign_positions and not (self.budget.equal_rows and isinstance(self.score, Recency)):
-            raise ConfigError(
-                "reassign_positions needs the score Recency and EqualHeads over EqualLayers: "
-                "a token can have one position only if all rows keep the same tokens"
-            )
 
     def _check_score(self) -> None:
         window, every = self.score.window, self.when.prefill_every
@@ -66,20 +55,20 @@ class EvictionPolicy:
 
     def _check_replay(self) -> None:
         when = self.when
-        if not when.after_prefill or when.in_prefill or when.in_decode or self.reassign_positions:
+        if not when.after_prefill or when.in_prefill or when.in_decode:
             raise ConfigError(
                 f"{type(self.score).__name__} repeats the context once all of it is there: it needs after_prefill, "
-                "and takes no other rounds, since KVs that come later were not repeated, and no re-assigned positions"
+                "and takes no other rounds, since KVs that come later were not repeated"
             )
 
     def _check_compact(self) -> None:
         if self.compact is None:
             return
         when, queries = self.when, self.compact.queries
-        if when.in_decode or self.reassign_positions:
+        if when.in_decode:
             raise ConfigError(
                 "compact fits what stays where reference queries are known: it takes rounds after the prompt and "
-                "within it, none while decoding, and no re-assigned positions"
+                "within it, and none while decoding"
             )
         if (self.score.replay if queries == "replay" else self.score.window) is None:
             scores = "Reconstruction" if queries == "replay" else "Window"
@@ -87,13 +76,6 @@ class EvictionPolicy:
                 f"compact with queries={queries!r} needs a score that has them, such as {scores}, "
                 f"got {type(self.score).__name__}"
             )
-
-    def evicts_from(self, layout: CacheLayout) -> tuple[int, ...]:
-        """Return the layers that its rounds evict from; the others hold what their sliding windows see.
-
-        Re-assigned positions are those of all layers, and say nothing of what a window has passed.
-        """
-        return tuple(range(layout.num_layers)) if self.reassign_positions else layout.evictable
 
     @property
     def owns_blocks(self) -> bool:

@@ -72,9 +72,6 @@ _KVZIP = EvictionPolicy(Reconstruction(), AdaptiveRows(), Keep(sinks=4), _ONCE)
 _KVZIP_PART = replace(_KVZIP, score=Reconstruction(asked=Replay(chunk=512, own_part=True)))
 _KEYS = EvictionPolicy(KeyDeviation(), AdaptiveRows(), Keep(sinks=4), replace(_ONCE, pressure=True))
 _EACH_TOKEN = When(after_prefill=True, decode_every=1)
-_STREAMING = EvictionPolicy(
-    Recency(), EqualHeads(), Keep(sinks=4), When(after_prefill=True, prefill_every=256, decode_every=1)
-)
 
 KEYS = "winnow-keys"
 """The preset for every prompt, whatever is asked of it later."""
@@ -144,15 +141,14 @@ PRESETS: dict[str, Preset] = {
         ),
         "Scissorhands (Liu et al. 2023)",
     ),
-    "streaming": Preset(_STREAMING, "StreamingLLM (Xiao et al. 2024), positions kept", 516),
-    "streaming-shift": Preset(
-        # Each round rotates all keys, which costs time and, in 16 bits, precision, so rounds are rare.
-        replace(
-            _STREAMING,
-            when=When(after_prefill=True, prefill_every=256, decode_every=32),
-            reassign_positions=True,
+    "streaming": Preset(
+        EvictionPolicy(
+            Recency(),
+            EqualHeads(),
+            Keep(sinks=4),
+            When(after_prefill=True, prefill_every=256, decode_every=1),
         ),
-        "StreamingLLM, positions re-assigned within the cache",
+        "StreamingLLM (Xiao et al. 2024), positions kept",
         516,
     ),
     "keydiff": Preset(

@@ -20,7 +20,6 @@ class Watched:
         eviction: how the sequence is evicted from, a `SequenceEviction`.
         tokens: their places in the batch.
         start: index of the first one in its sequence; for a replay, counted on behind the context.
-        position: of the first one.
         replay: number of the pass that repeats the context; None: they are tokens of the sequence itself.
     """
 
@@ -28,7 +27,6 @@ class Watched:
     eviction: Any
     tokens: slice
     start: int
-    position: int
     replay: int | None = None
 
     @property

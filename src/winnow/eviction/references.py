@@ -31,10 +31,7 @@ class ReferenceProbe(Probe):
                 del kept[name]
         tokens = some[0].tokens
         span = range(0, tokens.stop - tokens.start, tokens.step)
-        kept[f"{part}.positions"] = (
-            *kept.get(f"{part}.positions", ()),
-            *(some[0].position + at for at in span),
-        )
+        kept[f"{part}.positions"] = (*kept.get(f"{part}.positions", ()), *(some[0].start + at for at in span))
         return some[0]
 
     def at(self, layer: int, seen: Watched, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> None:
@@ -86,6 +83,5 @@ def _referred(seen: Watched) -> tuple[Watched, bool] | None:
     start += -(start - since) % every
     if start >= end:
         return None
-    skip = start - seen.start
-    tokens = slice(seen.tokens.start + skip, seen.tokens.stop, every)
-    return replace(seen, tokens=tokens, start=start, position=seen.position + skip), start == since
+    tokens = slice(seen.tokens.start + start - seen.start, seen.tokens.stop, every)
+    return replace(seen, tokens=tokens, start=start), start == since

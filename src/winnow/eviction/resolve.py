@@ -203,7 +203,7 @@ def _late(name: str, policy: EvictionPolicy) -> EvictionPolicy:
 def _with_template(eviction: SequenceEviction, tail: int) -> SequenceEviction:
     """Protect the tail of a template if policy and budget allow it."""
     policy = eviction.policy
-    if tail <= 0 or not policy.score.before_template or policy.reassign_positions:
+    if tail <= 0 or not policy.score.before_template:
         return eviction
     span = (eviction.context_len - tail, eviction.context_len)
     kept = replace(eviction, spans=(*eviction.spans, span), template_tail=tail)
@@ -230,7 +230,3 @@ def _check_spans(eviction: SequenceEviction) -> None:
             raise InvalidRequestError(
                 f"protect must lie within the first {eviction.context_len} tokens of the prompt, got {start}..{end}"
             )
-    if eviction.spans and eviction.policy.reassign_positions:
-        raise InvalidRequestError(
-            "protect names positions, and this policy re-assigns them: it cannot keep spans"
-        )

@@ -21,7 +21,7 @@ LATE_STEPS = (2.0, 4.0)
 class SequenceEviction:
     """A policy bound to one prompt. Token counts are per sequence, KV counts per row on average.
 
-    Rows are those of the layers that the policy evicts from (`EvictionPolicy.evicts_from`), except where blocks are
+    Rows are those of the layers that policies evict from (`CacheLayout.evictable`), except where blocks are
     counted.
     """
 
@@ -257,8 +257,6 @@ class SequenceEviction:
 
     def _parts(self, layout: CacheLayout, num_tokens: int) -> tuple[CacheLayout, int]:
         """Return the rows that the policy evicts from, and most blocks of the others."""
-        if len(self.policy.evicts_from(layout)) == layout.num_layers:
-            return layout, 0
         return layout.evictable_part, layout.windowed_blocks(num_tokens, self.longest_pass)
 
     def _most_added(self, num_tokens: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 import torch
 
@@ -40,15 +41,12 @@ def open_team(config: EngineConfig) -> RankTeam | None:
     return None if size == 1 else RankTeam(size)
 
 
-def load_ranks(config: ModelConfig, team: RankTeam | None, *, beyond_trained_len: bool) -> LoadedModel:
+def load_ranks(config: ModelConfig, team: RankTeam | None) -> LoadedModel:
     """Load a model as `load_model` does, each rank its part at the same time."""
     if team is None:
-        return load_model(config, beyond_trained_len=beyond_trained_len)
-
-    def own() -> LoadedModel:
-        return load_rank(config, 0, team.size, team.directory, beyond_trained_len=beyond_trained_len)
-
-    return team.call(own, "load", config, team.size, team.directory, beyond_trained_len)
+        return load_model(config)
+    own = partial(load_rank, config, 0, team.size, team.directory)
+    return team.call(own, "load", config, team.size, team.directory)
 
 
 def build_engine(
@@ -94,7 +92,6 @@ def build_engine(
     model = ServedModel(
         loaded.vocab_size,
         loaded.max_model_len,
-        loaded.trained_len,
         loaded.tokenizer,
         loaded.eos_token_ids,
         ModelTraits(

@@ -216,7 +216,7 @@ class DraftModel:
             held = self._held[sequence]
             start = len(held.token_ids)
             samplers = (held.slot,) if sequence in last else ()
-            entries.append(PlannedSequence(held.slot, start, tokens, 0, samplers))
+            entries.append(PlannedSequence(held.slot, start, tokens, samplers))
             held.token_ids += tokens
         known = {held.slot for held in self._held.values()}
         self._executor.apply(self._ledger.take_update())

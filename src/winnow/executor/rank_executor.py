@@ -30,14 +30,11 @@ def on_gpus(config: ModelConfig) -> bool:
     return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
 
 
-def load_rank(
-    config: ModelConfig, rank: int, size: int, directory: Path, *, beyond_trained_len: bool
-) -> LoadedModel:
+def load_rank(config: ModelConfig, rank: int, size: int, directory: Path) -> LoadedModel:
     """Load the part of one rank. It meets the others by a file in `directory`."""
     device = torch.device(f"cuda:{rank}" if on_gpus(config) else "cpu")
     ranks = Ranks.connect(rank, size, directory, device)
-    config = replace(config, device=str(device))
-    return load_model(config, beyond_trained_len=beyond_trained_len, ranks=ranks)
+    return load_model(replace(config, device=str(device)), ranks=ranks)
 
 
 def build_rank(

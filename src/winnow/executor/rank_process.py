@@ -53,9 +53,9 @@ class RankProcess:
         found = getattr(self._executor, name)(*arguments)
         return found if name in _RESULTS else None
 
-    def _load(self, config: ModelConfig, size: int, directory: Path, beyond_trained_len: bool) -> None:
+    def _load(self, config: ModelConfig, size: int, directory: Path) -> None:
         set_threads(config.threads, size)
-        self._loaded = load_rank(config, self._rank, size, directory, beyond_trained_len=beyond_trained_len)
+        self._loaded = load_rank(config, self._rank, size, directory)
 
     def _build(self, config: EngineConfig, layout: CacheLayout, size: CacheSize) -> None:
         assert self._loaded is not None, "loaded first"

@@ -7,12 +7,12 @@ from torch import Tensor
 from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import EvictionPolicy, KeyDirections, RotationTable
-from winnow.eviction.positions import Rotation
 from winnow.eviction.probes import Probe, Watched
 from winnow.eviction.references import probes_of
 from winnow.executor.key_directions import DirectionStates
 from winnow.executor.occupants import Occupants
 from winnow.models import LoadedModel
+from winnow.models.bind.rotation import ModelRotation
 
 
 class EngineSignals:
@@ -59,9 +59,8 @@ class EngineSignals:
             eviction, end = self._occupants[entry.slot].eviction, first + entry.count
             for kind in () if eviction is None else probes_of(eviction.policy):
                 assert eviction is not None, "it has a policy"
-                position = entry.start - entry.position_offset
                 tokens = slice(first, end)
-                seen = Watched(entry.slot, eviction, tokens, entry.start, position, entry.replay)
+                seen = Watched(entry.slot, eviction, tokens, entry.start, entry.replay)
                 if (some := self.probes[kind].watch(seen)) is not None:
                     found.append((self.probes[kind], some))
             first = end
@@ -84,7 +83,7 @@ class EngineSignals:
         return self._rotation.turn(layer, keys, difference)
 
     @property
-    def _rotation(self) -> Rotation:
+    def _rotation(self) -> ModelRotation:
         rotation = self._model.rotation
         if rotation is None:
             raise UnsupportedModelError(

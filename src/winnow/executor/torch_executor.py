@@ -241,7 +241,7 @@ class TorchExecutor:
             eviction = self._eviction(each.slot)
             if each.budget is not None:
                 eviction = replace(eviction, budget=each.budget)
-            targets.append(EvictionTarget(each.slot, eviction, each.computed, each.position_offset))
+            targets.append(EvictionTarget(each.slot, eviction, each.computed))
         self._planned_rounds = [
             plan_round(self.cache, policy, [targets[i] for i in indices], self._signals)
             for policy, indices in _by_policy(targets).items()
@@ -260,8 +260,7 @@ class TorchExecutor:
     def compact(self) -> None:
         planned, self._planned_rounds = self._planned_rounds, []
         for each in planned:
-            rotation = self._model.rotation if each.policy.reassign_positions else None
-            compact_round(self.cache, self._backend, each, self._signals, rotation)
+            compact_round(self.cache, self._backend, each, self._signals)
             for probe in map(self._signals.probe, probes_of(each.policy)):
                 for slot in each.slots:
                     probe.end_round(slot)
@@ -295,22 +294,9 @@ class TorchExecutor:
         return kept_weights(self.cache, slot)
 
     def prepare(self, policy: EvictionPolicy) -> None:
-        if policy.reassign_positions and not self.layout.keys_can_turn:
-            raise InvalidRequestError(
-                f"positions cannot be re-assigned in KVs stored as {self.layout.codec_names} (kv_cache_dtype): every "
-                "round would round keys anew, and the errors add up; give keys 16 bits or more, such as k=auto,v=int4"
-            )
-        if policy.reassign_positions and self.cache.windows:
-            raise InvalidRequestError(
-                f"positions cannot be re-assigned beside kv_wide={self.layout.wide}, which finds KVs by position"
-            )
         if policy.compact is not None and not self.layout.has_bias:
             raise InvalidRequestError(
                 "a policy that fits what it keeps (compact) needs KVs with a bias: open the engine with kv_bias=True"
-            )
-        if policy.reassign_positions and self._model.rotation is None:
-            raise InvalidRequestError(
-                f"positions cannot be re-assigned: how {type(self._model.model).__name__} rotates keys is not known"
             )
         try:
             self.cache.states.add(*self._signals.prepare(policy))
@@ -334,7 +320,7 @@ class TorchExecutor:
         observed = [self._observed(entry) for entry in plan.entries]
         return Spans.build(
             slots,
-            starts=[entry.start - entry.position_offset for entry in plan.entries],
+            starts=[entry.start for entry in plan.entries],
             counts=[len(entry.token_ids) for entry in plan.entries],
             lengths=self.cache.tables.longest(slots),
             device=self._model.device,
@@ -352,9 +338,7 @@ class TorchExecutor:
         if self.layout.value_tier is None:
             return None
         return [
-            NEVER
-            if entry.replay is not None
-            else self._occupants[entry.slot].prompt_len - entry.position_offset
+            NEVER if entry.replay is not None else self._occupants[entry.slot].prompt_len
             for entry in plan.entries
         ]
 
@@ -363,8 +347,7 @@ class TorchExecutor:
         eviction = self._occupants[entry.slot].eviction
         if eviction is None or entry.replay is not None:
             return None, 0
-        observe, first = eviction.observe(entry.start, entry.end)
-        return observe, first - entry.position_offset
+        return eviction.observe(entry.start, entry.end)
 
     def _to_device(self, numbers: list[int]) -> Tensor:
         """Return int64 [n] on the device; by way of numpy, which reads a list in a third of the time."""

@@ -47,7 +47,6 @@ class SavedPrefix:
         lengths: KVs of each row, int32 [layers, heads].
         data: of the rows' blocks, as `Executor.write_blocks` takes it.
         num_rounds: how many rounds the KVs have seen.
-        position_offset: token index minus stored position.
         states: what the prefix has beside blocks, as `Executor.write_states` takes it.
         notes: what else was written with it.
     """
@@ -55,7 +54,6 @@ class SavedPrefix:
     lengths: IntArray
     data: NDArray[np.uint8]
     num_rounds: int
-    position_offset: int
     states: dict[str, NDArray[Any]]
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -138,9 +136,10 @@ class PrefixFormat:
             tensors = self._some_blocks(tensors, skip, len(token_ids), len(notes["links"]))
             notes["first"] += skip * self.block_size
         self._check(tensors, token_ids, num_accumulators, notes)
-        rounds, offset = (int(metadata[each]) for each in ("num_rounds", "position_offset"))
         states = {each: tensor.copy() for each, tensor in tensors.items() if not _is_own(each)}
-        return SavedPrefix(tensors["lengths"], self._joined(tensors), rounds, offset, states, notes)
+        return SavedPrefix(
+            tensors["lengths"], self._joined(tensors), int(metadata["num_rounds"]), states, notes
+        )
 
     def _check(
         self,
@@ -271,7 +270,6 @@ class PrefixFormat:
             "made_for": self.made_for,
             "key": snapshot.key.hex(),
             "num_rounds": str(snapshot.num_rounds),
-            "position_offset": str(snapshot.position_offset),
             "notes": dump_json(dict(notes)),
             **more,
         }

@@ -52,7 +52,6 @@ class Snapshot:
         lengths: int32 [layers, heads], KVs of each row.
         blocks: int32 [m], row by row. No sequence holds those that are partly filled.
         num_rounds: how many rounds the KVs have seen.
-        position_offset: token index minus stored position.
     """
 
     key: PrefixKey
@@ -61,7 +60,6 @@ class Snapshot:
     lengths: IntArray
     blocks: IntArray
     num_rounds: int = 1
-    position_offset: int = 0
 
     @classmethod
     def of(
@@ -72,7 +70,6 @@ class Snapshot:
         lengths: IntArray,
         blocks: IntArray,
         num_rounds: int = 1,
-        position_offset: int = 0,
     ) -> "Snapshot":
         return cls(
             key,
@@ -81,7 +78,6 @@ class Snapshot:
             lengths.copy(),
             blocks,
             num_rounds,
-            position_offset,
         )
 
     @property

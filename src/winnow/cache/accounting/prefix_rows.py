@@ -124,7 +124,6 @@ class PrefixRows:
         token_ids: Sequence[int],
         rule: Hashable,
         num_rounds: int = 1,
-        position_offset: int = 0,
     ) -> None:
         """Add the rows of a sequence as they are to the index: the compressed state of `token_ids`.
 
@@ -143,7 +142,7 @@ class PrefixRows:
         if len(source):
             blocks[tails] = target = allocator.allocate_like(source)
             rows.changes.copies.append(BlockCopies(source, target))
-        snapshot = Snapshot.of(key, token_ids, rule, lengths, blocks, num_rounds, position_offset)
+        snapshot = Snapshot.of(key, token_ids, rule, lengths, blocks, num_rounds)
         if self._index.put_snapshot(snapshot):
             rows.changes.copies.append(StateSaved(slot, key))
         allocator.release(blocks[tails])

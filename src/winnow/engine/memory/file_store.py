@@ -439,9 +439,7 @@ class FileStore:
         blocks = self._take_filled(found)
         if blocks is None:
             return False
-        snapshot = Snapshot.of(
-            key, token_ids, rule, found.lengths, blocks, found.num_rounds, found.position_offset
-        )
+        snapshot = Snapshot.of(key, token_ids, rule, found.lengths, blocks, found.num_rounds)
         if not self._ledger.prefix_rows.keep_snapshot(snapshot):
             return False
         self._executor.write_states(key, found.states)

@@ -93,7 +93,7 @@ class PrefixSharing:
             last_round = (
                 computed - isinstance(snapshot.rule, SessionRule) if earlier is None else EARLIER_ROUND
             )
-            state = KVState(None, computed, last_round, snapshot.num_rounds, snapshot.position_offset)
+            state = KVState(None, computed, last_round, snapshot.num_rounds)
             return FoundPrefix(state, snapshot=snapshot, earlier=earlier)
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
@@ -248,9 +248,7 @@ class PrefixSharing:
         kv = sequence.kv
         key, rule = sequence.prefix.snapshots[kv.num_computed]
         token_ids = sequence.prefix_ids[: kv.num_computed]
-        self._ledger.prefix_rows.take_snapshot(
-            kv.running_slot, key, token_ids, rule, kv.num_rounds, kv.position_offset
-        )
+        self._ledger.prefix_rows.take_snapshot(kv.running_slot, key, token_ids, rule, kv.num_rounds)
 
     def is_about_to_change(self, sequence: Sequence, most: int) -> bool:
         """Return whether a replay or queries of the next `most` tokens may add to accumulators of shared blocks."""
@@ -388,7 +386,7 @@ class PrefixSharing:
         eviction = sequence.eviction
         if eviction is None:
             return False
-        layers = list(eviction.policy.evicts_from(self._ledger.layout))
+        layers = list(self._ledger.layout.evictable)
         return found.lengths[layers].mean() + eviction.context_len - found.num_tokens > eviction.target
 
 

@@ -349,7 +349,7 @@ class Sessions:
         rule = SessionRule(session.name, None)
         if eviction is not None and not aged:
             rule = SessionRule(session.name, eviction.policy, eviction.spans)
-        self._ledger.prefix_rows.take_snapshot(slot, key, token_ids, rule, kv.num_rounds, kv.position_offset)
+        self._ledger.prefix_rows.take_snapshot(slot, key, token_ids, rule, kv.num_rounds)
         if index.knows(key):
             session.snapshot, session.rule, session.num_compressed = key, rule, computed
             self._files.put_snapshot(key)

@@ -46,7 +46,7 @@ def kept_parts(sequence: Sequence, positions: Positions) -> tuple[float, float]:
     for image in sequence.request.images:
         is_image[image.tokens[image.tokens < len(is_image)]] = True
     rows = [row for layer in positions for row in layer]
-    held = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows]) + sequence.kv.position_offset
+    held = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
     images = int(is_image[held].sum())
     all_images = int(is_image.sum()) * len(rows)
     all_text = len(is_image) * len(rows) - all_images

@@ -19,7 +19,6 @@ class KVState:
         num_computed: tokens of the sequence that are computed.
         last_round: their number at the last round of eviction; 0: there was none; or `EARLIER_ROUND`.
         num_rounds: how many rounds these KVs have seen.
-        position_offset: token index minus stored position, after positions were re-assigned.
         passes_done: passes of the replay that were computed and dropped.
         replayed: tokens of the next pass that are in the cache, behind the context.
         last_served: sequences that had been in rounds before its last one; -1: there was none since it got its slot.
@@ -29,7 +28,6 @@ class KVState:
     num_computed: int = 0
     last_round: int = 0
     num_rounds: int = 0
-    position_offset: int = 0
     passes_done: int = 0
     replayed: int = 0
     host_id: int | None = None

@@ -326,7 +326,7 @@ class Sequence:
         """
         if self.eviction is None:
             return True
-        return not self.kv.replayed and len(self.eviction.policy.evicts_from(layout)) < layout.num_layers
+        return not self.kv.replayed and len(layout.evictable) < layout.num_layers
 
     def longest_row(self, layout: CacheLayout) -> int:
         """Return KVs of its longest row, about, until all its tokens are computed."""

@@ -165,9 +165,7 @@ class EvictionScheduler:
             return step
         if self._max_kvs is not None and int(self._ledger.lengths[slots].sum()) > self._max_kvs:
             return step
-        evictions = tuple(
-            PlannedEviction(slot, ends[s], s.kv.position_offset) for slot, s in zip(slots, due, strict=True)
-        )
+        evictions = tuple(PlannedEviction(slot, ends[s]) for slot, s in zip(slots, due, strict=True))
         return replace(step, plan=replace(step.plan, evictions=evictions), evicting=tuple(due))
 
     def note(self, step: ScheduledStep, kept: IntArray | None) -> None:
@@ -183,10 +181,8 @@ class EvictionScheduler:
         # At once: one by one, this would take longer than all else that is decided in a step.
         lengths, layout = self._ledger.lengths[[s.kv.running_slot for s in sequences]], self._ledger.layout
         if layout.has_windows:
-            evicted = [_eviction(s).policy.evicts_from(layout) for s in sequences]
-            means = [rows[list(layers)].mean() for rows, layers in zip(lengths, evicted, strict=True)]
-        else:
-            means = lengths.mean(axis=(1, 2)).tolist()
+            lengths = lengths[:, list(layout.evictable)]
+        means = lengths.mean(axis=(1, 2)).tolist()
         for sequence, mean in zip(sequences, means, strict=True):
             yield sequence, (sequence.kv.num_computed, sequence.kv.last_round, mean)
 
@@ -243,7 +239,7 @@ class EvictionScheduler:
         for sequence in sorted(able, key=lambda s: s.kv.last_served):
             if sequence in taken or sequence.kv.slot is None:
                 continue
-            layers = _eviction(sequence).policy.evicts_from(self._ledger.layout)
+            layers = self._ledger.layout.evictable
             size = int(self._ledger.lengths[sequence.kv.slot, list(layers)].sum())
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
@@ -290,7 +286,6 @@ class EvictionScheduler:
             PlannedEviction(
                 slot,
                 s.kv.num_computed,
-                s.kv.position_offset,
                 _asked(s, step),
                 tuple(each.kv.running_slot for each in same[s]),
             )
@@ -320,10 +315,6 @@ class EvictionScheduler:
         sequence.kv.last_round = sequence.kv.num_computed
         sequence.kv.num_rounds += 1
         sequence.rounds.add(freed_blocks, seconds)
-        if _eviction(sequence).policy.reassign_positions:
-            sequence.kv.position_offset = sequence.kv.num_computed - int(
-                self._ledger.lengths[sequence.kv.running_slot].max()
-            )
         sequence.kv.last_served = self._num_served
         self._num_served += 1
 

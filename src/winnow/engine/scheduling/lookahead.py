@@ -54,8 +54,7 @@ class Lookahead:
             return None
         self._ledger.append(slots, counts)
         entries = tuple(
-            PlannedSequence(entry.slot, entry.end, [LAST_SAMPLED], entry.position_offset, (entry.slot,))
-            for entry, _ in continuing
+            PlannedSequence(entry.slot, entry.end, [LAST_SAMPLED], (entry.slot,)) for entry, _ in continuing
         )
         sequences = tuple(sequence for _, sequence in continuing)
         following = ScheduledStep(StepPlan(entries, self._ledger.take_update()), sequences, sequences)

@@ -75,11 +75,11 @@ def _entry(
     Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
     """
     kv, token_ids = sequence.kv, sequence.token_ids
-    slot, start, offset = kv.running_slot, kv.num_computed, kv.position_offset
+    slot, start = kv.running_slot, kv.num_computed
     if (replay := sequence.next_pass) is not None:
         again = replay.token_ids[kv.replayed : kv.replayed + count]
-        return PlannedSequence(slot, start + kv.replayed, list(again), offset, replay=kv.passes_done)
-    planned = PlannedSequence(slot, start, token_ids[start : start + count], offset)
+        return PlannedSequence(slot, start + kv.replayed, list(again), replay=kv.passes_done)
+    planned = PlannedSequence(slot, start, token_ids[start : start + count])
     if draft:
         planned.token_ids += draft
         planned.num_drafts = len(draft)

@@ -1,4 +1,4 @@
-"""A model's rotary embedding, learnt by watching what it does to keys, so that stored keys can change position."""
+"""A model's rotary embedding, learnt by watching what it does to keys, so that stored keys can be turned back."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -52,12 +52,13 @@ class LayerRotation:
 
 @dataclass(frozen=True)
 class ModelRotation:
-    """One rotation per layer; see `winnow.eviction.positions.Rotation`."""
+    """One rotation per layer."""
 
     layers: tuple[LayerRotation, ...]
     tables: dict[int, RotationTable] = field(default_factory=dict)
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
+        """Return keys of one layer, float32 [..., d], rotated at p, as they would be at p + difference, [...]."""
         return self.layers[layer].turn(keys, difference)
 
     def table(self, layer: int, positions: int) -> RotationTable:

@@ -49,7 +49,6 @@ def load_checkpoint(
     path: Path,
     config: ModelConfig,
     *,
-    beyond_trained_len: bool,
     native: bool = False,
     ranks: Ranks = ALONE,
 ) -> tuple[LoadedModel, ContextLimit]:
@@ -69,7 +68,7 @@ def load_checkpoint(
         )
     wanted = config.max_model_len
     limit = context_limit(model_config)
-    trained_len = limit.take(None if beyond_trained_len else wanted)
+    trained_len = limit.take(wanted)
     dtype = _dtype(config.dtype, model_config, device)
     kept = device.type == "cpu" and ranks.size == 1 and keeps_blocks(config, path, published)
     blocks, library = _narrow_weights(config, device, dtype, kept=kept)
@@ -89,7 +88,7 @@ def load_checkpoint(
     geometry = probe_geometry(model)
     bind_counted_positions(model)
     limit = limit.less(bind_positions(model, attention_of(model, "eager")))
-    trained_len = limit.take(None if beyond_trained_len else wanted)
+    trained_len = limit.take(wanted)
     four_bits = blocks is not None and blocks.kind == "Q4_0"
     if geometry.latent or four_bits:  # weights are read beside layers
         widen_for_good(model)

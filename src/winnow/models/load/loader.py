@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
 
-def load_model(
-    config: ModelConfig, *, beyond_trained_len: bool = False, native: bool = False, ranks: Ranks = ALONE
-) -> LoadedModel:
+def load_model(config: ModelConfig, *, native: bool = False, ranks: Ranks = ALONE) -> LoadedModel:
     """Load model and tokenizer, published or packed by `winnow pack`, from a directory or the Hub.
 
     Args:
-        beyond_trained_len: let `max_model_len` exceed what the model was trained for: positions are re-assigned.
         native: all products by Winnow's kernels, also where others are faster.
         ranks: the others load it at the same time; each keeps its part.
 
@@ -62,13 +59,13 @@ def load_model(
         from winnow.models.fast.packed.read import load_packed
 
         with loading(path):
-            return load_packed(path, config, kernels, beyond_trained_len=beyond_trained_len)
+            return load_packed(path, config, kernels)
     config = settle_formats(config, path) if ranks.size == 1 else config
     entry = None if native or ranks.size > 1 else _cache_entry(path, config)
     if entry is not None:
         kernels = native_kernels()
         assert kernels is not None, "else nothing is kept"
-        found = entry.load(path, config, kernels, beyond_trained_len=beyond_trained_len)
+        found = entry.load(path, config, kernels)
         if found is not None:
             return found
     report("importing transformers")
@@ -80,7 +77,7 @@ def load_model(
         return _keep(
             entry,
             path,
-            *load_checkpoint(path, config, beyond_trained_len=beyond_trained_len, native=native, ranks=ranks),
+            *load_checkpoint(path, config, native=native, ranks=ranks),
         )
 
 

@@ -127,9 +127,7 @@ class CacheEntry:
         except (OSError, RuntimeError):  # a file that cannot be read, which loading will name; no home
             return None
 
-    def load(
-        self, source: Path, config: ModelConfig, kernels: Kernels, *, beyond_trained_len: bool
-    ) -> LoadedModel | None:
+    def load(self, source: Path, config: ModelConfig, kernels: Kernels) -> LoadedModel | None:
         """Return the model, if it is there and whole; what is not goes.
 
         Raises:
@@ -142,9 +140,7 @@ class CacheEntry:
             return None
         try:
             _require_seal(self.path)
-            found = load_packed(
-                self.path, config, kernels, beyond_trained_len=beyond_trained_len, source=source
-            )
+            found = load_packed(self.path, config, kernels, source=source)
             os.utime(self.path)
             return found
         except ConfigError:

@@ -33,7 +33,6 @@ def load_packed(
     config: ModelConfig,
     kernels: Kernels,
     *,
-    beyond_trained_len: bool,
     source: Path | None = None,
 ) -> LoadedModel:
     """Load as `winnow.models.load.loader.load_model` does, from a directory that `winnow pack` wrote.
@@ -46,7 +45,7 @@ def load_packed(
     reason = "as the model was packed" if source is None else "the model's own limit"
     limit = ContextLimit(description.trained_len, reason)
     wanted = config.max_model_len
-    trained_len = limit.take(None if beyond_trained_len else wanted)
+    trained_len = limit.take(wanted)
     decoder = _Reader(path, description, LayerKernels(kernels)).decoder()
     tokenizer = _tokenizer(path, description)
     return LoadedModel(
