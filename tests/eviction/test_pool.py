@@ -1,6 +1,7 @@
 """The width over which scores are pooled: as a policy says, as a user says, or as wide as in the papers' text."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ import pytest
 from winnow.config import EvictionConfig
 from winnow.engine.admission import requested_eviction
 from winnow.errors import ConfigError
-from winnow.eviction import ModelTraits, resolve_policy
+from winnow.eviction import PRESETS, ByKeyDeviation, ModelTraits, resolve_policy
 from winnow.models.load.text_pool import text_pool
 from winnow.sampling import SamplingParams
+
+SEEN_POLICY = PRESETS["winnow-seen"].policy
 
 
 class Cutter:
@@ -54,9 +57,10 @@ def test_without_a_tokenizer_the_papers_number_stays() -> None:
         ("kv-compress", "text", 21),
         ("snapkv", 9, 9),
         ("leverage", None, 3),
+        (replace(SEEN_POLICY, score=ByKeyDeviation(SEEN_POLICY.score)), None, 21),
     ],
 )
-def test_who_says_how_wide(policy: str, pool: Any, size: int) -> None:
+def test_who_says_how_wide(policy: Any, pool: Any, size: int) -> None:
     resolved = resolve_policy(EvictionConfig(eviction=policy, pool=pool), ModelTraits(text_pool=21))
     assert resolved.policy.pool is not None and resolved.policy.pool.size == size
     assert not resolved.policy.pool.by_text

@@ -116,7 +116,7 @@ class EvictionPolicy:
             pooled = replace(pool, size=tokens, by_text=False)
         except ValueError:
             raise ConfigError(f"pool must be an odd number of tokens, or text, got {size}") from None
-        return replace(self, score=replace(self.score, pool=pooled))  # type: ignore[call-arg]
+        return replace(self, score=self.score.with_pool(pooled))
 
     @cached_property
     def observes(self) -> dict[bool, AttentionObserver | None]:

@@ -1,12 +1,12 @@
 """The interface of scorers."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 
-from winnow.attention import AttentionObserver
+from winnow.attention import AttentionObserver, Smoothing
 from winnow.eviction.replay import Replay
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.signals import Needs
@@ -60,6 +60,10 @@ class Scorer(ABC):
     @abstractmethod
     def score(self, rows: LayerRows) -> Tensor:
         """Score the KVs of a layer: finite float32 [B, H, N], the highest stay; ignored where not valid."""
+
+    def with_pool(self, pool: Smoothing) -> "Scorer":
+        """Return the score, which pools, with another pooling."""
+        return replace(self, pool=pool)  # type: ignore[call-arg]
 
     @property
     def resets_accumulators(self) -> bool:

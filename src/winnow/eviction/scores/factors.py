@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from winnow.attention import AttentionObserver
+from winnow.attention import AttentionObserver, Smoothing
 from winnow.errors import ConfigError
 from winnow.eviction.replay import Replay
 from winnow.eviction.round_rows import LayerRows
@@ -54,6 +54,13 @@ class Factor(Scorer):
     @property
     def replay(self) -> Replay | None:
         return self.inner.replay
+
+    @property
+    def pool(self) -> Smoothing | None:
+        return getattr(self.inner, "pool", None)
+
+    def with_pool(self, pool: Smoothing) -> "Factor":
+        return replace(self, inner=self.inner.with_pool(pool))
 
     @property
     def before_template(self) -> bool:
