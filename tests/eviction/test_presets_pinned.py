@@ -271,6 +271,11 @@ PINNED: dict[str, Row] = {
         "when.decode_every": (128, "KeyDiff: block_size 128"),
     },
     "winnow-keys": KEYS,
+    "winnow-seen-keys": {
+        **{key.replace("score.", "score.inner.", 1): number for key, number in SEEN.items()},
+        "score.class": ("ByKeyDeviation", "own: winnow-seen's score times winnow-keys'"),
+        "score.power": (0.25, "own: the best of 1, .5 and .25 on needles of seed 5"),
+    },
     "kvzip-keys": {
         **{
             key.replace("score.", "score.inner.", 1): value

@@ -82,6 +82,10 @@ PRESETS: dict[str, Preset] = {
     "full": Preset(EvictionPolicy(), "no eviction"),
     COMPRESSING: Preset(_SEEN, "winnow-seen; winnow-keys where questions come later, or with auto"),
     SEEN: Preset(_SEEN, "Winnow's own: KV-Compress with a window that ends with the question"),
+    "winnow-seen-keys": Preset(
+        replace(_SEEN, score=ByKeyDeviation(_SEEN.score, power=0.25)),
+        "Winnow's own: the fourth root of winnow-seen times winnow-keys",
+    ),
     KEYS: Preset(
         _KEYS, "Winnow's own: keys before rotation unlike the mean of all seen; whatever is asked later"
     ),
