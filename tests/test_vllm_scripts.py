@@ -230,7 +230,7 @@ def test_step_by_step(llm: LLM) -> None:
     [
         (
             {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 2}},
-            "method must be one of ngram, draft_model, got 'eagle3'",
+            "method must be one of ngram, draft_model, mtp, got 'eagle3'",
         ),
         ({"enable_lora": True, "max_loras": 1}, "adapters are not served: merge them into the weights"),
         ({"pipeline_parallel_size": 4}, "a model is cut over devices by tensor_parallel_size"),

@@ -408,7 +408,7 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineC
     team = open_team(config)
     try:
         return _with_engine(
-            load_ranks(config.model, team),
+            load_ranks(config, team),
             lambda loaded, config: build_engine(loaded, config, policy, time.monotonic, team),
             config,
         )

@@ -103,9 +103,9 @@ def test_other_vocabularies_and_states_are_refused(target: Path, tmp_path: Path)
         LLM(target, speculative_config=config(other), **OPTIONS)
     assistant = tmp_path / "assistant"
     assistant.mkdir()
-    (assistant / "config.json").write_text('{"model_type": "gemma4_assistant"}', encoding="utf-8")
+    (assistant / "config.json").write_text('{"model_type": "muse_assistant"}', encoding="utf-8")
     with pytest.raises(
-        ConfigError, match="is a gemma4_assistant, which reads the KVs of the model that answers"
+        ConfigError, match="is a muse_assistant, and assistants must be of a kind out of gemma4_assistant"
     ):
         LLM(target, speculative_config=config(assistant), **OPTIONS)
     swapped = shutil.copytree(DEMO_MODEL, tmp_path / "swapped")
@@ -122,13 +122,17 @@ def test_other_vocabularies_and_states_are_refused(target: Path, tmp_path: Path)
 
 
 def test_options(target: Path) -> None:
+    assert parse_speculative({"method": "deepseek_mtp"}).method == "mtp"  # type: ignore[union-attr]
+    for more, message in (
+        ({}, "its config.json names none"),
+        ({"model": str(target)}, "must be an assistant"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            LLM(target, speculative_config={"method": "mtp"} | more, **OPTIONS)
     assert parse_speculative({"model": "x", "num_speculative_tokens": 2}).method == "draft_model"  # type: ignore[union-attr]
     for wrong, message in (
         ({"method": "draft_model"}, "model must be given with method draft_model"),
-        (
-            {"method": "qwen3_next_mtp"},
-            "must be one of ngram, draft_model, got 'qwen3_next_mtp': its heads read",
-        ),
+        ({"method": "eagle3"}, "must be one of ngram, draft_model, mtp, got 'eagle3': its heads are trained"),
         ({"method": "ngram", "model": "x"}, "model must be left out with method ngram"),
         (
             {"method": "draft_model", "model": "x", "prompt_lookup_max": 3},

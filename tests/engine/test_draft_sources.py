@@ -43,7 +43,7 @@ class Stub:
         change: of the tokens that follow.
     """
 
-    used_bytes = 0
+    used_bytes, reads_cache = 0, False
 
     def __init__(
         self,

@@ -158,7 +158,7 @@ def test_configuration(directory: Path) -> None:
     )
     with pytest.raises(
         ConfigError,
-        match="speculative_config: method must be one of ngram, draft_model, got 'eagle': its heads",
+        match="speculative_config: method must be one of ngram, draft_model, mtp, got 'eagle': its heads",
     ):
         parse_speculative({"method": "eagle"})
     with pytest.raises(ConfigError, match="prompt_lookup_min must be at most 2, got 3"):

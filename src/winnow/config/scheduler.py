@@ -83,8 +83,9 @@ class SchedulerConfig:
         None,
         "propose tokens, and compute them in the same step: what followed the last tokens where they stood before: "
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2}; or what a '
-        'smaller model of the same vocabulary says: {"method": "draft_model", "model": DIR}; steps are timed, and have '
-        'as many drafts as pay at the number of running sequences, also none; "adaptive": false: always all',
+        'smaller model of the same vocabulary says: {"method": "draft_model", "model": DIR}; or what heads of its own '
+        'checkpoint say, or an assistant (Gemma 4): {"method": "mtp"}; steps are timed, and have as many drafts as pay '
+        'at the number of running sequences, also none; "adaptive": false: always all',
         parse=parse_speculative,
         metavar="JSON",
         effect=Effect.BATCHES,

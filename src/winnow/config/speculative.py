@@ -9,10 +9,9 @@ from typing import Any
 from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, check_names, require
 
-METHODS = ("ngram", "draft_model")
-_OF_STATES = "its heads read hidden states of every token, which steps do not keep"
-_REFUSED = {name: _OF_STATES for name in ("mtp", "eagle", "eagle3", "medusa", "mlp_speculator", "dflash")}
-"""Methods of vLLM's that are refused by the reason; those that end in _mtp as mtp."""
+METHODS = ("ngram", "draft_model", "mtp")
+_REFUSED = ("eagle", "eagle3", "medusa", "mlp_speculator", "dflash")
+"""Methods of vLLM's whose heads are trained apart, in files of their own that are not read."""
 _FIELD = "speculative_config: "
 
 
@@ -21,12 +20,13 @@ class SpeculativeConfig:
     """Where proposed tokens come from, under vLLM's names.
 
     ngram is prompt lookup: what followed the last tokens where they stood before is proposed to follow them again.
-    draft_model asks a smaller model of the same vocabulary.
+    draft_model asks a smaller model of the same vocabulary. mtp asks heads that the model's own checkpoint brings, or
+    an assistant that reads its KVs (Gemma 4).
 
     Attributes:
         num_speculative_tokens: most tokens proposed in a step.
         prompt_lookup_max, prompt_lookup_min: how many last tokens must be found, the most and the fewest.
-        model: the smaller one, as `ModelConfig.model`.
+        model: the smaller one or the assistant, as `ModelConfig.model`.
         adaptive: as many are proposed as measured steps let expect a gain from, none included; False: always all.
     """
 
@@ -38,23 +38,20 @@ class SpeculativeConfig:
     adaptive: bool = True
 
     def __post_init__(self) -> None:
-        reason = _REFUSED.get("mtp" if str(self.method).endswith("_mtp") else self.method)
-        if reason is not None:
+        if self.method in _REFUSED:
             raise ConfigError(
-                f"speculative_config: method must be one of {', '.join(METHODS)}, got {self.method!r}: {reason}"
+                f"speculative_config: method must be one of {', '.join(METHODS)}, got {self.method!r}: its heads are "
+                "trained apart, in files that are not read"
             )
         check_choice(_FIELD + "method", self.method, METHODS)
         require(isinstance(self.adaptive, bool), _FIELD + "adaptive", "true or false", self.adaptive)
         check_integer(_FIELD + "num_speculative_tokens", self.num_speculative_tokens, 1, 64)
         check_integer(_FIELD + "prompt_lookup_max", self.prompt_lookup_max, 1, 64)
         check_integer(_FIELD + "prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max)
-        needs = self.method == "draft_model"
-        require(
-            (self.model is not None) == needs,
-            _FIELD + "model",
-            f"{'given' if needs else 'left out'} with method {self.method}",
-            self.model,
-        )
+        if self.method != "mtp":
+            needs = self.method == "draft_model"
+            said = f"{'given' if needs else 'left out'} with method {self.method}"
+            require((self.model is not None) == needs, _FIELD + "model", said, self.model)
 
 
 def parse_speculative(value: Any) -> SpeculativeConfig | None:
@@ -75,6 +72,8 @@ def parse_speculative(value: Any) -> SpeculativeConfig | None:
     values = {name: each for name, each in value.items() if each is not None}
     if "model" in values:  # as in vLLM: a model alone is a draft model
         values.setdefault("method", "draft_model")
+    if str(values.get("method")).endswith("_mtp"):  # vLLM has a name for each architecture's
+        values["method"] = "mtp"
     if values.get("method", "ngram") != "ngram":
         given = [name for name in values if name.startswith("prompt_lookup")]
         require(not given, _FIELD + " and ".join(given), "left out unless method is ngram", values["method"])

@@ -7,13 +7,13 @@ from functools import partial
 import torch
 
 from winnow.cache import CacheSize
-from winnow.config import EngineConfig, ModelConfig
+from winnow.config import EngineConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
 from winnow.engine.executor import Executor
 from winnow.engine.served_model import ServedModel
 from winnow.eviction import EvictionPolicy, ModelTraits
-from winnow.executor.draft_model import DraftModel, load_draft_model, split_memory
+from winnow.executor.draft_sources import needs_hidden_states, open_drafts
 from winnow.executor.rank_executor import build_rank, load_rank, on_gpus
 from winnow.executor.rank_team import RankTeam
 from winnow.executor.tensor_parallel import TensorParallelExecutor
@@ -41,12 +41,12 @@ def open_team(config: EngineConfig) -> RankTeam | None:
     return None if size == 1 else RankTeam(size)
 
 
-def load_ranks(config: ModelConfig, team: RankTeam | None) -> LoadedModel:
+def load_ranks(config: EngineConfig, team: RankTeam | None) -> LoadedModel:
     """Load a model as `load_model` does, each rank its part at the same time."""
     if team is None:
-        return load_model(config)
-    own = partial(load_rank, config, 0, team.size, team.directory)
-    return team.call(own, "load", config, team.size, team.directory)
+        return load_model(config.model, hidden=needs_hidden_states(config))
+    own = partial(load_rank, config.model, 0, team.size, team.directory)
+    return team.call(own, "load", config.model, team.size, team.directory)
 
 
 def build_engine(
@@ -68,11 +68,7 @@ def build_engine(
     layout = loaded.kv_layout(
         config.cache, num_accumulators, config.scheduler.chunk, bias=policy.compact is not None
     )
-    draft = load_draft_model(config, loaded)
-    own, draft_source = config, None
-    if draft is not None:
-        own, of_draft = split_memory(config, layout, draft)
-        draft_source = DraftModel(draft, of_draft)
+    own, open_source = open_drafts(config, loaded, layout)
     size = CacheSize.fit(
         layout,
         own.cache.kv_memory,
@@ -81,8 +77,10 @@ def build_engine(
         config.cache.shares_prefixes,
     )
     executor: Executor
+    draft_source = None
     if team is None:
         executor = build_rank(loaded, own, layout, size)
+        draft_source = None if open_source is None else open_source(executor)
     else:
         executor = TensorParallelExecutor(team, loaded, config, layout, size)
 

@@ -1,101 +1,45 @@
-"""Drafts of a smaller model of the same vocabulary, over a paged cache of its own in a part of the same memory."""
+"""Drafts of another model, or of the model's own heads, over a paged cache of its own in a part of the same memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
-from winnow.cache import CacheLayout, CacheSize, Ledger
-from winnow.config import CacheConfig, EngineConfig, EvictionConfig
-from winnow.config.speculative import SpeculativeConfig
+import torch
+from torch import Tensor
+
+from winnow.cache import CacheSize, Ledger
+from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.requests.request import Sequence
-from winnow.errors import ConfigError
+from winnow.executor.hidden_states import HiddenStates
 from winnow.executor.rank_executor import build_rank
 from winnow.executor.torch_executor import TorchExecutor
-from winnow.models import LoadedModel, load_model
-from winnow.models.load.hub import locate_model
-from winnow.models.load.json_files import read_object
+from winnow.models import LoadedModel
 from winnow.sampling import SamplingParams
 
-# Tokens of a text by which the memory of two caches is compared.
-_COMPARED = 1024
-
-
-def load_draft_model(config: EngineConfig, target: LoadedModel) -> LoadedModel | None:
-    """Load the model that `speculative_config` names, as the target is loaded; None: it names none.
-
-    Raises:
-        ConfigError: its vocabulary is another, or it cannot take KVs back.
-    """
-    options: SpeculativeConfig | None = config.scheduler.speculative_config
-    if options is None or options.method != "draft_model":
-        return None
-    if config.model.tensor_parallel_size > 1:
-        raise ConfigError("speculative_config: method draft_model needs tensor_parallel_size 1")
-    own = replace(config.model, model=options.model, revision=None, tokenizer=None, max_model_len=None)
-    file = locate_model(own) / "config.json"  # a GGUF file has none, and is no assistant
-    kind = str(read_object(file).get("model_type")) if file.is_file() else ""
-    if kind.endswith("assistant"):
-        raise ConfigError(
-            f"speculative_config: model {options.model} is a {kind}, which reads the KVs of the model that answers: "
-            "only models that answer by themselves can draft"
-        )
-    loaded = load_model(own)
-    if loaded.geometry.states:
-        raise ConfigError(
-            f"speculative_config: model {options.model} has layers that keep recurrent states, which cannot take "
-            "tokens back"
-        )
-    _check_vocabulary(loaded, target)
-    return loaded
-
-
-def _check_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
-    """Raise ConfigError unless the same token ids stand for the same strings."""
-    if draft.tokenizer is None or target.tokenizer is None:
-        if draft.vocab_size != target.vocab_size:
-            raise ConfigError(
-                f"speculative_config: model has {draft.vocab_size} tokens, and the model that answers "
-                f"{target.vocab_size}: they must be the same"
-            )
-        return
-    own, others = draft.tokenizer.get_vocab(), target.tokenizer.get_vocab()
-    for token in sorted(set(own) | set(others), key=lambda each: (others.get(each, -1), each)):
-        if own.get(token) != others.get(token):
-            raise ConfigError(
-                f"speculative_config: model must have the vocabulary of the model that answers: {token!r} is token "
-                f"{own.get(token)} there, and {others.get(token)} here"
-            )
-
-
-def split_memory(
-    config: EngineConfig, target: CacheLayout, draft: LoadedModel
-) -> tuple[EngineConfig, EngineConfig]:
-    """Return the configurations of the target and of its draft model, who share kv_memory as a text takes it."""
-    model = replace(config.model, weight_dtype="auto", weight_wide="none")
-    cache = CacheConfig(block_size=config.cache.block_size, enable_prefix_caching=False)
-    own = draft.kv_layout(cache, 1)
-    needs = [each.device_bytes(each.by_kind(each.row_blocks_seen(_COMPARED))) for each in (target, own)]
-    whole = config.cache.kv_memory
-    if draft.device.type == "cuda" and config.cache.gpu_memory_utilization is not None:
-        # It was what the GPU had left beside the target.
-        whole -= sum(each.nbytes for each in cast(Any, draft.model).parameters())
-    memory = whole * needs[1] // sum(needs)
-    scheduler = replace(config.scheduler, speculative_config=None)
-    return (
-        replace(config, cache=replace(config.cache, kv_memory=whole - memory)),
-        EngineConfig(model, replace(cache, kv_memory=memory), scheduler, EvictionConfig()),
-    )
+if TYPE_CHECKING:
+    from winnow.models.load.heads import DraftHeads
 
 
 @dataclass
 class _Held:
-    """Tokens of a sequence whose KVs are in the cache, the first `agreed` of them known to be the sequence's."""
+    """Tokens of a sequence from `origin` on whose KVs are in the cache, the first `agreed` known to be its own."""
 
     slot: int
     params: SamplingParams
+    origin: int
     token_ids: list[int]
     agreed: int = 0
+    again: int = 0
+    """Tokens at the end that the next of several heads computes."""
+
+
+_Chunks = list[tuple[Sequence, list[int]]]
+
+
+def without_form(sequence: Sequence) -> SamplingParams:
+    """Return how drafts of a sequence are sampled. They follow no form: the target's own choice is what counts."""
+    return replace(sequence.request.params, structured_outputs=None, logprobs=None, prompt_logprobs=None)
 
 
 class DraftModel:
@@ -107,6 +51,8 @@ class DraftModel:
     Args:
         config: of its memory, and of the size of its steps.
     """
+
+    reads_cache = False
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
         self._layout = loaded.kv_layout(config.cache, 1, config.scheduler.chunk)
@@ -147,12 +93,7 @@ class DraftModel:
         new = [self._state(each) for each in pending]
         found: dict[Sequence, list[int]] = {each: [] for each in pending}
         while pending:
-            chunks, room = list[tuple[Sequence, list[int]]](), self._most
-            for sequence, tokens in pending.items():
-                if room:
-                    chunks.append((sequence, tokens[:room]))
-                    room -= len(chunks[-1][1])
-            chunks = self._with_room(chunks, pending)
+            chunks = self._with_room(self._chunks(pending, found), pending)
             if not chunks:
                 break
             last = {each for each, tokens in chunks if len(tokens) == len(pending[each])}
@@ -160,22 +101,34 @@ class DraftModel:
             new = []
             for sequence, tokens in chunks:
                 pending[sequence] = pending[sequence][len(tokens) :]
+            for sequence in last:
+                del pending[sequence]
             for sequence, token in sampled.items():
                 found[sequence].append(token)
-                del pending[sequence]
                 if len(found[sequence]) < counts[sequence] and token < self._loaded.vocab_size:
-                    pending[sequence] = [token]
+                    pending[sequence] = self._following(sequence, token)
         return found
+
+    def _chunks(self, pending: dict[Sequence, list[int]], found: dict[Sequence, list[int]]) -> _Chunks:
+        """Return tokens that are computed together."""
+        chunks, room = _Chunks(), self._most
+        for sequence, tokens in pending.items():
+            if room:
+                chunks.append((sequence, tokens[:room]))
+                room -= len(chunks[-1][1])
+        return chunks
+
+    def _following(self, sequence: Sequence, token: int) -> list[int]:
+        """Return the tokens to be computed behind a draft."""
+        return [token]
 
     def _begin(self, sequence: Sequence) -> list[int]:
         """Take back what the sequence did not become. Returns the tokens that are to be computed, at least one."""
-        tokens, held = sequence.token_ids, self._held.get(sequence)
+        held = self._held.get(sequence)
         if held is None:
-            # Drafts follow no form: the target's own choice is what counts.
-            params = replace(
-                sequence.request.params, structured_outputs=None, logprobs=None, prompt_logprobs=None
-            )
-            held = self._held[sequence] = _Held(self._ledger.open(), params, [])
+            params, origin = without_form(sequence), self._origin(sequence)
+            held = self._held[sequence] = _Held(self._ledger.open(), params, origin, [])
+        tokens = sequence.token_ids[held.origin :]
         same, most = held.agreed, min(len(held.token_ids), len(tokens) - 1)
         while same < most and held.token_ids[same] == tokens[same]:
             same += 1
@@ -185,17 +138,19 @@ class DraftModel:
         held.agreed = same
         return tokens[same:]
 
+    def _origin(self, sequence: Sequence) -> int:
+        """Return the first token of a sequence that is computed."""
+        return 0
+
     def _state(self, sequence: Sequence) -> NewSequence:
         held = self._held[sequence]
         return NewSequence(held.slot, sequence.token_ids, sequence.prompt_len, held.params, sequence.index)
 
-    def _with_room(
-        self, chunks: list[tuple[Sequence, list[int]]], pending: dict[Sequence, list[int]]
-    ) -> list[tuple[Sequence, list[int]]]:
+    def _with_room(self, chunks: _Chunks, pending: dict[Sequence, list[int]]) -> _Chunks:
         """Take room for chunks; where it lacks, sequences not asked for lose their KVs, and then the last ones."""
         while chunks:
             slots = [self._held[each].slot for each, _ in chunks]
-            lengths = [len(tokens) for _, tokens in chunks]
+            lengths = [len(tokens) - self._held[each].again for each, tokens in chunks]
             if self._ledger.has_room_for(self._ledger.demand(slots, lengths)):
                 self._ledger.append(slots, lengths)
                 return chunks
@@ -207,17 +162,15 @@ class DraftModel:
             self._drop(victim)
         return chunks
 
-    def _compute(
-        self, chunks: list[tuple[Sequence, list[int]]], last: set[Sequence], new: list[NewSequence]
-    ) -> dict[Sequence, int]:
+    def _compute(self, chunks: _Chunks, last: set[Sequence], new: list[NewSequence]) -> dict[Sequence, int]:
         """Compute tokens. Returns what is sampled behind them, of the sequences in `last`."""
         entries = []
         for sequence, tokens in chunks:
             held = self._held[sequence]
-            start = len(held.token_ids)
+            start = len(held.token_ids) - held.again
             samplers = (held.slot,) if sequence in last else ()
             entries.append(PlannedSequence(held.slot, start, tokens, samplers))
-            held.token_ids += tokens
+            held.token_ids += tokens[held.again :]
         known = {held.slot for held in self._held.values()}
         self._executor.apply(self._ledger.take_update())
         self._executor.restate([each for each in new if each.slot in known])
@@ -231,3 +184,95 @@ class DraftModel:
 
     def _drop(self, sequence: Sequence) -> None:
         self._ledger.close(self._held.pop(sequence).slot)
+
+
+class HeadDrafts(DraftModel):
+    """Source of what the model's own heads would sample: each token goes with the hidden state of the one before it.
+
+    Their KVs of a sequence begin with the tokens whose hidden states are still held as drafts are first asked for. KVs
+    that depend on drafts go at once. One head goes on from its own states; of several, each says one token more, from
+    the states of the one before it.
+    """
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, hidden: HiddenStates) -> None:
+        super().__init__(loaded, config)
+        self._executor.leave_graphs()  # they would repeat the hidden states, too
+        self._heads = cast("DraftHeads", loaded.model)
+        self._count = self._heads.num_mtp_layers
+        self._hidden = hidden
+        self._last: dict[Sequence, list[int]] = {}  # tokens computed last, and the states made of them
+        self._states: dict[Sequence, Tensor] = {}
+
+    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+        many = max(most.values(), default=0) if self._count == 1 else self._count
+        return super().rooms(
+            {each: min(count, many) for each, count in most.items() if self._hidden.holds(each)}
+        )
+
+    @property
+    def used_bytes(self) -> int:
+        return super().used_bytes + self._hidden.total_bytes
+
+    def _origin(self, sequence: Sequence) -> int:
+        return self._hidden.held(sequence.kv.running_slot)[0] + 1
+
+    def _begin(self, sequence: Sequence) -> list[int]:
+        held = self._held.get(sequence)
+        if held is not None and held.origin + held.agreed <= self._hidden.held(sequence.kv.running_slot)[0]:
+            self._drop(sequence)  # states between are lost
+        return super()._begin(sequence)
+
+    def _propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        # Each of several heads needs the KVs of all tokens.
+        wanted = counts if self._count == 1 else {each: self._count for each in counts}
+        self._last, self._states = {}, {}
+        found = super()._propose(wanted)
+        for sequence in found:
+            held = self._held.get(sequence)
+            if held is None:
+                continue
+            if self._count > 1 and len(found[sequence]) < self._count:
+                self._drop(sequence)
+                continue
+            known = max(sequence.num_tokens - held.origin - self._count + 1, 0)
+            if len(held.token_ids) > known:
+                self._ledger.take_back([held.slot], [len(held.token_ids) - known])
+                del held.token_ids[known:]
+            held.agreed, held.again = len(held.token_ids), 0
+        return {each: drafts[: counts[each]] for each, drafts in found.items()}
+
+    def _chunks(self, pending: dict[Sequence, list[int]], found: dict[Sequence, list[int]]) -> _Chunks:
+        if self._count == 1:
+            self._heads.depth = 0
+            return super()._chunks(pending, found)
+        self._heads.depth = depth = len(found[next(iter(pending))])
+        chunks, room = _Chunks(), max(self._most, self._hidden.window)
+        for sequence, tokens in pending.items():
+            if len(found[sequence]) == depth and len(tokens) <= room:
+                chunks.append((sequence, tokens))
+                room -= len(tokens)
+        return chunks
+
+    def _following(self, sequence: Sequence, token: int) -> list[int]:
+        if self._count == 1:
+            return [token]
+        held = self._held[sequence]
+        held.again = len(self._states[sequence])
+        return [*self._last[sequence][1:], token]
+
+    def _compute(self, chunks: _Chunks, last: set[Sequence], new: list[NewSequence]) -> dict[Sequence, int]:
+        states = []
+        for sequence, tokens in chunks:
+            held = self._held[sequence]
+            first = held.origin + len(held.token_ids) - 1
+            if not held.again and first + 1 < sequence.num_tokens:
+                states.append(self._hidden.read(sequence.kv.running_slot, first, first + len(tokens)))
+            else:
+                states.append(self._states[sequence])
+        self._heads.previous = torch.cat(states)
+        sampled = super()._compute(chunks, last, new)
+        parts = self._heads.outputs.split([len(tokens) for _, tokens in chunks])
+        for (sequence, tokens), part in zip(chunks, parts, strict=True):
+            self._states[sequence] = part if self._count > 1 else part[-1:]
+            self._last[sequence] = tokens
+        return sampled

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.attention import AttentionBackend, AttentionObserver, PagedCache, Spans
+from winnow.attention import AttentionBackend, AttentionObserver, BackendStep, PagedCache, Spans
 from winnow.attention.spans import NEVER
 from winnow.cache import (
     CacheLayout,
@@ -53,6 +53,9 @@ from winnow.models import LoadedModel
 from winnow.outputs import LogprobDict
 from winnow.sampling import Sampler, SamplingParams, prompt_logprobs
 from winnow.sampling.sampler import PendingSample
+
+if TYPE_CHECKING:
+    from winnow.executor.hidden_states import HiddenStates
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,7 @@ class TorchExecutor:
         self._recurrent = model.open_states(size.max_num_seqs)
         if self._recurrent is not None:
             self.cache.states.add(self._recurrent)
+        self._hidden: HiddenStates | None = None
         self._graphs: StepGraphs | None = None
         # Values on a tier are chosen on the host; states are split on it.
         capture = graph_capture(model.device)
@@ -123,8 +127,28 @@ class TorchExecutor:
                 capture,
             )
 
+    def keep_hidden(self, hidden: "HiddenStates") -> "HiddenStates":
+        """Keep the last hidden states of the steps to come, one kernel after the other."""
+        self._hidden = hidden
+        self.cache.states.add(hidden)
+        self.leave_graphs()
+        return hidden
+
+    def leave_graphs(self) -> None:
+        """Launch all steps kernel by kernel."""
+        self._graphs = None
+
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         return self._sampler.with_seed(params)
+
+    def read_step(self, slots: list[int], positions: list[int]) -> tuple[BackendStep, Tensor]:
+        """Return what attends with one query of each slot, at these positions, over what is stored; and the positions.
+
+        The ledger's update has been applied.
+        """
+        lengths, ones = self.cache.tables.longest(slots), [1] * len(slots)
+        spans = Spans.build(slots, positions, ones, lengths, device=self._model.device)
+        return self._backend.prepare(self.cache, spans), spans.position
 
     @torch.inference_mode()
     def apply(self, update: CacheUpdate) -> None:
@@ -175,6 +199,8 @@ class TorchExecutor:
             replays,
         )
         rows = self._forward(plan, spans, step, logits.tokens, wanted)
+        if self._hidden is not None:
+            self._hidden.record(plan)
         traffic = self._take_traffic(plan)
         for entry in plan.entries:
             for slot in entry.forks:

@@ -17,7 +17,13 @@ from winnow.outputs import DraftRates
 
 
 class DraftSource(Protocol):
-    """Where drafts come from. What it proposes is of no matter to answers, only to their speed."""
+    """Where drafts come from. What it proposes is of no matter to answers, only to their speed.
+
+    Attributes:
+        reads_cache: it attends over the sequences' own KVs, so that the executor must know all of the ledger before.
+    """
+
+    reads_cache: bool
 
     @property
     def used_bytes(self) -> int:
@@ -66,6 +72,10 @@ class Drafts:
     def wanted(self, num_sequences: int) -> bool:
         """Return whether the next step may have drafts if this number of sequences decodes."""
         return self._config is not None and self.gate.drafts(num_sequences)
+
+    def read_cache(self, num_sequences: int) -> bool:
+        """Return whether the next proposals, of this number of sequences, read the cache."""
+        return self.wanted(num_sequences) and self._source.reads_cache
 
     def propose(self, decoding: SequenceType[Sequence], most: int) -> dict[Sequence, list[int]]:
         """Return draft tokens of the sequences that have any, at most `most` in all."""
@@ -130,7 +140,7 @@ def may_draft(sequence: Sequence) -> bool:
 class PromptLookup:
     """Source of what followed the last tokens where they stood before."""
 
-    used_bytes = 0
+    used_bytes, reads_cache = 0, False
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config

@@ -62,6 +62,7 @@ class Scheduler:
         self._prefetching: list[Sequence] = []
         self.memory = memory = memory or Memory(executor, clock, config)
         self.ledger = memory.ledger
+        self._executor = executor
         self.drafts = Drafts(config.speculative_config, executor.layout, draft_source)
         self.waiting = WaitingQueue(build_order(config))
         self.accounts = TenantAccounts(
@@ -173,6 +174,8 @@ class Scheduler:
         proposes = True
         while True:
             decoding = [s for s in self.running if s.is_decoding and s not in waits][:most]
+            if proposes and self.drafts.read_cache(len(decoding)):
+                self._executor.apply(self.ledger.take_update())
             drafts = self.drafts.propose(decoding, most - len(decoding)) if proposes else {}
             planned = [(s, 1 + len(drafts[s]) if s in drafts else 1) for s in decoding]
             try:
@@ -281,6 +284,7 @@ class Scheduler:
         self.rounds.note(step, kept)
         lengths = {} if offsets is None else dict(zip(step.samplers, np.diff(offsets).tolist(), strict=True))
         rejected: dict[int, int] = {}
+        computed = []
         for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
             if sequence.finished:  # since the step was submitted
                 continue
@@ -294,10 +298,11 @@ class Scheduler:
                     rejected[entry.slot] = entry.num_drafts - accepted
             known = entry.count - entry.num_drafts
             sequence.kv.num_computed = end = entry.start + known + accepted
-            new = entry.token_ids[known : known + accepted]
-            self.memory.prefixes.remember(sequence, entry.start, end, new)
+            computed.append((sequence, entry.start, end, entry.token_ids[known : known + accepted]))
         if rejected:
             self.ledger.take_back(list(rejected), list(rejected.values()))
+        for each in computed:  # after it: where rows slide, what they hold says which tokens these are
+            self.memory.prefixes.remember(*each)
         counts: Counter[TenantName] = Counter()
         for sequence in step.samplers:
             if not sequence.finished:

@@ -63,7 +63,12 @@ class ModelDirectory:
         self._check_unused(model, left_out, scaled=hasattr(model.config, "quantization_config"))
 
     def _check_unused(self, model: "PreTrainedModel", left_out: Collection[str], *, scaled: bool) -> None:
-        unused = sorted(name for name in left_out if not _CHANGES_NOTHING.search(name))
+        from winnow.models.load.kinds import head_patterns  # transformers
+
+        heads = re.compile("|".join(head_patterns(model.config)))
+        unused = sorted(
+            name for name in left_out if not (_CHANGES_NOTHING.search(name) or heads.search(name))
+        )
         zeros = set[str]()
         for file in self.path.glob("*.safetensors") if unused or not scaled else ():
             with safe_open(file, framework="pt") as tensors:

@@ -21,6 +21,8 @@ _STATES = ("linear_attention", "conv", "mamba")
 _NEITHER = ("mlp", "moe")
 # Under what names configurations list their layers' kinds.
 _LAYER_KINDS = ("layer_types", "layers_block_type", "block_types")
+# What they call the number of heads for drafts.
+_HEADS = ("num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers")
 # What a configuration of several parts calls those that Winnow does not run.
 _OTHER_PARTS = ("vision_config", "audio_config", "encoder_config", "encoder", "speech_config")
 
@@ -108,6 +110,19 @@ def attending_layers(config: PretrainedConfig) -> list[str]:
 def has_states(config: PretrainedConfig) -> bool:
     """Return whether some layers keep a state, by the configuration."""
     return any(kind in (*_STATES, *_BOTH) for kind in _listed(config))
+
+
+def num_draft_heads(config: PretrainedConfig) -> int:
+    """Return how many heads the checkpoint has for tokens behind the next one (MTP), by the configuration."""
+    text = config.get_text_config()
+    return next((int(count) for name in _HEADS if (count := getattr(text, name, None))), 0)
+
+
+def head_patterns(config: PretrainedConfig) -> list[str]:
+    """Return what names of such heads' weights match: they go by "mtp", or stand as layers behind the last."""
+    last = config.get_text_config().num_hidden_layers
+    layers = [rf"layers\.{number}\." for number in range(last, last + num_draft_heads(config))]
+    return [r"(^|\.)mtp(_layers)?\.", *layers]
 
 
 def _listed(config: PretrainedConfig) -> list[str]:

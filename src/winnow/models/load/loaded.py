@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
@@ -160,6 +160,13 @@ class LoadedModel(PlainModel):
             **more,
         ).logits
         return logits[0]
+
+    def with_hidden_states(self) -> "LoadedModel":
+        """Return it as a model whose last hidden states of all tokens can be read, at `text_part`'s end."""
+        for module in cast(Any, self.model).modules():
+            if getattr(module, "last_layer_only_wanted", False):
+                module.last_layer_only_wanted = False
+        return replace(self, decoder=None)
 
     @cached_property
     def _cache_argument(self) -> str:

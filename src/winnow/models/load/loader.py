@@ -29,12 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
 
-def load_model(config: ModelConfig, *, native: bool = False, ranks: Ranks = ALONE) -> LoadedModel:
+def load_model(
+    config: ModelConfig, *, native: bool = False, ranks: Ranks = ALONE, hidden: bool = False
+) -> LoadedModel:
     """Load model and tokenizer, published or packed by `winnow pack`, from a directory or the Hub.
 
     Args:
         native: all products by Winnow's kernels, also where others are faster.
         ranks: the others load it at the same time; each keeps its part.
+        hidden: as transformers' class, whose last hidden states of all tokens can be read.
 
     Raises:
         UnsupportedModelError: no such directory or repository, no safetensors, weights missing or damaged, an
@@ -43,6 +46,10 @@ def load_model(config: ModelConfig, *, native: bool = False, ranks: Ranks = ALON
     """
     path = locate_model(config)
     if is_packed(path):
+        if hidden:
+            raise ConfigError(
+                f"speculative_config: {path} is packed, without heads for drafts: give it as published"
+            )
         if ranks.size > 1:
             raise ConfigError(
                 f"tensor_parallel_size must be 1 for a packed model, got {ranks.size} for {path}: give it as published"
@@ -61,7 +68,7 @@ def load_model(config: ModelConfig, *, native: bool = False, ranks: Ranks = ALON
         with loading(path):
             return load_packed(path, config, kernels)
     config = settle_formats(config, path) if ranks.size == 1 else config
-    entry = None if native or ranks.size > 1 else _cache_entry(path, config)
+    entry = None if native or hidden or ranks.size > 1 else _cache_entry(path, config)
     if entry is not None:
         kernels = native_kernels()
         assert kernels is not None, "else nothing is kept"
@@ -74,11 +81,9 @@ def load_model(config: ModelConfig, *, native: bool = False, ranks: Ranks = ALON
 
     with loading(path):
         # No model is kept in a local; see `LLM.__init__`.
-        return _keep(
-            entry,
-            path,
-            *load_checkpoint(path, config, native=native, ranks=ranks),
-        )
+        if not hidden:
+            return _keep(entry, path, *load_checkpoint(path, config, native=native, ranks=ranks))
+        return load_checkpoint(path, config)[0].with_hidden_states()
 
 
 def _keep(entry: "CacheEntry | None", path: Path, loaded: LoadedModel, limit: "ContextLimit") -> LoadedModel:
