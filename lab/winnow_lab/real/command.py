@@ -73,7 +73,7 @@ class RealOptions(RealModelOptions):
     query: tuple[str, ...] = flag(QUERIES, "seen, later or both", parse=_queries)
     report: bool = flag(False, "compute nothing; tables of what is complete")
     windows: int = flag(20, "of text for perplexity", least=1)
-    counts_from: float = flag(MIN_SCORE, "what the full cache must reach for a category to count")
+    counts_from: float = flag(MIN_SCORE, "what the full cache must reach for a category to count", least=0.01)
     seed: int = flag(0)
     dtype: str = flag("bfloat16")
     kv_memory: str = flag("1GiB")
