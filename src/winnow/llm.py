@@ -9,8 +9,7 @@ from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
-from torch import Tensor, get_num_threads
-from torch.nn import Module
+from torch import get_num_threads
 
 from winnow.cache.memory import release_cached
 from winnow.chat import Message, TemplateOptions, TokenizedPrompt
@@ -28,6 +27,7 @@ from winnow.inspect import Inspection, KeptTokens
 from winnow.known_accuracy import best_known
 from winnow.media import MediaLoader
 from winnow.models import PlainModel, load_plain_model
+from winnow.models.load.memory import weight_bytes
 from winnow.options import EngineOptions
 from winnow.outputs import BeamSearchOutput, RequestOutput
 from winnow.process.fork import require_usable_torch
@@ -85,7 +85,7 @@ class LLM(EngineClient):
         narrow = getattr(loaded, "blocks", None) or getattr(loaded, "library", None)
         self.weight_dtype: str = "auto" if narrow is None else narrow.weight_dtype
         computes = getattr(loaded, "forward_model", loaded.model)
-        self.decoder, self.weight_bytes = type(computes).__name__, _weight_bytes(computes)
+        self.decoder, self.weight_bytes = type(computes).__name__, weight_bytes(computes)
         # What the process takes beside weights and KVs; weights that lie in a mapped file are not all there yet.
         self.program_bytes = max(before, (resident_bytes() or 0) - self.weight_bytes)
         # Imports made while loading keep the frames that they passed, and their locals, until garbage is collected:
@@ -373,17 +373,6 @@ def _with_known_policy(config: EngineConfig) -> EngineConfig:
     if known in (None, KEYS, SEEN):
         return config
     return replace(config, eviction=replace(config.eviction, eviction=known))
-
-
-def _weight_bytes(model: Module) -> int:
-    """Return the bytes of a model's weights, each memory once; packed ones lie beside parameters."""
-    held: list[Any] = [*model.parameters(), *model.buffers()]
-    for module in model.modules():
-        for value in (module, *vars(module).values()):
-            held += [getattr(value, name, None) for name in ("packed", "_packed", "scale")]
-    tensors = [each for each in held if isinstance(each, Tensor) and not each.is_meta]
-    places = {id(each) if each.is_mkldnn else each.data_ptr(): each for each in tensors}
-    return sum(each.numel() * each.element_size() for each in places.values())
 
 
 def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:

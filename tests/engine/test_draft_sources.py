@@ -43,7 +43,7 @@ class Stub:
         change: of the tokens that follow.
     """
 
-    used_bytes, reads_cache = 0, False
+    used_bytes, reads_cache, price = 0, False, 0.0
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Stub:
     ) -> None:
         self.answers, self.change = answers, change
 
-    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
         return most
 
     def propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:

@@ -25,7 +25,7 @@ from winnow.models import load_plain_model
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, in_turn, run_study
 
-BATCHES = (1, 4, 16)
+BATCHES, KINDS = (1, 4, 16), ("quotes", "edits", "stories")
 BAR = 0.98
 
 
@@ -35,6 +35,7 @@ class Options(StudyOptions):
 
     model: str = flag(positional=True)
     method: str = flag("ngram", choices=("ngram", "draft_model"))
+    kind: str = flag("all", "of answers", choices=("all", *KINDS))
     tokens: int = flag(48, "of an answer", least=2)
     rounds: int = flag(5, least=1)
     layers: int = flag(6, "of the draft model", least=2)
@@ -114,7 +115,8 @@ def study(options: Options) -> Iterator[Result]:
         rows = []
         tasks = prompts(options.seqs)
         for batch in (each for each in BATCHES if options.least_seqs <= each <= options.seqs):
-            for kind, texts in tasks.items():
+            for kind in KINDS if options.kind == "all" else (options.kind,):
+                texts = tasks[kind]
                 run = partial(measure, texts=texts[:batch], tokens=options.tokens)
                 *_, found = in_turn(engines, options.rounds, run)
                 rows.append(_row(batch, kind, found))

@@ -23,6 +23,7 @@ class AssistantDrafts:
     """
 
     reads_cache = True
+    price = 0.0  # a few small layers
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class AssistantDrafts:
         """Bytes of hidden states."""
         return self._hidden.total_bytes
 
-    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
         return {each: count for each, count in most.items() if self._hidden.holds(each)}
 
     @torch.inference_mode()

@@ -46,21 +46,24 @@ class DraftModel:
     """Source of what the draft model would sample, with the randomness of the target at the same positions.
 
     So a sampled answer's drafts are accepted as often as a greedy one's where both models are of one opinion. KVs of a
-    sequence are computed when drafts of it are first asked for, and dropped when it no longer runs or they lack room.
+    sequence are computed when drafts of it are first asked for, from some token on, and dropped when it no longer runs
+    or they lack room.
 
     Args:
         config: of its memory, and of the size of its steps.
+        price: see `DraftSource`.
     """
 
     reads_cache = False
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, price: float) -> None:
         self._layout = loaded.kv_layout(config.cache, 1, config.scheduler.chunk)
         seqs = config.scheduler.max_num_seqs
         size = CacheSize.fit(self._layout, config.cache.kv_memory, seqs, loaded.max_model_len)
         self._executor: TorchExecutor = build_rank(loaded, config, self._layout, size)
         self._ledger = Ledger(self._layout, size)
-        self._loaded = loaded
+        self._loaded, self.price = loaded, price
+        self._context = 0
         self._most = config.scheduler.max_num_batched_tokens
         self._held: dict[Sequence, _Held] = {}
 
@@ -69,7 +72,8 @@ class DraftModel:
         """Bytes of its cache that are in use, tables included."""
         return self._ledger.used_bytes
 
-    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
+        self._context = context
         for sequence in [each for each in self._held if each.finished or each.kv.slot is None]:
             self._drop(sequence)
         limit = self._loaded.max_model_len
@@ -140,7 +144,7 @@ class DraftModel:
 
     def _origin(self, sequence: Sequence) -> int:
         """Return the first token of a sequence that is computed."""
-        return 0
+        return max(sequence.num_tokens - self._context, 0)
 
     def _state(self, sequence: Sequence) -> NewSequence:
         held = self._held[sequence]
@@ -194,8 +198,8 @@ class HeadDrafts(DraftModel):
     the states of the one before it.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, hidden: HiddenStates) -> None:
-        super().__init__(loaded, config)
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, price: float, hidden: HiddenStates) -> None:
+        super().__init__(loaded, config, price)
         self._executor.leave_graphs()  # they would repeat the hidden states, too
         self._heads = cast("DraftHeads", loaded.model)
         self._count = self._heads.num_mtp_layers
@@ -203,10 +207,10 @@ class HeadDrafts(DraftModel):
         self._last: dict[Sequence, list[int]] = {}  # tokens computed last, and the states made of them
         self._states: dict[Sequence, Tensor] = {}
 
-    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
         many = max(most.values(), default=0) if self._count == 1 else self._count
         return super().rooms(
-            {each: min(count, many) for each, count in most.items() if self._hidden.holds(each)}
+            {each: min(count, many) for each, count in most.items() if self._hidden.holds(each)}, context
         )
 
     @property
@@ -214,7 +218,7 @@ class HeadDrafts(DraftModel):
         return super().used_bytes + self._hidden.total_bytes
 
     def _origin(self, sequence: Sequence) -> int:
-        return self._hidden.held(sequence.kv.running_slot)[0] + 1
+        return max(self._hidden.held(sequence.kv.running_slot)[0] + 1, super()._origin(sequence))
 
     def _begin(self, sequence: Sequence) -> list[int]:
         held = self._held.get(sequence)

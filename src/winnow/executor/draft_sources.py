@@ -16,6 +16,7 @@ from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, load_model
 from winnow.models.load.hub import locate_model
 from winnow.models.load.json_files import read_object
+from winnow.models.load.memory import weight_bytes
 
 # Tokens of a text by which the memory of two caches is compared.
 _COMPARED = 1024
@@ -50,7 +51,7 @@ def open_drafts(
     if not needs_hidden_states(config):
         model = _load_draft_model(config, options, target)
         own, of_draft = _split_memory(config, layout, model)
-        return own, lambda _: DraftModel(model, of_draft)
+        return own, lambda _: DraftModel(model, of_draft, _price(model, target))
     # They import transformers' classes.
     if options.model is None:
         from winnow.models.load.heads import load_heads
@@ -59,7 +60,7 @@ def open_drafts(
         window, nbytes = _window(config, target)
         own, of_draft = _split_memory(config, layout, heads, nbytes)
         return own, lambda executor: HeadDrafts(
-            heads, of_draft, executor.keep_hidden(HiddenStates(target, seqs, window))
+            heads, of_draft, _price(heads, target), executor.keep_hidden(HiddenStates(target, seqs, window))
         )
     from winnow.models.load.assistant import Assistant
 
@@ -75,6 +76,12 @@ def open_drafts(
     return replace(config, cache=cache), lambda executor: AssistantDrafts(
         assistant, target, executor, executor.keep_hidden(HiddenStates(target, seqs, window))
     )
+
+
+def _price(draft: LoadedModel, target: LoadedModel) -> float:
+    """Return what a draft takes as a part of a step: that of the weights which are read for it."""
+    own, whole = (weight_bytes(cast(Any, each.forward_model)) for each in (draft, target))
+    return own / max(whole, 1)
 
 
 def _config_of(config: EngineConfig, options: SpeculativeConfig) -> ModelConfig:

@@ -20,6 +20,8 @@ _SPACING = 16
 _SHARE, _SAVED = 0.007, 4
 # A draft model has to compute a sequence before its first drafts; so much of it counts, in steps.
 _HELD_UP = 16
+# Drafts of a look, and what it takes to compute a sequence before them, in drafts.
+_FIRST = 16
 # Drafts have to gain as much, lest noise decides.
 _GAIN = 1.02
 # Numbers of drafts that are compared, beside all.
@@ -116,6 +118,7 @@ class _Look:
     drafts: bool
     left: int
     lost: float = 0.0
+    gained: int = 0
 
 
 class DraftGate:
@@ -128,10 +131,12 @@ class DraftGate:
 
     Args:
         adaptive: False: all that is proposed is computed.
+        price: seconds that making a draft takes, about, as a part of a step; what the first look may cost follows.
     """
 
-    def __init__(self, *, adaptive: bool = True) -> None:
+    def __init__(self, *, adaptive: bool = True, price: float = 0.0) -> None:
         self.adaptive = adaptive
+        self._first_cost = 1 + _FIRST * price  # in steps
         self._batches: dict[int, _Batch] = {}
         self._look: _Look | None = None
         self._since = 0
@@ -215,16 +220,20 @@ class DraftGate:
         elif look.drafts == drafts:  # else it was submitted before the look began
             other = batch.arms[not drafts].rate
             look.lost += 0.0 if other is None else seconds - num_tokens / other
+            look.gained += num_tokens - num_sequences
             look.left -= 1
-            if not look.left:
+            # Where nothing was right so far, it is enough to have seen a few.
+            hopeless = drafts and not look.gained and look.lost > batch.arms[False].middle
+            if not look.left or (hopeless and batch.arms[True].rate is not None):
                 batch.costs[drafts] = cost = max(look.lost, 0.0)
                 self._save(batch, -cost)
                 self._look, self._since = None, 0
 
     def _save(self, batch: _Batch, seconds: float) -> None:
         if batch.arms[False].rate is not None:
-            most = max([_SAVED * batch.arms[False].middle, *batch.costs.values()])
-            self._credit = most if self._credit is None else min(self._credit + seconds, most)
+            step = batch.arms[False].middle
+            most = max([_SAVED * step, self._first_cost * step, *batch.costs.values()])
+            self._credit = _SAVED * step if self._credit is None else min(self._credit + seconds, most)
 
     def _begin_look(self, bound: int, batch: _Batch) -> None:
         if self._credit is None:
@@ -232,8 +241,14 @@ class DraftGate:
         drafts = not self._pays(bound)
         if self._since < (2 if batch.arms[drafts].rate is None else _SPACING):
             return
-        if batch.costs.get(drafts, batch.arms[False].middle) <= self._credit:
+        first = (self._first_cost if drafts else 1) * batch.arms[False].middle
+        if batch.costs.get(drafts, first) <= self._credit:
             self._look = _Look(bound, drafts, _LOOK[drafts])
+
+    @property
+    def looks(self) -> bool:
+        """Whether drafts of this step are made to be measured, and not since they pay."""
+        return self._look is not None
 
     def rates(self) -> list[DraftRates]:
         """Return what was measured, by number of sequences."""

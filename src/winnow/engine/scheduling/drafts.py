@@ -15,22 +15,31 @@ from winnow.engine.scheduling.draft_gate import Chance, DraftGate
 from winnow.errors import ConfigError
 from winnow.outputs import DraftRates
 
+# Tokens before its first drafts that a source computes of a sequence: in a look, where drafts pay, and without a gate.
+_LOOKED_AT, _CONTEXT, _WHOLE = 64, 1024, 2**62
+
 
 class DraftSource(Protocol):
     """Where drafts come from. What it proposes is of no matter to answers, only to their speed.
 
     Attributes:
         reads_cache: it attends over the sequences' own KVs, so that the executor must know all of the ledger before.
+        price: seconds of a draft, about, as a part of a step of the model that answers.
     """
 
     reads_cache: bool
+    price: float
 
     @property
     def used_bytes(self) -> int:
         """KV memory that it holds."""
 
-    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
-        """Return how many drafts, at most `most`, there may be of each sequence; those of none are left out."""
+    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
+        """Return how many drafts, at most `most`, there may be of each sequence; those of none are left out.
+
+        Args:
+            context: tokens before the drafts of a sequence that may be computed for them, at most.
+        """
 
     def propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """Return drafts of sequences, after `rooms` for the same tokens; fewer or none where it has no more."""
@@ -59,8 +68,8 @@ class Drafts:
         self._chance, self._chances = Chance(0.98, 0.6, 1.0), dict[Sequence, Chance]()
         if config is None:
             return
-        self.gate = DraftGate(adaptive=config.adaptive)
         self._source = source or PromptLookup(config)
+        self.gate = DraftGate(adaptive=config.adaptive, price=self._source.price)
         for found, what in (
             (layout.state_bytes > 0, "layers that keep recurrent states cannot take tokens back"),
             (layout.wide.any, "kv_wide keeps the last KVs, rejected ones among them"),
@@ -91,7 +100,8 @@ class Drafts:
             left = min(left, self._config.num_speculative_tokens)
             if left > 0 and may_draft(sequence):
                 limits[sequence] = left
-        rooms = self._source.rooms(limits)
+        context = _LOOKED_AT if self.gate.looks else _CONTEXT
+        rooms = self._source.rooms(limits, context if self._config.adaptive else _WHOLE)
         prior = self._chance.expect(0.6)
         chances = [self._chances[each].expect(prior) if each in self._chances else prior for each in rooms]
         counts = self.gate.allot(len(decoding), list(rooms.values()), chances)
@@ -140,14 +150,14 @@ def may_draft(sequence: Sequence) -> bool:
 class PromptLookup:
     """Source of what followed the last tokens where they stood before."""
 
-    used_bytes, reads_cache = 0, False
+    used_bytes, reads_cache, price = 0, False, 0.0
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
         self._found = dict[Sequence, list[int]]()
         self._known = dict[Sequence, tuple[IntArray, int]]()
 
-    def rooms(self, most: Mapping[Sequence, int]) -> Mapping[Sequence, int]:
+    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
         if len(self._known) > 2 * len(most) + 64:
             self._known = {each: self._known[each] for each in most if each in self._known}
         self._found = {

@@ -1,18 +1,31 @@
-"""Return of memory to the system that loading a model leaves behind."""
+"""Memory that a model's weights take, and its return to the system that loading leaves behind."""
 
 import ctypes
 import mmap
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn import Module
 
 _MADV_DONTNEED, _MADV_PAGEOUT = 4, 21
 # A page's entry in pagemap: 8 bytes, and what their highest bits say.
 _ENTRY = 8
 _OF_FILE, _HELD = np.uint64(1 << 61), np.uint64(3 << 62)
+
+
+def weight_bytes(model: Module) -> int:
+    """Return the bytes of a model's weights, each memory once; packed ones lie beside parameters."""
+    held: list[Any] = [*model.parameters(), *model.buffers()]
+    for module in model.modules():
+        for value in (module, *vars(module).values()):
+            held += [getattr(value, name, None) for name in ("packed", "_packed", "scale")]
+    tensors = [each for each in held if isinstance(each, Tensor) and not each.is_meta]
+    places = {id(each) if each.is_mkldnn else each.data_ptr(): each for each in tensors}
+    return sum(each.numel() * each.element_size() for each in places.values())
 
 
 def release_pages(tensors: Iterable[Tensor]) -> None:
