@@ -23,7 +23,14 @@ from winnow_lab.real.tables import share_of_full
 from winnow_lab.report.tables import TextTable
 
 RESULTS = ROOT / "docs" / "results"
-REAL = ("real", "real_4k", "real_documents")
+# Pages of real models, and what their tasks are called besides.
+REAL = {
+    "real": "",
+    "real_4k": "",
+    "real_documents": "",
+    "keys": ", five needles",
+    "keys_seen": ", five needles",
+}
 PAYOFF = ("payoff", "payoff_gemma")
 _QUESTION = {"aware": "seen", "agnostic": "later"}
 # Work of the payoff page: task, and when its questions come.
@@ -44,7 +51,10 @@ def known_rows(name: str) -> Iterator[dict[str, Any]]:
         model, rows, least = report["model"], list(_eval_rows(report)), MIN_SCORE
     else:
         command = report["command"]
-        model, rows = report["model"], [(_task(row["work"]), Row(**row)) for row in report["rows"]]
+        model, rows = (
+            report["model"],
+            [(_task(row["work"]) + REAL[name], Row(**row)) for row in report["rows"]],
+        )
         least = (
             float(command[command.index("--counts-from") + 1]) if "--counts-from" in command else MIN_SCORE
         )

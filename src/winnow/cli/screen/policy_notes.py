@@ -25,11 +25,12 @@ class PolicyNote(NamedTuple):
 NOTES: Mapping[str, PolicyNote] = {
     "full": PolicyNote("exact answers", "memory alone", "-"),
     "winnow": PolicyNote("one of the next that suits", "as that", "-"),
-    "winnow-seen": PolicyNote("questions at the prompt's end", "next to nothing", "the question seen"),
+    "winnow-seen": PolicyNote("questions at the end", "next to nothing", "the question seen"),
+    "winnow-keys": PolicyNote("a document, asked often", "next to nothing", "-"),
+    "winnow-keys-pd": PolicyNote("prompts beyond memory", "next to nothing", "-"),
+    "kvzip-keys": PolicyNote("as winnow-keys, at 16x", "1.6 prefills", "room for it twice"),
     "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice"),
-    "kvzip-part": PolicyNote("the same, in less time", "less than kvzip", "room for 512 more"),
-    "snapkv": PolicyNote("questions at the prompt's end", "next to nothing", "the question seen"),
-    "keydiff": PolicyNote("prompts beyond memory, no fit", "next to nothing", "-"),
+    "snapkv": PolicyNote("questions at the end", "next to nothing", "the question seen"),
     "streaming": PolicyNote("endless text, only its end", "nothing", "-"),
     "leverage": PolicyNote("the demo model alone", "next to nothing", "-"),
 }
