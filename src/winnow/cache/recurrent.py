@@ -48,12 +48,14 @@ class Computed(NamedTuple):
 
     Attributes:
         stays: False: the state after them is dropped again, and that before them comes back.
+        drafted: some may be rejected: then `take_back` brings the state before them back.
     """
 
     slot: int
     start: int
     end: int
     stays: bool = True
+    drafted: bool = False
 
 
 class RecurrentStates(SlotState):
@@ -74,6 +76,9 @@ class RecurrentStates(SlotState):
         )
         self._num_tokens = [0] * max_num_seqs
         self._set_aside: dict[int, Tensor] = {}  # states of sequences that compute what does not stay
+        self._before: dict[
+            int, tuple[int, Tensor]
+        ] = {}  # states, and after how many tokens, of those with drafts
         self.by_layer: dict[int, dict[tuple[str, int], Tensor]] = {}
         first = 0
         for each in shapes:
@@ -88,6 +93,7 @@ class RecurrentStates(SlotState):
         A context is repeated behind its own state, each time anew.
         """
         fresh = []
+        self._before.clear()
         for each in step:
             slot = each.slot
             if not each.stays:
@@ -104,9 +110,15 @@ class RecurrentStates(SlotState):
                 assert each.start == self._num_tokens[slot], (
                     f"slot {slot} has the state after {self._num_tokens[slot]} tokens, not {each.start}"
                 )
+            if each.drafted:
+                self._before[slot] = each.start, self._rows[slot].clone()
             self._num_tokens[slot] = each.end
         if fresh:
             self._rows[fresh] = 0
+
+    def take_back(self, slot: int) -> None:
+        """Return to the state before the last step's tokens."""
+        self._num_tokens[slot], self._rows[slot] = self._before.pop(slot)
 
     def nbytes(self, slot: int) -> int:
         return self._rows[slot].nbytes

@@ -243,6 +243,8 @@ class Engine(RequestLoop):
 
     def _compute(self) -> Sampled | None:
         start = self._clock()
+        if not self.scheduler.running:
+            self._last_end = None  # nothing was computed since
         try:
             ahead = self._take_ahead()
             step = self.scheduler.schedule() if ahead is None else ahead[0]

@@ -43,6 +43,8 @@ def open_drafts(
         ConfigError: the model's vocabulary is another, it cannot take KVs back, or there are no heads.
     """
     options: SpeculativeConfig | None = config.scheduler.speculative_config
+    if options is not None and layout.state_bytes:  # states before drafts, which may come back
+        config = _less(config, config.scheduler.max_num_seqs * layout.state_bytes)
     if options is None or options.method == "ngram":
         return config, None
     if config.model.tensor_parallel_size > 1:
@@ -72,10 +74,14 @@ def open_drafts(
     assistant = Assistant(locate_model(_config_of(config, options)), target)
     window = 2 + options.num_speculative_tokens  # all that a step may take back, and one
     nbytes = window * seqs * hidden_size(target) * target.dtype.itemsize
-    cache = replace(config.cache, kv_memory=config.cache.kv_memory - nbytes)
-    return replace(config, cache=cache), lambda executor: AssistantDrafts(
+    return _less(config, nbytes), lambda executor: AssistantDrafts(
         assistant, target, executor, executor.keep_hidden(HiddenStates(target, seqs, window))
     )
+
+
+def _less(config: EngineConfig, nbytes: int) -> EngineConfig:
+    """Return the configuration with less memory for KVs."""
+    return replace(config, cache=replace(config.cache, kv_memory=config.cache.kv_memory - nbytes))
 
 
 def _price(draft: LoadedModel, target: LoadedModel) -> float:

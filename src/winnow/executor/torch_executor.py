@@ -71,6 +71,8 @@ class SubmittedStep:
     traffic: TierTraffic | None
     evicts: bool
     """True: its sizes of rounds come with it."""
+    drafts: tuple[tuple[int, int], ...] = ()
+    """Slots of the samplers and their drafts, where a rejected one leads states back."""
 
 
 class TorchExecutor:
@@ -188,7 +190,9 @@ class TorchExecutor:
         evicts = self._occupants.note(plan)
         spans = self._spans(plan)
         if self._recurrent is not None:
-            self._recurrent.begin(Computed(e.slot, e.start, e.end, e.replay is None) for e in plan.entries)
+            self._recurrent.begin(
+                Computed(e.slot, e.start, e.end, e.replay is None, e.num_drafts > 0) for e in plan.entries
+            )
         logits = LogitsRows.of(plan.entries)
         wanted = self._to_device(logits.tokens)
         replays = replay_spans(plan, self._occupants) if evicts else ()
@@ -222,7 +226,13 @@ class TorchExecutor:
         if self.overlaps and not plan.drafts:
             self._last_sampled[self._to_device(sampled.slots)] = sampled.on_device()
         self._begin_rounds(plan.evictions)
-        return SubmittedStep(sampled, scored, traffic, evicts)
+        drafts = (
+            (e.slot, e.num_drafts)
+            for e in plan.entries
+            if self._recurrent and plan.drafts
+            for _ in e.samplers
+        )
+        return SubmittedStep(sampled, scored, traffic, evicts, tuple(drafts))
 
     @torch.inference_mode()
     def collect(self, handle: SubmittedStep) -> StepResult:
@@ -232,6 +242,10 @@ class TorchExecutor:
         if handle.sampled is None:
             return StepResult([], [], handle.prompt_logprobs, traffic=handle.traffic, kept=kept)
         sampled = handle.sampled.read()
+        for index, (slot, count) in enumerate(handle.drafts):
+            assert self._recurrent is not None and sampled.offsets is not None, "drafts make it ragged"
+            if sampled.offsets[index + 1] - sampled.offsets[index] <= count:
+                self._recurrent.take_back(slot)
         errors = {row: fault.explain(self._model.dtype) for row, fault in sampled.faults.items()}
         return StepResult(
             sampled.token_ids,

@@ -136,7 +136,8 @@ class DraftGate:
 
     def __init__(self, *, adaptive: bool = True, price: float = 0.0) -> None:
         self.adaptive = adaptive
-        self._first_cost = 1 + _FIRST * price  # in steps
+        # In steps. A look that ends at once makes half as many; it may seem to cost less than it does, by chance.
+        self._first_cost, self._least_cost = 1 + _FIRST * price, _FIRST * price / 2
         self._batches: dict[int, _Batch] = {}
         self._look: _Look | None = None
         self._since = 0
@@ -225,7 +226,8 @@ class DraftGate:
             # Where nothing was right so far, it is enough to have seen a few.
             hopeless = drafts and not look.gained and look.lost > batch.arms[False].middle
             if not look.left or (hopeless and batch.arms[True].rate is not None):
-                batch.costs[drafts] = cost = max(look.lost, 0.0)
+                least = self._least_cost * batch.arms[False].middle if drafts else 0.0
+                batch.costs[drafts] = cost = max(look.lost, least)
                 self._save(batch, -cost)
                 self._look, self._since = None, 0
 

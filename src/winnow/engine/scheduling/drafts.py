@@ -57,12 +57,13 @@ class Drafts:
     Attributes:
         num_proposed, num_accepted: tokens so far.
         gate: decides how many pay.
+        again: tokens that the next step computes again, where a rejected one led a state back.
     """
 
     def __init__(
         self, config: SpeculativeConfig | None, layout: CacheLayout, source: DraftSource | None = None
     ) -> None:
-        self.num_proposed = self.num_accepted = 0
+        self.num_proposed = self.num_accepted = self.again = self._again = 0
         self._config = config
         self._is_drafting = False
         self._chance, self._chances = Chance(0.98, 0.6, 1.0), dict[Sequence, Chance]()
@@ -71,7 +72,10 @@ class Drafts:
         self._source = source or PromptLookup(config)
         self.gate = DraftGate(adaptive=config.adaptive, price=self._source.price)
         for found, what in (
-            (layout.state_bytes > 0, "layers that keep recurrent states cannot take tokens back"),
+            (
+                layout.state_bytes > 0 and layout.ranks > 1,
+                "with tensor_parallel_size layers that keep recurrent states cannot take tokens back",
+            ),
             (layout.wide.any, "kv_wide keeps the last KVs, rejected ones among them"),
             (layout.value_tier is not None, "value_tier moves values as they come"),
         ):
@@ -132,9 +136,11 @@ class Drafts:
         """Record what a step added to answers, and the time since the one before; steps of prompts tell nothing."""
         if self._config is None:
             return
-        num_drafts = sum(entry.num_drafts for entry in plan.entries)
+        num_drafts = sum(entry.num_drafts for entry in plan.entries) + self._again
         if plan.num_tokens == len(plan.entries) + num_drafts:
-            self.gate.record(len(plan.entries), self._is_drafting, num_drafts, num_tokens, seconds)
+            drafted = self._is_drafting or self._again > 0
+            self.gate.record(len(plan.entries), drafted, num_drafts, num_tokens, seconds)
+        self._again, self.again = self.again, 0
 
 
 def may_draft(sequence: Sequence) -> bool:

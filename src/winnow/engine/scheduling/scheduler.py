@@ -296,9 +296,12 @@ class Scheduler:
                 self.drafts.count(sequence, entry.num_drafts, accepted)
                 if accepted < entry.num_drafts:
                     rejected[entry.slot] = entry.num_drafts - accepted
+                    if self.ledger.layout.state_bytes:  # a state has no tokens: all are computed again
+                        rejected[entry.slot] = entry.count
+                        self.drafts.again += accepted + 1
             known = entry.count - entry.num_drafts
-            sequence.kv.num_computed = end = entry.start + known + accepted
-            computed.append((sequence, entry.start, end, entry.token_ids[known : known + accepted]))
+            sequence.kv.num_computed = end = entry.end - rejected.get(entry.slot, 0)
+            computed.append((sequence, entry.start, end, entry.token_ids[known : end - entry.start]))
         if rejected:
             self.ledger.take_back(list(rejected), list(rejected.values()))
         for each in computed:  # after it: where rows slide, what they hold says which tokens these are
