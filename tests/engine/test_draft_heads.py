@@ -15,7 +15,6 @@ from transformers import (
     Gemma4AssistantConfig,
     Gemma4AssistantForCausalLM,
     Gemma4TextConfig,
-    Glm4MoeConfig,
     MellumConfig,
     PretrainedConfig,
     Qwen3_5TextConfig,
@@ -55,9 +54,6 @@ CONFIGS: dict[str, PretrainedConfig] = {
     ),
     "mellum": MellumConfig(
         **MELLUM, sliding_window=8, num_mtp_layers=1, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "glm": Glm4MoeConfig(
-        **COMMON, n_routed_experts=4, num_key_value_heads=2, head_dim=16, n_group=1, topk_group=1
     ),
     "deepseek": DeepseekV3Config(
         **COMMON,
@@ -194,11 +190,10 @@ def test_drafts_are_those_of_transformers(
         assert drafts == found[0].tolist()[: len(drafts)]
 
 
+@pytest.mark.parametrize("directory", ["mellum", "deepseek"], indirect=True)  # it drafts for none with states
 def test_transformers_accepts_as_many(
     directory: Path, pair: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if directory.name.startswith("qwen"):
-        pytest.skip("transformers drafts for no model with states")
     counts: list[int] = []
     monkeypatch.setattr(
         MTPCandidateGenerator,
@@ -289,7 +284,7 @@ def test_an_assistant_reads_the_cache(assisted: tuple[Path, Path]) -> None:
     config = {"method": "mtp", "model": str(other), "num_speculative_tokens": 3, "adaptive": False}
     with LLM(directory, **OPTIONS) as plain, LLM(directory, speculative_config=config, **OPTIONS) as llm:
         made = noted_drafts(llm)
-        for params in KINDS:
+        for params in KINDS[:2]:
             assert answers(llm, params, PROMPTS) == answers(plain, params, PROMPTS)
             if params is GREEDY:
                 proposed = list(made)
@@ -299,5 +294,5 @@ def test_an_assistant_reads_the_cache(assisted: tuple[Path, Path]) -> None:
     )
     # Its mask lets two KVs more be seen than what the model's own token sees in the window, which may be gone.
     assistant.config.get_text_config().sliding_window -= 2
-    for tokens, drafts in proposed[:: len(proposed) // 12]:
+    for tokens, drafts in proposed[:: len(proposed) // 8]:
         assert drafts == drafts_of_transformers(model, assistant, tokens, len(drafts))

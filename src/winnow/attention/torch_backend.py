@@ -36,17 +36,6 @@ def write_rows(cache: PagedCache, spans: Spans, layer: int, k: Tensor, v: Tensor
     return blocks
 
 
-def written_slots(cache: PagedCache, spans: Spans) -> Tensor:
-    """Return the flat slots of the batch's KVs in all layers, int64 [L, T, H]."""
-    tables, size = cache.tables, cache.pool.layout.block_size
-    # As in `_places`; one call for all layers costs as much as one for each.
-    index = tables.lengths[spans.token_slots].transpose(0, 1).long() - 1 - spans.tokens_after[:, None]
-    blocks = tables.lookup_layers(spans.device_slots, ceil_div(int(spans.lengths.max()), size))
-    layer = torch.arange(len(index), device=spans.device)[:, None, None]
-    head = torch.arange(index.shape[2], device=spans.device)
-    return blocks[layer, spans.token_sequence[:, None], head, index // size].long() * size + index % size
-
-
 def _places(cache: PagedCache, spans: Spans, layer: int) -> tuple[Tensor, Tensor, Tensor]:
     """Find the rows' blocks, int64 [B, H, blocks of the longest], and where the batch's KVs lie: block and offset,
     int64 [T, H] each."""

@@ -47,10 +47,6 @@ class SlotNumbers:
         """Return the accumulators of blocks, int64 [..., n]: float32 [num_accumulators, ..., n * block_size]."""
         return _of_blocks(self.accumulators, block)
 
-    def set_accumulator(self, slot: Tensor, score: Tensor) -> None:
-        """Set accumulator 0 of slots, int64 [...], to scores, float32 [...]."""
-        self.accumulators.flatten(1)[0, slot] = score
-
     def clear_accumulators(self, slot: Tensor, count: int) -> None:
         """Set the first `count` accumulators of slots, int64 [...], to 0."""
         self.accumulators.flatten(1)[:count, slot] = 0.0

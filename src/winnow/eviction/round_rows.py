@@ -221,12 +221,6 @@ class LayerRows:
         found: P = self._signals.probe(kind)
         return found
 
-    @property
-    def query_shape(self) -> tuple[int, int]:
-        """Query heads of the layer, and numbers in a query."""
-        heads, _, size = self._signals.shape(self.layer)
-        return heads, size
-
     def by_position(self, numbers: Tensor) -> Tensor:
         """Return, of numbers of each position, [B, H, P], those of the KVs, [B, H, N]; 0 beyond P."""
         last = max(numbers.shape[-1] - 1, 0)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from winnow.cache import CacheLayout
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig
@@ -17,6 +17,9 @@ from winnow.models import LoadedModel, load_model
 from winnow.models.load.hub import locate_model
 from winnow.models.load.json_files import read_object
 from winnow.models.load.memory import weight_bytes
+
+if TYPE_CHECKING:
+    from winnow.models.load.heads import DraftHeads
 
 # Tokens of a text by which the memory of two caches is compared.
 _COMPARED = 1024
@@ -53,16 +56,18 @@ def open_drafts(
     if not needs_hidden_states(config):
         model = _load_draft_model(config, options, target)
         own, of_draft = _split_memory(config, layout, model)
-        return own, lambda _: DraftModel(model, of_draft, _price(model, target))
+        return own, lambda _: DraftModel(model, of_draft, _price(target, model.forward_model))
     # They import transformers' classes.
     if options.model is None:
         from winnow.models.load.heads import load_heads
 
         heads = load_heads(config.model, target)
+        parts = cast("DraftHeads", heads.model)
+        price = _price(target, parts.layers, parts.shared_head)
         window, nbytes = _window(config, target)
         own, of_draft = _split_memory(config, layout, heads, nbytes)
         return own, lambda executor: HeadDrafts(
-            heads, of_draft, _price(heads, target), executor.keep_hidden(HiddenStates(target, seqs, window))
+            heads, of_draft, price, executor.keep_hidden(HiddenStates(target, seqs, window))
         )
     from winnow.models.load.assistant import Assistant
 
@@ -84,10 +89,9 @@ def _less(config: EngineConfig, nbytes: int) -> EngineConfig:
     return replace(config, cache=replace(config.cache, kv_memory=config.cache.kv_memory - nbytes))
 
 
-def _price(draft: LoadedModel, target: LoadedModel) -> float:
+def _price(target: LoadedModel, *parts: Any) -> float:
     """Return what a draft takes as a part of a step: that of the weights which are read for it."""
-    own, whole = (weight_bytes(cast(Any, each.forward_model)) for each in (draft, target))
-    return own / max(whole, 1)
+    return sum(map(weight_bytes, parts)) / max(weight_bytes(cast(Any, target.forward_model)), 1)
 
 
 def _config_of(config: EngineConfig, options: SpeculativeConfig) -> ModelConfig:

@@ -90,7 +90,7 @@ def load_heads(config: ModelConfig, target: LoadedModel) -> LoadedModel:
         heads.eval().requires_grad_(False)
         set_attention(heads, ATTENTION_NAME)
         geometry = probe_geometry(heads)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise _refused(path, f"{first_line(error):.200}") from error
     return LoadedModel(
         heads,
