@@ -183,7 +183,7 @@ def test_a_swapped_sequence_is_bit_by_bit_what_it_was(directory: Path, name: str
         assert (scheduler.ledger.lengths[sequence.kv.slot] == lengths).all()
         assert all(torch.equal(a, b) for a, b in zip(content(llm, sequence), held, strict=True))
         scheduler.ledger.close(other)
-        llm.abort(next(iter(llm._engine._requests._requests)))  # type: ignore[attr-defined]
+        llm.abort(next(iter(llm._engine.requests._requests)))  # type: ignore[attr-defined]
         llm.check_integrity()
 
 

@@ -180,7 +180,7 @@ class TestOneEngine:
                 )
             )
             wait_until(lambda: llm.stats().num_running == 1)
-            [request_id] = list(llm._engine._requests._requests)
+            [request_id] = list(llm._engine.requests._requests)
             output = llm.abort(request_id)
             assert output is not None
             last = waiting.result(timeout=60)[-1]

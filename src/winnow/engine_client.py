@@ -1,6 +1,6 @@
 """Requests to an engine, step by step: what an `LLM` is beside the model that it opens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from winnow.cache.accounting.prefix_events import PrefixEvent
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
 from winnow.engine.driver import EngineDriver
-from winnow.engine.loop import RequestLoop
+from winnow.engine.engine import Engine
 from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
@@ -38,7 +38,9 @@ class EngineClient:
         self.vocab_size = loaded.vocab_size
         self._grammars = loaded.grammars
         self.sampling_defaults = loaded.sampling_defaults
-        self._prompts = PromptTokenizer(self._tokenizer, driver.engine.turns, loaded.processor, media)
+        self._prompts = PromptTokenizer(
+            self._tokenizer, driver.engine.requests.turns, loaded.processor, media
+        )
         # What the chat template ends turns with is looked at when it is first used: reading it takes transformers.
         self._unchecked_ends: frozenset[int] | None = loaded.eos_token_ids
         if not loaded.eos_token_ids:
@@ -80,8 +82,9 @@ class EngineClient:
                 within one tenant alone. None: those of no tenant.
             final_only: `step` returns the request once, when it is finished, instead of after every token.
         """
-        self._require_usable()
-        return self._submit(self.tokenize(prompt), sampling_params, request_id, priority, tenant, final_only)
+        self.driver.require_open()
+        options = {"priority": priority, "tenant": tenant, "final_only": final_only}
+        return self._submit(self.tokenize(prompt), sampling_params, request_id, options)
 
     def submit_chat(
         self,
@@ -94,15 +97,9 @@ class EngineClient:
         final_only: bool = False,
     ) -> str:
         """Do as `submit` does, for a conversation."""
-        self._require_usable()
-        return self._submit(
-            self.tokenize_chat(messages, tenant=tenant),
-            sampling_params,
-            request_id,
-            priority,
-            tenant,
-            final_only,
-        )
+        self.driver.require_open()
+        options = {"priority": priority, "tenant": tenant, "final_only": final_only}
+        return self._submit(self.tokenize_chat(messages, tenant=tenant), sampling_params, request_id, options)
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Return a prompt as the engine takes it. Raises as `generate`; any thread may call it during a step.
@@ -228,9 +225,9 @@ class EngineClient:
             InvalidRequestError (or a subclass): no such request or sample is unfinished, or the parameters do not fit
                 what is computed; names field, value and limit.
         """
-        self._require_usable()
+        self.driver.require_open()
         new_id = self.driver.new_id() if new_request_id is None else new_request_id
-        self.driver.call(lambda engine: engine.fork(request_id, new_id, sampling_params, index, final_only))
+        self.driver.call(self._engine.fork, request_id, new_id, sampling_params, index, final_only)
         return new_id
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -239,14 +236,14 @@ class EngineClient:
 
     @property
     def has_unfinished(self) -> bool:
-        return self.driver.call(lambda engine: engine.has_unfinished)
+        return self.driver.call(lambda: self._engine.has_unfinished)
 
     def stats(self) -> EngineStats:
-        return self.driver.call(lambda engine: engine.stats())
+        return self.driver.call(self._engine.stats)
 
     def occupancy(self) -> Occupancy:
         """Return who holds the KV memory now, and how much of each layer and head stays."""
-        return self.driver.call(lambda engine: engine.occupancy())
+        return self.driver.call(self._engine.occupancy)
 
     def sessions(self, tenant: str | None = None, *, all_tenants: bool = False) -> list[SessionStats]:
         """Return the conversations of a tenant that are remembered, or of all; the most recently used first."""
@@ -263,7 +260,7 @@ class EngineClient:
             reset_running_requests: running requests compute the KVs of their tokens again; else they keep them.
             reset_connector: forget prefixes on disk too.
         """
-        self.driver.call(lambda engine: engine.reset_prefix_cache(reset_running_requests, reset_connector))
+        self.driver.call(self._engine.reset_prefix_cache, reset_running_requests, reset_connector)
         return True
 
     def record_prefixes(self) -> None:
@@ -284,38 +281,27 @@ class EngineClient:
 
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler; for tests and debugging. Slow."""
-        self.driver.call(lambda engine: engine.check_integrity())
+        self.driver.call(self._engine.check_integrity)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     @property
-    def _engine(self) -> RequestLoop:
+    def _engine(self) -> Engine:
         return self.driver.engine
 
     def _of_memory(self, action: Callable[[Memory], T], otherwise: T) -> T:
         """Return what `action` returns of the engine's memory; `otherwise`, where it has none."""
-        return self.driver.call(lambda engine: otherwise if engine.memory is None else action(engine.memory))
-
-    def _require_usable(self) -> None:
-        """Raise ClosedError or ForkedError before any other work."""
-        _ = self._engine
+        memory = self._engine.memory
+        return otherwise if memory is None else self.driver.call(action, memory)
 
     def _submit(
         self,
         prompt: TokenizedPrompt,
         params: SamplingParams | None,
         request_id: str | None,
-        priority: int,
-        tenant: str | None,
-        final_only: bool,
+        options: Mapping[str, Any],
     ) -> str:
-        request = self.new_request(
-            prompt,
-            params or self.get_default_sampling_params(),
-            request_id,
-            priority=priority,
-            tenant=tenant,
-            final_only=final_only,
-        )
+        params = params or self.get_default_sampling_params()
+        request = self.new_request(prompt, params, request_id, **options)
         self.driver.submit([request])
         return request.request_id

@@ -16,7 +16,7 @@ from winnow.chat import Message, TemplateOptions, TokenizedPrompt
 from winnow.config import AUTO, EngineConfig
 from winnow.engine.admission import requested_eviction
 from winnow.engine.driver import EngineDriver, Mailbox, OutputStream
-from winnow.engine.loop import RequestLoop
+from winnow.engine.engine import Engine
 from winnow.engine_client import EngineClient
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import KEYS, PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
@@ -131,7 +131,7 @@ class LLM(EngineClient):
                 Nothing has been computed.
             QueueFullError: more would wait than `max_queued_requests` and `max_queued_tokens` allow; likewise.
         """
-        self._require_usable()
+        self.driver.require_open()
         tokenized = [self.tokenize(prompt) for prompt in list_prompts(prompts)]
         session = _session(session_id, len(tokenized))
         return self._answer(
@@ -160,7 +160,7 @@ class LLM(EngineClient):
             add_generation_prompt, continue_final_message, tools: see `TemplateOptions`.
             chat_template, chat_template_kwargs: its `template` and `variables`.
         """
-        self._require_usable()
+        self.driver.require_open()
         template = TemplateOptions(
             tools or (),
             add_generation_prompt,
@@ -202,7 +202,7 @@ class LLM(EngineClient):
         tenant: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Answer one prompt, yielding the output so far after every token. Raises as `generate`."""
-        self._require_usable()
+        self.driver.require_open()
         return self._stream(self.tokenize(prompt), sampling_params, priority=priority, tenant=tenant)
 
     def stream_chat(
@@ -215,7 +215,7 @@ class LLM(EngineClient):
         session_id: str | None = None,
     ) -> Iterator[RequestOutput]:
         """Do as `stream` does, for a conversation."""
-        self._require_usable()
+        self.driver.require_open()
         prompt = self.tokenize_chat(messages, tenant=tenant)
         session = _session(session_id)
         return self._stream(prompt, sampling_params, priority=priority, tenant=tenant, session=session)
@@ -232,7 +232,7 @@ class LLM(EngineClient):
             InvalidRequestError: as `generate`; a policy that re-assigns positions; n above 1.
             RequestFailedError: the request failed while it was computed.
         """
-        self._require_usable()
+        self.driver.require_open()
         params = sampling_params or self.get_default_sampling_params()
         if params.n != 1:
             raise InvalidRequestError(f"n must be 1 for inspect, got {params.n}")
@@ -273,7 +273,7 @@ class LLM(EngineClient):
             PrefixStoreError: the policy leaves everything, or what it leaves cannot be saved; or the disk refuses the
                 file, of which nothing is left then.
         """
-        self._require_usable()
+        self.driver.require_open()
         prompt_tokens = self.tokenize(prompt)
         token_ids = prompt_tokens.token_ids
         asked = sampling_params or SamplingParams()
@@ -293,7 +293,7 @@ class LLM(EngineClient):
         request = self.new_request(followed, params, tenant=tenant, final_only=True)
         [output] = self.driver.finish([request])
         output.raise_for_error()
-        return self.driver.call(lambda engine: engine.save_prefix(request, Path(directory)))
+        return self.driver.call(self._engine.save_prefix, request, Path(directory))
 
     def get_metrics(self) -> list[Metric]:
         """Return counters and gauges under vLLM's names; `stats` has all."""
@@ -381,7 +381,7 @@ def _session(name: str | None, num_prompts: int = 1) -> SessionRequest | None:
     return None if name is None else SessionRequest(name)
 
 
-def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineConfig]:
+def _open_engine(config: EngineConfig) -> tuple[PlainModel, Engine, EngineConfig]:
     # No model is kept in a local; see `LLM.__init__`.
     if config.model.engine == "padded":
         found = entry_points(group="winnow.engines", name=config.model.engine)
@@ -408,7 +408,7 @@ def _open_engine(config: EngineConfig) -> tuple[PlainModel, RequestLoop, EngineC
 
 
 def _with_engine(
-    loaded: _Model, build: Callable[[_Model, EngineConfig], RequestLoop], config: EngineConfig
-) -> tuple[PlainModel, RequestLoop, EngineConfig]:
+    loaded: _Model, build: Callable[[_Model, EngineConfig], Engine], config: EngineConfig
+) -> tuple[PlainModel, Engine, EngineConfig]:
     config = with_device_memory(config, loaded)
     return loaded, build(loaded, config), config

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.engine.loop import RequestLoop
+from winnow.engine.engine import Engine
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.output_state import FinishReason
 from winnow.engine.requests.request_table import RequestTable
@@ -30,12 +30,12 @@ def paged() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="module", params=[{}, {"engine": "padded"}], ids=["paged", "padded"])
-def engine(request: pytest.FixtureRequest) -> Iterator[RequestLoop]:
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     with open_llm(**request.param) as llm:
         yield llm._engine
 
 
-def finish(engine: RequestLoop) -> list[RequestOutput]:
+def finish(engine: Engine) -> list[RequestOutput]:
     outputs = []
     while engine.has_unfinished:
         outputs += engine.step()
@@ -44,12 +44,12 @@ def finish(engine: RequestLoop) -> list[RequestOutput]:
 
 
 class TestRequests:
-    def test_a_step_of_an_idle_engine_does_nothing(self, engine: RequestLoop) -> None:
+    def test_a_step_of_an_idle_engine_does_nothing(self, engine: Engine) -> None:
         before = engine.stats()
         assert engine.step() == []
         assert engine.stats() == before
 
-    def test_ids_are_free_again_after_the_last_output(self, engine: RequestLoop) -> None:
+    def test_ids_are_free_again_after_the_last_output(self, engine: Engine) -> None:
         new = NewRequest("a", None, PROMPT, greedy())
         for _ in range(2):
             engine.add(new)
@@ -61,13 +61,13 @@ class TestRequests:
         assert output is not None and output.finished and output.outputs[0].finish_reason == "abort"
         assert engine.abort("a") is None
 
-    def test_all_of_it_reaches_the_request(self, engine: RequestLoop) -> None:
+    def test_all_of_it_reaches_the_request(self, engine: Engine) -> None:
         engine.add(NewRequest("a", "text", PROMPT, greedy(), 3, "somebody", final_only=True))
-        request = engine._requests["a"]
+        request = engine.requests["a"]
         assert (request.prompt, request.priority, request.tenant) == ("text", 3, "somebody")
         assert len(finish(engine)) == 1
 
-    def test_samples_that_wait_keep_their_place_before_later_requests(self, engine: RequestLoop) -> None:
+    def test_samples_that_wait_keep_their_place_before_later_requests(self, engine: Engine) -> None:
         engine.add(NewRequest("many", None, PROMPT, greedy(n=9)))
         engine.step()
         engine.add(NewRequest("late", None, PROMPT, greedy()))
@@ -75,7 +75,7 @@ class TestRequests:
         done = [output.request_id for output in finish(engine) if output.finished]
         assert done == ["urgent", "many", "late"]
 
-    def test_counts(self, engine: RequestLoop) -> None:
+    def test_counts(self, engine: Engine) -> None:
         before = engine.stats()
         engine.add(NewRequest("a", None, PROMPT[::-1], greedy(4, n=2)))
         finish(engine)
@@ -88,7 +88,7 @@ class TestRequests:
 class TestInterruptions:
     @pytest.mark.parametrize("call", [0, 1, 2, 7, 11])
     def test_of_handing_out_tokens_lose_nothing(
-        self, engine: RequestLoop, call: int, monkeypatch: pytest.MonkeyPatch
+        self, engine: Engine, call: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Requests that ended before are returned by the next step, and the others go on, with the same tokens."""
         requests = [NewRequest(str(n), None, PROMPT, greedy(n, n=2)) for n in (1, 2, 5)]

@@ -208,7 +208,7 @@ def submit(llm: LLM, run: Run) -> str:
 
 def rows_of(llm: LLM, request_id: str) -> Positions:
     """The positions of the prompt that the rows of a request hold; besides them each holds the answer's first token."""
-    [sequence] = llm._engine._requests[request_id].sequences
+    [sequence] = llm._engine.requests[request_id].sequences
     tables, pool = llm._engine._executor.cache.tables, llm._engine._executor.cache.pool
     num_tokens = len(sequence.request.prompt_token_ids)
     held: Positions = []

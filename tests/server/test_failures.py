@@ -33,7 +33,7 @@ class Faulty:
 
     @property
     def held(self) -> set[str]:
-        return {each.request.request_id for each in self._llm.driver.engine._requests.unfinished}
+        return {each.request.request_id for each in self._llm.driver.engine.requests.unfinished}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -45,9 +45,9 @@ class Preempted:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
-        self._scheduler: Any = llm._engine.scheduler  # type: ignore[attr-defined]
+        self._scheduler: Any = llm._engine.scheduler
         self._preemption = self._scheduler.memory.swap
-        self.costs: MeasuredCosts = self._preemption.costs
+        self.costs = cast(MeasuredCosts, self._preemption.costs)
 
     def measure(self, length: int, repeat: int) -> Point:
         """Preempt requests of `length` tokens in both ways, `repeat` times each."""

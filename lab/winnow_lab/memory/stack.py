@@ -130,7 +130,7 @@ def memory_for(model: str | None, fits: int, longest: int, requests: int) -> tup
     """Bytes of `fits` sequences of the longest kind in 16 bits, tables of all requests included; and the size of the
     model's vocabulary."""
     with LLM(model, kv_memory="2GiB", dtype="bfloat16", max_model_len=longest, max_num_seqs=requests) as llm:
-        executor: Any = llm._engine._executor  # type: ignore[attr-defined]
+        executor: Any = llm._engine._executor
         layout = executor.layout
         size = CacheSize.of_blocks(layout, fits * layout.blocks_for(longest), requests, longest)
         return size.nbytes(layout), executor._model.vocab_size

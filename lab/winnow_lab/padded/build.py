@@ -5,6 +5,7 @@ from collections.abc import Callable
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig, PaddedConfig
 from winnow.engine.scheduling.orders import build_order
+from winnow.engine.served_model import ServedModel
 from winnow.errors import UnsupportedModelError
 from winnow.models import PlainModel
 from winnow.sampling import Sampler
@@ -88,11 +89,16 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
     )
     return PaddedEngine(
         executor,
-        loaded.tokenizer,
-        loaded.eos_token_ids,
         PaddedAdmission(budget, loaded.vocab_size, loaded.max_model_len),
+        ServedModel(
+            loaded.vocab_size,
+            loaded.max_model_len,
+            loaded.max_model_len,
+            loaded.tokenizer,
+            loaded.eos_token_ids,
+        ),
+        config,
         clock,
-        scheduler,
     )
 
 

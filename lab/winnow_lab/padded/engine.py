@@ -2,37 +2,43 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from winnow.config import SchedulerConfig
-from winnow.engine.loop import RequestLoop, Sampled
+from winnow.config import EngineConfig
+from winnow.engine.engine import Engine, Sampled
+from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.scheduling.queue import WaitingQueue
-from winnow.errors import InvalidRequestError
+from winnow.engine.served_model import ServedModel
+from winnow.errors import InvalidRequestError, PrefixStoreError
 from winnow.outputs import RequestOutput
+from winnow.sampling import SamplingParams
 from winnow_lab.padded.admission import PaddedAdmission
 from winnow_lab.padded.executor import PaddedExecutor
 from winnow_lab.padded.stats import PaddedStats
 
 
-class PaddedEngine(RequestLoop):
-    """Engine that serves requests in one padded batch, with the model as transformers runs it; see `RequestLoop`."""
+class PaddedEngine(Engine):
+    """Engine that serves requests in one padded batch, with the model as transformers runs it.
+
+    Its executor also chooses who takes part in a step; KVs are each query's own.
+    """
+
+    _executor: Any
 
     def __init__(
         self,
         executor: PaddedExecutor,
-        tokenizer: PreTrainedTokenizerBase | None,
-        eos_token_ids: frozenset[int],
         admission: PaddedAdmission,
+        model: ServedModel,
+        config: EngineConfig,
         clock: Callable[[], float],
-        limits: SchedulerConfig,
     ) -> None:
-        super().__init__(tokenizer, eos_token_ids, clock, limits)
-        self._executor = executor
-        self._admission = admission
+        parts: tuple[Any, Any, Any] = executor, executor, admission
+        super().__init__(*parts, model, config, clock)
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
@@ -45,35 +51,46 @@ class PaddedEngine(RequestLoop):
     def stats(self) -> PaddedStats:
         return replace(
             self._executor.stats(),
-            prompt_tokens=self._requests.prompt_tokens,
-            generated_tokens=self._requests.generated_tokens,
-            num_steps=self._num_steps,
+            prompt_tokens=self.requests.prompt_tokens,
+            generated_tokens=self.requests.generated_tokens,
+            num_steps=self._counters.num_steps,
         )
+
+    def implementation(self) -> dict[str, str]:
+        """Return nothing: what computes is transformers' own choice."""
+        return {}
+
+    def occupancy(self) -> Occupancy:
+        """Return nothing: there are no rows."""
+        return Occupancy({}, [])
 
     def kv_bytes(self, num_kvs: int) -> int:
         """Return bytes of a query of `num_kvs` KVs, without padding."""
-        return self._executor.kv_bytes(num_kvs)
+        return int(self._executor.kv_bytes(num_kvs))
+
+    def fork(
+        self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
+    ) -> None:
+        raise InvalidRequestError(f"request_id {request_id!r} cannot be forked: that needs engine=paged")
+
+    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
+        raise PrefixStoreError("engine must be paged to save a prefix")
+
+    def close(self) -> None:
+        """Do nothing."""
 
     def check_integrity(self) -> None:
         """Assert the invariants of batch and queue."""
-        self._executor.check_integrity(self._requests.unfinished)
-
-    # -- hooks of the loop -----------------------------------------------------------------------------------------
-
-    @property
-    def _waiting(self) -> WaitingQueue:
-        return self._executor.waiting
+        self._executor.check_integrity(self.requests.unfinished)
 
     def _admit(self, new: NewRequest) -> Request:
         if new.observer is not None:
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
         if (terms := new.session) is not None and (terms.prefetch or (terms.ttl and not terms.hint)):
             raise InvalidRequestError("ttl and prefetch need engine=paged: no KVs stay of an ended request")
-        max_tokens = self._admission.admit(new.token_ids, new.params)
+        admission: Any = self._admission
+        max_tokens = admission.admit(new.token_ids, new.params)
         return Request.of(new, self._executor.with_seed(new.params), max_tokens, self._clock())
-
-    def _enqueue(self, request: Request) -> None:
-        self._executor.add(request)
 
     def _compute(self) -> Sampled:
         try:
@@ -86,8 +103,14 @@ class PaddedEngine(RequestLoop):
         raise failure  # of a prefill in the background: the batch is as it was
 
     def _restart(self) -> None:
-        self._executor.recompute_all(self._requests.unfinished)
+        self._executor.recompute_all(self.requests.unfinished)
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         self._executor.remove(sequence)
+
+    def _take_failed(self) -> tuple[Sequence, ...]:
+        return ()
+
+    def _report(self, sequence: Sequence) -> None:
+        return None

@@ -7,7 +7,7 @@ from functools import partial
 
 from torch import Tensor
 
-from winnow.engine.loop import Sampled
+from winnow.engine.engine import Sampled
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.outputs import LogprobDict
@@ -31,6 +31,8 @@ class PaddedExecutor:
         prefill_chunk: maximum columns of one forward pass of a prefill; None: all.
         background: prefills groups while the batch runs; None: the batch waits meanwhile.
     """
+
+    memory, overlaps = None, False
 
     def __init__(
         self,

@@ -111,7 +111,7 @@ class Soak:
         self._loaded, self._unloaded = loaded, unloaded
         self._in_flight, self._compare, self._check_every = in_flight, compare, check_every
         self._tie, self._preempt = tie, preempt
-        self._scheduler = loaded._engine.scheduler  # type: ignore[attr-defined]
+        self._scheduler = loaded._engine.scheduler
         self._running: dict[str, SoakRequest] = {}
         self._random = Random(0)
 

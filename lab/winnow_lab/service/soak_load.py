@@ -164,7 +164,7 @@ class Failures:
     def __init__(self, llm: LLM, seed: int, *, copies: float, steps: float) -> None:
         self.copies = self.steps = 0
         self._random = Random(f"failures {seed}")
-        executor: Any = llm._engine._executor  # type: ignore[attr-defined]
+        executor: Any = llm._engine._executor
         host = executor.cache.host
         if copies:
             host.save = self._failing(host.save, copies, "copies")

@@ -9,7 +9,7 @@ import atexit
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,13 +17,14 @@ from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from winnow.engine.loop import RequestLoop
+from winnow.engine.engine import Engine
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError, QueueFullError, ReentryError
 from winnow.outputs import RequestOutput
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # Seconds that the thread's own threads wait for the next step of unfinished requests.
@@ -81,11 +82,11 @@ class EngineDriver:
 
     def __init__(
         self,
-        engine: RequestLoop,
+        engine: Engine,
         begin: Callable[[], object] = lambda: None,
         rest: Callable[[], None] = lambda: None,
     ) -> None:
-        self._open: RequestLoop | None = engine
+        self._open: Engine | None = engine
         self._pid = os.getpid()
         self._queue: SimpleQueue[Callable[[EngineDriver], None] | None] = SimpleQueue()
         # It holds this object, and with it the engine, only while there is work.
@@ -101,8 +102,14 @@ class EngineDriver:
         self._stepping = False
 
     @property
-    def engine(self) -> RequestLoop:
+    def engine(self) -> Engine:
         """The engine itself, unguarded. Raises if it cannot be used."""
+        self.require_open()
+        assert self._open is not None, "an open driver has an engine"
+        return self._open
+
+    def require_open(self) -> None:
+        """Raise ClosedError or ForkedError if the engine cannot be used."""
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"this LLM belongs to process {self._pid}, and its threads and locks do not survive a fork into "
@@ -110,21 +117,21 @@ class EngineDriver:
             )
         if self._open is None:
             raise ClosedError("this LLM is closed, and requests in progress were lost: create a new one")
-        return self._open
 
-    def put(self, action: Callable[[RequestLoop], T]) -> "Future[T]":
-        """Let the engine's thread run `action` between two steps."""
-        _ = self.engine
+    def put(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        """Let the engine's thread call `action` between two steps."""
+        self.require_open()
         future: Future[T] = Future()
-        self._put(lambda driver: _perform(lambda: action(driver.engine), future))
+        self._put(lambda driver: driver._perform(future, action, *args, **kwargs))
         return future
 
-    def call(self, action: Callable[[RequestLoop], T]) -> T:
+    def call(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do as `put` does, and return what `action` returns. The engine's thread may call it between two steps."""
         if current_thread() is not self._thread:
-            return _result(self.put(action))
+            return _result(self.put(action, *args, **kwargs))
         self._require_no_step()
-        return action(self.engine)
+        self.require_open()
+        return action(*args, **kwargs)
 
     def new_id(self) -> str:
         """Return a request id that no other call returns."""
@@ -142,10 +149,10 @@ class EngineDriver:
             QueueFullError: too much would wait.
         """
 
-        def add(engine: RequestLoop) -> None:
+        def add() -> None:
             for index, request in enumerate(requests):
                 try:
-                    engine.add(request)
+                    self.engine.add(request)
                 except BaseException as error:
                     self._end([added.request_id for added in requests[:index]])
                     if label and isinstance(error, InvalidRequestError | QueueFullError):
@@ -163,8 +170,8 @@ class EngineDriver:
         Its mailbox receives the same output.
         """
 
-        def end(engine: RequestLoop) -> RequestOutput | None:
-            output = engine.abort(request_id)
+        def end() -> RequestOutput | None:
+            output = self.engine.abort(request_id)
             if output is not None and request_id in self._mailboxes:
                 self._deliver([output])
             return output
@@ -176,14 +183,14 @@ class EngineDriver:
 
         Takes no lock, since the garbage collector may call this on any thread at any point.
         """
-        self._queue.put(lambda driver: _perform(lambda: driver._end(list(box.unfinished)), Future()))
+        self._queue.put(lambda driver: driver._perform(Future(), driver._end, box.unfinished))
 
     def expect(self, box: Mailbox, num_outputs: int = 1, *, once: bool = True) -> "Future[None]":
         """Let steps be computed until `box` holds `num_outputs` outputs; with `once`, no more than one.
 
         The future fails with what a step raises, of all that wait the oldest one's. The others continue.
         """
-        _ = self.engine
+        self.require_open()
         wait = _Wait(box, num_outputs, once)
         self._put(lambda driver: driver._waits.append(wait))
         return wait.arrived
@@ -245,8 +252,8 @@ class EngineDriver:
         if os.getpid() != self._pid or self._open is None:
             return
 
-        def close(engine: RequestLoop) -> None:
-            self._open = None
+        def close() -> None:
+            engine, self._open = self.engine, None
             engine.close()
 
         self.call(close)
@@ -294,7 +301,7 @@ class EngineDriver:
         waits, self._waits = self._waits, []
         closed = None
         try:
-            _ = self.engine
+            self.require_open()
         except ClosedError as error:
             closed = error
         for wait in waits:
@@ -326,14 +333,23 @@ class EngineDriver:
             if output.finished and self._mailboxes.pop(output.request_id, None) is not None:
                 box.unfinished.discard(output.request_id)
 
-    def _end(self, names: Sequence[str]) -> None:
+    def _perform(
+        self, future: "Future[T]", action: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        if future.set_running_or_notify_cancel():
+            try:
+                self.require_open()
+                future.set_result(action(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _end(self, names: Iterable[str]) -> None:
         """Abort requests whose outputs no caller will read."""
-        for name in names:
+        for name in list(names):
             box = self._mailboxes.pop(name, None)
             if box is not None:
                 box.unfinished.discard(name)
-            if self._open is not None:
-                self._open.abort(name)
+            self.engine.abort(name)
 
 
 class OutputStream(Iterator[RequestOutput]):
@@ -369,14 +385,6 @@ class OutputStream(Iterator[RequestOutput]):
 
     def __del__(self) -> None:
         self.close()
-
-
-def _perform(action: Callable[[], T], future: "Future[T]") -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(action())
-        except BaseException as error:
-            future.set_exception(error)
 
 
 def _result(future: "Future[T]") -> T:

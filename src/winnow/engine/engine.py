@@ -1,37 +1,68 @@
-"""The paged engine: a scheduler plans steps over the blocks of a KV cache, an executor computes them."""
+"""The engine: requests come in, a scheduler plans steps over a KV cache, an executor computes them, outputs go out."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
+from winnow.engine.counters import Counters
 from winnow.engine.executor import Executor
-from winnow.engine.loop import RequestLoop, Sampled
 from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.occupancy import Occupancy, measure_occupancy
-from winnow.engine.requests.beams import BeamSearch, Continuation
+from winnow.engine.requests.beams import BeamSearch
 from winnow.engine.requests.eviction_report import eviction_report, kept_parts
 from winnow.engine.requests.forked_request import forked_params, inherit, source_of
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
-from winnow.engine.requests.request import ReplayTally, Request, Sequence
+from winnow.engine.requests.output_state import FinishReason
+from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.requests.request_table import RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
-from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
-from winnow.errors import InvalidRequestError
-from winnow.outputs import EngineStats, EvictionReport, ValueTierStats
+from winnow.errors import InvalidRequestError, describe_error
+from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
 
 
-class Engine(RequestLoop):
-    """Engine that serves requests from a paged KV cache that may be compressed; see `RequestLoop`."""
+@dataclass(frozen=True)
+class Sampled:
+    """Tokens that a step computed.
 
-    memory: Memory
+    Attributes:
+        sequences: those that sampled; the three that follow are theirs, in the same order.
+        token_ids: the next tokens of each.
+        logprobs: of these tokens, where they are asked for.
+        errors: by index: why a sequence got no token. Its request fails; others are unaffected.
+        prompt_tokens: number of prompt tokens computed.
+        prompt_logprobs: by sequence: those of its prompt's next tokens.
+        time: when it was sampled, by the engine's clock.
+    """
+
+    sequences: SequenceType[Sequence]
+    token_ids: SequenceType[int]
+    logprobs: SequenceType[LogprobDict | None]
+    errors: dict[int, str]
+    prompt_tokens: int
+    prompt_logprobs: dict[Sequence, list[LogprobDict]]
+    time: float
+    offsets: SequenceType[int] | None = None
+    """Offsets at which the tokens of each begin, and after the last where they end; None: one each."""
+
+
+class Engine:
+    """Engine that serves requests from a paged KV cache that may be compressed.
+
+    Args:
+        clock: seconds, monotonic; intervals in metrics are differences of it.
+
+    Attributes:
+        memory: owner of all KVs; None: each request has its own, in an engine that computes steps in another way.
+        requests: the unfinished ones.
+    """
 
     def __init__(
         self,
@@ -42,148 +73,54 @@ class Engine(RequestLoop):
         config: EngineConfig,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(model.tokenizer, model.eos_token_ids, clock, config.scheduler)
-        self.scheduler, self.memory = scheduler, scheduler.memory
+        self.scheduler = scheduler
+        self.memory: Memory | None = scheduler.memory
+        self.requests = RequestTable(model.tokenizer, model.eos_token_ids, clock)
         self._executor = executor
         self._admission = admission
         self._model = model
-        self._kv_memory = config.cache.kv_memory
-        self._replay = ReplayTally()
-        self._seconds = {"schedule": 0.0, "execute": 0.0, "prefill": 0.0, "decode": 0.0}
-        self._num_replays_replaced = 0
-        self._kv_bytes_kept = self._kv_bytes_whole = 0
-        self._traffic, self._last_traffic = TierTraffic(), TierTraffic()
+        self._config = config
+        self._clock = clock
+        self._counters = Counters()
+        # Requests that have changed since their last output; after a failed step the next one returns them.
+        self._touched: dict[Request, None] = {}
         self._looks_ahead = self._overlaps = executor.overlaps
         self._last_end: float | None = None
         # A step that was submitted before the results of the one before it were known.
         self._ahead: tuple[ScheduledStep, Any] | None = None
 
-    def stats(self) -> EngineStats:
-        memory, rounds = self.memory, self.scheduler.rounds.total
-        ledger, sessions, decisions = memory.ledger, memory.sessions, self.scheduler.decisions
-        swaps, host = memory.swap.total, ledger.host
-        # Rounds run, and sequences are copied, while a step is scheduled.
-        schedule = self._seconds["schedule"] - rounds.seconds - swaps.swap_seconds
-        return EngineStats(
-            num_running=len(self.scheduler.running),
-            num_waiting=len(self.scheduler.waiting),
-            num_queued_tokens=self.scheduler.waiting.num_tokens,
-            kv_bytes_used=ledger.used_bytes + self.scheduler.drafts.used_bytes,
-            kv_bytes_peak=ledger.peak_bytes + self.scheduler.drafts.used_bytes,
-            kv_bytes_held=ledger.held_bytes,
-            kv_bytes_budget=self._kv_memory,
-            prompt_tokens=self._requests.prompt_tokens,
-            cached_tokens=ledger.prefixes.num_hit_tokens,
-            cached_bytes=ledger.cached_bytes,
-            generated_tokens=self._requests.generated_tokens,
-            num_preemptions=self.scheduler.running.num_preemptions,
-            num_swaps=swaps.num_swaps,
-            swap_bytes_out=swaps.swap_bytes_out,
-            swap_bytes_in=swaps.swap_bytes_in,
-            recomputed_tokens=swaps.recomputed_tokens,
-            recompute_seconds=swaps.recompute_seconds,
-            host_bytes_used=host.used_bytes,
-            host_bytes_peak=host.peak_bytes,
-            host_bytes_budget=host.limit,
-            image_bytes=self._executor.image_bytes,
-            value_tier=self._tier_stats(),
-            disk_tier=None if memory.files.cached is None else memory.files.cached.stats(),
-            sessions=sessions.count_tiers(),
-            session_tokens=sessions.reused_tokens,
-            session_seconds=sessions.reused_tokens
-            * self._seconds["prefill"]
-            / max(self._requests.prompt_tokens, 1),
-            session_compressions=sessions.num_compressions,
-            sessions_dropped=sessions.num_dropped,
-            sessions_released=sessions.num_released,
-            num_steps=self._num_steps,
-            num_draft_tokens=self.scheduler.drafts.num_proposed,
-            num_accepted_tokens=self.scheduler.drafts.num_accepted,
-            draft_rates=self.scheduler.drafts.rates(),
-            num_rounds=rounds.rounds,
-            replay_tokens=self._replay.tokens,
-            kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
-            kv_bytes_kept=self._kv_bytes_kept,
-            kv_bytes_whole=self._kv_bytes_whole,
-            num_starts=decisions.num_starts,
-            num_short_starts=decisions.num_short_starts,
-            outlook=decisions.outlook,
-            num_replays_replaced=self._num_replays_replaced,
-            replay_seconds=self._replay.seconds,
-            prefill_seconds=self._seconds["prefill"],
-            decode_seconds=self._seconds["decode"],
-            elapsed={
-                "schedule": schedule,
-                "execute": self._seconds["execute"],
-                "output": self._output_seconds,
-                "evict": rounds.seconds,
-                "swap": swaps.swap_seconds,
-            },
-            tenants=self.scheduler.accounts.stats(self.scheduler.running, self.scheduler.waiting),
-        )
+    # -- for callers -----------------------------------------------------------------------------------------------
 
-    def _tier_stats(self) -> ValueTierStats | None:
-        layout, ledger = self._executor.layout, self.scheduler.ledger
-        if layout.value_tier is None:
-            return None
-        return ValueTierStats(
-            ledger.tier_bytes,
-            layout.tier_bytes(ledger.size.by_kind),
-            replace(self._traffic),
-            replace(self._last_traffic),
-        )
+    @property
+    def has_unfinished(self) -> bool:
+        """Return whether a step has anything to compute."""
+        return len(self.requests) > 0
 
-    def implementation(self) -> dict[str, str]:
-        """Return the attention backend, and how KVs are stored."""
-        return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
-
-    def occupancy(self) -> Occupancy:
-        return measure_occupancy(self.scheduler.running, self.scheduler.ledger, self._executor.layout)
-
-    def kv_bytes(self, num_kvs: int) -> int:
-        """Return bytes of the blocks of a sequence that sees `num_kvs` tokens, the last one decoded, and keeps them."""
-        layout = replace(self._executor.layout, chunk=1)
-        return layout.device_bytes(layout.by_kind(layout.row_blocks_seen(num_kvs)))
-
-    def reset_prefix_cache(self, running: bool, disk: bool) -> None:
-        self._settle()
-        super().reset_prefix_cache(running, disk)
-        self.memory.clear(disk)
-
-    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
-        """Write the compressed context of a request that was answered to a directory. Returns the file's path.
+    def add(self, new: NewRequest) -> None:
+        """Queue a request.
 
         Raises:
-            PrefixStoreError: it is not in the cache, or the disk refuses it.
+            InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
+            QueueFullError: too much waits already.
         """
-        self._settle()
-        [sequence] = self._admit(new).sequences
-        return self.memory.save_prefix(sequence, directory, self._model.prefix_format(None))
-
-    def close(self) -> None:
-        files = self.memory.files
-        why = files.documents.why_unused()
-        if why is not None:
-            warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
-        files.close()
-        self._executor.close()
-
-    def check_integrity(self) -> None:
-        """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
-        self._settle()
-        memory = self.memory
-        self._executor.apply(memory.ledger.take_update())
-        self._executor.check_integrity(memory.ledger.holdings())
-        memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))
-        for sequence in self.scheduler.running:
-            self._check_rows(sequence)
+        self.requests.require_new(new.request_id)
+        request = self._admit(new)
+        limits, waiting = self._config.scheduler, self.scheduler.waiting
+        waiting.require_room(len(new.token_ids), limits.max_queued_requests, limits.max_queued_tokens)
+        self.requests.add(request)
+        self.scheduler.add(request)
 
     def fork(
         self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
     ) -> None:
+        """Queue a request that continues from where a sample of an unfinished request is; see `LLM.fork`.
+
+        Raises:
+            InvalidRequestError (or a subclass): there is nothing to fork, or it cannot go on in this way.
+        """
         self._settle()
-        parent = self._requests.unfinished_sample(request_id, index)
-        self._requests.require_new(new_id)
+        parent = self.requests.unfinished_sample(request_id, index)
+        self.requests.require_new(new_id)
         request = parent.request
         new = NewRequest(
             new_id,
@@ -197,16 +134,92 @@ class Engine(RequestLoop):
         )
         child = self._admit(new)
         inherit(child, parent)
-        self._requests.add(child, parent)
+        self.requests.add(child, parent)
         self.scheduler.forks.start(source_of(parent), child)
 
-    # -- hooks of the loop -----------------------------------------------------------------------------------------
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Abort a request. Returns its output so far, or None if there is no such request."""
+        if request_id not in self.requests:
+            return None
+        request = self.requests[request_id]
+        for sequence in request.sequences:
+            if not sequence.finished:
+                self._finish(sequence, "abort")
+        self._touched.pop(request, None)
+        return self.requests.output(request, self._report)
 
-    @property
-    def _waiting(self) -> WaitingQueue:
-        return self.scheduler.waiting
+    def step(self) -> list[RequestOutput]:
+        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `NewRequest`.
+
+        Safe to retry: on failure, or on KeyboardInterrupt, the planned sequences are recomputed.
+        """
+        if self._touched or not self.has_unfinished:
+            return self._outputs()
+        sampled = self._take_step()
+        outputs = self._outputs()
+        if sampled is not None:
+            self._counters.seconds["output"] += self._clock() - sampled.time
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Return counters and sizes as they are now."""
+        kv_memory = self._config.cache.kv_memory
+        return self._counters.stats(self.scheduler, self._executor, self.requests, kv_memory)
+
+    def implementation(self) -> dict[str, str]:
+        """Return the attention backend, and how KVs are stored."""
+        return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
+
+    def occupancy(self) -> Occupancy:
+        """Return the present use of the KV memory by holder."""
+        return measure_occupancy(self.scheduler.running, self.scheduler.ledger, self._executor.layout)
+
+    def kv_bytes(self, num_kvs: int) -> int:
+        """Return bytes of the blocks of a sequence that sees `num_kvs` tokens, the last one decoded, and keeps them."""
+        layout = replace(self._executor.layout, chunk=1)
+        return layout.device_bytes(layout.by_kind(layout.row_blocks_seen(num_kvs)))
+
+    def reset_prefix_cache(self, running: bool, disk: bool) -> None:
+        """See `LLM.reset_prefix_cache`."""
+        self._settle()
+        if running:
+            self._restart()
+        if self.memory is not None:
+            self.memory.clear(disk)
+
+    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
+        """Write the compressed context of a request that was answered to a directory. Returns the file's path.
+
+        Raises:
+            PrefixStoreError: it is not in the cache, or the disk refuses it.
+        """
+        self._settle()
+        [sequence] = self._admit(new).sequences
+        return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format(None))
+
+    def close(self) -> None:
+        """Warn of settings that the run showed to be wrong, and free what is held. No further request comes."""
+        files = self.scheduler.memory.files
+        why = files.documents.why_unused()
+        if why is not None:
+            warnings.warn(f"no request used the prefix_store: {why}", stacklevel=2)
+        files.close()
+        self._executor.close()
+
+    def check_integrity(self) -> None:
+        """Assert the invariants of cache and scheduler. Slow: reads tables back from the device."""
+        self._settle()
+        memory = self.scheduler.memory
+        self._executor.apply(memory.ledger.take_update())
+        self._executor.check_integrity(memory.ledger.holdings())
+        memory.check_integrity(self.scheduler.running, list(self.scheduler.waiting))
+        for sequence in self.scheduler.running:
+            self._check_rows(sequence)
+
+    # -- what another engine does in its own way --------------------------------------------------------------------
 
     def _admit(self, new: NewRequest) -> Request:
+        """Check a request. Raises as `add`."""
         granted = self._admission.admit(
             new.token_ids,
             new.params,
@@ -214,7 +227,7 @@ class Engine(RequestLoop):
             cut_to_memory=new.cut_to_memory,
             images=new.images,
         )
-        self._num_replays_replaced += granted.replay_replaced
+        self._counters.num_replays_replaced += granted.replay_replaced
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
@@ -235,13 +248,14 @@ class Engine(RequestLoop):
             beams,
             granted.reserved_tokens,
         )
-        self.memory.sessions.check(request)
+        self.scheduler.memory.sessions.check(request)
         return request
 
-    def _enqueue(self, request: Request) -> None:
-        self.scheduler.add(request)
-
     def _compute(self) -> Sampled | None:
+        """Compute a step, of at least one unfinished request. None: no sequence could be served.
+
+        On any exception roll back, so that the engine stays consistent and the step can be retried.
+        """
         start = self._clock()
         if not self.scheduler.running:
             self._last_end = None  # nothing was computed since
@@ -260,26 +274,50 @@ class Engine(RequestLoop):
             self._restart()
             raise
         executed = self._clock()
-        if result.traffic is not None:
-            self._last_traffic = result.traffic
-            self._traffic.add(result.traffic)
+        seconds = executed - scheduled
         self.scheduler.advance(step, result.offsets, result.kept)
-        self._count_shares(step, executed - scheduled)
+        prompt_tokens = self._counters.add_step(step, scheduled - start, seconds, result.traffic)
         period = None if self._last_end is None else executed - self._last_end
-        self.scheduler.record_step(step, executed - scheduled, len(result.token_ids), period)
+        self.scheduler.record_step(step, seconds, len(result.token_ids), period)
         self._last_end = executed
-        self._seconds["schedule"] += scheduled - start
-        self._seconds["execute"] += executed - scheduled
         return Sampled(
             step.samplers,
             result.token_ids,
             result.logprobs,
             result.errors,
-            _count_prompt_tokens(step),
+            prompt_tokens,
             {step.sequences[index]: found for index, found in result.prompt_logprobs.items()},
             executed,
             result.offsets,
         )
+
+    def _restart(self) -> None:
+        """Recompute the running sequences: some were computed without their token being appended."""
+        self._ahead = None
+        self.scheduler.running.recompute_all()
+
+    def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
+        """Set why a sequence ends, and free what it holds, whether it runs or waits."""
+        request = sequence.request
+        if request.images and sequence.kv.slot is not None and request.policy_name is not None:
+            sequence.kept_parts = kept_parts(sequence, self._executor.kept_positions(sequence.kv.slot))
+        self.scheduler.running.finish(sequence, reason, stop_reason)
+        if sequence.kept is not None and sequence.asked_eviction is not None:
+            layout, counters = self._executor.layout, self._counters
+            counters.kv_bytes_kept += layout.device_bytes(layout.by_kind(layout.row_blocks(sequence.kept)))
+            counters.kv_bytes_whole += self.kv_bytes(sequence.kv.num_computed)
+
+    def _take_failed(self) -> Iterable[Sequence]:
+        """Return the sequences that ended by an error outside of sampling since the last call."""
+        return self.scheduler.running.take_failed()
+
+    def _report(self, sequence: Sequence) -> EvictionReport | None:
+        """Return what eviction did to a sequence; None while it runs, or where nothing was evicted."""
+        if sequence.request.beams is not None:  # an answer's KVs may have gone with its beam
+            return None
+        return eviction_report(sequence, self._executor.layout)
+
+    # -- steps -------------------------------------------------------------------------------------------------------
 
     def _may_look_ahead(self, step: ScheduledStep) -> bool:
         """Return whether the next step may be planned now; what is proposed follows from this one's tokens."""
@@ -303,36 +341,123 @@ class Engine(RequestLoop):
             finally:
                 self._looks_ahead = self._overlaps
 
-    def _restart(self) -> None:
-        self._ahead = None
-        self.scheduler.running.recompute_all()
+    def _take_step(self) -> Sampled | None:
+        """Compute a step, and note who has changed. None: no sequence could be served."""
+        sampled = self._compute()
+        if sampled is not None:
+            try:
+                self._append_tokens(sampled)
+            except BaseException:  # tokens that were not appended are sampled again
+                self._restart()
+                raise
+        for sequence in self._take_failed():
+            if self.requests.holds(sequence.request):
+                self._touched[sequence.request] = None
+                self.requests.end(sequence)
+        self._counters.num_steps += sampled is not None
+        return sampled
 
-    def _continue_beams(self, request: Request, chosen: SequenceType[Continuation]) -> None:
-        self.scheduler.forks.continue_beams(request, list(chosen))
+    def _append_tokens(self, sampled: Sampled) -> None:
+        """Append the step's tokens to their sequences."""
+        requests, touched = self.requests, self._touched
+        requests.prompt_tokens += sampled.prompt_tokens
+        for sequence, found in sampled.prompt_logprobs.items():
+            requests.append_prompt_logprobs(sequence.request, found)
+        errors, offsets = sampled.errors, sampled.offsets or range(len(sampled.sequences) + 1)
+        for index, sequence in enumerate(sampled.sequences):
+            request = sequence.request
+            if sequence.finished:  # since the step was submitted
+                continue
+            touched[request] = None
+            if request.beams is not None:
+                self._append_candidates(
+                    sequence, sampled.logprobs[offsets[index]], errors.get(index), sampled.time
+                )
+                continue
+            if request.observer is not None and sequence.num_output_tokens == 1:
+                self._observe(sequence, request.observer.first_token)
+            reason: FinishReason | None = None
+            if index in errors:
+                reason = requests.fail(sequence, errors[index])
+            else:
+                for at in range(offsets[index], offsets[index + 1]):
+                    token, logprobs = sampled.token_ids[at], sampled.logprobs[at]
+                    reason = requests.append_token(sequence, token, logprobs, sampled.time)
+                    if reason is not None:
+                        break
+            if reason is not None:
+                if request.observer is not None:
+                    self._observe(sequence, request.observer.finished)
+                if sequence.error is not None:
+                    reason = "error", None
+                self._finish(sequence, *reason)
 
-    def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
+    def _append_candidates(
+        self, sequence: Sequence, candidates: LogprobDict | None, error: str | None, now: float
+    ) -> None:
+        """Offer the next tokens of a beam. Once those of all are there, the best go on."""
         request = sequence.request
-        if request.images and sequence.kv.slot is not None and request.policy_name is not None:
-            sequence.kept_parts = kept_parts(sequence, self._executor.kept_positions(sequence.kv.slot))
-        self.scheduler.running.finish(sequence, reason, stop_reason)
-        if sequence.kept is not None and sequence.asked_eviction is not None:
-            layout = self._executor.layout
-            self._kv_bytes_kept += layout.device_bytes(layout.by_kind(layout.row_blocks(sequence.kept)))
-            self._kv_bytes_whole += self.kv_bytes(sequence.kv.num_computed)
+        beams = request.beams
+        assert beams is not None, "only beams have candidates"
+        if request.finished:  # another beam has failed in this step
+            return
+        if error is not None or candidates is None:
+            for each in request.sequences:
+                self.requests.fail(each, error or "no candidates")
+                self._finish(each, "error")
+            return
+        beams.offer(sequence.index, candidates)
+        if not beams.is_complete:
+            return
+        chosen = beams.select({index: request.sequences[index].output_token_ids for index in beams.logprobs})
+        self.requests.append_beams(request, len(chosen), now)
+        if chosen:
+            self.scheduler.forks.continue_beams(request, list(chosen))
+            return
+        for each, hypothesis in zip(request.sequences, beams.finished, strict=False):
+            self._finish(each, *self.requests.end_beam(each, hypothesis))
+        for each in request.sequences[len(beams.finished) :]:  # a tiny vocabulary has no more answers
+            self._release(each, "abort", None)
+            self.requests.forget(each)
 
-    def _take_failed(self) -> list[Sequence]:
-        return self.scheduler.running.take_failed()
+    def _observe(self, sequence: Sequence, hook: Callable[[KeptKVs], None]) -> None:
+        """Call an observer's hook for a request's first sample. What it raises fails the request alone."""
+        if sequence.index != 0:
+            return
+        slot, executor = sequence.kv.running_slot, self._executor
+        try:
+            hook(KeptKVs(executor.kept_positions(slot), executor.kept_weights(slot)))
+        except Exception as error:
+            sequence.request.error = sequence.error = describe_error(error)
 
-    def _kept(self, sequence: Sequence) -> KeptKVs:
-        slot = sequence.kv.running_slot
-        return KeptKVs(self._executor.kept_positions(slot), self._executor.kept_weights(slot))
+    def _finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
+        self._release(sequence, reason, stop_reason)
+        self.requests.end(sequence)
 
-    def _report(self, sequence: Sequence) -> EvictionReport | None:
-        if sequence.request.beams is not None:  # an answer's KVs may have gone with its beam
-            return None
-        return eviction_report(sequence, self._executor.layout)
+    def _outputs(self) -> list[RequestOutput]:
+        output, report = self.requests.output, self._report
+        outputs = [
+            found
+            for request in self._touched
+            if request.has_output
+            for found in [output(request, report)]
+            if request.session is None or not request.session.ages
+        ]
+        self._touched.clear()
+        self._age_sessions()
+        return outputs
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    def _age_sessions(self) -> None:
+        """Queue what compresses conversations that have grown too large, behind all others."""
+        sessions = None if self.memory is None else self.memory.sessions
+        while sessions is not None and (new := sessions.next_aging()) is not None:
+            try:
+                request = self._admit(new)
+            except InvalidRequestError:  # its budget is too small for what stays whole
+                sessions.drop_unless_kept(new)
+                continue
+            self.requests.add(request)
+            self.scheduler.add(request)
 
     def _check_rows(self, sequence: Sequence) -> None:
         """Assert that each row holds a token once, and all that is protected unless a window has passed it."""
@@ -346,24 +471,3 @@ class Engine(RequestLoop):
             for row in rows:
                 assert len(set(row)) == len(row), "a row holds a token twice"
                 assert layer not in evicted or protected.issubset(row), "a row lost a protected KV"
-
-    def _count_shares(self, step: ScheduledStep, seconds: float) -> None:
-        """Divide a step's seconds by tokens: among replays, prompts and decoding."""
-        of_token = seconds / step.plan.num_tokens
-        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
-            share = of_token * len(entry.token_ids)
-            if entry.replay is not None:
-                for tally in (sequence.replay, self._replay):
-                    tally.add(entry.count, share)
-            else:
-                self._seconds["prefill" if entry.start < sequence.prompt_len else "decode"] += share
-
-
-def _count_prompt_tokens(step: ScheduledStep) -> int:
-    """Return the prompt tokens that a step computes; recomputed ones count again."""
-    computed = 0
-    for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
-        prompt_len = sequence.prompt_len
-        if entry.replay is None and entry.start < prompt_len:
-            computed += min(entry.end, prompt_len) - entry.start
-    return computed

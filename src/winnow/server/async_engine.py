@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from winnow.engine.driver import EngineDriver, Mailbox
 from winnow.engine.requests.new_request import NewRequest
@@ -18,6 +18,7 @@ from winnow.outputs import RequestOutput
 from winnow.sampling import SamplingParams
 from winnow.server.request_stream import RequestStream
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 log = logging.getLogger("winnow.server")
@@ -93,7 +94,7 @@ class AsyncEngine:
         for request in requests:
             self._streams[request.request_id] = stream
         try:
-            await self.call(lambda: self._driver.submit(requests, self._box))
+            await self.call(self._driver.submit, requests, self._box)
         except BaseException:
             # Also where the caller has left: what was queued meanwhile is of no use to anybody.
             self.abandon(stream)
@@ -126,7 +127,7 @@ class AsyncEngine:
         if known:
             self._left |= dict.fromkeys(known, stream)
             self._discard(known)
-            self._send(lambda: self._abort(known))
+            self._send(self._abort, known)
 
     def abort_all(self, error: ApiError) -> None:
         """End every request with an error."""
@@ -134,9 +135,9 @@ class AsyncEngine:
             self.abandon(stream)
             stream.fail(error)
 
-    async def call(self, action: Callable[[], T]) -> T:
-        """Run `action` on the engine's thread, between two steps, and return what it returns."""
-        return await asyncio.wrap_future(self._send(action))
+    async def call(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `action` on the engine's thread, between two steps, and return what it returns."""
+        return await asyncio.wrap_future(self._send(action, *args, **kwargs))
 
     @property
     def num_unfinished(self) -> int:
@@ -202,10 +203,10 @@ class AsyncEngine:
     def _open_streams(self) -> set[RequestStream]:
         return {stream for stream in self._streams.values() if not stream.background}
 
-    def _send(self, action: Callable[[], T]) -> "Future[T]":
-        def run(_: object) -> T:
+    def _send(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
+        def run() -> T:
             try:
-                return action()
+                return action(*args, **kwargs)
             finally:
                 self._go_on()
 
@@ -271,7 +272,7 @@ class AsyncEngine:
                 self._give_up(error)
             self._after_step()
             outputs = self._box.take()
-            begun = frozenset[str]() if error is not None else self._driver.engine.begun
+            begun = frozenset[str]() if error is not None else self._driver.engine.requests.begun
             if outputs or begun != self._begun:
                 self._post(self._deliver, outputs, begun)
             self._begun = begun

@@ -76,7 +76,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def delete_session(request: Request) -> Response:
         """Forget a conversation."""
         name, tenant = request.path_params["name"], request.state.tenant
-        if not await service.engine.call(lambda: service.llm.drop_session(name, tenant=tenant)):
+        if not await service.engine.call(service.llm.drop_session, name, tenant=tenant):
             raise ApiError("not_found", f"there is no session {name!r:.80}")
         return JSONResponse({"id": name, "object": "session", "deleted": True})
 

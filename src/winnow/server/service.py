@@ -290,7 +290,7 @@ class Service:
     async def sessions(self, tenant: str | None) -> list[SessionStats]:
         """Return the conversations of a tenant; as `stats`."""
         with suppress(TimeoutError):
-            work = self.engine.call(lambda: self.llm.sessions(tenant))
+            work = self.engine.call(self.llm.sessions, tenant)
             self._sessions[tenant] = await asyncio.wait_for(work, _STATS_WAIT)
         return self._sessions.get(tenant, [])
 

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
 from enum import Enum
-from functools import partial
 from typing import Any, Self
 
 from winnow import options
@@ -136,7 +135,7 @@ class AsyncLLMEngine(_Engine):
     async def abort(self, request_id: str | Sequence[str]) -> None:
         """End requests at once; their streams end with what they have."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
-            await self._running().call(partial(self.llm.abort, name))
+            await self._running().call(self.llm.abort, name)
 
     async def get_tokenizer(self) -> Any:
         """Return the model's tokenizer."""
@@ -144,7 +143,7 @@ class AsyncLLMEngine(_Engine):
 
     async def reset_prefix_cache(self, *args: bool, **kwargs: bool) -> bool:
         """Do as `LLM.reset_prefix_cache` does."""
-        return await self._running().call(partial(self.llm.reset_prefix_cache, *args, **kwargs))
+        return await self._running().call(self.llm.reset_prefix_cache, *args, **kwargs)
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
         """Let no request compute until `resume_generation`; calls of `generate` wait for it.

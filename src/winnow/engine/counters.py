@@ -1,0 +1,131 @@
+"""What an engine counts over its steps, and the statistics that follow from it."""
+
+from dataclasses import dataclass, field, replace
+
+from winnow.cache.tiers.tier_traffic import TierTraffic
+from winnow.engine.executor import Executor
+from winnow.engine.requests.request import ReplayTally
+from winnow.engine.requests.request_table import RequestTable
+from winnow.engine.scheduling.plan_builder import ScheduledStep
+from winnow.engine.scheduling.scheduler import Scheduler
+from winnow.outputs import EngineStats, ValueTierStats
+
+_PARTS = ("schedule", "execute", "output", "prefill", "decode")
+
+
+@dataclass
+class Counters:
+    """Counters that only grow.
+
+    Attributes:
+        seconds: by part of a step; of prompts, answers and replays by their shares of its tokens.
+        kv_bytes_kept: of finished sequences that were to be compressed; `kv_bytes_whole` without compression.
+    """
+
+    num_steps: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+    num_replays_replaced: int = 0
+    kv_bytes_kept: int = 0
+    kv_bytes_whole: int = 0
+    replay: ReplayTally = field(default_factory=ReplayTally)
+    _traffic: TierTraffic = field(default_factory=TierTraffic)
+    _last_traffic: TierTraffic = field(default_factory=TierTraffic)
+
+    def add_step(
+        self, step: ScheduledStep, scheduling: float, executing: float, traffic: TierTraffic | None
+    ) -> int:
+        """Count a step by the seconds that it took. Returns the prompt tokens in it; recomputed ones count again."""
+        if traffic is not None:
+            self._last_traffic = traffic
+            self._traffic.add(traffic)
+        self.seconds["schedule"] += scheduling
+        self.seconds["execute"] += executing
+        of_token, prompt_tokens, prefill, decode = executing / step.plan.num_tokens, 0, 0, 0
+        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
+            count, prompt_len = len(entry.token_ids), sequence.prompt_len
+            if entry.replay is not None:
+                for tally in (sequence.replay, self.replay):
+                    tally.add(entry.count, of_token * count)
+            elif entry.start < prompt_len:
+                prompt_tokens += min(entry.end, prompt_len) - entry.start
+                prefill += count
+            else:
+                decode += count
+        self.seconds["prefill"] += of_token * prefill
+        self.seconds["decode"] += of_token * decode
+        return prompt_tokens
+
+    def stats(
+        self, scheduler: Scheduler, executor: Executor, requests: RequestTable, kv_memory: int
+    ) -> EngineStats:
+        """Return the counters and sizes of a paged engine as they are now."""
+        memory, rounds, drafts = scheduler.memory, scheduler.rounds.total, scheduler.drafts
+        ledger, sessions, decisions = memory.ledger, memory.sessions, scheduler.decisions
+        swaps, host, seconds = memory.swap.total, ledger.host, self.seconds
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_queued_tokens=scheduler.waiting.num_tokens,
+            kv_bytes_used=ledger.used_bytes + drafts.used_bytes,
+            kv_bytes_peak=ledger.peak_bytes + drafts.used_bytes,
+            kv_bytes_held=ledger.held_bytes,
+            kv_bytes_budget=kv_memory,
+            prompt_tokens=requests.prompt_tokens,
+            cached_tokens=ledger.prefixes.num_hit_tokens,
+            cached_bytes=ledger.cached_bytes,
+            generated_tokens=requests.generated_tokens,
+            num_preemptions=scheduler.running.num_preemptions,
+            num_swaps=swaps.num_swaps,
+            swap_bytes_out=swaps.swap_bytes_out,
+            swap_bytes_in=swaps.swap_bytes_in,
+            recomputed_tokens=swaps.recomputed_tokens,
+            recompute_seconds=swaps.recompute_seconds,
+            host_bytes_used=host.used_bytes,
+            host_bytes_peak=host.peak_bytes,
+            host_bytes_budget=host.limit,
+            image_bytes=executor.image_bytes,
+            value_tier=self._tier_stats(scheduler, executor),
+            disk_tier=None if memory.files.cached is None else memory.files.cached.stats(),
+            sessions=sessions.count_tiers(),
+            session_tokens=sessions.reused_tokens,
+            session_seconds=sessions.reused_tokens * seconds["prefill"] / max(requests.prompt_tokens, 1),
+            session_compressions=sessions.num_compressions,
+            sessions_dropped=sessions.num_dropped,
+            sessions_released=sessions.num_released,
+            num_steps=self.num_steps,
+            num_draft_tokens=drafts.num_proposed,
+            num_accepted_tokens=drafts.num_accepted,
+            draft_rates=drafts.rates(),
+            num_rounds=rounds.rounds,
+            replay_tokens=self.replay.tokens,
+            kv_bytes_freed=rounds.freed_blocks * ledger.layout.block_bytes,
+            kv_bytes_kept=self.kv_bytes_kept,
+            kv_bytes_whole=self.kv_bytes_whole,
+            num_starts=decisions.num_starts,
+            num_short_starts=decisions.num_short_starts,
+            outlook=decisions.outlook,
+            num_replays_replaced=self.num_replays_replaced,
+            replay_seconds=self.replay.seconds,
+            prefill_seconds=seconds["prefill"],
+            decode_seconds=seconds["decode"],
+            elapsed={
+                # Rounds run, and sequences are copied, while a step is scheduled.
+                "schedule": seconds["schedule"] - rounds.seconds - swaps.swap_seconds,
+                "execute": seconds["execute"],
+                "output": seconds["output"],
+                "evict": rounds.seconds,
+                "swap": swaps.swap_seconds,
+            },
+            tenants=scheduler.accounts.stats(scheduler.running, scheduler.waiting),
+        )
+
+    def _tier_stats(self, scheduler: Scheduler, executor: Executor) -> ValueTierStats | None:
+        layout, ledger = executor.layout, scheduler.ledger
+        if layout.value_tier is None:
+            return None
+        return ValueTierStats(
+            ledger.tier_bytes,
+            layout.tier_bytes(ledger.size.by_kind),
+            replace(self._traffic),
+            replace(self._last_traffic),
+        )
