@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.tokenizer_kinds import EOS, byte_level
+from tests.whole_message import message_of
 
-from winnow.openai.answers import AnswerReader, assistant_message
+from winnow.openai.answers import AnswerReader
 from winnow.openai.response_templates import TEMPLATES
 from winnow.openai.tools import CallRule
 from winnow.outputs import CompletionOutput
@@ -74,7 +75,7 @@ THINKING = "<|im_start|>assistant\n<think>\n"
 def whole(name: str, text: str, prompt: str = "", *, tools: bool = True, calls: Any = None) -> dict[str, Any]:
     """The message of an answer, its calls as pairs of name and arguments."""
     answer = CompletionOutput(0, text, [], finish_reason="stop")
-    return plain(READERS[name].message(prompt, answer, TOOLS if tools else [], calls))
+    return plain(message_of(READERS[name], prompt, [answer], TOOLS if tools else [], calls))
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +196,7 @@ def test_the_token_that_ends_a_turn_is_no_text() -> None:
     def message(name: str, text: str) -> dict[str, Any]:
         answer = CompletionOutput(0, text, [5, END], finish_reason="stop")
         reader = AnswerReader.of(TOKENIZER, READERS[name].template)
-        return plain(reader.message("", answer, TOOLS, None))
+        return plain(message_of(reader, "", [answer], TOOLS, None))
 
     assert message("channels", f"<|channel|>final<|message|>{EOS}{EOS}") == {"content": EOS}
     named = '<|channel|>commentary to=f<|message|>{"n": 1}'
@@ -244,7 +245,7 @@ def test_a_message_is_complete_with_its_call(name: str, prompt: str, text: str, 
     assert not any(several.completes(each) for each in text)
     for rest in ("", "x") if name != "unclosed" else ("",):
         answer = CompletionOutput(0, text + rest * calls, [], finish_reason="stop")
-        message = reader.message(prompt, answer, TOOLS, one)
+        message = message_of(reader, prompt, [answer], TOOLS, one)
         assert len(message.get("tool_calls", ())) == calls
         assert not (message["content"] or "").endswith("x")
 
@@ -276,11 +277,12 @@ def test_pieces_joined_are_the_whole(data: st.DataObject, name: str, texts: list
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8), "cuts"))
     parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     parser = reader.parser(prompt, tools, forced)
-    pieces = [piece for part in parts for piece in parser.read(CompletionOutput(0, part, []))]
-    pieces += parser.read(CompletionOutput(0, "", [], finish_reason="stop"))
-    message = plain(assistant_message(pieces))
+    deltas = [CompletionOutput(0, part, []) for part in parts]
+    deltas.append(CompletionOutput(0, "", [], finish_reason="stop"))
+    pieces = [piece for delta in deltas for piece in parser.read(delta)]
+    message = plain(message_of(reader, prompt, deltas, tools, forced))
     answer = CompletionOutput(0, text, [], finish_reason="stop")
-    assert message == plain(reader.message(prompt, answer, tools, forced))
+    assert message == plain(message_of(reader, prompt, [answer], tools, forced))
     assert tools or "tool_calls" not in message
     # In order, and nothing that the model did not write.
     rest = re.sub(r"\s", "", text)

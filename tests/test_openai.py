@@ -9,8 +9,8 @@ from winnow.openai.batch import batch_response, read_batch_line
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
-from winnow.openai.response import ResponseForm, completion_object
-from winnow.openai.stream import ChunkStream
+from winnow.openai.response import ResponseForm
+from winnow.openai.stream import ChunkStream, completion_object
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
 

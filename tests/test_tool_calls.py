@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.tokenizer_kinds import EOS, byte_level
+from tests.whole_message import message_of
 
 from winnow.errors import ConfigError
 from winnow.openai.answers import AnswerReader
@@ -100,9 +101,8 @@ def test_answers_that_are_taken(template: Any, forced: CallRule, prompt: str, te
     assert takes(template, forced, prompt, text) is taken
     if taken:
         answer = CompletionOutput(0, text, [], finish_reason="stop")
-        message = AnswerReader(byte_level(), template).message(
-            prompt, answer, [{"function": each} for each in forced.functions], forced
-        )
+        tools = [{"function": each} for each in forced.functions]
+        message = message_of(AnswerReader(byte_level(), template), prompt, [answer], tools, forced)
         assert len(message["tool_calls"]) == len(re.findall("add|stop", text))
 
 
@@ -213,7 +213,7 @@ def test_known_forms_are_read(name: str) -> None:
     prompt = "<|im_start|>user\n<think><|im_start|>assistant\n<think>\n"
     text = "why</think>\n\nHello" + call.get(name, "")
     answer = CompletionOutput(0, text, [], finish_reason="stop")
-    found = reader.message(prompt, answer, [{"function": ADD}], None)
+    found = message_of(reader, prompt, [answer], [{"function": ADD}], None)
     assert found["reasoning_content"] == "why" and found["content"] == "Hello"
     if name in call:
         [function] = [each["function"] for each in found["tool_calls"]]

@@ -13,7 +13,8 @@ from winnow.openai.answers import AnswerReader
 from winnow.openai.batch import batch_response
 from winnow.openai.errors import ApiError
 from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
-from winnow.openai.response import ResponseForm, completion_object, usage
+from winnow.openai.response import ResponseForm, usage_object
+from winnow.openai.stream import completion_object
 from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
 from winnow.sampling import Logprob
 from winnow.values.json_values import dump_json
@@ -66,7 +67,14 @@ def _flat(job: Job, output: RequestOutput) -> Record:
         record["outputs"] = [{"index": index, **answer} for index, answer in enumerate(answers)]
     if output.prompt_logprobs is not None:
         record["prompt_logprobs"] = _logprobs(output.prompt_token_ids, output.prompt_logprobs)
-    return record | {"usage": usage([output])} | _scored(job, output)
+    usage = usage_object(
+        len(output.prompt_token_ids),
+        sum(len(answer.token_ids) for answer in output.outputs),
+        output.num_cached_tokens,
+        [answer.eviction for answer in output.outputs],
+        sum(answer.reasoning_tokens for answer in output.outputs),
+    )
+    return record | {"usage": usage} | _scored(job, output)
 
 
 def _flat_answer(answer: CompletionOutput, kept: bool) -> Record:

@@ -11,11 +11,10 @@ import regex
 
 from winnow.errors import ConfigError
 from winnow.openai.calls import CallForm, forced_form, offered_calls, rules_around
-from winnow.openai.parser import AnswerParser, Piece
+from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind, Region, mark_pattern, mark_text, mark_texts
 from winnow.openai.response_templates import CALL_LIST, recognise
 from winnow.openai.tools import CallRule
-from winnow.outputs import CompletionOutput
 from winnow.sampling import SamplingParams
 from winnow.sampling.reasoning import ReasoningMarks
 from winnow.sampling.token_table import TokenTable
@@ -122,12 +121,6 @@ class AnswerReader:
         most = None if calls is None or calls.several else 1
         return AnswerParser(regions, self._outside, read_calls, shown, turn, most)
 
-    def message(
-        self, prompt: str | None, answer: CompletionOutput, tools: Tools, calls: CallRule | None
-    ) -> dict[str, Any]:
-        """Return OpenAI's message of a whole answer."""
-        return assistant_message(self.parser(prompt, tools, calls).read(answer))
-
     @cached_property
     def _call_form(self) -> CallForm | None:
         return CallForm.of(self.template)
@@ -202,18 +195,6 @@ class AnswerReader:
             return [tool_call(call) for call in (found if isinstance(found, list) else [found])]
         except Exception as error:  # the model's text, in which anything may stand
             raise ValueError(f"it is no call: {error}") from None
-
-
-def assistant_message(pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Return OpenAI's message of an answer's pieces."""
-    content, thoughts = (
-        "".join(each.value for each in pieces if each.kind is kind) for kind in (Kind.CONTENT, Kind.REASONING)
-    )
-    calls = [each.value for each in pieces if each.kind is Kind.CALLS]
-    message: dict[str, Any] = {"role": "assistant", "content": None if calls and not content else content}
-    if thoughts:
-        message["reasoning_content"] = thoughts
-    return message | {"tool_calls": calls} if calls else message
 
 
 def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import codecs
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
@@ -25,8 +26,28 @@ def chat_logprobs(answer: CompletionOutput, most: int | None = None) -> Record |
     return {"content": content}
 
 
-def completion_logprobs(answer: CompletionOutput) -> Record | None:
-    """Return `choices[].logprobs` of a text completion."""
+@dataclass
+class TextOffsets:
+    """Places in a text at which its tokens begin.
+
+    Attributes:
+        end: characters of the tokens so far.
+    """
+
+    end: int = 0
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+
+    def add(self, piece: bytes) -> int:
+        """Return where the character stands that a token begins or continues."""
+        begin = self.end
+        self.end += len(self._decoder.decode(piece))
+        return begin
+
+
+def completion_logprobs(answer: CompletionOutput, offsets: TextOffsets) -> Record | None:
+    """Return `choices[].logprobs` of a text completion, or of a delta behind the tokens before `offsets.end`."""
     if answer.logprobs is None:
         return None
     pairs = _predicted(answer)
@@ -35,7 +56,7 @@ def completion_logprobs(answer: CompletionOutput) -> Record | None:
         "tokens": [_name(entry, "bytes:") for entry in chosen],
         "token_logprobs": [finite_logprob(entry) for entry in chosen],
         "top_logprobs": [_top_by_name(token, candidates) for token, candidates in pairs],
-        "text_offset": _offsets(answer.text, [logprob_bytes(entry) for entry in chosen]),
+        "text_offset": [offsets.add(logprob_bytes(entry)) for entry in chosen],
     }
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from winnow.openai.answers import AnswerReader
-from winnow.openai.logprobs import chat_logprobs, completion_logprobs, echo_logprobs, prompt_logprobs
+from winnow.openai.logprobs import echo_logprobs, prompt_logprobs
+from winnow.openai.parser import AnswerParser
 from winnow.openai.request import CompletionRequest, Endpoint
 from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
 from winnow.sampling.token_table import TokenTable
 
-ParseAnswer = Callable[[RequestOutput, CompletionOutput], Mapping[str, Any]]
-"""Turns an answer into the message of a chat: text, reasoning, tool calls."""
+ParserFactory = Callable[[RequestOutput], AnswerParser]
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ResponseForm:
         created: Unix seconds.
         n: answers per prompt.
         echo: None: prompts are not repeated.
-        parse: None: the answer's text is the message.
+        new_parser: makes the parser of an answer; None: its text is the content.
         token_ids: report token ids beside texts.
         kept: report KVs kept by layer and head in `eviction`.
         top_logprobs: alternatives for each token of a chat; None: all that are known.
@@ -74,7 +74,7 @@ class ResponseForm:
     created: int
     n: int = 1
     echo: Echo | None = None
-    parse: ParseAnswer | None = None
+    new_parser: ParserFactory | None = None
     token_ids: bool = False
     kept: bool = False
     top_logprobs: int | None = None
@@ -86,10 +86,7 @@ class ResponseForm:
     ) -> "ResponseForm":
         """Return what the objects that answer a body have in common; `reader` is the model's."""
         tools, calls = asked.template.tools, asked.calls
-
-        def parse(output: RequestOutput, answer: CompletionOutput) -> Mapping[str, Any]:
-            return reader.message(output.prompt, answer, tools, calls)
-
+        reads = asked.messages is not None and reader.reads(tools, calls)
         return cls(
             Endpoint.COMPLETION if asked.messages is None else Endpoint.CHAT,
             name,
@@ -97,7 +94,7 @@ class ResponseForm:
             created,
             asked.params.n,
             Echo.of(reader.tokenizer, asked.only_echo) if asked.echo else None,
-            parse if asked.messages is not None and reader.reads(tools, calls) else None,
+            (lambda output: reader.parser(output.prompt, tools, calls)) if reads else None,
             asked.return_token_ids,
             asked.return_kept,
             asked.params.logprobs,
@@ -119,33 +116,9 @@ class ResponseForm:
         }
 
 
-def completion_object(form: ResponseForm, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-    """Return the object for finished requests: one for each prompt of the body, in order."""
-    choice = _chat_choice if form.is_chat else _completion_choice
-    choices = [
-        choice(form, output, answer, place * form.n + answer.index)
-        for place, output in enumerate(outputs)
-        for answer in output.outputs
-    ]
-    found = form.head() | {"choices": choices, "usage": usage(outputs, echo_alone(form))}
-    if form.prompt_logprobs and form.is_chat:
-        found["prompt_logprobs"] = prompt_logprobs(outputs[0])
-    return found
-
-
 def echo_alone(form: ResponseForm) -> bool:
     """Return whether the body asks for its prompts alone."""
     return form.echo is not None and form.echo.alone
-
-
-def usage(outputs: Sequence[RequestOutput], prompts_alone: bool = False) -> dict[str, Any]:
-    """Return tokens of the prompts and of all answers."""
-    prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    answers = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
-    cached = sum(output.num_cached_tokens for output in outputs)
-    reports = [answer.eviction for output in outputs for answer in output.outputs]
-    thoughts = sum(answer.reasoning_tokens for output in outputs for answer in output.outputs)
-    return usage_object(prompt, 0 if prompts_alone else answers, cached, reports, thoughts)
 
 
 def usage_object(
@@ -178,44 +151,7 @@ def finish_reason(answer: CompletionOutput) -> str | None:
     return "stop" if answer.finish_reason == "abort" else answer.finish_reason
 
 
-def _chat_choice(
-    form: ResponseForm, output: RequestOutput, answer: CompletionOutput, index: int
-) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text}
-    if form.parse is not None:
-        message = dict(form.parse(output, answer))
-    message |= {"refusal": None, "annotations": []}
-    reason = "tool_calls" if message.get("tool_calls") and answer.finish_reason == "stop" else None
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": chat_logprobs(answer, form.top_logprobs),
-        "finish_reason": reason or finish_reason(answer),
-        **extras(form, answer, output),
-    }
-
-
-def _completion_choice(
-    form: ResponseForm, output: RequestOutput, answer: CompletionOutput, index: int
-) -> dict[str, Any]:
-    text, logprobs = answer.text, completion_logprobs(answer)
-    if form.echo is not None:
-        prompt = form.echo.text_of(output)
-        if logprobs is not None:
-            logprobs = form.echo.logprobs(output, prompt, logprobs)
-        text = prompt if form.echo.alone else prompt + text
-    return {
-        "index": index,
-        "text": text,
-        "logprobs": logprobs,
-        "finish_reason": "length" if echo_alone(form) else finish_reason(answer),
-        **extras(form, answer, output),
-    }
-
-
-def extras(
-    form: ResponseForm, answer: CompletionOutput, output: RequestOutput | None = None
-) -> dict[str, Any]:
+def extras(form: ResponseForm, answer: CompletionOutput) -> dict[str, Any]:
     """Return fields that OpenAI does not have: only where there is something to say."""
     found: dict[str, Any] = {}
     if answer.stop_reason is not None:
@@ -224,8 +160,14 @@ def extras(
         found["eviction"] = answer.eviction.to_json(kept=form.kept)
     if form.token_ids:
         found["token_ids"] = list(answer.token_ids)
-        if output is not None:
-            found["prompt_token_ids"] = list(output.prompt_token_ids)
-    if form.prompt_logprobs and not form.is_chat and output is not None:
+    return found
+
+
+def prompt_extras(form: ResponseForm, output: RequestOutput) -> dict[str, Any]:
+    """Do as `extras` does, for the fields of the prompt."""
+    found: dict[str, Any] = {}
+    if form.token_ids:
+        found["prompt_token_ids"] = list(output.prompt_token_ids)
+    if form.prompt_logprobs and not form.is_chat:
         found["prompt_logprobs"] = prompt_logprobs(output)
     return found

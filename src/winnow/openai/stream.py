@@ -1,24 +1,29 @@
-"""The chunks of a streamed answer."""
+"""The chunks of a streamed answer, and the object of a whole one: its chunks put together."""
 
-import codecs
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring as encode_text
 from typing import Any
 
 from winnow.openai.events import event
-from winnow.openai.logprobs import chat_logprobs, completion_logprobs, logprob_bytes
+from winnow.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind
-from winnow.openai.response import ResponseForm, echo_alone, extras, finish_reason, usage_object
+from winnow.openai.request import CompletionRequest
+from winnow.openai.response import (
+    ResponseForm,
+    echo_alone,
+    extras,
+    finish_reason,
+    prompt_extras,
+    usage_object,
+)
 from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
 
 Record = dict[str, Any]
 
 # A text for another's place: of the private characters, which no model's name has.
 _MARK = "\ue000"
-
-ParserFactory = Callable[[RequestOutput], AnswerParser]
 
 
 @dataclass
@@ -31,13 +36,9 @@ class _Choice:
     reasoning_tokens: int = 0
     parser: AnswerParser | None = None
     num_calls: int = 0
-    offset: int = 0
-    """Characters of the tokens so far."""
+    offsets: TextOffsets = field(default_factory=TextOffsets)
     frame: tuple[str, str] | None = None
     """Parts before and behind the text in an event that brings nothing else."""
-    decoder: codecs.IncrementalDecoder = field(
-        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
-    )
 
 
 class ChunkStream:
@@ -47,26 +48,22 @@ class ChunkStream:
         form: what the chunks have in common.
         include_usage: every chunk has a `usage`, null but in the last, which counts tokens.
         continuous: count tokens in every chunk.
-        new_parser: makes the parser of an answer; None: its text is the content.
     """
 
-    def __init__(
-        self,
-        form: ResponseForm,
-        *,
-        include_usage: bool = False,
-        continuous: bool = False,
-        new_parser: ParserFactory | None = None,
-    ) -> None:
+    def __init__(self, form: ResponseForm, *, include_usage: bool = False, continuous: bool = False) -> None:
         self._form = form
         self._head = form.head(chunk=True)
         self._include_usage = include_usage
         self._continuous = continuous
-        self._new_parser = new_parser
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
         self._reports: list[EvictionReport] = []
+
+    @classmethod
+    def of(cls, asked: CompletionRequest, form: ResponseForm) -> "ChunkStream":
+        """Return the stream that a body asks for."""
+        return cls(form, include_usage=asked.include_usage, continuous=asked.continuous_usage)
 
     def push(self, place: int, output: RequestOutput) -> Iterator[Record]:
         """Yield the chunks of a delta of prompt number `place`."""
@@ -147,13 +144,11 @@ class ChunkStream:
     def _text_chunks(
         self, index: int, choice: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
     ) -> Iterator[Record]:
-        echo, logprobs = self._form.echo, completion_logprobs(answer)
+        echo, logprobs = self._form.echo, completion_logprobs(answer, choice.offsets)
         text = answer.text
-        if logprobs is not None:
-            logprobs["text_offset"] = self._offsets(choice, answer)
         if echo is not None and first:
             prompt = echo.text_of(output)
-            choice.offset += len(prompt)
+            choice.offsets.end += len(prompt)
             if logprobs is not None:
                 logprobs = echo.logprobs(output, prompt, logprobs)
             text = prompt if echo.alone else prompt + text
@@ -164,25 +159,17 @@ class ChunkStream:
             if echo_alone(self._form) and reason:
                 reason = "length"
             found = _text_choice(index, text, logprobs, reason)
-            yield self._chunk(found | extras(self._form, answer, output if first else None))
-
-    def _offsets(self, choice: _Choice, answer: CompletionOutput) -> list[int]:
-        """Return where each token of a delta begins in the whole text."""
-        offsets = []
-        for token, candidates in zip(answer.token_ids, answer.logprobs or (), strict=True):
-            entry = None if candidates is None else candidates[token]
-            own = b"" if entry is None else logprob_bytes(entry)
-            offsets.append(choice.offset)
-            choice.offset += len(choice.decoder.decode(own))
-        return offsets
+            found |= extras(self._form, answer)
+            yield self._chunk(found | (prompt_extras(self._form, output) if first else {}))
 
     def _chat_chunks(
         self, index: int, choice: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
     ) -> Iterator[Record]:
         if first:
-            yield self._chunk(_chat_choice(index, {"role": "assistant", "content": ""}))
-            if self._new_parser is not None:
-                choice.parser = self._new_parser(output)
+            begin = _chat_choice(index, {"role": "assistant", "content": ""})
+            yield self._chunk(begin | prompt_extras(self._form, output))
+            if self._form.new_parser is not None:
+                choice.parser = self._form.new_parser(output)
         deltas = self._deltas(choice, answer)
         logprobs, reason = chat_logprobs(answer, self._form.top_logprobs), finish_reason(answer)
         if reason == "stop" and choice.num_calls:
@@ -220,3 +207,44 @@ def _chat_choice(
     index: int, delta: Record, logprobs: Record | None = None, reason: str | None = None
 ) -> Record:
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+
+def completion_object(form: ResponseForm, outputs: Sequence[RequestOutput]) -> Record:
+    """Return the object for finished requests: one for each prompt of the body, in order."""
+    chunks = ChunkStream(form)
+    choices = fold(chunk for place, output in enumerate(outputs) for chunk in chunks.push(place, output))
+    found = form.head() | {"choices": choices, "usage": chunks.usage()}
+    if form.prompt_logprobs and form.is_chat:
+        found["prompt_logprobs"] = prompt_logprobs(outputs[0])
+    return found
+
+
+def fold(chunks: Iterable[Mapping[str, Any]]) -> list[Record]:
+    """Return the choices that chunks come to."""
+    found: dict[int, Record] = {}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            _append(found.setdefault(choice["index"], {}), choice)
+    for choice in found.values():
+        logprobs = choice["logprobs"]
+        if "delta" in choice:
+            choice["message"] = message = choice.pop("delta") | {"refusal": None, "annotations": []}
+            for call in message.get("tool_calls", ()):
+                del call["index"]
+            if "tool_calls" in message:
+                message["content"] = message["content"] or None
+        elif logprobs is not None:  # a stop string may have cut the text before the tokens end
+            logprobs["text_offset"] = [min(each, len(choice["text"])) for each in logprobs["text_offset"]]
+    return list(found.values())
+
+
+def _append(whole: Record, piece: Mapping[str, Any]) -> None:
+    """Add a piece to a whole: texts and lists grow, and what comes once is set."""
+    for name, value in piece.items():
+        known = whole.get(name)
+        if isinstance(known, dict) and isinstance(value, dict):
+            _append(known, value)
+        elif isinstance(known, str | list) and value is not None:
+            whole[name] = known + value
+        elif known is None or value is not None:
+            whole[name] = value

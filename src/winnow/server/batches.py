@@ -9,19 +9,17 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
-from winnow.batch.driver import MAX_EARLY, line_seed
+from winnow.batch.driver import MAX_EARLY, answered_line, failed_line, line_seed
 from winnow.batch.journal import journal_path, read_checkpoint
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import InputFile, RawLine, read_lines
-from winnow.batch.records import answer_record, encode, error_record
 from winnow.batch.tally import Tally
 from winnow.batch.writer import ResultWriter
 from winnow.engine.requests.new_request import NewRequest
@@ -243,63 +241,47 @@ class Batches:
             if line.endpoint is None and isinstance(line, BadLine):
                 fault = line.error
             line = BadLine(raw.index, raw.number, endpoint, fault, line.carried)
+        if isinstance(line, BadLine):
+            return failed_line(line, line.error)
         try:
-            if isinstance(line, BadLine):
-                raise line.error
-            answer = await self._answered(record, line)
-            return answer, encode(answer)
+            model = service.check_model(line.model)
+            output = await self._answered(record, line)
         except WinnowError as error:
-            answer = error_record(line, ApiError.wrap(error))
-            return answer, encode(answer)
+            return failed_line(line, ApiError.wrap(error))
+        return answered_line(line, output, model, int(time.time()), service.reader)
 
-    async def _answered(self, record: Record, job: Job) -> Record:
-        """Return the record of a line that can be handed to the engine.
+    async def _answered(self, record: Record, job: Job) -> RequestOutput:
+        """Return the output of a line that can be handed to the engine.
 
         Raises:
-            WinnowError: it cannot be served, or failed.
+            WinnowError: it cannot be served, or its step failed too often.
         """
-        service = self._service
-        model = service.check_model(job.model)
-        params = job.params
-        if params.seed is None:
-            params = replace(params, seed=line_seed(service.llm.config.model.seed, job.index))
+        service, asked = self._service, job.asked
+        assert asked is not None, "a line without a body names no endpoint"
+        seed = (
+            line_seed(service.llm.config.model.seed, job.index)
+            if job.params.seed is None
+            else job.params.seed
+        )
+        asked = replace(asked, params=replace(job.params, seed=seed), priority=-1)
         for attempt in range(MAX_TRIES):
             if record["status"] == "cancelling":
                 raise ApiError("batch_cancelled", "the batch was cancelled before this line was answered")
             try:
-                if job.messages is not None:
-                    prompt = await service.tokenize_chat(job.messages, job.template, record["tenant"])
-                    params = service.reader.bind(params, prompt.text, job.template.tools, job.calls)
-                else:
-                    assert job.prompt is not None
-                    prompt = await service.tokenize(_as_prompt(job.prompt))
-                make = partial(
-                    service.llm.new_request,
-                    prompt,
-                    params,
-                    f"{record['id']}-{job.number}-{attempt}",
-                    priority=-1,
-                    tenant=record["tenant"],
-                    final_only=True,
-                    cut_to_memory=True,
-                    session=None if job.asked is None else job.asked.session,
+                name = f"{record['id']}-{job.number}"
+                return await self._output(
+                    await service.new_requests(asked, record["tenant"], name, deltas=False)
                 )
-                request = await service.off_loop(make)
-                output = await self._output(request)
             except ApiError as error:
                 if service.engine.failure is not None or error.code in (SHUTTING_DOWN, UNHEALTHY):
                     raise _Stopped from None
                 if error.code != FAILED or attempt + 1 == MAX_TRIES:
                     raise
-                continue
-            if output.error is not None:
-                raise ApiError(FAILED, output.error)
-            return answer_record(job, output, model, int(time.time()), service.reader)
         raise AssertionError("the last attempt raises")
 
-    async def _output(self, request: NewRequest) -> RequestOutput:
+    async def _output(self, requests: Sequence[NewRequest]) -> RequestOutput:
         engine = self._service.engine
-        stream = await engine.submit([request], background=True)
+        stream = await engine.submit(requests, background=True)
         try:
             async for output in stream:
                 return output
@@ -393,7 +375,3 @@ def _raise(task: "asyncio.Task[None]") -> bool:
     """Raise what a task raised; False, since it has ended."""
     task.result()
     return False
-
-
-def _as_prompt(prompt: Any) -> Any:
-    return prompt if isinstance(prompt, str) else list(prompt)

@@ -5,7 +5,7 @@ import itertools
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader
-from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError
+from winnow.openai.errors import FAILED, OVERLOADED, RATE_LIMIT, ApiError
 from winnow.openai.request import CompletionRequest, Message, Prompt
 from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
@@ -50,9 +50,16 @@ class Submitted:
     stream: RequestStream
     ids: list[str]
 
-    def place(self, output: RequestOutput) -> int:
-        """Return the number of the prompt that an output answers."""
-        return self.ids.index(output.request_id)
+    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Yield outputs as they come, each behind the number of the prompt that it answers.
+
+        Raises:
+            ApiError: a request failed.
+        """
+        async for output in self.stream:
+            if output.error is not None:
+                raise ApiError(FAILED, output.error)
+            yield self.ids.index(output.request_id), output
 
 
 @dataclass
@@ -206,7 +213,8 @@ class Service:
         # Counted from here on: others may come while this one is tokenised.
         self._admitting[tenant] = self._admitting.get(tenant, 0) + answers
         try:
-            requests = await self._new_requests(asked, tenant, request_id, deltas=deltas)
+            requests = await self.new_requests(asked, tenant, request_id, deltas=deltas)
+            self._require_token_room(requests)
         finally:
             self._admitting[tenant] -= answers
             if not self._admitting[tenant]:
@@ -214,14 +222,14 @@ class Service:
         stream = await self.engine.submit(requests)  # which counts them before anybody else can come
         return Submitted(stream, [request.request_id for request in requests])
 
-    async def _new_requests(
+    async def new_requests(
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
     ) -> list[NewRequest]:
+        """Return the requests of a body, tokenised. Raises as `submit`, but for what others leave no room."""
         if asked.messages is not None:
             prompts = [await self.tokenize_chat(asked.messages, asked.template, tenant)]
         else:
             prompts = [await self.tokenize(prompt) for prompt in asked.prompts]
-        self._require_token_room(prompts, asked.params.n)
         params = (
             self.reader.bind(asked.params, prompts[0].text, asked.template.tools, asked.calls)
             if asked.messages
@@ -245,12 +253,12 @@ class Service:
             for index, prompt in enumerate(prompts)
         ]
 
-    def _require_token_room(self, prompts: Sequence[TokenizedPrompt], n: int) -> None:
+    def _require_token_room(self, requests: Sequence[NewRequest]) -> None:
         most = self.config.max_num_queued_tokens
         if most is None:
             return
         _, waiting = self.engine.num_queued()
-        if waiting and waiting + sum(len(prompt.token_ids) for prompt in prompts) > most:
+        if waiting and waiting + sum(len(each.token_ids) for each in requests) > most:
             raise ApiError(
                 OVERLOADED, f"the queue is full: {waiting} prompt tokens wait already", retry_after=1
             )

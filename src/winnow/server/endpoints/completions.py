@@ -2,22 +2,24 @@
 
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from winnow.errors import WinnowError
-from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.errors import ApiError
 from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import ResponseForm, completion_object
-from winnow.openai.stream import ChunkStream
+from winnow.openai.response import ResponseForm
+from winnow.openai.stream import ChunkStream, completion_object
 from winnow.outputs import RequestOutput
 from winnow.server.http import EventStream, unless_disconnected
 from winnow.server.service import Service, Submitted
 from winnow.values.json_values import dump_json
+
+Record = dict[str, Any]
 
 
 class StrictResponse(JSONResponse):
@@ -39,36 +41,61 @@ async def complete(
     asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
     model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
-    form = response_form(service, asked, model)
     submitted = await unless_disconnected(
         request, service.submit(asked, tenant, request_id, deltas=asked.stream)
     )
+    form = ResponseForm.of(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
     if asked.stream:
-        chunks = new_chunks(service, asked, form)
-        return EventStream(
-            _events(submitted, chunks, include_usage=asked.include_usage),
-            lambda: service.engine.abandon(submitted.stream),
-        )
+        texts = _events(submitted, asked, ChunkStream.of(asked, form))
+        return EventStream(texts, lambda: service.engine.abandon(submitted.stream))
     outputs = await unless_disconnected(request, collect(service, submitted))
     return StrictResponse(completion_object(form, outputs))
 
 
-def response_form(service: Service, asked: CompletionRequest, model: str) -> ResponseForm:
-    """Return what the objects that answer a body have in common."""
-    return ResponseForm.of(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
+async def write(
+    service: Service,
+    request: Request,
+    asked: CompletionRequest,
+    events: Callable[[Submitted, ChunkStream], AsyncIterator[list[Record]]],
+    whole: Callable[[Record, ChunkStream], Record],
+    failed: Callable[[ApiError], Record],
+    ping: str = ": ping\n\n",
+) -> Response:
+    """Answer a chat in another API's form: with events as they come, or with the object that they come to.
 
+    Args:
+        events: returns the events, those of a step in one list.
+        whole: returns the object, by the last event.
+        failed: returns the event of an error in the middle of a stream.
+        ping: what breaks a silence.
+    """
+    tenant, request_id = request.state.tenant, request.state.request_id
+    model = service.check_model(asked.model)
+    form = ResponseForm.of(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
+    submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
+    chunks = ChunkStream.of(asked, form)
+    found = events(submitted, chunks)
 
-def new_chunks(service: Service, asked: CompletionRequest, form: ResponseForm) -> ChunkStream:
-    """Return what turns the deltas of a body's requests into chunks."""
-    tools, calls = asked.template.tools, asked.calls
-    return ChunkStream(
-        form,
-        include_usage=asked.include_usage,
-        continuous=asked.continuous_usage,
-        new_parser=(
-            None if form.parse is None else lambda output: service.reader.parser(output.prompt, tools, calls)
-        ),
-    )
+    async def texts() -> AsyncIterator[str]:
+        try:
+            async for each in found:
+                if each:
+                    yield "".join(event(one, one["type"]) for one in each)
+        except Exception as error:
+            last = failed(stream_error(error))
+            yield event(last, last["type"])
+
+    async def drain() -> Record:
+        try:
+            async for each in found:
+                last = each
+            return whole(last[-1], chunks)
+        finally:
+            service.engine.abandon(submitted.stream)
+
+    if asked.stream:
+        return EventStream(texts(), lambda: service.engine.abandon(submitted.stream), ping)
+    return StrictResponse(await unless_disconnected(request, drain()))
 
 
 async def collect(service: Service, submitted: Submitted) -> list[RequestOutput]:
@@ -77,26 +104,19 @@ async def collect(service: Service, submitted: Submitted) -> list[RequestOutput]
     Raises:
         ApiError: one of them failed.
     """
-    found: dict[str, RequestOutput] = {}
     try:
-        async for output in submitted.stream:
-            found[output.request_id] = output
-            if output.error is not None:
-                raise ApiError(FAILED, output.error)
+        found = {place: output async for place, output in submitted.outputs()}
     finally:
         service.engine.abandon(submitted.stream)
-    return [found[name] for name in submitted.ids]
+    return [found[place] for place in range(len(found))]
 
 
-async def _events(submitted: Submitted, chunks: ChunkStream, *, include_usage: bool) -> AsyncIterator[str]:
+async def _events(submitted: Submitted, asked: CompletionRequest, chunks: ChunkStream) -> AsyncIterator[str]:
     try:
-        async for output in submitted.stream:
-            if output.error is not None:
-                raise ApiError(FAILED, output.error)
-            text = chunks.events(submitted.place(output), output)
-            if text:
+        async for place, output in submitted.outputs():
+            if text := chunks.events(place, output):
                 yield text
-        if include_usage:
+        if asked.include_usage:
             yield event(chunks.usage_chunk())
     except Exception as error:
         # The status is out: the error goes where the next chunk would.

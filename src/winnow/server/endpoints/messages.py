@@ -11,17 +11,11 @@ from winnow.anthropic.context import edited, is_due, read_edits
 from winnow.anthropic.errors import error_body
 from winnow.anthropic.messages import MessageWriter
 from winnow.anthropic.request import cache_session, chat_body
-from winnow.openai.errors import FAILED, ApiError
+from winnow.openai.errors import ApiError
 from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
 from winnow.openai.stream import ChunkStream
-from winnow.server.endpoints.completions import (
-    StrictResponse,
-    new_chunks,
-    response_form,
-    stream_error,
-)
-from winnow.server.http import EventStream, unless_disconnected
+from winnow.server.endpoints.completions import write
 from winnow.server.service import Service, Submitted
 
 
@@ -31,28 +25,23 @@ async def create_message(service: Service, request: Request, body: Mapping[str, 
     Raises:
         ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
     """
-    tenant, request_id = request.state.tenant, request.state.request_id
-    asked, edits, _ = await _asked(service, body, tenant)
-    model = service.check_model(asked.model)
-    chunks = new_chunks(service, asked, response_form(service, asked, model))
-    writer = MessageWriter(model, edits)
-    submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
-    if asked.stream:
-        return EventStream(
-            _written(submitted, chunks, writer, request_id),
-            lambda: service.engine.abandon(submitted.stream),
-            event({"type": "ping"}, "ping"),
-        )
+    asked, edits, _ = await _asked(service, body, request.state.tenant)
+    writer = MessageWriter(service.check_model(asked.model), edits)
 
-    async def whole() -> dict[str, Any]:
-        try:
-            async for _ in _events(submitted, chunks, writer):
-                pass
-        finally:
-            service.engine.abandon(submitted.stream)
+    async def events(submitted: Submitted, chunks: ChunkStream) -> AsyncIterator[list[dict[str, Any]]]:
+        async for place, output in submitted.outputs():
+            yield [
+                each for chunk in chunks.push(place, output) for each in writer.push(chunk, chunks.usage())
+            ]
+        yield list(writer.end(chunks.usage()))
+
+    def whole(_: dict[str, Any], chunks: ChunkStream) -> dict[str, Any]:
         return writer.object(chunks.usage())
 
-    return StrictResponse(await unless_disconnected(request, whole()))
+    def failed(error: ApiError) -> dict[str, Any]:
+        return error_body(error, request.state.request_id)
+
+    return await write(service, request, asked, events, whole, failed, event({"type": "ping"}, "ping"))
 
 
 async def count_tokens(service: Service, body: Mapping[str, Any], tenant: str | None) -> dict[str, Any]:
@@ -100,24 +89,3 @@ async def _asked(
             applied.append({"type": edit["type"], **report, "cleared_input_tokens": tokens - left})
             tokens = left
     return replace(asked, messages=messages), applied, before
-
-
-async def _events(
-    submitted: Submitted, chunks: ChunkStream, writer: MessageWriter
-) -> AsyncIterator[list[dict[str, Any]]]:
-    async for output in submitted.stream:
-        if output.error is not None:
-            raise ApiError(FAILED, output.error)
-        yield [each for chunk in chunks.push(0, output) for each in writer.push(chunk, chunks.usage())]
-    yield list(writer.end(chunks.usage()))
-
-
-async def _written(
-    submitted: Submitted, chunks: ChunkStream, writer: MessageWriter, request_id: str
-) -> AsyncIterator[str]:
-    try:
-        async for found in _events(submitted, chunks, writer):
-            if found:
-                yield "".join(event(each, each["type"]) for each in found)
-    except Exception as error:
-        yield event(error_body(stream_error(error), request_id), "error")
