@@ -200,8 +200,7 @@ class Simulation:
         self.finished += self.scheduler.running.take_failed()
         start = self.clock()
         result = self.executor.collect(self.executor.submit(step.plan))
-        self.scheduler.advance(step)
-        self.scheduler.record_step(step, self.clock() - start)
+        self.scheduler.advance(step, seconds=self.clock() - start)
         for sequence, token in zip(step.samplers, result.token_ids, strict=True):
             sequence.token_ids.append(token)
             if sequence.num_output_tokens >= sequence.request.max_tokens:

@@ -275,10 +275,9 @@ class Engine:
             raise
         executed = self._clock()
         seconds = executed - scheduled
-        self.scheduler.advance(step, result.offsets, result.kept)
         prompt_tokens = self._counters.add_step(step, scheduled - start, seconds, result.traffic)
         period = None if self._last_end is None else executed - self._last_end
-        self.scheduler.record_step(step, seconds, len(result.token_ids), period)
+        self.scheduler.advance(step, result, seconds, period)
         self._last_end = executed
         return Sampled(
             step.samplers,

@@ -131,3 +131,7 @@ class StepResult:
     """Traffic to and from tiers since the last step; None: none do."""
     kept: IntArray | None = None
     """Sizes of what `StepPlan.evictions` leave, as of `Executor.plan_evictions`; None: there are none."""
+
+
+ONE_EACH = StepResult([], [], {})
+"""Of a step whose samplers have a token each, whichever it is."""

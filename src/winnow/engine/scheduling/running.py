@@ -9,7 +9,7 @@ from winnow.engine.requests.beam_groups import group, share_prefix
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.queue import WaitingQueue
-from winnow.engine.scheduling.victims import VictimPolicy
+from winnow.engine.scheduling.victims import LeastLoss
 
 
 class Running(SequenceType[Sequence]):
@@ -17,19 +17,16 @@ class Running(SequenceType[Sequence]):
 
     Args:
         waiting: where those go that give way.
-        victims: who gives way first.
 
     Attributes:
         num_preemptions: of all of them so far.
     """
 
-    def __init__(
-        self, memory: Memory, waiting: WaitingQueue, victims: VictimPolicy, accounts: TenantAccounts
-    ) -> None:
+    def __init__(self, memory: Memory, waiting: WaitingQueue, accounts: TenantAccounts) -> None:
         self.num_preemptions = 0
         self._memory = memory
         self._waiting = waiting
-        self._victims = victims
+        self._victims = LeastLoss(memory.swap, waiting.order)
         self._accounts = accounts
         self._sequences: list[Sequence] = []
         self._entered: dict[Sequence, None] = {}

@@ -4,20 +4,19 @@ Decodes come first, then the prefill chunks of running prompts, then new request
 step's token budget is spent. Nothing here knows a model: the simulator runs the same object with a virtual clock.
 """
 
-from collections import Counter
 from collections.abc import Callable
-from collections.abc import Sequence as SequenceType
-
-import numpy as np
+from functools import partial
 
 from winnow.cache import Demand, OutOfBlocksError
-from winnow.cache.layout import IntArray
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.memory.memory import Memory
+from winnow.engine.plan import ONE_EACH, StepResult
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_order import AdmissionOrder
+from winnow.engine.scheduling.advance import advance
+from winnow.engine.scheduling.chunks import next_chunk
 from winnow.engine.scheduling.drafts import Drafts, DraftSource
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.engine.scheduling.forks import Forks
@@ -28,8 +27,6 @@ from winnow.engine.scheduling.plan_builder import ScheduledStep, build_plan
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.replays import drop_finished, replaying
 from winnow.engine.scheduling.running import Running
-from winnow.engine.scheduling.victims import LeastLoss, VictimPolicy
-from winnow.values.tenants import TenantName
 
 
 class Scheduler:
@@ -37,8 +34,7 @@ class Scheduler:
 
     Attributes:
         memory: who holds which KVs, and where; the executor follows its ledger.
-        waiting: sequences without a slot.
-        running: sequences with a slot, in the order in which they were admitted.
+        waiting, running: sequences without and with a slot, these in the order in which they were admitted.
         rounds: rounds of eviction.
         forks: sequences that start from the KVs of others.
         drafts: what is proposed of answers.
@@ -52,24 +48,21 @@ class Scheduler:
         config: SchedulerConfig,
         executor: Executor,
         clock: Callable[[], float],
-        memory: Memory | None = None,
-        victims: VictimPolicy | None = None,
+        memory: Memory,
         max_round_kvs: int | None = None,
         draft_source: DraftSource | None = None,
     ) -> None:
         self._config = config
         self._clock = clock
         self._prefetching: list[Sequence] = []
-        self.memory = memory = memory or Memory(executor, clock, config)
+        self.memory = memory
         self.ledger = memory.ledger
         self._executor = executor
         self.drafts = Drafts(config.speculative_config, executor.layout, draft_source)
         self.waiting = WaitingQueue(build_order(config))
-        self.accounts = TenantAccounts(
-            memory.tenants, memory.ledger, memory.swap.host_bytes, self.waiting.order
-        )
-        victims = victims or LeastLoss(memory.swap, self.waiting.order)
-        self.running = Running(memory, self.waiting, victims, self.accounts)
+        swapped = memory.swap.host_bytes
+        self.accounts = TenantAccounts(memory.tenants, memory.ledger, swapped, self.waiting.order)
+        self.running = Running(memory, self.waiting, self.accounts)
         self.rounds = EvictionScheduler(executor, memory, clock, max_round_kvs, self.running, config)
         self.lookahead = Lookahead(memory.ledger, self.running, self.waiting, self.accounts, self.rounds)
         self.forks = Forks(memory, executor, clock, self.running, self.waiting)
@@ -148,7 +141,7 @@ class Scheduler:
             elif sequence.is_decoding or sequence in waits or not sequence.num_to_compute:
                 continue
             else:
-                count = self._chunk(sequence, budget)
+                count = next_chunk(sequence, budget, self._config, self.memory, self.rounds)
             if not count:
                 break
             more = taken.plus(self.ledger.demand([sequence.kv.running_slot], [count]))
@@ -186,27 +179,6 @@ class Scheduler:
                 if not drafts and not self.rounds.evict_under_pressure():
                     self.running.preempt()
 
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Return tokens of a prompt that this step computes; 0 if it must wait for a step with more room."""
-        chunk = self._config.prefill_chunk
-        if (replay := sequence.next_pass) is not None:  # what it begins with is compressed once more
-            return max(min(replay.length, budget, chunk or budget), 0)
-        most, wanted = max(budget, 0), sequence.num_to_compute  # a whole prompt may have overdrawn the budget
-        if chunk is not None:
-            most = min(budget, chunk)
-        elif budget == self._config.max_num_batched_tokens:
-            most = wanted  # whole prompts: one that is larger than any budget goes alone
-        wanted = min(wanted, self.memory.prefixes.until_state(sequence))
-        if sequence.forks:
-            wanted = min(wanted, sequence.request.fork_at - sequence.kv.num_computed)
-        eviction = sequence.eviction
-        if eviction is not None:
-            kvs = 0.0 if sequence.kv.slot is None else self.rounds.mean_kvs(sequence)
-            wanted = eviction.chunk(sequence.kv.num_computed, sequence.kv.last_round, kvs, wanted, most)
-        if chunk is None:
-            return wanted if wanted <= most else 0
-        return min(wanted, most)
-
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
         if not self.waiting or not self.memory.room.is_open(self.running):
@@ -225,7 +197,8 @@ class Scheduler:
         if sequence.kv.host_id is not None or sequence in self._prefetching:
             return 0  # a swapped one resumes before the next step is planned
         self.decisions.note_start(sequence, self.waiting, self.running)
-        count = self.memory.take(sequence, self.running, lambda: self._chunk(sequence, budget))
+        chunk = partial(next_chunk, sequence, budget, self._config, self.memory, self.rounds)
+        count = self.memory.take(sequence, self.running, chunk)
         if not count:
             return 0
         self.waiting.remove(sequence)
@@ -245,8 +218,8 @@ class Scheduler:
     def _resume_next(self) -> None:
         """Let swapped sequences go on that are next in turn, before rounds: one of theirs may be due."""
         while self.waiting and self.memory.room.is_open(self.running):
-            sequence = next(iter(self._order.candidates(self.running)), None)
-            if sequence is None or not self._resume(sequence):
+            first = next(iter(self._order.candidates(self.running)), None)
+            if first is None or not self._resume(first):
                 return
 
     def _resume(self, sequence: Sequence) -> bool:
@@ -258,57 +231,22 @@ class Scheduler:
             self.running.enter(sequence)
         return True
 
-    def record_step(
-        self, step: ScheduledStep, seconds: float, num_tokens: int | None = None, period: float | None = None
-    ) -> None:
-        """Record the time of a step.
-
-        Args:
-            num_tokens: what it added to answers; None: one for each sampler.
-            period: seconds since the end of the step before it; None: as many as it took.
-        """
-        tokens = len(step.samplers) if num_tokens is None else num_tokens
-        self.drafts.record(step.plan, tokens, seconds if period is None else period)
-        self.decisions.record(step.plan, seconds)
-        self.memory.swap.record_step(step.plan, step.sequences, seconds)
-
     def advance(
-        self, step: ScheduledStep, offsets: SequenceType[int] | None = None, kept: IntArray | None = None
+        self,
+        step: ScheduledStep,
+        result: StepResult = ONE_EACH,
+        seconds: float | None = None,
+        period: float | None = None,
     ) -> None:
         """Count the planned tokens as computed, and take those back that were proposed and not sampled.
 
         Args:
-            offsets: where the tokens of each sampler begin; None: each has one.
-            kept: see `StepResult`.
+            seconds, period: that the step took, and since the end of the one before; None: they say nothing.
         """
-        self.rounds.note(step, kept)
-        lengths = {} if offsets is None else dict(zip(step.samplers, np.diff(offsets).tolist(), strict=True))
-        rejected: dict[int, int] = {}
-        computed = []
-        for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
-            if sequence.finished:  # since the step was submitted
-                continue
-            if entry.replay is not None:
-                sequence.kv.replayed += entry.count
-                continue
-            accepted = lengths.get(sequence, 1) - 1
-            if entry.num_drafts:
-                self.drafts.count(sequence, entry.num_drafts, accepted)
-                if accepted < entry.num_drafts:
-                    rejected[entry.slot] = entry.num_drafts - accepted
-                    if self.ledger.layout.state_bytes:  # a state has no tokens: all are computed again
-                        rejected[entry.slot] = entry.count
-                        self.drafts.again += accepted + 1
-            known = entry.count - entry.num_drafts
-            sequence.kv.num_computed = end = entry.end - rejected.get(entry.slot, 0)
-            computed.append((sequence, entry.start, end, entry.token_ids[known : end - entry.start]))
-        if rejected:
-            self.ledger.take_back(list(rejected), list(rejected.values()))
-        for each in computed:  # after it: where rows slide, what they hold says which tokens these are
-            self.memory.prefixes.remember(*each)
-        counts: Counter[TenantName] = Counter()
-        for sequence in step.samplers:
-            if not sequence.finished:
-                counts[sequence.request.tenant] += lengths.get(sequence, 1)
-        for tenant, count in counts.items():
-            self.accounts.charge(tenant, 0, count)
+        self.rounds.note(step, result.kept)
+        advance(step, result.offsets, self.memory, self.drafts, self.accounts)
+        if seconds is not None:
+            tokens = result.offsets[-1] if result.offsets else len(step.samplers)
+            self.drafts.record(step.plan, tokens, seconds if period is None else period)
+            self.decisions.record(step.plan, seconds)
+            self.memory.swap.record_step(step.plan, step.sequences, seconds)

@@ -1,17 +1,11 @@
 """WHO gives way when blocks run out."""
 
 from collections.abc import Sequence as SequenceType
-from typing import Protocol
 
 from winnow.engine.memory.swap import Swap
 from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.orders import Order
-
-
-class VictimPolicy(Protocol):
-    def choose(self, running: SequenceType[Sequence]) -> Sequence:
-        """Return the sequence to preempt, out of at least one, in the order in which they were admitted."""
 
 
 class LeastLoss:
@@ -35,6 +29,7 @@ class LeastLoss:
         self._order = order
 
     def choose(self, running: SequenceType[Sequence]) -> Sequence:
+        """Return the sequence to preempt, out of at least one, in the order in which they were admitted."""
         rank, level = self._order.rank, self._order.level
         first = min(running, key=rank)
         safe = group(first)  # beams go together
