@@ -248,7 +248,7 @@ class Engine:
             beams,
             granted.reserved_tokens,
         )
-        self.scheduler.memory.sessions.check(request)
+        self.scheduler.memory.sessions.retention.check(request)
         return request
 
     def _compute(self) -> Sampled | None:

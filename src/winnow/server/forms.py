@@ -18,11 +18,7 @@ from winnow.config.option import documented
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
 from winnow.openai.tools import MAX_TOOLS
 from winnow.sampling.list_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from winnow.sampling.params import (
-    MAX_LOGPROBS,
-    READERS,
-    SamplingParams,
-)
+from winnow.sampling.params import MAX_LOGPROBS, READERS, SamplingParams
 from winnow.values.checks import MAX_COUNT, Limits
 from winnow.values.session_request import MAX_SESSION_NAME, MAX_TTL
 
@@ -33,9 +29,14 @@ class Form(BaseModel):
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
+def said(description: str, **limits: Any) -> Any:
+    """Return an optional field with a description."""
+    return Field(None, description=description, **limits)
+
+
 class StreamOptions(Form):
-    include_usage: bool | None = Field(None, description="end with a chunk that counts tokens")
-    continuous_usage_stats: bool | None = Field(None, description="count tokens in every chunk")
+    include_usage: bool | None = said("end with a chunk that counts tokens")
+    continuous_usage_stats: bool | None = said("count tokens in every chunk")
     include_obfuscation: bool | None = None
 
 
@@ -45,7 +46,7 @@ class StructuredForm(Form):
     json_: dict[str, Any] | str | None = Field(None, alias="json", description="a JSON schema")
     regex: str | None = None
     choice: list[str] | None = None
-    grammar: str | None = Field(None, description="in Lark's syntax, as llguidance reads it")
+    grammar: str | None = said("in Lark's syntax, as llguidance reads it")
     json_object: bool | None = None
 
 
@@ -60,48 +61,33 @@ class BodyForm(Form):
     """Common part of chats and completions beside the sampling parameters."""
 
     model: str | None = None
-    stop: str | list[str] | None = Field(
-        None,
-        description=f"at most {MAX_STOP_STRINGS} texts of 1 to {MAX_STOP_LENGTH} characters that end the answer",
-    )
+    stop: str | list[str] | None = said(f"at most {MAX_STOP_STRINGS} of at most {MAX_STOP_LENGTH} characters")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: StructuredForm | None = None
-    priority: int | None = Field(
-        None, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="lower is served first, as in vLLM"
-    )
+    priority: int | None = said("lower is served first, as in vLLM", ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     return_token_ids: bool | None = None
-    return_kept: bool | None = Field(None, description="report KVs kept by layer and head in eviction")
-    eviction: str | None = Field(
-        None, description="what decides which KVs stay: a preset of `winnow policies`"
-    )
+    return_kept: bool | None = said("report KVs kept by layer and head in eviction")
+    eviction: str | None = said("what decides which KVs stay: a preset of `winnow policies`")
     user: str | None = None
     metadata: dict[str, str] | None = None
     store: bool | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = Field(None, description="a session_id, where there is none")
-    prompt_cache_retention: str | None = Field(None, description="in_memory, 5m, 1h or 24h")
-    session_id: str | None = Field(
-        None,
+    prompt_cache_key: str | None = said("a session_id, where there is none")
+    prompt_cache_retention: str | None = said("in_memory, 5m, 1h or 24h")
+    session_id: str | None = said(
+        "the conversation that the one prompt continues; also from the header X-Session-ID",
         min_length=1,
         max_length=MAX_SESSION_NAME,
-        description="the conversation that the one prompt continues; also from the header X-Session-ID",
     )
-    session_memory: int | str | None = Field(
-        None, description="bytes beyond which the conversation's oldest turns are compressed, such as 64MiB"
+    session_memory: int | str | None = said(
+        "bytes, such as 64MiB, beyond which its oldest turns are compressed"
     )
-    ttl: float | None = Field(
-        None,
-        ge=0,
-        le=MAX_TTL,
-        description="seconds for which it is kept once idle, or the request is refused",
-    )
-    prefetch: bool | None = Field(
-        None, description="generate nothing: bring back what files hold of the prompt"
-    )
-    release: bool | None = Field(None, description="forget it when this answer has ended")
+    ttl: float | None = said("seconds for which it is kept once idle, or refused", ge=0, le=MAX_TTL)
+    prefetch: bool | None = said("generate nothing: bring back what files hold of the prompt")
+    release: bool | None = said("forget it when this answer has ended")
 
 
 class CompletionForm(BodyForm):
@@ -110,7 +96,7 @@ class CompletionForm(BodyForm):
     prompt: Text | TokenIds | list[Text] | list[TokenIds] = Field(
         min_length=1, description=f"at most {MAX_SEQUENCES} prompts, and prompts times n"
     )
-    max_tokens: int | None = Field(None, ge=0, le=MAX_COUNT, description="default 16; 0 with echo alone")
+    max_tokens: int | None = said("default 16; 0 with echo alone", ge=0, le=MAX_COUNT)
     echo: bool | None = None
 
 
@@ -118,9 +104,7 @@ class MessageForm(BaseModel):
     """A message; fields beside these reach the model's template."""
 
     role: str
-    content: str | list[dict[str, Any]] | None = Field(
-        None, description="parts of type text or image_url; null beside tool_calls alone"
-    )
+    content: str | list[dict[str, Any]] | None = said("parts text or image_url; null beside tool_calls alone")
 
 
 class ToolForm(Form):
@@ -134,7 +118,7 @@ class ChatForm(BodyForm):
     messages: list[MessageForm] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="needs logprobs")
+    top_logprobs: int | None = said("needs logprobs", ge=0, le=MAX_LOGPROBS)
     tools: list[ToolForm] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -150,11 +134,9 @@ class ResponsesForm(BaseModel):
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
-    previous_response_id: str | None = Field(None, description="a response that was kept")
-    conversation: str | dict[str, Any] | None = Field(
-        None, description="the id of a conversation, or an object with it: what was said in it comes first"
-    )
-    store: bool | None = Field(None, description="whether it is kept; default true")
+    previous_response_id: str | None = said("a response that was kept")
+    conversation: str | dict[str, Any] | None = said("the id of a conversation, which comes first")
+    store: bool | None = said("whether it is kept; default true")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_COUNT)
     stream: bool | None = None
     text: dict[str, Any] | None = None
@@ -168,7 +150,7 @@ class ResponsesForm(BaseModel):
 class AnthropicMessage(BaseModel):
     role: Literal["user", "assistant", "system"]
     content: str | list[dict[str, Any]] = Field(
-        description="blocks of type text, image, tool_use, tool_result or thinking"
+        description="blocks text, image, tool_use, tool_result, thinking"
     )
 
 
@@ -179,11 +161,11 @@ class AnthropicPromptForm(BaseModel):
     messages: list[AnthropicMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: str | list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: dict[str, Any] | None = Field(None, description="of type auto, any, tool or none")
-    thinking: dict[str, Any] | None = Field(None, description="of type enabled, adaptive or disabled")
-    output_config: dict[str, Any] | None = Field(None, description="effort, and the format of the answer")
-    context_management: dict[str, Any] | None = Field(None, description="edits of the conversation")
-    cache_control: dict[str, Any] | None = Field(None, description="no mark is needed: prompts are cached")
+    tool_choice: dict[str, Any] | None = said("of type auto, any, tool or none")
+    thinking: dict[str, Any] | None = said("of type enabled, adaptive or disabled")
+    output_config: dict[str, Any] | None = said("effort, and the format of the answer")
+    context_management: dict[str, Any] | None = said("edits of the conversation")
+    cache_control: dict[str, Any] | None = said("no mark is needed: prompts are cached")
 
 
 class AnthropicForm(AnthropicPromptForm):
@@ -192,7 +174,7 @@ class AnthropicForm(AnthropicPromptForm):
     max_tokens: int = Field(ge=1, le=MAX_COUNT)
     stop_sequences: list[str] | None = Field(None, max_length=MAX_STOP_STRINGS)
     stream: bool | None = None
-    metadata: dict[str, Any] | None = Field(None, description="user_id")
+    metadata: dict[str, Any] | None = said("user_id")
 
 
 class TokenizeForm(Form):
@@ -220,30 +202,18 @@ class BatchForm(Form):
     output_expires_after: dict[str, Any] | None = None
 
 
-class ErrorBody(BaseModel):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorForm(BaseModel):
-    """Form of every error."""
-
-    error: ErrorBody
-
-
-class AnthropicErrorBody(BaseModel):
-    type: str
-    message: str
-
-
-class AnthropicErrorForm(BaseModel):
-    """Form of errors of Anthropic's API."""
-
-    type: Literal["error"]
-    error: AnthropicErrorBody
-    request_id: str | None = None
+def describe_errors(anthropic: bool) -> dict[int | str, dict[str, Any]]:
+    """Return what /openapi.json says of a route's errors, in OpenAI's form or in Anthropic's."""
+    text = {"type": "string"}
+    error: dict[str, Any] = {"type": text, "message": text}
+    found: dict[str, Any] = {"error": {"type": "object", "properties": error}}
+    if anthropic:
+        found |= {"type": text, "request_id": text}
+    else:
+        error["param"] = error["code"] = {"type": ["string", "null"]}
+    content = {"application/json": {"schema": {"type": "object", "properties": found}}}
+    described = {"description": "an error", "content": content}
+    return {"4XX": described, "5XX": described}
 
 
 def _bounded(kind: Any, limits: Limits | None) -> Any:
@@ -283,8 +253,9 @@ FORMS: dict[str, type[BaseModel]] = {
 
 def describe_body(path: str) -> dict[str, Any] | None:
     """Return what /openapi.json says of a path beside its name: the form of its body; None: there is none."""
+    schema: dict[str, Any]
     if path == "/v1/files":
-        schema: dict[str, Any] = {
+        schema = {
             "type": "object",
             "properties": {
                 "file": {"type": "string", "format": "binary"},
@@ -295,12 +266,8 @@ def describe_body(path: str) -> dict[str, Any] | None:
         return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
     if path not in FORMS:
         return describe_parameters(path)
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": _inlined(FORMS[path].model_json_schema())}},
-        }
-    }
+    schema = _inlined(FORMS[path].model_json_schema())
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def describe_parameters(path: str) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from winnow.server.endpoints.completions import StrictResponse, complete
 from winnow.server.endpoints.messages import count_tokens, create_message
 from winnow.server.endpoints.responses import respond
 from winnow.server.endpoints.tokens import detokenize, tokenize
-from winnow.server.forms import AnthropicErrorForm, ErrorForm, describe_body, describe_parameters
+from winnow.server.forms import describe_body, describe_errors, describe_parameters
 from winnow.server.http import error_response, read_json, read_turn
 from winnow.server.service import Service
 
@@ -139,19 +139,12 @@ def add_routes(app: FastAPI, service: Service) -> None:
 
 def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
     """Add a route, with what /openapi.json says of it."""
-    errors: dict[int | str, dict[str, Any]] = {
-        code: {
-            "model": AnthropicErrorForm if speaks_anthropic(path) else ErrorForm,
-            "description": "an error",
-        }
-        for code in ("4XX", "5XX")
-    }
     app.add_api_route(
         path,
         route,
         methods=[method],
         response_class=Response,
-        responses=errors,
+        responses=describe_errors(speaks_anthropic(path)),
         openapi_extra=describe_body(path) if method == "POST" else describe_parameters(path),
     )
 

@@ -82,7 +82,7 @@ class Memory:
             idle: nothing runs, so memory that was refused is asked for again.
         """
         allocator = self.ledger.allocator
-        self.sessions.expire()
+        self.sessions.retention.expire()
         if idle:
             allocator.refusal = None
         for kind, ahead in self._ahead.items():

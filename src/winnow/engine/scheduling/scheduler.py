@@ -75,7 +75,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         self.waiting.add(request)
-        self.memory.sessions.begin(request)
+        self.memory.sessions.retention.begin(request)
         self.memory.prefixes.prefetch(request.sequences[0])
         if request.session is not None and request.session.prefetch:
             self._prefetching.append(request.sequences[0])
