@@ -196,7 +196,7 @@ class ForkMachine(RuleBasedStateMachine):
                 for index, block in enumerate(table):
                     filled = min(max(self.lengths[slot][layer] - index * self.size, 0), self.size)
                     used[id(block)] = max(used.get(id(block), 0), filled)
-        assert self.ledger.num_filled_slots() == sum(used.values())
+        assert int(self.ledger._rows.filled_slots(self.ledger.size.num_blocks).sum()) == sum(used.values())
 
     def teardown(self) -> None:
         if hasattr(self, "ledger"):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from winnow.attention.ranked_rows import moves
+from winnow.attention.ranked_rows import moves, score_of, sort_key
 from winnow.eviction.budgets.heads import above_floor, block_costs, cheapest_blocks, length_without
-from winnow.eviction.ranking import Ranking, ranks, sort_rows
+from winnow.eviction.ranking import Ranking, ranks
 
 # A row: its KVs as (score, protected). Few different scores, so that ties are common.
 Row = list[tuple[float, bool]]
@@ -172,7 +172,8 @@ def test_rows_sort_by_score_then_age(values: list[tuple[float, int, bool]], padd
     score = torch.tensor([v for v, _, _ in values] + [math.nan] * padding)
     position = torch.tensor([p for _, p, _ in values] + [7] * padding, dtype=torch.int32)
     protected = torch.tensor([k for _, _, k in values] + [False] * padding)
-    found, order = sort_rows(score, position, protected, valid)
+    key, order = sort_key(score, position, protected, valid).sort(dim=-1)
+    found = score_of(key)
     expected = sorted(range(n), key=lambda i: (math.inf if values[i][2] else values[i][0], values[i][1]))
     assert order[:n].tolist() == expected
     assert found[:n].tolist() == [math.inf if values[i][2] else values[i][0] for i in order[:n].tolist()]
@@ -218,7 +219,8 @@ def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObj
     length = torch.tensor([[[len(row) for row in rows]]])
     count = torch.tensor([[[data.draw(st.integers(0, len(row))) for row in rows]]])
     valid = torch.arange(longest) < length[..., None]
-    sorted_score, order = sort_rows(score, position.int(), protected, valid)
+    key, order = sort_key(score, position.int(), protected, valid).sort(dim=-1)
+    sorted_score = score_of(key)
     known = SimpleNamespace(block=None, length=length[0], position=position.int())
     ranking = Ranking(known, score, protected)  # type: ignore[arg-type]
     lowest = ranking.ranked.lowest(count, int(count.max()))

@@ -1,6 +1,7 @@
 """Building a padded engine from a configuration."""
 
 from collections.abc import Callable
+from typing import Any
 
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig, PaddedConfig
@@ -79,7 +80,7 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         # A model without position_ids counts columns, and may have a limited number of positions.
         None if model.takes_positions else loaded.max_model_len,
     )
-    executor = PaddedExecutor(
+    executor: Any = PaddedExecutor(
         model,
         mode,
         state,
@@ -87,16 +88,12 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         scheduler.prefill_chunk,
         Background(model.device, clock) if _overlaps(padded, model) else None,
     )
+    admission: Any = PaddedAdmission(budget, loaded.vocab_size, loaded.max_model_len)
     return PaddedEngine(
         executor,
-        PaddedAdmission(budget, loaded.vocab_size, loaded.max_model_len),
-        ServedModel(
-            loaded.vocab_size,
-            loaded.max_model_len,
-            loaded.max_model_len,
-            loaded.tokenizer,
-            loaded.eos_token_ids,
-        ),
+        executor,
+        admission,
+        ServedModel(loaded.vocab_size, loaded.max_model_len, loaded.tokenizer, loaded.eos_token_ids),
         config,
         clock,
     )

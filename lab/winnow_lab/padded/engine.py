@@ -1,23 +1,16 @@
 """The padded engine: a step is a pass of the running batch, or the first tokens of a group prefilled apart from it."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from winnow.config import EngineConfig
 from winnow.engine.engine import Engine, Sampled
 from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.served_model import ServedModel
 from winnow.errors import InvalidRequestError, PrefixStoreError
 from winnow.outputs import RequestOutput
-from winnow.sampling import SamplingParams
-from winnow_lab.padded.admission import PaddedAdmission
-from winnow_lab.padded.executor import PaddedExecutor
 from winnow_lab.padded.stats import PaddedStats
 
 
@@ -28,17 +21,7 @@ class PaddedEngine(Engine):
     """
 
     _executor: Any
-
-    def __init__(
-        self,
-        executor: PaddedExecutor,
-        admission: PaddedAdmission,
-        model: ServedModel,
-        config: EngineConfig,
-        clock: Callable[[], float],
-    ) -> None:
-        parts: tuple[Any, Any, Any] = executor, executor, admission
-        super().__init__(*parts, model, config, clock)
+    _admission: Any
 
     @torch.inference_mode()
     def step(self) -> list[RequestOutput]:
@@ -57,30 +40,24 @@ class PaddedEngine(Engine):
         )
 
     def implementation(self) -> dict[str, str]:
-        """Return nothing: what computes is transformers' own choice."""
         return {}
 
     def occupancy(self) -> Occupancy:
-        """Return nothing: there are no rows."""
         return Occupancy({}, [])
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Return bytes of a query of `num_kvs` KVs, without padding."""
         return int(self._executor.kv_bytes(num_kvs))
 
-    def fork(
-        self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
-    ) -> None:
+    def fork(self, request_id: str, *_: Any, **__: Any) -> None:
         raise InvalidRequestError(f"request_id {request_id!r} cannot be forked: that needs engine=paged")
 
-    def save_prefix(self, new: NewRequest, directory: Path) -> Path:
+    def save_prefix(self, *_: Any, **__: Any) -> NoReturn:
         raise PrefixStoreError("engine must be paged to save a prefix")
 
     def close(self) -> None:
         """Do nothing."""
 
     def check_integrity(self) -> None:
-        """Assert the invariants of batch and queue."""
         self._executor.check_integrity(self.requests.unfinished)
 
     def _admit(self, new: NewRequest) -> Request:
@@ -88,8 +65,7 @@ class PaddedEngine(Engine):
             raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
         if (terms := new.session) is not None and (terms.prefetch or (terms.ttl and not terms.hint)):
             raise InvalidRequestError("ttl and prefetch need engine=paged: no KVs stay of an ended request")
-        admission: Any = self._admission
-        max_tokens = admission.admit(new.token_ids, new.params)
+        max_tokens = self._admission.admit(new.token_ids, new.params)
         return Request.of(new, self._executor.with_seed(new.params), max_tokens, self._clock())
 
     def _compute(self) -> Sampled:

@@ -69,11 +69,6 @@ class PaddedStats(EngineStats):
     """Counters of forward passes, joins and parks since the engine was built."""
 
     @property
-    def tally(self) -> Counters:
-        """Former name of `counters`."""
-        return self.counters
-
-    @property
     def idle_share(self) -> float:
         """Fraction of all computed positions that were padding or in idle rows."""
         return self.counters.idle / self.counters.positions if self.counters.positions else 0.0

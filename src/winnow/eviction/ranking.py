@@ -6,7 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from winnow.attention.ranked_rows import RankedRows, score_of, sort_key
+from winnow.attention.ranked_rows import RankedRows, score_of
 from winnow.eviction.round_rows import RoundInputs, RoundRows
 
 
@@ -54,18 +54,6 @@ class Ranking:
         """The rows in the order of eviction."""
         rows = self.rows
         return RankedRows(rows.block, rows.length, rows.position, self.score, self.must_stay)
-
-
-def sort_rows(score: Tensor, position: Tensor, protected: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort each row by score, then age (older first); protected KVs come last, then slots that are not valid.
-
-    All arguments [..., N].
-
-    Returns:
-        Sorted scores (+inf for protected and not valid) and the order, int64, both [..., N].
-    """
-    key, order = sort_key(score, position, protected, valid).sort(dim=-1)
-    return score_of(key), order
 
 
 def ranks(values: Tensor) -> Tensor:

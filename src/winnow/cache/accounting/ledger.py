@@ -162,10 +162,6 @@ class Ledger:
         count = np.bincount(kinds, weights=filled, minlength=len(self.layout.kinds)).astype(np.int64)
         return self.layout.device_bytes(count.tolist()) // self.layout.block_size
 
-    def num_filled_slots(self) -> int:
-        """Return the number of the pool's slots that hold KVs of sequences; shared blocks count once."""
-        return int(self._rows.filled_slots(self.size.num_blocks).sum())
-
     # -- the life of a sequence ----------------------------------------------------------------------------------
 
     def open(self) -> int:

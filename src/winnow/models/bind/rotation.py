@@ -70,10 +70,6 @@ class ModelRotation:
         return known
 
 
-# Of the token by which a model is known again: far enough from 0 for the rotation to count.
-_PROBED = 3
-
-
 class _KeyProbe:
     """Stand-in for a step that writes down the keys. It adds nothing to hidden states, so only rotation moves keys."""
 
@@ -110,12 +106,6 @@ def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None
             return None
         found.append(fitting[0])
     return ModelRotation(tuple(found))
-
-
-def probe_keys(model: "CausalModel", num_layers: int) -> Tensor:
-    """Return keys of one token, float32 [L, H, d] on the CPU, by which a model is known again; no attention."""
-    keys = _keys_at(model, _PROBED)
-    return torch.stack([keys[layer][0] for layer in range(num_layers)]).cpu()
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from winnow.cache import CacheLayout
 from winnow.cache.recurrent import RecurrentStates
 from winnow.config import CacheConfig
 from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.bind.rotation import ModelRotation, find_rotation, probe_keys
+from winnow.models.bind.rotation import ModelRotation, find_rotation
 from winnow.models.fast.blocks import BlockWeights
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.load.kv_layout import configured_layout
@@ -183,8 +183,3 @@ class LoadedModel(PlainModel):
     def rotation(self) -> ModelRotation | None:
         """Rotation of keys at their positions; None: not in a way that Winnow can redo."""
         return find_rotation(self.model, self.geometry.num_layers)
-
-    @cached_property
-    def key_probe(self) -> torch.Tensor:
-        """Keys by which the model is known again, float32 [L, H, d], of all ranks."""
-        return self.ranks.join(probe_keys(self.model, self.geometry.num_layers), 1)
