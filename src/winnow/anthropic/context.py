@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import invalid, unsupported
 from winnow.values.json_values import json_kind
 
 Record = dict[str, Any]
@@ -36,16 +36,12 @@ def read_edits(given: Any) -> list[Record]:
         name = f"context_management.edits[{index}]"
         kind = edit.get("type") if isinstance(edit, dict) else None
         if kind not in _EDITS:
-            raise ApiError(
-                "unsupported_parameter",
-                f"{name}.type must be one of {', '.join(_EDITS)}, got {kind!r:.80}",
-                "context_management",
+            raise unsupported(
+                f"{name}.type", f"must be one of {', '.join(_EDITS)}, got {kind!r:.80}", "context_management"
             )
         for field, value in edit.items():
             if field not in ("type", *_FIELDS[kind]) and value is not None:
-                raise ApiError(
-                    "unsupported_parameter", f"{name} has no field {field!r:.80}", "context_management"
-                )
+                raise unsupported(name, f"has no field {field!r:.80}", "context_management")
         for field in ("trigger", "clear_at_least", "keep"):
             amount = edit.get(field)
             if amount is None or (kind == THINKING and amount in ("all", {"type": "all"})):
@@ -67,9 +63,9 @@ def is_due(edit: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], token
     trigger = edit.get("trigger") or {"type": "input_tokens", "value": _TRIGGERS[edit["type"]]}
     due: bool = (len(_calls(messages)) if trigger.get("type") == "tool_uses" else tokens) > trigger["value"]
     if due and edit["type"] == COMPACT:
-        raise ApiError(
-            "unsupported_parameter",
-            f"{COMPACT} is not served, and the prompt has {tokens} tokens, above its trigger",
+        raise unsupported(
+            COMPACT,
+            f"is not served, and the prompt has {tokens} tokens, above its trigger",
             "context_management",
         )
     return due
@@ -118,6 +114,4 @@ def _calls(messages: Sequence[Mapping[str, Any]]) -> list[Record]:
 
 
 def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
-    raise ApiError(
-        "invalid_request", f"{name} must be {wanted}, got {json_kind(value)}", "context_management"
-    )
+    raise invalid(name, f"must be {wanted}, got {json_kind(value)}", "context_management")

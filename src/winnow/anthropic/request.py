@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any, NoReturn
 
 from winnow.anthropic.errors import PATH
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import invalid, unsupported
 from winnow.openai.request import append_turn
 from winnow.values.json_values import json_kind
 
@@ -57,13 +57,13 @@ def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
     values = {name: value for name, value in body.items() if value is not None and name not in ignored}
     for name in _FOREIGN:
         if name in values:
-            raise ApiError("invalid_request", f"{name} is not a field of {PATH}", name)
+            raise invalid(name, f"is not a field of {PATH}")
     for name, harmless in _UNSERVED.items():
         if name in values and values.pop(name) not in harmless:
-            raise ApiError("unsupported_parameter", f"{name} is not supported", name)
+            raise unsupported(name)
     for name in ("model", "messages", *(() if counted else ("max_tokens",))):
         if name not in values:
-            raise ApiError("invalid_request", f"body needs {name} for {PATH}", name)
+            raise invalid("body", f"needs {name} for {PATH}", name)
     chat: Record = {name: values.pop(name) for name in _SHARED if name in values}
     system = values.pop("system", None)
     chat["messages"] = _messages(values.pop("messages"), _system(system))
@@ -125,9 +125,7 @@ def _messages(given: Any, system: list[Record]) -> list[Record]:
         name = f"messages[{index}]"
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant", "system"):
-            raise ApiError(
-                "invalid_request", f"{name}.role must be user, assistant or system, got {role!r:.80}", name
-            )
+            raise invalid(f"{name}.role", f"must be user, assistant or system, got {role!r:.80}", name)
         content = message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list):
@@ -140,9 +138,7 @@ def _messages(given: Any, system: list[Record]) -> list[Record]:
         for each in found:
             append_turn(messages, each, ("user", "assistant", "system"))
     if messages[-1].get("tool_calls"):
-        raise ApiError(
-            "invalid_request", "messages must not end with tool_use: tool_result is missing", "messages"
-        )
+        raise invalid("messages", "must not end with tool_use: tool_result is missing")
     return messages
 
 
@@ -223,9 +219,7 @@ def _part(block: Any, name: str, *, images: bool = False) -> Record:
         return {"type": "image_url", "image_url": {"url": _image_url(block.get("source"), f"{name}.source")}}
     if _kind(block) != "text":
         also = " or image" if images else ""
-        raise ApiError(
-            "invalid_request", f"{name} must be a text{also} block, got type {_kind(block)!r:.80}", name
-        )
+        raise invalid(name, f"must be a text{also} block, got type {_kind(block)!r:.80}")
     return {"type": "text", "text": _text(block, "text", name)}
 
 
@@ -234,7 +228,7 @@ def _image_url(source: Any, name: str) -> str:
     if kind == "base64":
         return f"data:{_text(source, 'media_type', name)};base64,{_text(source, 'data', name)}"
     if kind != "url":
-        raise ApiError("invalid_request", f"{name}.type must be base64 or url, got {kind!r:.80}", name)
+        raise invalid(f"{name}.type", f"must be base64 or url, got {kind!r:.80}", name)
     return _text(source, "url", name)
 
 
@@ -263,19 +257,15 @@ def _thinking(values: Record) -> Record:
     if thinking:
         kind = thinking.get("type")
         if kind not in ("enabled", "adaptive", "disabled"):
-            raise ApiError(
-                "invalid_request",
-                f"thinking.type must be enabled, adaptive or disabled, got {kind!r:.80}",
-                "thinking",
+            raise invalid(
+                "thinking.type", f"must be enabled, adaptive or disabled, got {kind!r:.80}", "thinking"
             )
         found["chat_template_kwargs"] = {
             **_object(values, "chat_template_kwargs"), "enable_thinking": kind != "disabled",
         }  # fmt: skip
     unknown = next((name for name in output if name not in ("effort", "format")), None)
     if unknown is not None:
-        raise ApiError(
-            "unsupported_parameter", f"output_config has no field {unknown!r:.80}", "output_config"
-        )
+        raise unsupported("output_config", f"has no field {unknown!r:.80}")
     if output.get("effort") is not None:
         found["reasoning_effort"] = _EFFORTS.get(str(output["effort"]), output["effort"])
     form = values.pop("output_format", None) or output.get("format")  # an earlier name of the API's
@@ -300,16 +290,12 @@ def _tools(values: Record) -> Record:
         elif kind in _CHOICES:
             found["tool_choice"] = _CHOICES[kind]
         else:
-            raise ApiError(
-                "invalid_request",
-                f"tool_choice.type must be auto, any, tool or none, got {kind!r:.80}",
-                "tool_choice",
+            raise invalid(
+                "tool_choice.type", f"must be auto, any, tool or none, got {kind!r:.80}", "tool_choice"
             )
         unknown = next((name for name in choice if name not in ("type", "name", _ALONE)), None)
         if unknown is not None:
-            raise ApiError(
-                "unsupported_parameter", f"tool_choice has no field {unknown!r:.80}", "tool_choice"
-            )
+            raise unsupported("tool_choice", f"has no field {unknown!r:.80}")
         if _switch(choice, _ALONE, "tool_choice"):
             found["parallel_tool_calls"] = False
     return found
@@ -318,7 +304,7 @@ def _tools(values: Record) -> Record:
 def _tool(tool: Any, name: str) -> Record:
     kind = tool.get("type") or "custom" if isinstance(tool, dict) else None
     if kind != "custom":
-        raise ApiError("invalid_request", f"{name} must be a custom tool, got type {kind!r:.80}", name)
+        raise invalid(name, f"must be a custom tool, got type {kind!r:.80}")
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     if tool.get("description") is not None:
         function["description"] = tool["description"]
@@ -334,4 +320,4 @@ def _object(values: Record, name: str) -> Record:
 
 
 def _refuse(name: str, wanted: str, value: Any) -> NoReturn:
-    raise ApiError("invalid_request", f"{name} must be {wanted}, got {json_kind(value)}", name)
+    raise invalid(name, f"must be {wanted}, got {json_kind(value)}")

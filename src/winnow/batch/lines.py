@@ -20,7 +20,7 @@ from typing import Any
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
 from winnow.chat import PLAIN, TemplateOptions
 from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import ApiError, invalid
 from winnow.openai.parameters import sampling_from_fields
 from winnow.openai.request import (
     CompletionRequest,
@@ -126,7 +126,7 @@ def _flat_job(
     prompt: Prompt | None = read_prompt(line["prompt"]) if "prompt" in line else None
     if line.get(_IMAGES) is not None:
         if prompt is None:
-            raise ApiError("invalid_request", f"{_IMAGES} goes with a prompt: messages have parts", _IMAGES)
+            raise invalid(_IMAGES, "goes with a prompt: messages have parts")
         prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, _IMAGES: line[_IMAGES]}
     messages = read_messages(line["messages"]) if "messages" in line else None
     return Job(raw.index, raw.number, None, prompt, messages, params, None, carried)
@@ -159,7 +159,7 @@ def _take_tenant(line: dict[str, Any]) -> str | None:
     tenant = line.pop("tenant", None)
     if tenant is not None and not (isinstance(tenant, str) and tenant):
         shown = json_kind(tenant) if tenant != "" else "an empty one"
-        raise ApiError("invalid_request", f"tenant must be a name, got {shown}", "tenant")
+        raise invalid("tenant", f"must be a name, got {shown}")
     return tenant
 
 

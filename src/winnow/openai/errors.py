@@ -74,3 +74,17 @@ class ApiError(WinnowError):
         """Return the response's body."""
         _, kind = _KINDS.get(self.code, (400, "invalid_request_error"))
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def invalid(subject: str, fault: str, param: str | None = None) -> ApiError:
+    """Return the error of a field that is wrong: `subject` and `fault` are its message.
+
+    Args:
+        param: the field, where that is not the subject.
+    """
+    return ApiError("invalid_request", f"{subject} {fault}", param or subject)
+
+
+def unsupported(subject: str, fault: str = "is not supported", param: str | None = None) -> ApiError:
+    """Do as `invalid` does, for a field or a value of it that Winnow does not serve."""
+    return ApiError("unsupported_parameter", f"{subject} {fault}", param or subject)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from winnow.errors import WinnowError
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import ApiError, invalid, unsupported
 from winnow.sampling import SamplingParams
 from winnow.values.json_values import json_kind
 
@@ -77,7 +77,7 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
             raise ApiError("unsupported_parameter", reason, key)
     for key, harmless in _UNSERVED.items():
         if key in values and values.pop(key) not in harmless:
-            raise ApiError("unsupported_parameter", f"{key} is not supported", key)
+            raise unsupported(key)
     response_format(values)
     if chat:
         # OpenAI's own default: a chat answers until it is done.
@@ -87,9 +87,9 @@ def sampling_from_body(body: Mapping[str, Any], defaults: Mapping[str, Any], *, 
             values["max_tokens"] = limit
         wanted, top = values.pop("logprobs", False), values.pop("top_logprobs", 0)
         if not isinstance(wanted, bool):
-            raise ApiError("invalid_request", f"logprobs must be true or false, got {wanted!r}", "logprobs")
+            raise invalid("logprobs", f"must be true or false, got {wanted!r}")
         if top and not wanted:
-            raise ApiError("invalid_request", "top_logprobs needs logprobs to be true", "top_logprobs")
+            raise invalid("top_logprobs", "needs logprobs to be true")
         if wanted:
             values["logprobs"] = top
     return sampling_from_fields(values, defaults)
@@ -106,19 +106,15 @@ def _take_ignored(values: dict[str, Any]) -> None:
         if value is None:
             continue
         if not isinstance(value, kind):
-            raise ApiError("invalid_request", f"{key} must be {_KINDS[kind]}, got {json_kind(value)}", key)
+            raise invalid(key, f"must be {_KINDS[kind]}, got {json_kind(value)}")
         if key == "verbosity" and value not in VERBOSITIES:
-            raise ApiError(
-                "invalid_request",
-                f"verbosity must be one of {', '.join(VERBOSITIES)}, got {value!r:.80}",
-                key,
-            )
+            raise invalid("verbosity", f"must be one of {', '.join(VERBOSITIES)}, got {value!r:.80}", key)
         if (
             isinstance(value, dict)
             and key == "metadata"
             and not all(isinstance(each, str) for each in value.values())
         ):
-            raise ApiError("invalid_request", "metadata must be an object of texts", key)
+            raise invalid("metadata", "must be an object of texts", key)
 
 
 def response_format(values: dict[str, Any]) -> None:
@@ -152,9 +148,7 @@ def _read_format(form: Any, name: str) -> list[dict[str, Any]]:
     )
     kind = given.pop("type", None)
     if kind not in ("text", "json_object", "json_schema"):
-        raise ApiError(
-            "invalid_request", f"{name}.type must be text, json_object or json_schema, got {kind!r:.80}", name
-        )
+        raise invalid(f"{name}.type", f"must be text, json_object or json_schema, got {kind!r:.80}", name)
     described = given
     if kind == "json_schema" and "json_schema" in given:
         described = given.pop("json_schema")
@@ -165,7 +159,7 @@ def _read_format(form: Any, name: str) -> list[dict[str, Any]]:
         return [] if kind == "text" else [{"json_object": True}]
     schema = described.get("schema") if isinstance(described, Mapping) else None
     if not isinstance(schema, Mapping):
-        raise ApiError("invalid_request", f"{name}.schema must be an object, got {json_kind(schema)}", name)
+        raise invalid(f"{name}.schema", f"must be an object, got {json_kind(schema)}", name)
     _refuse_fields(described, name, ("schema", "name", "description", "strict"))
     return [{"json": schema}]
 
@@ -173,4 +167,4 @@ def _read_format(form: Any, name: str) -> list[dict[str, Any]]:
 def _refuse_fields(given: Mapping[str, Any], name: str, known: Sequence[str]) -> None:
     unknown = next((each for each in given if each not in known), None)
     if unknown is not None:
-        raise ApiError("invalid_request", f"{name} has no field {unknown!r:.80}", name)
+        raise invalid(name, f"has no field {unknown!r:.80}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from winnow.chat import PLAIN, TemplateOptions, normalise_messages
 from winnow.errors import InvalidRequestError, WinnowError
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import ApiError, invalid, unsupported
 from winnow.openai.parameters import sampling_from_body
 from winnow.openai.tools import CallRule, read_template_options, read_tools
 from winnow.sampling import SamplingParams
@@ -91,29 +91,27 @@ def read_body(
     chat = endpoint is Endpoint.CHAT
     question = "messages" if chat else "prompt"
     if body.get(question) is None:
-        raise ApiError("invalid_request", f"body needs {question} for {endpoint.value}", question)
+        raise invalid("body", f"needs {question} for {endpoint.value}", question)
     model = body.get("model")
     if model is not None and not isinstance(model, str):
-        raise ApiError("invalid_request", f"model must be a text, got {json_kind(model)}", "model")
+        raise invalid("model", f"must be a text, got {json_kind(model)}")
     values = {
         key: value for key, value in body.items() if key not in (question, "model") and value is not None
     }
     stream, include_usage, continuous = _read_stream(values)
     if stream and not served:
-        raise ApiError("unsupported_parameter", "stream is not supported in a batch", "stream")
+        raise unsupported("stream", "is not supported in a batch")
     template, calls = PLAIN, None
     if chat:
         tools, calls = read_tools(values)
         template = read_template_options(values, tools)
     echo = _switch(values, "echo")
     if echo and chat:
-        raise ApiError("unsupported_parameter", f"echo is not supported for {endpoint.value}", "echo")
+        raise unsupported("echo", f"is not supported for {endpoint.value}")
     return_token_ids, return_kept = (_switch(values, f"return_{name}") for name in ("token_ids", "kept"))
     prompt_logprobs = values.get("prompt_logprobs") is not None
     if prompt_logprobs and stream:
-        raise ApiError(
-            "unsupported_parameter", "prompt_logprobs are not supported in a stream", "prompt_logprobs"
-        )
+        raise unsupported("prompt_logprobs", "are not supported in a stream")
     priority = read_priority(values.pop("priority", 0))
     session = _read_session(values)
     only_echo = echo and values.get("max_tokens") == 0
@@ -123,18 +121,12 @@ def read_body(
         values.setdefault("prompt_logprobs", values["logprobs"])
     params = sampling_from_body(values, defaults, chat=chat)
     if calls is not None and calls.demanded and params.structured_outputs is not None:
-        raise ApiError(
-            "invalid_request",
-            "tool_choice demands calls, so the answer can have no other form",
-            "tool_choice",
-        )
+        raise invalid("tool_choice", "demands calls, so the answer can have no other form")
     prompts = () if chat else _read_prompts(body["prompt"], several=served)
     messages = read_messages(body["messages"]) if chat else None
     if len(prompts) * params.n > MAX_SEQUENCES:
-        raise ApiError(
-            "invalid_request",
-            f"prompts times n must be at most {MAX_SEQUENCES}, got {len(prompts)} times {params.n}",
-            "n",
+        raise invalid(
+            "prompts times n", f"must be at most {MAX_SEQUENCES}, got {len(prompts)} times {params.n}", "n"
         )
     return CompletionRequest(
         prompts,
@@ -190,17 +182,15 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
 def _text(values: dict[str, Any], name: str) -> str | None:
     value = values.pop(name, None)
     if value is not None and not isinstance(value, str):
-        raise ApiError("invalid_request", f"{name} must be a text, got {json_kind(value)}", name)
+        raise invalid(name, f"must be a text, got {json_kind(value)}")
     return value
 
 
 def read_priority(priority: Any) -> int:
     """Check a priority."""
     if type(priority) is not int or abs(priority) > MAX_PRIORITY:
-        raise ApiError(
-            "invalid_request",
-            f"priority must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority!r:.80}",
-            "priority",
+        raise invalid(
+            "priority", f"must be an integer between -{MAX_PRIORITY} and {MAX_PRIORITY}, got {priority!r:.80}"
         )
     return priority
 
@@ -213,17 +203,11 @@ def read_prompt(prompt: Any) -> Prompt:
     """
     if isinstance(prompt, list):
         if not all(type(token) is int and token >= 0 for token in prompt):
-            raise ApiError(
-                "invalid_request", "prompt must be text or a list of token ids from 0 on", "prompt"
-            )
+            raise invalid("prompt", "must be text or a list of token ids from 0 on")
     elif not isinstance(prompt, str):
-        raise ApiError(
-            "invalid_request",
-            f"prompt must be text or a list of token ids, got {json_kind(prompt)}",
-            "prompt",
-        )
+        raise invalid("prompt", f"must be text or a list of token ids, got {json_kind(prompt)}")
     if not prompt:
-        raise ApiError("invalid_request", "prompt must not be empty", "prompt")
+        raise invalid("prompt", "must not be empty")
     return prompt
 
 
@@ -234,9 +218,7 @@ def read_messages(messages: Any) -> list[Message]:
         ApiError: names the message that cannot be used.
     """
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
-        raise ApiError(
-            "invalid_request", f"messages must be at most {MAX_MESSAGES}, got {len(messages)}", "messages"
-        )
+        raise invalid("messages", f"must be at most {MAX_MESSAGES}, got {len(messages)}")
     try:
         return normalise_messages(messages)
     except InvalidRequestError as error:
@@ -268,13 +250,9 @@ def _read_prompts(prompt: Any, *, several: bool) -> tuple[Prompt, ...]:
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
         return (read_prompt(prompt),)
     if len(prompt) > 1 and not several:
-        raise ApiError("invalid_request", f"a request must hold one prompt, got {len(prompt)}", "prompt")
+        raise invalid("a request", f"must hold one prompt, got {len(prompt)}", "prompt")
     if len(prompt) > MAX_SEQUENCES:
-        raise ApiError(
-            "invalid_request",
-            f"prompt must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}",
-            "prompt",
-        )
+        raise invalid("prompt", f"must hold at most {MAX_SEQUENCES} prompts, got {len(prompt)}")
     return tuple(read_prompt(each) for each in prompt)
 
 
@@ -285,19 +263,15 @@ def _read_stream(values: dict[str, Any]) -> tuple[bool, bool, bool]:
     if options is None:
         return stream, False, False
     if not stream:
-        raise ApiError("invalid_request", "stream_options needs stream to be true", "stream_options")
+        raise invalid("stream_options", "needs stream to be true")
     if not isinstance(options, dict):
-        raise ApiError(
-            "invalid_request", f"stream_options must be an object, got {json_kind(options)}", "stream_options"
-        )
+        raise invalid("stream_options", f"must be an object, got {json_kind(options)}")
     options = dict(options)
     include_usage = _switch(options, "include_usage", "stream_options.include_usage")
     continuous = _switch(options, "continuous_usage_stats", "stream_options.continuous_usage_stats")
     _switch(options, "include_obfuscation", "stream_options.include_obfuscation")
     if options:
-        raise ApiError(
-            "invalid_request", f"stream_options has no field {next(iter(options))!r:.80}", "stream_options"
-        )
+        raise invalid("stream_options", f"has no field {next(iter(options))!r:.80}")
     return stream, include_usage or continuous, continuous
 
 
@@ -305,7 +279,5 @@ def _switch(values: dict[str, Any], name: str, path: str | None = None) -> bool:
     """Take a field that is true or false out of `values`; False where it is missing or null."""
     value = values.pop(name, None)
     if value is not None and not isinstance(value, bool):
-        raise ApiError(
-            "invalid_request", f"{path or name} must be true or false, got {value!r:.80}", path or name
-        )
+        raise invalid(path or name, f"must be true or false, got {value!r:.80}")
     return bool(value)

@@ -6,7 +6,7 @@ from base64 import urlsafe_b64decode
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import invalid, unsupported
 from winnow.openai.parameters import VERBOSITIES
 from winnow.openai.request import append_turn
 from winnow.values.json_values import json_kind
@@ -69,11 +69,11 @@ def input_items(body: Mapping[str, Any], find: Callable[[str], Any]) -> list[Any
     """
     given = body.get("input")
     if given is None:
-        raise ApiError("invalid_request", f"body needs input for {PATH}", "input")
+        raise invalid("body", f"needs input for {PATH}", "input")
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given or len(given) > MAX_ITEMS:
-        raise ApiError("invalid_request", f"input must be text, or a list of 1 to {MAX_ITEMS} items", "input")
+        raise invalid("input", f"must be text, or a list of 1 to {MAX_ITEMS} items")
     return [find(item["id"]) if _is_reference(item) else _kept_item(item) for item in given]
 
 
@@ -81,7 +81,7 @@ def _is_reference(item: Any) -> bool:
     if not isinstance(item, dict) or item.get("type") not in (None, "item_reference") or "role" in item:
         return False
     if not isinstance(item.get("id"), str):
-        raise ApiError("invalid_request", "an item_reference needs the id of an item", "input")
+        raise invalid("an item_reference", "needs the id of an item", "input")
     return True
 
 
@@ -97,14 +97,10 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
     values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
     most = body.get("max_tool_calls")
     if most is not None and (type(most) is not int or most < 1):
-        raise ApiError(
-            "invalid_request",
-            f"max_tool_calls must be an integer of at least 1, got {most!r:.80}",
-            "max_tool_calls",
-        )
+        raise invalid("max_tool_calls", f"must be an integer of at least 1, got {most!r:.80}")
     for name, harmless in _REFUSED.items():
         if name in values and values.pop(name) not in harmless:
-            raise ApiError("unsupported_parameter", f"{name} is not supported", name)
+            raise unsupported(name)
     for name in ("input", "previous_response_id", "conversation", "store"):
         values.pop(name, None)
     chat: Record = {name: values.pop(name) for name in _SHARED if name in values}
@@ -128,17 +124,15 @@ def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
             chat[name] = values.pop(name)
     for name in ("n", "messages", "max_tokens", "max_completion_tokens", "stream_options"):
         if name in values:
-            raise ApiError("invalid_request", f"{name} is not a field of {PATH}", name)
+            raise invalid(name, f"is not a field of {PATH}")
     return chat | values  # parameters that OpenAI does not have are checked where a chat's are
 
 
 def _included(include: Any) -> Sequence[str]:
     for index, name in enumerate(include if isinstance(include, list) else [include]):
         if name not in _INCLUDED:
-            raise ApiError(
-                "unsupported_parameter",
-                f"include[{index}] must be {' or '.join(_INCLUDED)}, got {name!r:.80}",
-                "include",
+            raise unsupported(
+                f"include[{index}]", f"must be {' or '.join(_INCLUDED)}, got {name!r:.80}", "include"
             )
     return include if isinstance(include, list) else []
 
@@ -147,14 +141,14 @@ def _described(values: Record, name: str, known: Mapping[str, Sequence[Any]]) ->
     """Take an object with known fields out of a body's `values`; empty where it is missing."""
     value = values.pop(name, {})
     if not isinstance(value, dict):
-        raise ApiError("invalid_request", f"{name} must be an object, got {json_kind(value)}", name)
+        raise invalid(name, f"must be an object, got {json_kind(value)}")
     for field_name, each in value.items():
         if field_name not in known and each is not None:
-            raise ApiError("invalid_request", f"{name} has no field {field_name!r:.80}", name)
+            raise invalid(name, f"has no field {field_name!r:.80}")
         if each is not None and known.get(field_name) and each not in known[field_name]:
-            raise ApiError(
-                "invalid_request",
-                f"{name}.{field_name} must be one of {', '.join(map(str, known[field_name]))}, got {each!r:.80}",
+            raise invalid(
+                f"{name}.{field_name}",
+                f"must be one of {', '.join(map(str, known[field_name]))}, got {each!r:.80}",
                 name,
             )
     return value
@@ -169,11 +163,9 @@ def conversation_id(body: Mapping[str, Any]) -> str | None:
     given = body.get("conversation")
     name = given.get("id") if isinstance(given, dict) else given
     if given is not None and not (isinstance(name, str) and name):
-        raise ApiError("invalid_request", "conversation must be an id, or an object with one", "conversation")
+        raise invalid("conversation", "must be an id, or an object with one")
     if name is not None and body.get("previous_response_id") is not None:
-        raise ApiError(
-            "invalid_request", "conversation and previous_response_id cannot both be given", "conversation"
-        )
+        raise invalid("conversation", "and previous_response_id cannot both be given")
     return name
 
 
@@ -193,9 +185,7 @@ def _messages(instructions: Any, items: Sequence[Any]) -> list[Record]:
     messages: list[Record] = []
     if instructions is not None:
         if not isinstance(instructions, str):
-            raise ApiError(
-                "invalid_request", f"instructions must be text, got {json_kind(instructions)}", "instructions"
-            )
+            raise invalid("instructions", f"must be text, got {json_kind(instructions)}")
         messages.append({"role": "system", "content": instructions})
     for index, item in enumerate(items):
         message = _message(item, f"input[{index}]")
@@ -221,7 +211,7 @@ def _message(item: Any, name: str) -> Record | None:
     if kind == "reasoning":
         thoughts = _thoughts(item)
         return {"role": "assistant", "content": "", "reasoning_content": thoughts} if thoughts else None
-    raise ApiError("unsupported_parameter", f"{name} of type {kind!r:.80} is not supported", name)
+    raise unsupported(name, f"of type {kind!r:.80} is not supported")
 
 
 def _thoughts(item: Mapping[str, Any]) -> str:
@@ -231,11 +221,11 @@ def _thoughts(item: Mapping[str, Any]) -> str:
         try:
             return urlsafe_b64decode(sealed.removeprefix(SEALED)).decode()
         except ValueError:
-            raise ApiError("invalid_request", "encrypted_content is damaged", "input") from None
+            raise invalid("encrypted_content", "is damaged", "input") from None
     parts = item.get("content") or item.get("summary") or []
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ApiError("invalid_request", "content of a reasoning item must be reasoning_text", "input")
+        raise invalid("content of a reasoning item", "must be reasoning_text", "input")
     return "\n".join(map(str, texts))
 
 
@@ -256,11 +246,7 @@ def _tools(tools: Any) -> Any:
         elif is_hollow(tool):
             continue
         else:
-            raise ApiError(
-                "unsupported_parameter",
-                f"tools[{index}] must be a function or custom, got type {kind!r:.80}",
-                f"tools[{index}]",
-            )
+            raise unsupported(f"tools[{index}]", f"must be a function or custom, got type {kind!r:.80}")
         found.append({"type": "function", "function": function})
     return found
 

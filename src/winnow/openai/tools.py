@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.chat import TemplateOptions
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import invalid, unsupported
 from winnow.values.json_values import json_kind
 
 MAX_TOOLS = 128
@@ -43,11 +43,7 @@ def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], Cal
     choice = values.pop("tool_choice", None)
     parallel = values.pop("parallel_tool_calls", None)
     if not isinstance(parallel, bool | None):
-        raise ApiError(
-            "invalid_request",
-            f"parallel_tool_calls must be true or false, got {parallel!r:.80}",
-            "parallel_tool_calls",
-        )
+        raise invalid("parallel_tool_calls", f"must be true or false, got {parallel!r:.80}")
     if choice is None or choice == "auto":
         return tools, _rule(tools, parallel, False)
     if choice == "none":
@@ -64,18 +60,16 @@ def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], Cal
         if isinstance(named, list) and mode in ("auto", "required"):
             tools = _named(tools, named)
             return tools, _rule(tools, parallel, mode == "required")
-    raise ApiError(
-        "invalid_request",
-        "tool_choice must be none, auto, required, a function such as "
-        '{"type": "function", "function": {"name": ...}}, or allowed_tools, '
-        f"got {choice!r:.80}",
+    raise invalid(
         "tool_choice",
+        'must be none, auto, required, a function such as {"type": "function", "function": {"name": ...}}, or '
+        f"allowed_tools, got {choice!r:.80}",
     )
 
 
 def _rule(tools: Sequence[Mapping[str, Any]], parallel: bool | None, demanded: bool) -> CallRule | None:
     if demanded and not tools:
-        raise ApiError("invalid_request", "tool_choice demands a call, but tools are none", "tool_choice")
+        raise invalid("tool_choice", "demands a call, but tools are none")
     several = parallel is not False
     if several and not demanded:
         return None
@@ -90,9 +84,7 @@ def _named(tools: Sequence[Mapping[str, Any]], choices: Sequence[Any]) -> Sequen
         name = described.get("name") if isinstance(described, dict) else None
         tool = next((each for each in tools if each["function"]["name"] == name), None)
         if tool is None:
-            raise ApiError(
-                "invalid_request", f"tool_choice names {name!r:.80}, which is none of tools", "tool_choice"
-            )
+            raise invalid("tool_choice", f"names {name!r:.80}, which is none of tools")
         found.append(tool)
     return tuple(found)
 
@@ -107,39 +99,27 @@ def read_template_options(values: dict[str, Any], tools: Sequence[Mapping[str, A
         del values["add_special_tokens"]
     variables = values.pop("chat_template_kwargs", None) or {}
     if not isinstance(variables, dict):
-        raise ApiError(
-            "invalid_request",
-            f"chat_template_kwargs must be an object, got {json_kind(variables)}",
-            "chat_template_kwargs",
-        )
+        raise invalid("chat_template_kwargs", f"must be an object, got {json_kind(variables)}")
     variables = {name: value for name, value in variables.items() if value is not None}
     for name, value in variables.items():
         if name not in _VARIABLES:
-            raise ApiError(
-                "unsupported_parameter",
-                f"chat_template_kwargs may set {', '.join(_VARIABLES)}, got {name!r:.80}",
-                "chat_template_kwargs",
-            )
+            raise unsupported("chat_template_kwargs", f"may set {', '.join(_VARIABLES)}, got {name!r:.80}")
         if not isinstance(value, str | bool | int) and name != "documents":
-            raise ApiError(
-                "invalid_request",
-                f"chat_template_kwargs.{name} must be a text or a switch, got {json_kind(value)}",
+            raise invalid(
+                f"chat_template_kwargs.{name}",
+                f"must be a text or a switch, got {json_kind(value)}",
                 "chat_template_kwargs",
             )
     effort = values.pop("reasoning_effort", None)
     if effort is not None:
         if effort not in _EFFORTS:
-            raise ApiError(
-                "invalid_request",
-                f"reasoning_effort must be one of {', '.join(_EFFORTS)}, got {effort!r:.80}",
-                "reasoning_effort",
-            )
+            raise invalid("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}, got {effort!r:.80}")
         variables = {"reasoning_effort": effort, **variables}
     generation = values.pop("add_generation_prompt", True)
     continued = values.pop("continue_final_message", False)
     for name, value in (("add_generation_prompt", generation), ("continue_final_message", continued)):
         if not isinstance(value, bool):
-            raise ApiError("invalid_request", f"{name} must be true or false, got {value!r:.80}", name)
+            raise invalid(name, f"must be true or false, got {value!r:.80}")
     return TemplateOptions(tools, generation, continued, variables)
 
 
@@ -148,7 +128,7 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
         got = f"{len(tools)}" if isinstance(tools, list) else json_kind(tools)
-        raise ApiError("invalid_request", f"tools must be a list of at most {MAX_TOOLS}, got {got}", "tools")
+        raise invalid("tools", f"must be a list of at most {MAX_TOOLS}, got {got}")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if (
@@ -156,23 +136,20 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
             or not isinstance(function.get("name"), str)
             or not function["name"]
         ):
-            raise ApiError(
-                "invalid_request",
-                f"tools[{index}] must be a function with a name: "
-                '{"type": "function", "function": {"name": ..., "parameters": ...}}',
+            raise invalid(
                 f"tools[{index}]",
+                'must be a function with a name: {"type": "function", "function": {"name": ..., "parameters": ...}}',
             )
         if not isinstance(function.get("strict"), bool | None):
-            raise ApiError(
-                "invalid_request",
-                f"tools[{index}].function.strict must be true or false, got {function['strict']!r:.80}",
+            raise invalid(
+                f"tools[{index}].function.strict",
+                f"must be true or false, got {function['strict']!r:.80}",
                 f"tools[{index}]",
             )
         if not isinstance(function.get("parameters", {}), dict | None):
-            raise ApiError(
-                "invalid_request",
-                f"tools[{index}].function.parameters must be a JSON schema, "
-                f"got {json_kind(function['parameters'])}",
+            raise invalid(
+                f"tools[{index}].function.parameters",
+                f"must be a JSON schema, got {json_kind(function['parameters'])}",
                 f"tools[{index}]",
             )
     return tuple(tools)

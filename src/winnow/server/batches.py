@@ -24,7 +24,7 @@ from winnow.batch.tally import Tally
 from winnow.batch.writer import ResultWriter
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import WinnowError, describe_error
-from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
+from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError, invalid
 from winnow.openai.request import Endpoint
 from winnow.outputs import RequestOutput
 from winnow.report.fingerprint import INPUT_BYTES
@@ -71,28 +71,20 @@ class Batches:
         known = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
         for name in body:
             if name not in known:
-                raise ApiError("invalid_request", f"{name!r:.80} is not a field of a batch", name[:80])
+                raise invalid(f"{name!r:.80}", "is not a field of a batch", name[:80])
         endpoints = [each.value for each in Endpoint]
         if body.get("endpoint") not in endpoints:
-            raise ApiError(
-                "invalid_request",
-                f"endpoint must be one of {', '.join(endpoints)}, got {body.get('endpoint')!r:.80}",
-                "endpoint",
+            raise invalid(
+                "endpoint", f"must be one of {', '.join(endpoints)}, got {body.get('endpoint')!r:.80}"
             )
         if body.get("completion_window") != "24h":
-            raise ApiError(
-                "invalid_request",
-                f"completion_window must be 24h, got {body.get('completion_window')!r:.80}",
-                "completion_window",
-            )
+            raise invalid("completion_window", f"must be 24h, got {body.get('completion_window')!r:.80}")
         metadata = body.get("metadata")
         if metadata is not None and not _is_metadata(metadata):
-            raise ApiError(
-                "invalid_request", "metadata must be an object of at most 16 short texts", "metadata"
-            )
+            raise invalid("metadata", "must be an object of at most 16 short texts")
         source = body.get("input_file_id")
         if not isinstance(source, str):
-            raise ApiError("invalid_request", "input_file_id must be a file's id", "input_file_id")
+            raise invalid("input_file_id", "must be a file's id")
         self._store.get(source, "file", tenant)
         now = int(time.time())
         record: Record = {

@@ -19,7 +19,7 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader
-from winnow.openai.errors import FAILED, OVERLOADED, RATE_LIMIT, ApiError
+from winnow.openai.errors import FAILED, OVERLOADED, RATE_LIMIT, ApiError, invalid
 from winnow.openai.request import CompletionRequest, Message, Prompt
 from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
@@ -159,7 +159,7 @@ class Service:
             return
         most = queue + self.llm.config.scheduler.max_num_seqs
         if answers > most:
-            raise ApiError("invalid_request", f"prompts times n must be at most {most}, got {answers}", "n")
+            raise invalid("prompts times n", f"must be at most {most}, got {answers}", "n")
         if self.engine.num_unfinished + sum(self._admitting.values()) + answers > most:
             raise ApiError(OVERLOADED, f"the queue is full: {queue} answers wait already", retry_after=1)
 

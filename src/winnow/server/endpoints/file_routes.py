@@ -9,7 +9,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import invalid
 from winnow.server.batches import Batches
 from winnow.server.http import read_json
 from winnow.server.routes import add_route
@@ -28,13 +28,9 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
-                raise ApiError("invalid_request", "file must be a file in multipart/form-data", "file")
+                raise invalid("file", "must be a file in multipart/form-data")
             if purpose not in _PURPOSES:
-                raise ApiError(
-                    "invalid_request",
-                    f"purpose must be {', '.join(_PURPOSES)}, got {purpose!r:.80}",
-                    "purpose",
-                )
+                raise invalid("purpose", f"must be {', '.join(_PURPOSES)}, got {purpose!r:.80}")
             name = (file.filename or "upload.jsonl")[:255]
             record = await asyncio.to_thread(
                 store.add_file, file.file, name, str(purpose), request.state.tenant
@@ -102,14 +98,12 @@ def page(request: Request, records: Sequence[Record]) -> Response:
     query = request.query_params
     text = query.get("limit", "100")
     if not text.isdecimal() or not 1 <= int(text[:10]) <= _MAX_PAGE:
-        raise ApiError(
-            "invalid_request", f"limit must be between 1 and {_MAX_PAGE}, got {text!r:.80}", "limit"
-        )
+        raise invalid("limit", f"must be between 1 and {_MAX_PAGE}, got {text!r:.80}")
     after = query.get("after")
     if after is not None:
         places = [index for index, each in enumerate(records) if each["id"] == after]
         if not places:
-            raise ApiError("invalid_request", f"after must be an id of the list, got {after!r:.80}", "after")
+            raise invalid("after", f"must be an id of the list, got {after!r:.80}")
         records = records[places[0] + 1 :]
     shown = [public(each) for each in records[: int(text)]]
     return JSONResponse(

@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import invalid
 from winnow.openai.responses import PATH
 from winnow.server.endpoints.file_routes import page
 from winnow.server.routes import add_route
@@ -30,7 +30,7 @@ def add_response_routes(app: FastAPI, service: Service) -> None:
         turn = service.responses[request.state.tenant].get(request.path_params["name"])
         items, order = turn.input_items(), request.query_params.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise ApiError("invalid_request", f"order must be asc or desc, got {order!r:.80}", "order")
+            raise invalid("order", f"must be asc or desc, got {order!r:.80}")
         return page(request, items if order == "asc" else items[::-1])
 
     for method, path, route in (

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import invalid
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.response_writer import ResponseWriter
 from winnow.openai.responses import chat_body, conversation_id, input_items, new_id
@@ -54,5 +54,5 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
 def _is_stored(body: Mapping[str, Any]) -> bool:
     store = body.get("store")
     if not isinstance(store, bool | None):
-        raise ApiError("invalid_request", f"store must be true or false, got {store!r:.80}", "store")
+        raise invalid("store", f"must be true or false, got {store!r:.80}")
     return store is not False

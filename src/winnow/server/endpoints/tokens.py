@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import ApiError, invalid
 from winnow.openai.request import read_messages, read_prompt
 from winnow.openai.tools import read_template_options, read_tools
 from winnow.server.service import Service
@@ -32,7 +32,7 @@ async def tokenize(service: Service, body: dict[str, Any], tenant: str | None) -
         _refuse(body, _TEXT_FIELDS)
         text = body.get("prompt")
         if not isinstance(text, str):
-            raise ApiError("invalid_request", f"prompt must be text, got {json_kind(text)}", "prompt")
+            raise invalid("prompt", f"must be text, got {json_kind(text)}")
         special = body.get("add_special_tokens", True)
         ids = (await service.tokenize(text, special=bool(special))).token_ids if text else []
     found: dict[str, Any] = {"count": len(ids), "max_model_len": service.llm.max_model_len, "tokens": ids}
@@ -55,15 +55,11 @@ async def detokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     if tokenizer is None:
         raise ApiError("invalid_request", "the model has no tokenizer")
     if not isinstance(tokens, list):
-        raise ApiError(
-            "invalid_request", f"tokens must be a list of token ids, got {json_kind(tokens)}", "tokens"
-        )
+        raise invalid("tokens", f"must be a list of token ids, got {json_kind(tokens)}")
     ids = read_prompt(tokens) if tokens else []
     assert not isinstance(ids, str)
     if ids and max(ids) >= service.llm.vocab_size:
-        raise ApiError(
-            "invalid_request", f"tokens must be below {service.llm.vocab_size}, got {max(ids)}", "tokens"
-        )
+        raise invalid("tokens", f"must be below {service.llm.vocab_size}, got {max(ids)}")
     text = await service.off_loop(lambda: tokenizer.decode(ids, clean_up_tokenization_spaces=False))
     return {"prompt": text}
 
@@ -71,11 +67,11 @@ async def detokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
 def _check_model(service: Service, body: dict[str, Any]) -> None:
     model = body.get("model")
     if model is not None and not isinstance(model, str):
-        raise ApiError("invalid_request", f"model must be a text, got {json_kind(model)}", "model")
+        raise invalid("model", f"must be a text, got {json_kind(model)}")
     service.check_model(model)
 
 
 def _refuse(body: dict[str, Any], known: set[str]) -> None:
     for name in body:
         if name not in known:
-            raise ApiError("invalid_request", f"{name!r:.80} is not a field of this request", name[:80])
+            raise invalid(f"{name!r:.80}", "is not a field of this request", name[:80])
