@@ -6,7 +6,7 @@ Outputs go back once per step, in one call on the event loop.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
@@ -139,40 +139,29 @@ class AsyncEngine:
         """Call `action` on the engine's thread, between two steps, and return what it returns."""
         return await asyncio.wrap_future(self._send(action, *args, **kwargs))
 
+    def _in_progress(self) -> Iterator[tuple[NewRequest, bool]]:
+        """Yield the clients' unfinished requests, and whether their computation has yet to begin."""
+        for stream in {stream for stream in self._streams.values() if not stream.background}:
+            for each in stream.requests:
+                if each.request_id in stream.unfinished:
+                    yield each, each.request_id in stream.waiting
+
     @property
     def num_unfinished(self) -> int:
         """Answers in progress."""
-        return sum(each.params.n for stream in self._open_streams() for each in stream.requests)
+        return sum(each.params.n for each, _ in self._in_progress())
 
     def num_queued(self) -> tuple[int, int]:
         """Return answers whose computation has not begun, and the tokens of their prompts."""
-        waiting = [
-            each
-            for stream in self._open_streams()
-            for each in stream.requests
-            if each.request_id in stream.waiting
-        ]
+        waiting = [each for each, waits in self._in_progress() if waits]
         return sum(each.params.n for each in waiting), sum(len(each.token_ids) for each in waiting)
-
-    def unfinished_of(self, tenant: str | None) -> int:
-        """Return answers of one tenant in progress."""
-        return sum(
-            each.params.n
-            for stream in self._open_streams()
-            for each in stream.requests
-            if each.tenant == tenant and each.request_id in stream.unfinished
-        )
 
     def by_tenant(self) -> dict[str | None, tuple[int, int]]:
         """Return tenant -> answers that are computed, answers that wait."""
         found: dict[str | None, tuple[int, int]] = {}
-        for stream in self._open_streams():
-            for each in stream.requests:
-                if each.request_id in stream.unfinished:
-                    running, waiting = found.get(each.tenant, (0, 0))
-                    is_waiting = each.request_id in stream.waiting
-                    n = each.params.n
-                    found[each.tenant] = (running + n * (not is_waiting), waiting + n * is_waiting)
+        for each, waits in self._in_progress():
+            (running, waiting), n = found.get(each.tenant, (0, 0)), each.params.n
+            found[each.tenant] = (running, waiting + n) if waits else (running + n, waiting)
         return found
 
     def stuck_for(self) -> float:
@@ -199,9 +188,6 @@ class AsyncEngine:
     def end(self) -> None:
         """Do as `stop` does, without waiting."""
         self._stopping = True
-
-    def _open_streams(self) -> set[RequestStream]:
-        return {stream for stream in self._streams.values() if not stream.background}
 
     def _send(self, action: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         def run() -> T:

@@ -145,7 +145,7 @@ class Service:
         self.engine.require_usable()
         self.quota.require(tenant)
         share = self.config.max_reqs_per_tenant
-        own = self.engine.unfinished_of(tenant) + self._admitting.get(tenant, 0)
+        own = sum(self.engine.by_tenant().get(tenant, ())) + self._admitting.get(tenant, 0)
         if share is not None and own + answers > share:
             code, field_name = ("invalid_request", "n") if answers > share else (RATE_LIMIT, None)
             raise ApiError(
