@@ -95,8 +95,7 @@ class Scheduler:
         rounds.start_step()
         self._order.keep_limits(self.running)
         while True:
-            if self._prefetching:
-                self._prefetching = [s for s in self._prefetching if not self._end_prefetch(s)]
+            self._prefetching = [s for s in self._prefetching if not self._end_prefetch(s)]
             self._resume_next()
             drop_finished(memory, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
@@ -240,8 +239,7 @@ class Scheduler:
     ) -> None:
         """Count the planned tokens as computed, and take those back that were proposed and not sampled.
 
-        Args:
-            seconds, period: that the step took, and since the end of the one before; None: they say nothing.
+        What steps cost is learnt of the `seconds` that it took, and of the `period` since the end of the one before.
         """
         self.rounds.note(step, result.kept)
         advance(step, result.offsets, self.memory, self.drafts, self.accounts)
