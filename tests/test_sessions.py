@@ -238,7 +238,7 @@ def test_a_ttl_is_kept_or_refused(open_llm: Any) -> None:
     """Others' requests take all but what it holds; when it is over, it gives way before older sessions."""
     llm = open_llm(kv_memory="3MiB")
     memory, now = llm._engine.memory, [100.0]
-    memory.sessions._clock = lambda: now[0]
+    memory.sessions._clock = memory.sessions.retention._clock = lambda: now[0]
     blocks_for, allocator = memory.ledger.layout.blocks_for, memory.ledger.allocator
 
     def turn(name: str, token: int, tokens: int = 40, **fields: Any) -> RequestOutput:
