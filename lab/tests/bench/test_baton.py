@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_llama import save_tiny_llama
 
-from winnow.errors import ConfigError
 from winnow_lab.papers.__main__ import main
 from winnow_lab.papers.baton.protocol import (
     MIXED,
@@ -20,10 +19,8 @@ from winnow_lab.papers.baton.protocol import (
     PAGED,
     SHORT,
     Cell,
-    Cells,
-    Experiment,
     Lengths,
-    Measured,
+    Options,
     Run,
     Trace,
     draw_lengths,
@@ -36,11 +33,12 @@ from winnow_lab.papers.baton.results import (
     all_tables,
     bars,
     differing_lines,
-    draw_all,
+    figures,
     find,
     read_rows,
     spread_lines,
 )
+from winnow_lab.study.journal import CellJournal
 
 TALLY = {"passes": 100, "positions": 400, "idle": 100, "columns_held": 60, "columns_needed": 40}
 TALLY |= {"prefill_seconds": 1.0, "decode_seconds": 3.0}
@@ -54,11 +52,15 @@ RUN = Run(
     digests=("a", "b"),
     trace=Trace((1.0, 8.0), (0, 2), (50, 202), (2**20, 2**19)),
 )
-HEAD = {"commit": "abc", "date": "2026-11-21", "command": ["winnow"], "machine": {}}
 
 
-def measured(mode: str, seconds: float, query_set: str = MIXED, batch: int = 8, **other: Any) -> Measured:
-    return Measured(Cell(query_set, mode, batch), replace(RUN, seconds=seconds, **other), HEAD)
+def rows_of(*cells: tuple[Any, ...]) -> list[Row]:
+    """Rows of (mode, seconds, set, batch, fields of the run) by default of the mixed set at batch 8."""
+    journal = CellJournal(None, {})
+    for mode, seconds, *rest in cells:
+        query_set, batch, own = [*rest, *(MIXED, 8, {})[len(rest) :]]
+        journal.add(Cell(query_set, mode, batch).key, asdict(replace(RUN, seconds=seconds, **own)))
+    return read_rows(journal)
 
 
 # -- queries ---------------------------------------------------------------------------------------------------------
@@ -101,67 +103,49 @@ def test_prompts_are_passages_of_the_text(prompts: list[int], seed: int, begins:
 # -- cells and arithmetic --------------------------------------------------------------------------------------------
 
 
-def test_cells_that_are_compared_stand_together_and_are_measured_once() -> None:
-    cells = Cells(modes=("static", "embedding"), repeats=2)
-    assert list(cells)[:3] == [
-        Cell(MIXED, "static", 4),
-        Cell(MIXED, "embedding", 4),
-        Cell(MIXED, "static", 8),
-    ]
+def test_cells_that_are_compared_stand_together() -> None:
+    cells = list(Options(modes=("static", "embedding")).cells())
+    assert cells[:3] == [Cell(MIXED, "static", 4), Cell(MIXED, "embedding", 4), Cell(MIXED, "static", 8)]
     assert [cell.batch for cell in cells if cell.query_set == SHORT] == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10]
-    assert {cell.batch for cell in Cells(batches=(3,))} == {3}
-    assert Cells(sets=("short", "short")).sets == ("short",)
-    experiment = Experiment(cells, {}, lambda options: pytest.fail("no engine is needed"), HEAD)
-    found = [measured("static", 1.0, batch=4), measured("static", 1.0, batch=4), measured("static", 1.0)]
-    missing = experiment.missing(found)
-    assert len(missing) == 2 * 14 - 3
-    assert missing[:2] == [Cell(MIXED, "embedding", 4), Cell(MIXED, "embedding", 8)]
-    assert missing.index(Cell(MIXED, "static", 8)) > 10  # in the second turn alone
+    assert {cell.batch for cell in Options(batches=(3,)).cells()} == {3}
+    assert Options(sets=("short", "short")).sets == ("short",)
+    assert [Cell.of(cell.key) for cell in cells] == cells
 
 
 def test_options_of_padded_engines_are_not_given_to_the_paged_one() -> None:
-    options = {"dtype": "float32", "prefill_group": 4}
-    experiment = Experiment(Cells(), options, lambda options: pytest.fail("no engine is needed"), HEAD)
-    assert experiment.options_of(Cell(SHORT, "pd", 2)) == options | {
-        "engine": "padded",
-        "padded_mode": "pd",
-        "max_num_seqs": 2,
-    }
-    assert experiment.options_of(Cell(SHORT, PAGED, 2)) == {
-        "dtype": "float32",
-        "engine": "paged",
-        "max_num_seqs": 2,
-    }
+    given = {"dtype": "bfloat16", "prefill_group": 4}
+    padded = {**given, "engine": "padded", "padded_mode": "pd", "max_num_seqs": 2}
+    assert Cell(SHORT, "pd", 2).options(given) == padded
+    assert Cell(SHORT, PAGED, 2).options(given) == {"dtype": "bfloat16", "engine": "paged", "max_num_seqs": 2}
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("typed", "message"),
     [
-        {"sets": ("long",)},
-        {"modes": ("static", "orca")},
-        {"batches": (0,)},
-        {"repeats": 0},
-        {"query_seed": -1},
-        {"scale": 0.0},
-        {"short_scale": float("inf")},
+        ("--sets long", "--sets: no 'long'"),
+        ("--modes static,orca", "--modes: no 'orca'"),
+        ("--batches 0", "--batches must be at least 1, got 0"),
+        ("--repeats 0", "--repeats must be at least 1, got 0"),
+        ("--query-seed -1", "--query-seed must be at least 0, got -1"),
+        ("--scale 0", "--scale must be a number above 0, got 0"),
+        ("--short-scale inf", "--short-scale must be a number above 0, got inf"),
     ],
 )
-def test_cells_that_cannot_be_measured_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Cells(**wrong)
+def test_cells_that_cannot_be_measured_are_refused(
+    typed: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["baton", *typed.split()]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_rows_compare_medians_passes_and_answers_with_static() -> None:
     fewer = TALLY | {"passes": 40}
-    rows = read_rows(
-        [
-            measured("static", 8.0),
-            measured("embedding", 2.0, tally=fewer, digests=("a", "x")),
-            measured("embedding", 4.0, tally=fewer, digests=("a", "x")),
-            measured("embedding", 8.0, tally=fewer, digests=("a", "x")),
-            measured(PAGED, 1.0, tally={}),
-            measured("shaping", 5.0, SHORT, 2),
-        ]
+    other = MIXED, 8, {"tally": fewer, "digests": ("a", "x")}
+    rows = rows_of(
+        ("static", 8.0),
+        *(("embedding", seconds, *other) for seconds in (2.0, 4.0, 8.0)),
+        (PAGED, 1.0, MIXED, 8, {"tally": {}}),
+        ("shaping", 5.0, SHORT, 2),
     )
     static, embedding, paged, lonely = rows
     assert find(rows, MIXED, "embedding", 8) is embedding and find(rows, SHORT, "static", 2) is None
@@ -211,7 +195,7 @@ def test_bars_are_what_the_paper_measured() -> None:
 
 
 def test_a_missed_bar_tells_by_how_much_and_why() -> None:
-    rows = read_rows([measured("static", 8.0), measured("embedding", 5.0), measured("shaping", 6.0)])
+    rows = rows_of(("static", 8.0), ("embedding", 5.0), ("shaping", 6.0))
     table = bars(rows)
     assert [(name, entries[:3]) for name, entries in table.rows] == [
         ("mixed, batch 8: embedding over static", ("2.49x", "1.60x", "missed by 36%")),
@@ -225,20 +209,18 @@ def test_a_missed_bar_tells_by_how_much_and_why() -> None:
         assert all(len(entries) == len(each.columns) for _, entries in each.rows)
 
 
-def test_figures_have_a_panel_for_each_batch(tmp_path: Path) -> None:
-    rows = read_rows([measured("static", 8.0, batch=2), measured("embedding", 5.0)])
-    paths = draw_all(rows, tmp_path)
-    assert [path.name for path in paths[:1]] == ["baton_figure5.svg"]
-    assert len(paths) == 3 and all(path.stat().st_size > 1000 for path in paths)
-    drawn = (tmp_path / "baton_figure7.svg").read_text()
-    assert "mixed set, batch 2" in drawn and "mixed set, batch 8" in drawn
+def test_figures_have_a_panel_for_each_batch() -> None:
+    drawn = figures(rows_of(("static", 8.0, MIXED, 2), ("embedding", 5.0)))
+    assert list(drawn) == ["_figure5", "_figure6", "_figure7"]
+    titles = [axes.get_title() for axes in drawn["_figure7"]().axes]
+    assert titles[:2] == ["mixed set, batch 2", "mixed set, batch 8"]
 
 
 def test_runs_survive_json() -> None:
-    entry = measured("static", 8.0)
-    assert Measured.from_json(json.loads(json.dumps(entry.to_json()))) == entry
-    assert Row(entry.cell, (entry.run,), ()).to_json()["idle_share"] == 0.25
-    assert asdict(entry.run)["trace"]["tokens"] == (50, 202)
+    [row] = rows_of(("static", 8.0))
+    again = Run.from_json(json.loads(json.dumps(asdict(row.first) | {"commit": "abc"})))
+    assert again.trace.tokens == [50, 202] and again.seconds == 8.0
+    assert row.to_json()["idle_share"] == 0.25
 
 
 # -- the command -----------------------------------------------------------------------------------------------------
@@ -252,22 +234,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = tmp_path / "report.json"
-    typed = [
-        "baton",
-        "--model",
-        str(model),
-        "--progress",
-        "off",
-        "--batches",
-        "5",
-        "--scale",
-        "0.01",
-    ]
-    typed += ["--short-scale", "0.05", "--journal", str(tmp_path / "journal"), "--json", str(report)]
-    assert main([*typed, "--sets", "mixed", "--group-padding", "0.1"]) == 0
-    printed = json.loads(report.read_text())
-    rows = {row["mode"]: row for row in printed["rows"]}
+    journal = tmp_path / "journal"
+    typed = (
+        f"baton --model {model} --batches 5 --scale 0.01 --short-scale 0.05 --journal {journal} -o {tmp_path}"
+    )
+    assert main([*typed.split(), "--sets", "mixed", "--group-padding", "0.1"]) == 0
+    first = json.loads((tmp_path / "baton.json").read_text())["rows"]
+    rows = {row["mode"]: row for row in first}
     assert set(rows) == set(MODES)
     assert {row["differing"] for row in rows.values()} == {0}
     assert rows["embedding"]["idle_share"] < 0.1 < rows["shaping"]["idle_share"]
@@ -276,53 +249,20 @@ def test_all_modes_answer_alike_and_only_static_ones_compute_without_need(
     assert rows["shaping-gaps"]["column_share"] > 1.2 > 1.05 > rows["shaping"]["column_share"]
     assert rows["embedding"]["pass_gain"] > 1.75 and rows["embedding"]["sustained_gain"] > 1
     assert rows["embedding"]["column_share"] < 1.05 < rows["static"]["column_share"]
-    for each in printed["runs"]:
-        run = each["run"]
-        lengths = list(Cells(scale=0.01).lengths(Cell(**each["cell"])))
-        assert run["answer_tokens"] == sum(length.answer for length in lengths) == run["trace"]["tokens"][-1]
-        assert run["prompt_tokens"] == sum(length.prompt for length in lengths)
-        assert run["trace"]["completed"][-1] == 120
-        assert run["trace"]["seconds"] == sorted(run["trace"]["seconds"])
-        assert 0 < max(run["trace"]["kv_bytes"]) <= run["kv_bytes_peak"]
+    for row in map(json.loads, journal.read_text().splitlines()[1:]):
+        lengths, trace = Options(scale=0.01).lengths(Cell.of(row["cell"])), row["trace"]
+        assert row["answer_tokens"] == sum(length.answer for length in lengths) == trace["tokens"][-1]
+        assert row["prompt_tokens"] == sum(length.prompt for length in lengths)
+        assert trace["completed"][-1] == 120 and trace["seconds"] == sorted(trace["seconds"])
+        assert 0 < max(trace["kv_bytes"]) <= row["kv_bytes_peak"]
     capsys.readouterr()
     # The journal has all of it, and the other set resumes there.
-    assert main([*typed, "--group-padding", "0.1", "-o", str(tmp_path), "--modes", "static,embedding"]) == 0
-    again = json.loads(report.read_text())
-    assert again["runs"][:6] == printed["runs"] and len(again["runs"]) == 8
+    assert main([*typed.split(), "--group-padding", "0.1", "--modes", "static,embedding"]) == 0
+    again = json.loads((tmp_path / "baton.json").read_text())["rows"]
+    assert again[:6] == first and len(again) == 8
     shown = capsys.readouterr().out
     assert "All modes gave the same tokens" in shown and "Table 2" in shown
     page = (tmp_path / "baton.md").read_text()
     assert "baton_figure5.svg" in page and "| 5, paged |" in page
-    assert main(typed) != 0  # other options: other runs
-    assert "group_padding was 0.1 and is 0.02" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("--sets long", "sets must be of mixed, short, got 'long'"),
-        ("--batches 2,x", "argument --batches: must be whole numbers with commas between, got '2,x'"),
-        ("--scale 0", "scale must be a number above 0, got 0"),
-        ("--threads 0", "threads must be at least 1, got 0"),
-        ("--overwrite", "--overwrite starts the file of --journal afresh"),
-        ("--model nowhere", "model must be a directory"),
-        ("--eviction h2o", "--eviction"),
-        ("--batches 5000", "max_num_batched_tokens must be at least"),
-        ("--json /dev/null/x", "cannot write --json /dev/null/x"),
-        ("--output /dev/null/x", "cannot write -o /dev/null/x"),
-        ("--journal /dev/null/x", "cannot write --journal /dev/null/x"),
-    ],
-)
-def test_what_is_unusable_is_one_line(typed: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["baton", *typed.split()]) == 2
-    printed = capsys.readouterr().err.splitlines()
-    assert len(printed) == 1 and message in printed[0]
-
-
-def test_help_teaches_by_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["baton", "--help", "all"])
-    assert stop.value.code == 0
-    printed = capsys.readouterr().out
-    assert "examples:\n  python -m winnow_lab.papers baton" in printed and "--prefill-group" in printed
-    assert "--padded-mode" not in printed
+    assert main(typed.split()) != 0  # other options: other runs
+    assert "group_padding" in capsys.readouterr().err

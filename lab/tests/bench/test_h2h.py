@@ -118,7 +118,7 @@ def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFi
         "--presets h2o-once,leverage --compression 4 --samples 1 --tokens 200 --windows 1 --window-tokens 64"
     )
     work = tmp_path / "work"
-    command = ["h2h", *small.split(), "--kv-memory", "16MiB", "--progress", "off"]
+    command = ["h2h", *small.split(), "--kv-memory", "16MiB"]
     command += ["-o", str(tmp_path), "--journal", str(work)]
     assert main(command) == 0
     shown = capsys.readouterr().out
@@ -134,9 +134,7 @@ def test_the_command_and_a_second_start(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_text_alone_needs_no_task(tmp_path: Path) -> None:
-    small = (
-        "--text-only --presets kv-compress --windows 1 --window-tokens 64 --kv-memory 16MiB --progress off"
-    )
+    small = "--text-only --presets kv-compress --windows 1 --window-tokens 64 --kv-memory 16MiB"
     assert main(["h2h", *small.split(), "-o", str(tmp_path)]) == 0
     data = json.loads((tmp_path / "h2h_text.json").read_text())
     assert [each["name"] for each in data["perplexity"]] == [*text_presets(), "kv-compress"]

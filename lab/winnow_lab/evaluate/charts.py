@@ -18,10 +18,8 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
     Raises:
         WinnowError: matplotlib is not installed.
     """
-    paths = []
-    panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
-    if panels:
-        paths.append(save_figure(line_chart(panels, f"{evaluation.task}: mean score"), directory / "score"))
+    scores = score_chart(evaluation)
+    paths = [] if scores is None else [save_figure(scores, directory / "score")]
     if len(evaluation.lengths) > 1 and len(evaluation.categories) > 1:
         maps = directory / "maps"
         maps.mkdir(exist_ok=True)
@@ -29,6 +27,16 @@ def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
             if result.outcomes:
                 paths.append(save_figure(_map(evaluation, result), maps / result.cell.name.replace(" ", "-")))
     return paths
+
+
+def score_chart(evaluation: Evaluation) -> "Figure | None":
+    """Return scores over the compression reached, a panel for each query mode; None: nothing is informative.
+
+    Raises:
+        WinnowError: matplotlib is not installed.
+    """
+    panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
+    return line_chart(panels, f"{evaluation.task}: mean score") if panels else None
 
 
 def _curves(evaluation: Evaluation, query: str) -> Panel | None:

@@ -133,8 +133,8 @@ class DamagedFiles:
         path = self._random.choice(paths)
         try:
             content = bytearray(path.read_bytes())
-            at = self._random.randrange(len(content))
-            if self._random.random() < 0.5:
+            at = self._random.randrange(len(content) or 1)
+            if content and self._random.random() < 0.5:
                 content[at] ^= 1 << self._random.randrange(8)
             else:
                 del content[at:]

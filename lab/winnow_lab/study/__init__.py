@@ -1,6 +1,8 @@
 """A study is its cells, its measure and its words: flags, provenance, tables, pages and journals are here, once."""
 
 from winnow_lab.study.options import (
+    EngineFlags,
+    EngineOptions,
     ModelOptions,
     PageOptions,
     RealModelOptions,
@@ -12,6 +14,8 @@ from winnow_lab.study.options import (
 from winnow_lab.study.study import Result, as_command, in_turn, run_study
 
 __all__ = [
+    "EngineFlags",
+    "EngineOptions",
     "ModelOptions",
     "PageOptions",
     "RealModelOptions",

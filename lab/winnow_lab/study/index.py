@@ -114,7 +114,6 @@ STUDIES = (
         "KV-Compress: throughput, batch and answers by compression",
         ("kv_compress.md", "16x: 5.4 times at 2,000 tokens with equal answers"),
         ("kv_compress_6000.md", "1.9 times at 64x and 6,000 tokens with equal answers"),
-        ("kv_compress.json", "its numbers, from two machines"),
         ("gemma.md", "Gemma-3-270M: windows leave 1.3 to 1.6 times"),
     ),
     _module(
@@ -184,11 +183,6 @@ STUDIES = (
         "speed.drafts",
         "What do drafts gain, and does their gate keep them from losing?",
         ("drafts.md", "lookup: .985 to 1.13 with the gate; a useless draft model .84"),
-    ),
-    _module(
-        "speed.calibration",
-        "How near do predicted times come to measured ones?",
-        ("calibration.json", "held-out shapes off by 7.5 %, loads by at most 9 %"),
     ),
     _module("speed.eviction_overhead", "What do scoring, planning and moving cost?"),
     _module("speed.host_time", "What does a decode step cost besides the model?"),

@@ -1,7 +1,8 @@
 """Outcomes on disk as they come, so that an evaluation that was killed resumes where it stopped."""
 
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 from winnow.errors import EvaluationError
 from winnow.report.fingerprint import Fingerprint
 from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
+from winnow.report.provenance import commit
 from winnow.values.json_values import dump_json
 
 _FORM, _VERSION = "winnow_eval", 1
@@ -101,3 +103,54 @@ class ResultJournal(Generic[_Entry]):
                 self.found.append(self._read_entry(values))
                 end += len(line)
         return end
+
+
+class CellJournal:
+    """Rows of cells, each with its commit and date, on disk as they come; None: in memory alone.
+
+    Attributes:
+        rows: those found and those added, by cell, in the order measured.
+
+    Args:
+        identity: of the work; rows of another are not mixed in.
+
+    Raises:
+        EvaluationError: the file is of other work.
+    """
+
+    _FORM, _VERSION = "winnow_cells", 1
+
+    def __init__(self, path: Path | None, identity: Mapping[str, Any]) -> None:
+        self._path = path
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+        if path is None:
+            return
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            create_journal(path, self._FORM, self._VERSION, dict(identity))
+        with path.open("r+b") as file:
+            header = file.readline()
+            found = owner_differences(header, self._FORM, self._VERSION, dict(identity))
+            if found is None or found.every:
+                why = "no journal of a study" if found is None else "; ".join(found.every)
+                raise EvaluationError(f"--journal {path} is of other work: {why}")
+            lines = list(whole_lines(file))
+            file.truncate(len(header) + sum(map(len, lines)))  # the next row would be appended to a torn one
+        for row in filter(None, map(parse_object, lines)):
+            self.rows.setdefault(row.pop("cell"), []).append(row)
+
+    def add(self, cell: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep a row. Returns it with commit and date; it survives this process."""
+        kept = {**row, "commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
+        self.rows.setdefault(cell, []).append(kept)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(dump_json({"cell": cell, **kept}) + "\n")
+        return kept
+
+    @property
+    def origins(self) -> str:
+        """Where rows come from, as a sentence."""
+        rows = [row for each in self.rows.values() for row in each]
+        commits, dates = (sorted({str(row[name]) for row in rows}) for name in ("commit", "date"))
+        return f"Measured at {', '.join(commits)} on {', '.join(dates)}."

@@ -1,11 +1,13 @@
 """Options of a study: a frozen dataclass whose fields are its flags."""
 
 import argparse
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
+from winnow.cli.flags.engine import add_engine_flags, engine_options
 from winnow.cli.flags.options import reading
 from winnow.config.option import option
 from winnow.errors import ConfigError
@@ -27,12 +29,8 @@ def flag(default: Any = MISSING, text: str = "", **extra: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class StudyOptions:
-    """Flags of every study: where its results go."""
-
-    json: Path | None = flag(None, "write every number to this file")
-    output: Path | None = flag(None, "folder of NAME.md and NAME.json, and of figures", short=("-o",))
-    name: str = flag("", "of the files in --output (default: the study's)")
+class Flags:
+    """Options whose fields are flags."""
 
     def __post_init__(self) -> None:
         """Check what each field's declaration demands.
@@ -48,6 +46,15 @@ class StudyOptions:
                     raise ConfigError(f"{flag_of(each.name)} must be at least {least:g}, got {value:g}")
                 if (choices := each.metadata.get("choices")) and value not in choices:
                     raise ConfigError(f"{flag_of(each.name)}: no {value!r}; known: {', '.join(choices)}")
+
+
+@dataclass(frozen=True)
+class StudyOptions(Flags):
+    """Flags of every study: where its results go."""
+
+    json: Path | None = flag(None, "write every number to this file")
+    output: Path | None = flag(None, "folder of NAME.md and NAME.json, and of figures", short=("-o",))
+    name: str = flag("", "of the files in --output (default: the study's)")
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,27 @@ class RealModelOptions(PageOptions):
         if found is None:
             raise ConfigError("no models/SmolLM2*.gguf: run make real-model, or name a model with --model")
         object.__setattr__(self, "model", found)
+
+
+@dataclass(frozen=True)
+class EngineFlags(Flags):
+    """Flags of a command that takes all options of an engine, but for those that it chooses itself.
+
+    Attributes:
+        engine: those that were typed, checked.
+        CHOSEN: those without a flag.
+        SHOWN: defaults of its own, for `--help`; FIXED: values of options without a flag.
+    """
+
+    engine: Mapping[str, Any] = field(default_factory=dict, metadata={"is_engine": True}, kw_only=True)
+    CHOSEN: ClassVar[tuple[str, ...]] = ()
+    SHOWN: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class EngineOptions(EngineFlags, StudyOptions):
+    """Flags of a study that takes all options of an engine, but for those that it chooses itself."""
 
 
 def default_model() -> str | None:
@@ -115,7 +143,11 @@ def add_options(parser: argparse.ArgumentParser, kind: type[Any]) -> None:
     """Declare the flags of options."""
     hints = get_type_hints(kind)
     for each in fields(kind):
-        _add(parser, each, hints[each.name])
+        if "is_engine" not in each.metadata:
+            _add(parser, each, hints[each.name])
+    if issubclass(kind, EngineFlags):  # behind, as flags of other engines give way
+        add_engine_flags(parser, kind.CHOSEN, kind.SHOWN)
+        parser.set_defaults(**kind.FIXED)
 
 
 def options_of(kind: type[_Options], typed: argparse.Namespace) -> _Options:
@@ -124,8 +156,12 @@ def options_of(kind: type[_Options], typed: argparse.Namespace) -> _Options:
     Raises:
         ConfigError: names flag, value and limit.
     """
-    names = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    return kind(**{name: getattr(typed, name) for name in names})
+    names = [each.name for each in fields(kind) if "is_engine" not in each.metadata]  # type: ignore[arg-type]
+    own = {name: getattr(typed, name) for name in names}
+    if issubclass(kind, EngineFlags):  # which may have options of names that the command uses itself
+        others = {name: value for name, value in vars(typed).items() if name not in own}
+        own["engine"] = engine_options(argparse.Namespace(**others))
+    return kind(**own)
 
 
 def read_pairs(text: str) -> tuple[tuple[int, int], ...]:
@@ -159,7 +195,10 @@ def _add(parser: argparse.ArgumentParser, each: "Field[Any]", hint: Any) -> None
 
 def _listed(read: Callable[[str], Any]) -> Callable[[str], tuple[Any, ...]]:
     def entries(text: str) -> tuple[Any, ...]:
-        return tuple(read(each.strip()) for each in text.split(",") if each.strip())
+        parts = [each.strip() for each in text.split(",")] if text.strip() else []
+        if not all(parts):
+            raise ValueError("an entry is empty")
+        return tuple(map(read, parts))
 
     entries.__name__ = f"{getattr(read, '__name__', 'value')} list"
     return entries

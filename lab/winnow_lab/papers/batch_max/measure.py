@@ -133,7 +133,6 @@ def measure_accuracy(
     asks: Sequence[TimedPrompt],
     method: Method,
     bar: float = 0.0,
-    on_wave: Callable[[int], None] = lambda done: None,
 ) -> Accuracy:
     """Ask all prompts; answers end as answers do.
 
@@ -141,7 +140,6 @@ def measure_accuracy(
 
     Args:
         bar: stop once the mean can no longer reach it, however the other prompts are answered.
-        on_wave: receives how many prompts are done.
     """
     scores: list[float] = []
     accuracy = Accuracy((), len(asks))
@@ -153,7 +151,6 @@ def measure_accuracy(
             output.raise_for_error()
             scores.append(judge(ask.asked, output.outputs[0].text))
         accuracy = Accuracy(tuple(scores), len(asks))
-        on_wave(len(scores))
     return accuracy
 
 

@@ -3,75 +3,63 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from winnow.config import DTYPES, option, optional_int
+from winnow.cli.flags.engine import model_path
+from winnow.config import DTYPES
 from winnow.errors import ConfigError
 from winnow.eviction import PRESETS, Average, EvictionPolicy, KeyDifference, Recency, Scorer
 from winnow.llm import LLM
+from winnow.report.fingerprint import model_digest
 from winnow.sampling import SamplingParams
-from winnow.values.checks import check_counts, check_names
 from winnow.values.units import parse_bytes
 from winnow_lab.bench.answering import fixed_length
-from winnow_lab.bench.lists import names
 from winnow_lab.papers.judged import AskedTask, TimedPrompt, categories_of, judged_prompts
+from winnow_lab.study import StudyOptions, flag
 
-ALL_TASKS = "all"
 _FEWEST_PROMPT_TOKENS = 256
 RULES = ("average", "key-difference", "leverage", "recency")
 """What Algorithm 1 may evict by: the keys of `SCORES`."""
 
 
 @dataclass(frozen=True)
-class BatchMaxConfig(AskedTask):
+class Options(AskedTask, StudyOptions):
     """Memory, tasks, and how often all is done."""
 
-    kv_memory: int = option(
-        32 * 2**20, "memory of the KV cache, the same for every method, such as 32MiB", parse=parse_bytes
+    kv_memory: int = flag(32 * 2**20, "the same for every method, such as 32MiB", parse=parse_bytes)
+    model: str | None = flag(None, "directory or GGUF file (default: the demo model)")
+    tasks: tuple[str, ...] = flag((), "categories of --task (default: all)")
+    rules: tuple[str, ...] = flag(
+        RULES[:3], "what Algorithm 1 evicts by; the paper's is average", choices=RULES
     )
-    model: str | None = option(None, "directory or GGUF file; left out: the demo model", parse=str)
-    tasks: str = option(ALL_TASKS, f"categories of --task, commas between them; or {ALL_TASKS}")
-    rules: str = option(
-        "average,key-difference,leverage",
-        f"what Algorithm 1 evicts by, commas between them; of {', '.join(RULES)}; the paper's is average",
-    )
-    samples: int = option(
-        48, "prompts of each task, which batch sizes must divide; the paper has 960, the same for all methods"
-    )
-    prompt_tokens: int = option(3584, "tokens of a prompt with its answer, about")
-    new_tokens: int = option(512, "tokens of each answer in what is timed; the end of text does not end it")
-    within: float = option(3.0, "percent of the full cache's accuracy that a method may lose")
-    repeats: int = option(3, "times that everything is timed, in turn; the median counts")
-    requests: int = option(12, "prompts of what is timed in Winnow's own scheduler")
-    dtype: str = option("bfloat16", "number format of weights and KVs", choices=DTYPES[1:])
-    threads: int | None = option(None, "threads of torch; left out: as many as it takes", parse=optional_int)
-    seed: int = option(0, "of the prompts")
+    samples: int = flag(48, "prompts of each task, which batch sizes must divide; the paper has 960", least=1)
+    prompt_tokens: int = flag(3584, "of a prompt with its answer, about", least=_FEWEST_PROMPT_TOKENS)
+    new_tokens: int = flag(512, "of each timed answer; the end of text does not end it", least=1)
+    within: float = flag(3.0, "percent of the full cache's accuracy that a method may lose", least=0)
+    repeats: int = flag(3, "times that everything is timed, in turn; the median counts", least=1)
+    requests: int = flag(12, "prompts of what is timed in Winnow's own scheduler", least=1)
+    dtype: str = flag("bfloat16", "number format of weights and KVs", choices=DTYPES[1:])
+    threads: int | None = flag(None, "of torch", least=1)
+    seed: int = flag(0, "of the prompts", least=0)
+    journal: Path | None = flag(None, "of what each task came to: the same command resumes there")
+    name: str = flag("batch_max", "of the files in --output")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
-        check_counts(self, zero=("seed",))
-        if self.prompt_tokens < _FEWEST_PROMPT_TOKENS:
-            raise ConfigError(
-                f"prompt_tokens must be at least {_FEWEST_PROMPT_TOKENS}, so that every task has a prompt so short, "
-                f"got {self.prompt_tokens}"
-            )
-        if not 0 <= self.within < 100:
-            raise ConfigError(f"within must be at least 0 and below 100, got {self.within:g}")
-        check_names("tasks", self.task_names, categories_of(self, ()))
-        check_names("rules", self.rule_names, RULES)
-        if self.dtype not in DTYPES[1:]:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPES[1:])}, got {self.dtype!r}")
+        StudyOptions.__post_init__(self)
+        AskedTask.__post_init__(self)
+        object.__setattr__(self, "tasks", categories_of(self, self.tasks, "tasks"))
+        if self.within >= 100:
+            raise ConfigError(f"--within must be below 100, got {self.within:g}")
 
     @property
-    def task_names(self) -> tuple[str, ...]:
-        """In the order typed."""
-        return categories_of(self, ()) if self.tasks == ALL_TASKS else names(self.tasks)
-
-    @property
-    def rule_names(self) -> tuple[str, ...]:
-        """In the order typed."""
-        return names(self.rules)
+    def identity(self) -> dict[str, Any]:
+        """Settings that accuracy depends on."""
+        names = ("kv_memory", "rules", "samples", "prompt_tokens", "new_tokens", "within", "dtype", "seed")
+        own = {name: getattr(self, name) for name in (*names, "task", "shots")}
+        model = model_digest(model_path({"model": self.model}))
+        return own | {"rules": list(self.rules), "data": str(self.data), "model": model}
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -147,11 +135,11 @@ class BenchTask:
         return max(len(ask.token_ids) for ask in self.asks)
 
 
-def make_tasks(config: BatchMaxConfig, llm: LLM) -> tuple[BenchTask, ...]:
+def make_tasks(config: Options, llm: LLM) -> tuple[BenchTask, ...]:
     """Return the categories of the task, the same prompts for every method."""
-    asks: dict[str, list[TimedPrompt]] = {name: [] for name in config.task_names}
+    asks: dict[str, list[TimedPrompt]] = {name: [] for name in config.tasks}
     length = config.prompt_tokens
-    for prompt in judged_prompts(llm, config, config.task_names, length, config.samples, config.seed, length):
+    for prompt in judged_prompts(llm, config, config.tasks, length, config.samples, config.seed, length):
         asks[prompt.category].append(prompt)
     for name, found in asks.items():
         if len(found) != config.samples:

@@ -1,9 +1,7 @@
 """The experiment, stage by stage: memory, accuracy, speed."""
 
 import time
-from collections.abc import Callable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 from winnow.errors import ConfigError
@@ -21,18 +19,16 @@ from winnow_lab.papers.batch_max.methods import (
     CONTROL_RULE,
     EXTREME_DECODES,
     FULL_CACHE,
-    BatchMaxConfig,
     BenchTask,
     Method,
+    Options,
     batch_max,
     longest_prompts,
     make_tasks,
     mixed_prompts,
 )
 from winnow_lab.papers.batch_max.results import BatchMaxReport, Speed, TaskResult, Trial, distinct
-
-OnStage = Callable[[str], None]
-"""Is reported what is being done now."""
+from winnow_lab.study.journal import CellJournal
 
 _MOST_SEQS = 64
 _WARM_UP = 8
@@ -47,21 +43,16 @@ class BatchMaxBench:
     first and 64 of each in those that follow.
 
     Args:
-        known: what tasks came to at an earlier start, by name.
-        on_task: is given what every other task comes to.
+        journal: of what tasks came to, by name.
     """
 
     def __init__(
         self,
-        config: BatchMaxConfig,
-        on_stage: OnStage = lambda stage: None,
-        known: Mapping[str, TaskResult] = MappingProxyType({}),
-        on_task: Callable[[TaskResult], None] = lambda result: None,
+        config: Options,
+        journal: CellJournal,
     ) -> None:
         self._config = config
-        self._known = known
-        self._on_task = on_task
-        self._on_stage = on_stage
+        self._journal = journal
         self._seconds: dict[str, float] = {}
         self._most_kvs: dict[int, int | None] = {}
         # By rule: what held on the task before, where the search of the next one begins.
@@ -74,12 +65,10 @@ class BatchMaxBench:
             ConfigError: the KV memory does not hold a single prompt, or the model's context no prompt and answer.
         """
         started = time.perf_counter()
-        self._on_stage("loading")
         with self._open_static() as llm:
             self._check_context(llm.max_model_len)
             tasks = make_tasks(self._config, llm)
             room = Room(llm, longest_prompts(tasks), self._config.new_tokens)
-            self._on_stage("memory")
             out_of_memory = room.first_batch_out_of_memory()
             batch = max(size for size in self._config.batch_sizes if size < out_of_memory)
             self._note("loading and memory", started)
@@ -127,11 +116,9 @@ class BatchMaxBench:
         results = []
         with self._open(kv_memory=2**30, max_num_seqs=WAVE) as llm:
             for task in tasks:
-                result = self._known.get(task.name)
-                if result is None:
-                    result = self._judge(llm, task, room, batch)
-                    self._on_task(result)
-                results.append(result)
+                if task.name not in self._journal.rows:
+                    self._journal.add(task.name, self._judge(llm, task, room, batch).to_json())
+                results.append(TaskResult.from_json(self._journal.rows[task.name][0]))
         self._seconds["accuracy"] = sum(result.seconds for result in results)
         return tuple(results)
 
@@ -143,7 +130,7 @@ class BatchMaxBench:
         controls: dict[int, Accuracy] = {}
         larger = [size for size in self._config.batch_sizes if batch < size <= _MOST_SEQS]
         fitting = [size for size in larger if self._kvs(room, size) is not None]
-        for rule in self._config.rule_names:
+        for rule in self._config.rules:
             tried: dict[int, Accuracy] = {}
 
             def reaches(
@@ -178,11 +165,9 @@ class BatchMaxBench:
         return self._most_kvs[size]
 
     def _measure(self, llm: LLM, task: BenchTask, method: Method, bar: float) -> Accuracy:
-        def show(done: int) -> None:
-            self._on_stage(f"accuracy: {task.name}, {method.label}, {done} of {len(task.asks)}")
-
-        show(0)
-        return measure_accuracy(llm, task.asks, method, bar, show)
+        found = measure_accuracy(llm, task.asks, method, bar)
+        print(f"accuracy: {task.name}, {method.label}: {found.mean:.3f}", flush=True)
+        return found
 
     # -- speed ---------------------------------------------------------------------------------------------------
 
@@ -197,7 +182,7 @@ class BatchMaxBench:
         """What held on some task, the smallest batches first."""
         best = [
             task.best(rule, least)
-            for rule in self._config.rule_names
+            for rule in self._config.rules
             for task in results
             for least in (task.bar, task.full.mean)
         ]
@@ -209,7 +194,7 @@ class BatchMaxBench:
         """The same memory under Winnow's own scheduler: ED, and the largest batch of each rule."""
         number = self._config.requests
         rows = [(EXTREME_DECODES[-1], number)]
-        for rule in self._config.rule_names:
+        for rule in self._config.rules:
             methods = [trial.method for trial in self._found(results) if trial.rule == rule]
             rows += [(method, number) for method in methods[-1:]]
         with self._open() as llm:
@@ -222,13 +207,11 @@ class BatchMaxBench:
         prompts = mixed_prompts(tasks)
         run_requests(llm, prompts[:1], FULL_CACHE, _WARM_UP)
         runs: list[list[Run]] = [[] for _ in rows]
-        for repeat in range(self._config.repeats):
+        for _ in range(self._config.repeats):
             for (method, batch), done in zip(rows, runs, strict=True):
-                self._on_stage(
-                    f"{stage}: {method.label}, batch {batch}, {repeat + 1} of {self._config.repeats}"
-                )
                 some = [prompts[number % len(prompts)] for number in range(batch)]
                 done.append(run_requests(llm, some, method, self._config.new_tokens))
+                print(f"{stage}: {method.label}, batch {batch}: {done[-1].rate:.1f} tokens/s", flush=True)
         self._note(stage, started)
         return tuple(
             Speed(method, batch, tuple(done)) for (method, batch), done in zip(rows, runs, strict=True)

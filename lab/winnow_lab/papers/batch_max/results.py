@@ -2,11 +2,11 @@
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from winnow_lab.papers.batch_max.measure import Accuracy, Run
-from winnow_lab.papers.batch_max.methods import EXTREME_DECODES, FULL_CACHE, BatchMaxConfig, Method, batch_max
+from winnow_lab.papers.batch_max.methods import EXTREME_DECODES, FULL_CACHE, Method, Options, batch_max
 from winnow_lab.papers.harness import median_and_range
 from winnow_lab.report.tables import TextTable
 
@@ -164,6 +164,7 @@ class TaskResult:
     @classmethod
     def from_json(cls, reported: dict[str, Any]) -> "TaskResult":
         """The result that `to_json` gave."""
+        reported = {name: value for name, value in reported.items() if name not in ("commit", "date")}
         asked = len(reported["full"]["scores"])
 
         def accuracy(each: dict[str, Any]) -> Accuracy:
@@ -188,7 +189,7 @@ class TaskResult:
 class BatchMaxReport:
     """The whole experiment."""
 
-    config: BatchMaxConfig
+    config: Options
     out_of_memory: int
     """The smallest batch that ED could not hold (b0)."""
     tasks: tuple[TaskResult, ...]
@@ -229,14 +230,12 @@ class BatchMaxReport:
     def to_json(self) -> dict[str, Any]:
         """All fields by name, and what follows from them."""
         return vars(self) | {
-            "config": asdict(self.config) | {"data": self.config.data and str(self.config.data)},
-            "mean_gain": {rule: self.mean_gain(rule) for rule in self.config.rule_names},
-            "mean_gain_at_least": {
-                rule: self.mean_gain(rule, at_least=True) for rule in self.config.rule_names
-            },
+            "config": self.config.identity,
+            "mean_gain": {rule: self.mean_gain(rule) for rule in self.config.rules},
+            "mean_gain_at_least": {rule: self.mean_gain(rule, at_least=True) for rule in self.config.rules},
             "gains": {
                 rule: {task.name: self.gain(trial) for task, trial in self.held(rule)}
-                for rule in self.config.rule_names
+                for rule in self.config.rules
             },
             "tasks": [task.to_json() for task in self.tasks],
             "speeds": [speed.to_json() for speed in self.speeds],
@@ -294,12 +293,12 @@ def task_table(report: BatchMaxReport) -> TextTable:
         rows.append((task.name, (FULL_CACHE.name, "", "all", f"{full.mean:.3f}", "", "", "", "")))
         for method, found in zip(EXTREME_DECODES, task.extreme, strict=False):
             rows.append(("", (method.name, "", str(method.max_kvs), f"{found.mean:.3f}", "", "", "", "")))
-        for rule in report.config.rule_names:
+        for rule in report.config.rules:
             near, at_least = task.best(rule), task.best(rule, full.mean)
             rows.append(("", _rule_entries(report, task, rule, near)))
             if at_least is not None and at_least != near:
                 rows.append(("", _rule_entries(report, task, rule, at_least)))
-    for rule in report.config.rule_names:
+    for rule in report.config.rules:
         for name, strict in (("mean", False), ("mean, at least FKV", True)):
             gain = report.mean_gain(rule, at_least=strict)
             rows.append((name, (f"BM {rule}", *[""] * 5, "" if gain is None else _percent(gain), "")))
@@ -365,7 +364,7 @@ def paper_table(report: BatchMaxReport) -> TextTable:
     ]
     mean = sum(row.gain for row in PAPER_ROWS) / len(PAPER_ROWS)
     rows.append(("paper, mean of those near FKV", (*[""] * 6, _percent(mean))))
-    for rule in report.config.rule_names:
+    for rule in report.config.rules:
         for task, trial in report.held(rule):
             cells = (str(report.extreme_decode.batch), str(trial.batch), str(trial.method.max_kvs))
             share = f"{trial.accuracy.mean / task.full.mean:.1%}"

@@ -2,24 +2,23 @@
 
 import hashlib
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate, product
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from winnow.config import PaddedConfig, option
+from winnow.cli.flags.engine import open_llm
+from winnow.config import EngineConfig, EvictionConfig, PaddedConfig
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.outputs import EngineStats
-from winnow.values.checks import check_counts
-from winnow_lab.bench.answering import OnStep, Step, answer_all, fixed_length
-from winnow_lab.bench.lists import integers, names
+from winnow_lab.bench.answering import Step, answer_all, fixed_length
 from winnow_lab.evaluate.tasks.files import shipped_sentences
 from winnow_lab.padded.stats import PaddedStats
-from winnow_lab.papers.harness import missing
+from winnow_lab.study import EngineOptions, flag
+from winnow_lab.study.journal import CellJournal
 
 MIXED, SHORT = "mixed", "short"
 SETS = (MIXED, SHORT)
@@ -145,54 +144,65 @@ class Cell:
     mode: str
     batch: int
 
+    def options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine's, of those given; what only padded engines know is left out for the paged one."""
+        own: dict[str, Any] = {"dtype": "float32", **given, "max_num_seqs": self.batch}
+        if self.mode != PAGED:
+            return own | {"engine": "padded", "padded_mode": self.mode}
+        unknown = {field.name for field in fields(PaddedConfig)}
+        return {name: value for name, value in own.items() if name not in unknown} | {"engine": "paged"}
+
     @property
-    def options(self) -> dict[str, Any]:
-        """What the engine is opened with."""
-        if self.mode == PAGED:
-            return {"engine": "paged", "max_num_seqs": self.batch}
-        return {"engine": "padded", "padded_mode": self.mode, "max_num_seqs": self.batch}
+    def key(self) -> str:
+        """Name in a journal."""
+        return f"{self.query_set}/{self.batch}/{self.mode}"
+
+    @classmethod
+    def of(cls, key: str) -> "Cell":
+        """Return the cell that has a key."""
+        query_set, batch, mode = key.split("/")
+        return cls(query_set, mode, int(batch))
 
 
 @dataclass(frozen=True)
-class Cells:
-    """The cells that are asked for, and the work in each.
+class Options(EngineOptions):
+    """The cells that are asked for, and the work in each."""
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    sets: tuple[str, ...] = option(
-        SETS,
-        "mixed: 120 queries with long and short prompts and answers; short: 30 queries; commas between",
-        parse=names,
+    sets: tuple[str, ...] = flag(SETS, "mixed: 120 queries, long and short; short: 30 queries", choices=SETS)
+    modes: tuple[str, ...] = flag(MODES, choices=MODES)
+    batches: tuple[int, ...] = flag(
+        (), "batch sizes (default: the paper's, 4,8 for mixed and 2,4,6,8,10 for short)", least=1
     )
-    modes: tuple[str, ...] = option(MODES, f"of {', '.join(MODES)}; commas between", parse=names)
-    batches: tuple[int, ...] = option(
-        (),
-        "batch sizes, commas between; left out: the paper's, 4,8 for mixed and 2,4,6,8,10 for short",
-        parse=integers,
+    scale: float = flag(0.05, "tokens for each of the paper's words in the mixed set")
+    short_scale: float = flag(1.0, "the same, in the short set")
+    repeats: int = flag(1, "runs of a cell; all cells are run once, then all of them again", least=1)
+    query_seed: int = flag(0, "of lengths, order and text", least=0)
+    rate: float | None = flag(
+        None, "queries a second, which arrive as a Poisson process (default: all at once)"
     )
-    scale: float = option(0.05, "tokens for each of the paper's words in the mixed set")
-    short_scale: float = option(1.0, "the same, in the short set")
-    repeats: int = option(1, "runs of a cell; all cells are run once, then all of them again")
-    query_seed: int = option(0, "of lengths, order and text")
-    rate: float | None = option(
-        None, "queries a second, which arrive as a Poisson process; left out: all at once", parse=float
+    journal: Path | None = flag(None, "of what was measured: the same command resumes there")
+    name: str = flag("baton", "of the files in --output")
+    CHOSEN: ClassVar[tuple[str, ...]] = (
+        *("engine", "padded_mode", "max_num_seqs", "attention_backend", "block_size"),
+        *vars(EvictionConfig()),
     )
+    SHOWN: ClassVar[Mapping[str, Any]] = MappingProxyType({"dtype": "float32"})
+    # Options are checked for a padded engine, which most cells have.
+    FIXED: ClassVar[Mapping[str, Any]] = MappingProxyType({"engine": "padded"})
 
     def __post_init__(self) -> None:
-        for name, known in (("sets", SETS), ("modes", MODES)):
+        super().__post_init__()
+        for name in ("sets", "modes"):
             object.__setattr__(self, name, tuple(dict.fromkeys(getattr(self, name))))
-            for each in getattr(self, name):
-                if each not in known:
-                    raise ConfigError(f"{name} must be of {', '.join(known)}, got {each!r}")
-        check_counts(self, zero=("query_seed",))
-        for name, scale in (("scale", self.scale), ("short_scale", self.short_scale), ("rate", self.rate)):
-            if scale is not None and not 0 < scale < float("inf"):
-                raise ConfigError(f"{name} must be a number above 0, got {scale:g}")
+        for name in ("scale", "short_scale", "rate"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"--{name.replace('_', '-')} must be a number above 0, got {value:g}")
+        for cell in self.cells():
+            EngineConfig.from_options(cell.options(self.engine))
 
-    def __iter__(self) -> Iterator[Cell]:
-        """In the order in which they are measured: what is compared stands close together."""
+    def cells(self) -> Iterator[Cell]:
+        """Yield cells in the order in which they are measured: what is compared stands close together."""
         for query_set in self.sets:
             batches = self.batches or published_batches(query_set)
             for batch, mode in product(batches, self.modes):
@@ -211,14 +221,11 @@ class Cells:
         return [0.0, *accumulate(rng.expovariate(self.rate) for _ in range(count - 1))]
 
     @property
-    def longest(self) -> int:
-        """Tokens of the longest query with its answer."""
-        return max(each.total for cell in self for each in self.lengths(cell))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What runs must share to be compared."""
-        return {name: getattr(self, name) for name in ("scale", "short_scale", "query_seed", "rate")}
+    def identity(self) -> dict[str, Any]:
+        """Settings that runs share."""
+        engine = EngineConfig.from_options(Cell(SHORT, "static", 1).options(self.engine)).settings()
+        own = {name: getattr(self, name) for name in ("scale", "short_scale", "query_seed", "rate")}
+        return own | {"model": str(self.engine.get("model")), "engine": {**engine, "model": None}}
 
 
 _TRACE_POINTS = 120
@@ -229,12 +236,12 @@ _DIGEST_BYTES = 4
 class Trace:
     """Course of a run, at moments evenly spread over its steps: one entry for each of them."""
 
-    seconds: tuple[float, ...]
-    completed: tuple[int, ...]
+    seconds: Sequence[float]
+    completed: Sequence[int]
     """Queries."""
-    tokens: tuple[int, ...]
+    tokens: Sequence[int]
     """Of answers."""
-    kv_bytes: tuple[int, ...]
+    kv_bytes: Sequence[int]
     """In use by the engine, KVs of queries that wait in host memory included."""
 
 
@@ -251,7 +258,7 @@ class Run:
     """Most that was in use after a step, as in `Trace.kv_bytes`."""
     tally: dict[str, float]
     """The padded engine's counters (`winnow_lab.padded.stats`), of this run alone; empty for the paged engine."""
-    digests: tuple[str, ...]
+    digests: Sequence[str]
     """Of each answer's token ids, in the order of the queries."""
     trace: Trace
     sustained: float = 0.0
@@ -268,13 +275,13 @@ class Run:
         return self.tally["columns_held"] / self.tally["columns_needed"] if self.tally else None
 
     @classmethod
-    def from_json(cls, reported: dict[str, Any]) -> "Run":
-        """The run whose `asdict` gave `reported`."""
-        trace = Trace(**{name: tuple(values) for name, values in reported["trace"].items()})
-        return cls(**reported | {"digests": tuple(reported["digests"]), "trace": trace})
+    def from_json(cls, row: Mapping[str, Any]) -> "Run":
+        """Return the run whose `asdict` a journal has."""
+        found = {each.name: row[each.name] for each in fields(cls)}
+        return cls(**found | {"trace": Trace(**row["trace"])})
 
 
-def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep, arrivals: Sequence[float] = ()) -> Run:
+def run_cell(llm: LLM, queries: Sequence[Query], arrivals: Sequence[float] = ()) -> Run:
     """Submit all queries, at once or as they arrive, and take steps until every one is answered.
 
     Raises:
@@ -282,7 +289,7 @@ def run_cell(llm: LLM, queries: Sequence[Query], on_step: OnStep, arrivals: Sequ
     """
     llm.generate(list(queries[0].token_ids), fixed_length(2))  # libraries set themselves up at the first pass
     work = [(query.token_ids, fixed_length(query.answer_tokens)) for query in queries]
-    done = answer_all(llm, work, on_step, arrivals=arrivals)
+    done = answer_all(llm, work, arrivals=arrivals)
     busy = [step for step in done.steps if step.stats.num_waiting or step.submitted < len(queries)]
     before = _tally(done.before)
     trace = _trace(done.steps)
@@ -324,74 +331,30 @@ def _trace(steps: Sequence[Step]) -> Trace:
     )
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One run of a cell.
+def measure(options: Options, journal: CellJournal) -> Iterator[None]:
+    """Run the cells that the journal lacks, an engine for each; yields after each round over all.
 
-    Attributes:
-        head: command, date, commit and machine of the start that made it (`winnow.report.provenance.report_head`).
+    Raises:
+        InvalidRequestError: a query does not fit into the model's context or the KV memory.
     """
-
-    cell: Cell
-    run: Run
-    head: Mapping[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """From which `from_json` makes it again."""
-        return {"cell": asdict(self.cell), "head": dict(self.head), "run": asdict(self.run)}
-
-    @classmethod
-    def from_json(cls, reported: dict[str, Any]) -> "Measured":
-        """The run that `to_json` gave."""
-        return cls(Cell(**reported["cell"]), Run.from_json(reported["run"]), reported["head"])
+    for turn in range(options.repeats):
+        for cell in options.cells():
+            if len(journal.rows.get(cell.key, ())) <= turn:
+                with open_llm(cell.options(options.engine)) as llm:
+                    queries = queries_of(options, cell, llm)
+                    run = run_cell(llm, queries, options.arrivals(len(queries)))
+                journal.add(cell.key, asdict(run))
+                print(f"{cell.key}: {run.seconds:.1f} s", flush=True)
+        yield
 
 
-Open = Callable[[dict[str, Any]], AbstractContextManager[LLM]]
-"""Makes an engine of options."""
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """What is to be measured, and how engines are made.
-
-    Attributes:
-        options: of every engine; a cell's own come on top.
-        head: of this start, as `Measured` keeps it.
-    """
-
-    cells: Cells
-    options: Mapping[str, Any]
-    open: Open
-    head: Mapping[str, Any]
-
-    def missing(self, found: Sequence[Measured]) -> list[Cell]:
-        """What is still to be measured, in order; a cell may be named several times."""
-        return missing(list(self.cells), self.cells.repeats, Counter(each.cell for each in found))
-
-    def measure(self, cells: Sequence[Cell], on_step: Callable[[Cell], OnStep]) -> Iterator[Measured]:
-        """Run each of `cells` once, in their order.
-
-        Raises:
-            InvalidRequestError: a query does not fit into the model's context or the KV memory.
-        """
-        for cell in cells:
-            with self.open(self.options_of(cell)) as llm:
-                queries = self._queries(cell, llm)
-                arrivals = self.cells.arrivals(len(queries))
-                yield Measured(cell, run_cell(llm, queries, on_step(cell), arrivals), self.head)
-
-    def options_of(self, cell: Cell) -> dict[str, Any]:
-        """Of the cell's engine. What only padded engines know is left out for the paged one."""
-        unknown = {field.name for field in fields(PaddedConfig)} if cell.mode == PAGED else set()
-        return {name: value for name, value in self.options.items() if name not in unknown} | cell.options
-
-    def _queries(self, cell: Cell, llm: LLM) -> list[Query]:
-        """The same for every mode: prose, or for a model without a tokenizer its tokens in turn."""
-        tokenizer = llm.tokenizer
-        first: int | None = None
-        if tokenizer is None:
-            text = list(range(llm.vocab_size))
-        else:
-            text = tokenizer(" ".join(shipped_sentences()), add_special_tokens=False)["input_ids"]
-            first = tokenizer.bos_token_id
-        return with_text(self.cells.lengths(cell), text, first, self.cells.query_seed)
+def queries_of(options: Options, cell: Cell, llm: LLM) -> list[Query]:
+    """Return the same queries for every mode: prose, or for a model without a tokenizer its tokens in turn."""
+    tokenizer = llm.tokenizer
+    first: int | None = None
+    if tokenizer is None:
+        text = list(range(llm.vocab_size))
+    else:
+        text = tokenizer(" ".join(shipped_sentences()), add_special_tokens=False)["input_ids"]
+        first = tokenizer.bos_token_id
+    return with_text(options.lengths(cell), text, first, options.query_seed)

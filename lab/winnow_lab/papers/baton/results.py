@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from winnow.values.units import format_bytes
@@ -13,14 +13,14 @@ from winnow_lab.papers.baton.protocol import (
     SETS,
     SHORT,
     Cell,
-    Measured,
     Run,
     Trace,
     published_gain,
 )
-from winnow_lab.papers.harness import Columns, formatted, save_figures, tabulate
+from winnow_lab.papers.harness import Columns, formatted
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study.journal import CellJournal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,16 +138,14 @@ class Row:
         return entries | {name: getattr(self.first, name) for name in of_run}
 
 
-def read_rows(measured: Sequence[Measured]) -> list[Row]:
-    """A row for each cell, sets and batch sizes together, modes in the order in which they were measured."""
-    runs: dict[Cell, list[Run]] = {}
-    for each in measured:
-        runs.setdefault(each.cell, []).append(each.run)
-    cells = sorted(runs, key=lambda cell: (cell.query_set, cell.batch))
-    return [
-        Row(cell, tuple(runs[cell]), tuple(runs.get(Cell(cell.query_set, STATIC, cell.batch), ())))
-        for cell in cells
-    ]
+def read_rows(journal: CellJournal) -> list[Row]:
+    """Return a row for each cell, sets and batch sizes together, modes in the order in which they were measured."""
+
+    def runs(cell: Cell) -> tuple[Run, ...]:
+        return tuple(map(Run.from_json, journal.rows.get(cell.key, ())))
+
+    cells = sorted(map(Cell.of, journal.rows), key=lambda cell: (cell.query_set, cell.batch))
+    return [Row(cell, runs(cell), runs(Cell(cell.query_set, STATIC, cell.batch))) for cell in cells]
 
 
 def find(rows: Sequence[Row], query_set: str, mode: str, batch: int) -> Row | None:
@@ -190,7 +188,8 @@ def details(query_set: str, rows: Sequence[Row]) -> TextTable:
     """A row per batch size and mode."""
     ordered = sorted(rows, key=lambda row: (row.cell.batch, MODES.index(row.cell.mode)))
     title = f"{_NAMES[query_set]}: where the time goes"
-    return tabulate(title, "batch, mode", ordered, lambda row: f"{row.cell.batch}, {row.cell.mode}", _DETAILS)
+    named = ((f"{row.cell.batch}, {row.cell.mode}", row) for row in ordered)
+    return TextTable.of(title, "batch, mode", named, _DETAILS)
 
 
 _DETAILS: Columns[Row] = {
@@ -265,22 +264,14 @@ def differing_lines(rows: Iterable[Row]) -> list[str]:
 _MIB = 2**20
 
 
-def draw_all(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Write each figure as PNG and SVG, and return their paths.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
-    figures = {
-        "figure5": _chart(
-            rows, "Figure 5: queries completed", "completed queries", lambda trace: trace.completed
-        ),
-        "figure6": _chart(rows, "Figure 6: tokens of answers", "tokens", lambda trace: trace.tokens),
-        "figure7": _chart(
-            rows, "Figure 7: KV memory", "MiB", lambda trace: [held / _MIB for held in trace.kv_bytes]
-        ),
+def figures(rows: Sequence[Row]) -> "dict[str, Callable[[], Figure]]":
+    """Return figures 5 to 7 of the paper, drawn from our rows, by what their files' names add."""
+    wanted: dict[str, tuple[str, str, Callable[[Trace], Sequence[float]]]] = {
+        "_figure5": ("Figure 5: queries completed", "completed queries", lambda trace: trace.completed),
+        "_figure6": ("Figure 6: tokens of answers", "tokens", lambda trace: trace.tokens),
+        "_figure7": ("Figure 7: KV memory", "MiB", lambda trace: [held / _MIB for held in trace.kv_bytes]),
     }
-    return save_figures(figures, directory, "baton")
+    return {name: partial(_chart, rows, *each) for name, each in wanted.items()}
 
 
 def _chart(rows: Sequence[Row], title: str, label: str, read: Callable[[Trace], Sequence[float]]) -> "Figure":

@@ -1,28 +1,25 @@
 """Eviction presets side by side on a task, beside what papers report."""
 
-import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-from winnow.cli.flags.engine import add_engine_flags, engine_options, open_llm, silence_transformers
-from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.engine import open_llm, silence_transformers
 from winnow.eviction import PRESETS
-from winnow_lab.cli.eval import typed
-from winnow_lab.cli.eval.cells import add_amount_flags, cell_amounts
 from winnow_lab.cli.eval.display import show_evaluation
-from winnow_lab.cli.eval.output import run_head, show_tables
-from winnow_lab.cli.eval.prompts import prompt_settings
-from winnow_lab.evaluate.cell import engine_needs, plan_cells
+from winnow_lab.evaluate.cell import amounts_of, engine_needs, plan_cells
+from winnow_lab.evaluate.outcome import JOURNAL
 from winnow_lab.evaluate.plan import EvaluationPlan
-from winnow_lab.evaluate.result_files import JOURNAL
+from winnow_lab.evaluate.result import Evaluation
 from winnow_lab.evaluate.runner import evaluate
 from winnow_lab.evaluate.settings import settings_for
-from winnow_lab.papers.evaluations import CONTROLS, QUERIES, add_evaluation_flags, write_evaluation
 from winnow_lab.papers.h2h.protocol import Continuations, text_presets
-from winnow_lab.papers.h2h.results import NOTES, TITLE, picture, tables
+from winnow_lab.papers.h2h.results import NOTES, TITLE, best_chart, tables
 from winnow_lab.papers.h2h.variants import VARIANTS
-from winnow_lab.papers.harness import check_outputs, write_page
 from winnow_lab.papers.judged import DEMO, AskedTask, chat_mode
-from winnow_lab.study.page import results_json
+from winnow_lab.study import EngineOptions, Result, as_command, flag
 from winnow_lab.tasks import load_task
 
 DESCRIPTION = """\
@@ -33,8 +30,7 @@ and what differs in their setting.
 Categories that a plain window or chance answers as well as the full cache are marked, and means
 leave them out. With -o, answers reach the disk as they finish, and the same command resumes where
 it was stopped.
-"""
-EPILOG = """\
+
 examples:
   python -m winnow_lab.papers h2h --presets winnow,keydiff,kv-compress --compression 4,8
   python -m winnow_lab.papers h2h --presets kv-compress,snapkv-w8 --kv-budget 128,256,512,1024 --query aware
@@ -43,100 +39,82 @@ examples:
   python -m winnow_lab.papers h2h --model DIR --text-only --presets kv-compress --window-tokens 1024
   python -m winnow_lab.papers h2h -o docs/results --journal h2h-work
 """
-# They decide themselves how much they keep, which is no compression to compare at.
-_NOT_COMPARED = ("full", "extreme-decode")
-_OWN = ("eviction", "compression", "kv_budget", "seed", "dtype", "num_accumulators", "kv_bias")
-_DEFAULTS = {"kv_floor": 1}
+CONTROLS = ("recent", "random")
+QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("agnostic", "aware")}
+# Those left out decide themselves how much they keep, which is no compression to compare at.
+COMPARED = tuple(name for name in (*PRESETS, *VARIANTS) if name not in ("full", "extreme-decode"))
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.usage = f"{parser.prog} [options]"
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
-    presets = tuple(name for name in (*PRESETS, *VARIANTS) if name not in _NOT_COMPARED)
-    add_evaluation_flags(parser, presets, samples=3)
-    add_amount_flags(parser, (2.0, 4.0, 8.0, 16.0))
-    add_flags(parser, AskedTask, "the task", defaults={"task": DEMO})
-    parser.add_argument(
-        "--categories", metavar="A,B,...", type=typed.names, default=(), help="(default: all)"
+@dataclass(frozen=True)
+class Options(AskedTask, EngineOptions):
+    """Presets and amounts, the task, and the text."""
+
+    presets: tuple[str, ...] = flag(COMPARED)
+    query: str = flag("both", choices=QUERIES)
+    kv_budget: tuple[int, ...] = flag((), "KVs kept per row on average, in place of compressions", least=1)
+    compression: tuple[float, ...] = flag((), "tokens judged per KV kept (default: 2,4,8,16)", least=1)
+    samples: int = flag(3, "of each category", least=1)
+    tokens: tuple[int, ...] = flag((1024,), "of prompt and answer, where the task's length is free", least=1)
+    seed: int = flag(0, "of the prompts", least=0)
+    categories: tuple[str, ...] = flag((), "(default: all)")
+    text_only: bool = flag(False, "no task: perplexity alone")
+    windows: int = flag(4, "of text to predict; 0: no perplexity", least=0)
+    window_tokens: int = flag(2048, "of a window", least=16)
+    journal: Path | None = flag(None, "folder of the journal to resume from (default: that of -o)")
+    CHOSEN: ClassVar[tuple[str, ...]] = (
+        *("eviction", "compression", "kv_budget", "seed", "dtype", "num_accumulators", "kv_bias"),
     )
-    parser.add_argument("--text-only", action="store_true", help="no task: perplexity alone")
-    parser.add_argument(
-        "--windows",
-        metavar="N",
-        type=typed.count(0),
-        default=4,
-        help="of text to predict; 0: no perplexity (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--window-tokens",
-        metavar="N",
-        type=typed.count(16),
-        default=2048,
-        help="of a window (default: %(default)s)",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, help="write h2h.json, h2h.md and a picture there"
-    )
-    parser.add_argument(
-        "--journal",
-        metavar="DIR",
-        type=Path,
-        help="directory of the journal to resume from; default: that of -o",
-    )
-    add_engine_flags(parser, _OWN, _DEFAULTS)
+    SHOWN: ClassVar[Mapping[str, Any]] = MappingProxyType({"kv_floor": 1})
+
+    def __post_init__(self) -> None:
+        EngineOptions.__post_init__(self)
+        AskedTask.__post_init__(self)
+        object.__setattr__(self, "name", self.name or ("h2h_text" if self.text_only else "h2h"))
+        object.__setattr__(self, "journal", self.journal or self.output)
 
 
-def execute(namespace: argparse.Namespace) -> int:
-    """Measure, show, write, and return the exit code."""
-    options, output = engine_options(namespace), namespace.output
-    journal = namespace.journal or output
-    for flag, directory in (("-o", output), ("--journal", namespace.journal)):  # they may be one directory
-        check_outputs(options, {}, {flag: directory and directory / "h2h.json"})
+def study(options: Options) -> Result:
+    """The task under every preset, and the text."""
     silence_transformers()
-    cells = plan_cells(
-        namespace.presets, cell_amounts(namespace), QUERIES[namespace.query], CONTROLS, VARIANTS
-    )
-    options = _DEFAULTS | engine_needs(cells) | {"dtype": "float32"} | options
-    continuations = Continuations(namespace.windows, namespace.window_tokens)
-    asked = AskedTask(**given(namespace, AskedTask))
-    task = asked.task or DEMO
-    with open_llm(options) as llm:
-        head = run_head(llm, options)
-        evaluation = None
-        if not namespace.text_only:
-            settings = settings_for(
-                llm,
-                **prompt_settings(namespace),
-                data=asked.data,
-                shots=asked.shots,
-                categories=namespace.categories,
-            )
+    compressions = options.compression or (() if options.kv_budget else (2.0, 4.0, 8.0, 16.0))
+    amounts = amounts_of(sorted(set(compressions)), sorted(set(options.kv_budget)))
+    cells = plan_cells(options.presets, amounts, QUERIES[options.query], CONTROLS, VARIANTS)
+    opened = {"kv_floor": 1, **engine_needs(cells), "dtype": "float32", **options.engine}
+    continuations, journal = Continuations(options.windows, options.window_tokens), options.journal
+    with open_llm(opened) as llm:
+        model = str(llm.config.model.model or "the demo model")
+        numbers: dict[str, Any] = {"model": model, "engine": llm.config.settings()}
+        fact, evaluation = f"{model}.", None
+        if not options.text_only:
+            task = options.task or DEMO
+            names = ("samples", "tokens", "seed", "data", "shots", "categories")
+            settings = settings_for(llm, **{name: getattr(options, name) for name in names})
             chat = chat_mode(task, llm.tokenizer)
             plan = EvaluationPlan(task, load_task(task), settings, cells, CONTROLS, chat)
-            with show_evaluation(namespace.progress) as show:
+            with show_evaluation("auto") as show:
                 evaluation = evaluate(llm, plan, journal=journal and journal / JOURNAL, on_step=show)
-        own = [name for name in ("leverage", "keydiff", "kv-compress") if name in namespace.presets]
-        presets, windows = [*text_presets(), *own], journal and journal / "windows.jsonl"
-        found = continuations.measure(llm, presets, windows) if continuations.windows else []
-    shown, numbers = tables(evaluation, found, continuations), [each.to_json() for each in found]
-    show_tables(head, f"{evaluation.prompts} prompts per cell" if evaluation else "text alone", shown)
-    if output is None:
-        return 0
-    if evaluation is None:
-        values = results_json({**head, "perplexity": numbers}, ("perplexity",))
-        (output / "h2h_text.json").write_text(values, encoding="utf-8")
-        write_page(output / "h2h_text.md", TITLE, [head], [f"{head['model']}."], "", shown)
-        return 0
-    write_evaluation(
-        output,
+            numbers |= evaluation.to_json()
+            fact = _fact(model, evaluation)
+        own = [name for name in ("leverage", "keydiff", "kv-compress") if name in options.presets]
+        windows = journal and journal / "windows.jsonl"
+        found = continuations.measure(llm, [*text_presets(), *own], windows) if continuations.windows else []
+    numbers["perplexity"] = [each.to_json() for each in found]
+    chart = evaluation and best_chart(evaluation)
+    return Result(
         TITLE,
-        head,
-        evaluation,
-        NOTES,
-        shown,
-        name="h2h",
-        numbers={"perplexity": numbers},
-        figures=picture(evaluation, output / "h2h.svg"),
+        tables(evaluation, found, continuations),
+        [fact],
+        NOTES if evaluation else "",
+        numbers,
+        ("cells", "perplexity"),
+        {"": lambda: chart} if chart else {},
     )
-    return 0
+
+
+def _fact(model: str, evaluation: Evaluation) -> str:
+    lengths = " and ".join(f"{length:,}" for length in evaluation.lengths)
+    task = f"tasks of `winnow eval {evaluation.task}`"
+    return f"{model}, {task}, {lengths} tokens, {evaluation.prompts} prompts per cell."
+
+
+configure, execute = as_command(Options, study, DESCRIPTION)

@@ -1,13 +1,12 @@
 """Tables beside the papers' numbers, and the page."""
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.cell import AWARE
-from winnow_lab.evaluate.charts import draw
+from winnow_lab.evaluate.charts import score_chart
 from winnow_lab.evaluate.perplexity import Perplexity
 from winnow_lab.evaluate.result import Evaluation
 from winnow_lab.evaluate.result_tables import all_tables
@@ -22,8 +21,10 @@ from winnow_lab.papers.h2h.protocol import (
     Continuations,
     LongBenchTable,
 )
-from winnow_lab.report.plots import can_draw
 from winnow_lab.report.tables import TextTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def longbench_tables(evaluation: Evaluation) -> list[TextTable]:
@@ -122,10 +123,8 @@ def tables(
     return [*all_tables(evaluation), *longbench_tables(evaluation), *beside]
 
 
-def picture(evaluation: Evaluation, target: Path) -> list[Path]:
-    """Write scores over compression, of the presets that are best on average, where matplotlib is installed."""
-    if not can_draw():
-        return []
+def best_chart(evaluation: Evaluation) -> "Figure | None":
+    """Return scores over compression, of the presets that are best on average."""
 
     def merit(preset: str) -> float:
         means = [
@@ -143,9 +142,4 @@ def picture(evaluation: Evaluation, target: Path) -> list[Path]:
     best = sorted(presets - {*evaluation.controls}, key=merit, reverse=True)[:_LINES]
     kept = {*best, *evaluation.controls}
     shown = tuple(each for each in evaluation.results if each.cell.is_full or each.cell.preset in kept)
-    with tempfile.TemporaryDirectory() as drafts:
-        drawn = draw(replace(evaluation, results=shown), Path(drafts))
-        scores = [path for path in drawn if path.name == "score.svg"]
-        for path in scores:
-            target.write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
-    return [target] if scores else []
+    return score_chart(replace(evaluation, results=shown))

@@ -3,14 +3,18 @@
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from winnow.values.units import format_bytes
-from winnow_lab.papers.harness import Columns, formatted, median_and_range, save_figures
-from winnow_lab.papers.kv_compress.protocol import FULL, Cell, Grid, Run, Study
+from winnow_lab.papers.harness import Columns, formatted, median_and_range
+from winnow_lab.papers.kv_compress.measure import FULL, Cell, Options, Run, runs_of
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study.journal import CellJournal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 L4 = "Llama-3.1-8B on an L4"
 H100 = "Llama-3.1-70B FP8 on an H100"
@@ -88,6 +92,11 @@ class Row:
         return self.runs[0]
 
     @property
+    def is_scored(self) -> bool:
+        """Whether the full cache's score can be divided by."""
+        return self.kept_score is not None
+
+    @property
     def kept_score(self) -> float | None:
         """Score over the full cache's; None where there is nothing to divide."""
         return _over(self.first.accuracy, self.full[0].accuracy)
@@ -134,70 +143,67 @@ def _over(score: float | None, full: float | None) -> float | None:
     return score / full if full and score is not None else None
 
 
-def read_rows(study: Study) -> list[Row]:
-    """The cells that were measured with all that they are compared with, by context, compression and policy."""
-    return list(_rows(study))
+def read_rows(options: Options, journal: CellJournal) -> list[Row]:
+    """Return the cells measured with all that they are compared with, by context, compression and policy."""
+    return list(_rows(options, journal))
 
 
-def _rows(study: Study) -> Iterator[Row]:
-    def runs(cell: Cell) -> tuple[Run, ...]:
-        return tuple(study.runs.get(cell, ()))
-
-    for context in study.grid.cell_contexts:
-        full, prefill = runs(Cell(context)), runs(Cell(context, prefill_only=True))
+def _rows(options: Options, journal: CellJournal) -> Iterator[Row]:
+    for context in options.cell_contexts:
+        full, prefill = (runs_of(journal, Cell(context, prefill_only=only)) for only in (False, True))
         if not full or not prefill:
             continue
         yield Row(Cell(context), full, full, prefill)
-        for cell in study.grid.compressed(context):
-            own = runs(Cell(context, cell.preset, cell.compression, prefill_only=True))
-            if found := runs(cell):
-                yield Row(cell, found, full, prefill, own if cell.preset == study.grid.p_and_d else ())
+        for cell in options.compressed(context):
+            own = runs_of(journal, Cell(context, cell.preset, cell.compression, prefill_only=True))
+            if found := runs_of(journal, cell):
+                yield Row(cell, found, full, prefill, own if cell.preset == options.p_and_d else ())
 
 
-def all_tables(grid: Grid, rows: Sequence[Row]) -> list[TextTable]:
+def all_tables(options: Options, rows: Sequence[Row]) -> list[TextTable]:
     """Of each context: both policies side by side, then what belongs to each run; the paper's numbers last."""
     tables = []
-    for context in grid.cell_contexts:
+    for context in options.cell_contexts:
         of_context = [row for row in rows if row.cell.context == context]
         if of_context:
-            tables += [side_by_side(grid, of_context), details(grid, of_context)]
+            tables += [side_by_side(options, of_context), details(options, of_context)]
             if len(of_context[0].first.by_category) > 1:
-                tables.append(by_category(grid, of_context))
-    if any(row.kept_score is not None for row in rows):
-        tables.append(by_context(grid, rows))
-    return [*tables, beside_the_paper(grid, rows)]
+                tables.append(by_category(options, of_context))
+    if any(row.is_scored for row in rows):
+        tables.append(by_context(options, rows))
+    return [*tables, beside_the_paper(options, rows)]
 
 
-def side_by_side(grid: Grid, rows: Sequence[Row]) -> TextTable:
+def side_by_side(options: Options, rows: Sequence[Row]) -> TextTable:
     """A line per compression of one context: the bound, then each policy's gain, share of the bound and batch."""
     context = rows[0].cell.context
     lines = []
     for compression in sorted({row.cell.compression for row in rows}):
         same = [row for row in rows if row.cell.compression == compression]
         line = [f"{same[0].bound:.2f}x"]
-        for preset in grid.policies:
+        for preset in options.policies:
             # The full cache stands on both sides.
             row = next((row for row in same if row.cell.preset in (preset, FULL)), None)
             line += ["", "", "", ""] if row is None else _brief(row)
         lines.append((f"{compression:g}x", tuple(line)))
     columns = ("gain", "of bound", "batch", "score")
     return TextTable(
-        f"{grid.lengths(context)}: whole-prompt prefill, then P&D",
+        f"{options.lengths(context)}: whole-prompt prefill, then P&D",
         "asked",
         ("bound", *columns, f"P&D {columns[0]}", *columns[1:]),
         tuple(lines),
     )
 
 
-def details(grid: Grid, rows: Sequence[Row]) -> TextTable:
+def details(options: Options, rows: Sequence[Row]) -> TextTable:
     """A line per cell of one context."""
     context = rows[0].cell.context
-    names = {FULL: "full", grid.whole: "whole", grid.p_and_d: "P&D"}
-    title = f"{grid.lengths(context)}, each policy"
+    names = {FULL: "full", options.whole: "whole", options.p_and_d: "P&D"}
+    title = f"{options.lengths(context)}, each policy"
     return TextTable.of(title, "policy", ((names[row.cell.preset], row) for row in rows), _DETAILS)
 
 
-def by_category(grid: Grid, rows: Sequence[Row]) -> TextTable:
+def by_category(options: Options, rows: Sequence[Row]) -> TextTable:
     """Return the scores of a context by category, in per cent of the full cache's (figures 4 and 6)."""
     full = rows[0].full[0].by_category
     lines = [("full, score", tuple(f"{mean:.2f}" for mean in full.values()))]
@@ -206,11 +212,11 @@ def by_category(grid: Grid, rows: Sequence[Row]) -> TextTable:
         for row in rows
         if row.cell.preset != FULL
     ]
-    title = f"{grid.lengths(rows[0].cell.context)}: score in per cent of the full cache's"
+    title = f"{options.lengths(rows[0].cell.context)}: score in per cent of the full cache's"
     return TextTable(title, "policy", tuple(full), tuple(lines))
 
 
-def by_context(grid: Grid, rows: Sequence[Row]) -> TextTable:
+def by_context(options: Options, rows: Sequence[Row]) -> TextTable:
     """Return the scores of all categories by context, in per cent of the full cache's (figures 1a and 2a)."""
     full = _full(rows)
     lines = [("full, score", tuple(formatted(row.first.accuracy, "{:.2f}") for row in full.values()))]
@@ -218,7 +224,7 @@ def by_context(grid: Grid, rows: Sequence[Row]) -> TextTable:
         kept = {row.cell.context: row.kept_score for row in rows if _policy(row.cell) == policy}
         lines.append((policy, tuple(formatted(kept.get(context), "{:.0%}") for context in full)))
     title = "Score in per cent of the full cache's, by tokens of the prompt"
-    return TextTable(title, "policy", tuple(map(grid.lengths, full)), tuple(lines))
+    return TextTable(title, "policy", tuple(map(options.lengths, full)), tuple(lines))
 
 
 def _policy(cell: Cell) -> str:
@@ -247,14 +253,14 @@ _DETAILS: Columns[Row] = {
 }
 
 
-def beside_the_paper(grid: Grid, rows: Sequence[Row]) -> TextTable:
+def beside_the_paper(options: Options, rows: Sequence[Row]) -> TextTable:
     """The paper's gains, each beside ours at the same compression over the nearest context."""
     lines = []
     for each in PUBLISHED:
         at = [row for row in rows if row.cell.compression == each.compression]
         wanted = int(each.context or 6000)
         ours = []
-        for preset in grid.policies:
+        for preset in options.policies:
             candidates = [row for row in at if row.cell.preset == preset]
             nearest = min(candidates, key=lambda row: abs(row.cell.context - wanted), default=None)
             ours.append("" if nearest is None else f"{nearest.gain:.2f}x at {nearest.cell.context}")
@@ -282,47 +288,31 @@ _COMPRESSION = Axis("compression asked for", "log2")
 _KEPT = Axis("% of the full cache's score", low=0)
 
 
-def draw_all(grid: Grid, rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Write figures 1, 4, 7 and 8 of the paper, drawn from our rows, as PNG and SVG, and return their paths.
-
-    Raises:
-        WinnowError: matplotlib is not installed.
-    """
+def figures(options: Options, rows: Sequence[Row]) -> "dict[str, Callable[[], Figure]]":
+    """Return figures 1, 4, 7 and 8 of the paper, drawn from our rows, by what their files' names add."""
     highest = max(row.first.most_batch for row in rows)
-    panels: dict[str, Callable[[str, Sequence[Row]], Panel]] = {
-        "figure1": _throughput,
-        "figure7": lambda side, of_side: _batch(side, of_side, highest),
-        "figure8": _throughput_by_context,
+    sides = {"whole-prompt prefill": options.whole, "P&D": options.p_and_d}
+    shown = {side: [row for row in rows if row.cell.preset in (own, FULL)] for side, own in sides.items()}
+    panels = {
+        "1": [_throughput(*each) for each in shown.items()],
+        "7": [_batch(*each, highest) for each in shown.items()],
+        "8": [_throughput_by_context(*each) for each in shown.items()],
     }
-    sides = {"whole-prompt prefill": grid.whole, "P&D": grid.p_and_d}
-    drawn = {
-        name: [
-            draw(side, [row for row in rows if row.cell.preset in (preset, FULL)])
-            for side, preset in sides.items()
-        ]
-        for name, draw in panels.items()
-    }
-    judged = [row for row in rows if row.kept_score is not None]
-    if judged:
-        of_sides = {
-            side: [row for row in judged if row.cell.preset in (preset, FULL)]
-            for side, preset in sides.items()
-        }
-        drawn["figure1"] = [
-            _by_compression(f"Accuracy, {side}", _KEPT, of_side, lambda row: 100 * (row.kept_score or 0.0))
-            for side, of_side in of_sides.items()
-        ] + drawn["figure1"]
-        if len(judged[0].first.by_category) > 1:
-            drawn["figure4"] = [
-                _categories(
-                    f"{grid.lengths(context)}, {side}",
-                    [row for row in of_side if row.cell.context == context],
-                )
-                for context in _full(judged)
-                for side, of_side in of_sides.items()
+    if judged := {side: kept for side, of in shown.items() if (kept := [row for row in of if row.is_scored])}:
+        panels["1"] = [
+            _by_compression(f"Accuracy, {side}", _KEPT, of, lambda row: 100 * (row.kept_score or 0.0))
+            for side, of in judged.items()
+        ] + panels["1"]
+        first = next(iter(judged.values()))
+        if len(first[0].first.by_category) > 1:
+            panels["4"] = [
+                _categories(f"{options.lengths(n)}, {side}", [row for row in of if row.cell.context == n])
+                for n in _full(first)
+                for side, of in judged.items()
             ]
-    figures = {name: line_chart(each, f"KV-Compress, {name[:-1]} {name[-1]}") for name, each in drawn.items()}
-    return save_figures(figures, directory, "kv_compress")
+    return {
+        f"_figure{n}": partial(line_chart, each, f"KV-Compress, figure {n}") for n, each in panels.items()
+    }
 
 
 def _throughput(side: str, rows: Sequence[Row]) -> Panel:
