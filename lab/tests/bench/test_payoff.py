@@ -77,10 +77,9 @@ def test_bars_compare_rows_whose_answers_are_equal(load: Load) -> None:
 
 
 def test_the_first_line_says_whether_the_bars_hold(load: Load) -> None:
-    made = load("payoff_page").page
-    first, *rest = made(report(), "payoff").splitlines()
-    assert first == "**All bars hold.**"
-    text = "\n".join(rest)
+    page = load("winnow_lab.peers.payoff_page")
+    assert page.verdict(report()) == "**All bars hold.**"
+    text = "\n".join(line for each in page.tables(report()) for line in each.markdown())
     assert "| winnow, winnow-seen 8x | 2 sequences | 10 |  | 10.0 | 10.00 | 25% ± 25% | 3 | 100 |" in text, (
         text
     )
@@ -88,8 +87,8 @@ def test_the_first_line_says_whether_the_bars_hold(load: Load) -> None:
     lost = report()
     for row in lost["works"][0]["configurations"]:
         row |= {"median": None, "error": "no memory"}
-    first, _, _, _, bar, *_ = made(lost, "payoff").splitlines()
-    assert first == "**Not all bars hold: 3 of 5 do.**"
+    assert page.verdict(lost) == "**Not all bars hold: 3 of 5 do.**"
+    bar = str(next(page.bars(lost)))
     assert bar.endswith("none, bar 7") and "FAILS" in bar
 
 
@@ -206,21 +205,20 @@ emit(Answers(1.0, 2.0, tokens, dict(pytest="1")))
 def test_every_work_is_measured_and_the_page_written(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    payoff = load("payoff")
+    payoff, peers = load("winnow_lab.peers.payoff"), load("winnow_lab.peers.peers")
     script = tmp_path / "peer.py"
     script.write_text(ANSWER.format(folder=str(PEERS)))
-    rows = [load("peers").Configuration("full cache", "2", {})]
-    peer = load("peers").Peer("winnow", str(script), lambda _: rows)
-    monkeypatch.setattr(payoff, "PEERS", {"winnow": peer})
+    rows = [peers.Configuration("full cache", "2", {})]
+    monkeypatch.setitem(peers.PEERS, "winnow", peers.Peer("winnow", str(script), lambda _: rows))
     typed = ["--works", "p1,p3", "--lengths", "600", "--requests", "2", "--rounds", "1", "--peers", "winnow"]
-    for option, name in (("folder", "f"), ("journal", "j"), ("out", "page")):
-        typed += [f"--{option}", str(tmp_path / name)]
-    typed += ["--model", str(DEMO_MODEL)]
-    assert payoff.main([*typed, "--steps", "2"]) == 3
-    assert "1 runs of round 1 are missing" in capsys.readouterr().err
+    typed += ["--folder", str(tmp_path / "f"), "--journal", str(tmp_path / "j"), "-o", str(tmp_path)]
+    typed += ["--name", "page", "--model", str(DEMO_MODEL)]
+    with pytest.raises(SystemExit) as stop:
+        payoff.main([*typed, "--steps", "2"])
+    assert stop.value.code == 3 and "1 runs of round 1 are missing" in capsys.readouterr().err
     assert payoff.main(typed) == 0
     shown = capsys.readouterr().err
     assert shown.count("round 1, winnow, full cache: 1024.0 tokens/s") == 1 and shown.count("round 1") == 3
     works = json.loads((tmp_path / "page.json").read_text())["works"]
     assert [each["work"] for each in works] == ["p1", "p3", "p3, four"]
-    assert (tmp_path / "page.md").read_text().startswith("**Not all bars hold: 0 of 4 do.**")
+    assert "**Not all bars hold: 0 of 4 do.**" in (tmp_path / "page.md").read_text()

@@ -1,23 +1,23 @@
 """One work, every configuration in turn: what is run, what it gave, and what of it a journal has."""
 
-import argparse
-from collections.abc import Mapping
+import json
+import sys
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
+from winnow_lab.peers.arguments import PeerOptions
 from winnow_lab.peers.configurations import Load
 from winnow_lab.peers.environment import PeerError
-from winnow_lab.peers.journal import Entry, Journal
-from winnow_lab.peers.peers import Peer
+from winnow_lab.peers.peers import PEERS, Configuration, Peer
 from winnow_lab.peers.preparing import Places
 from winnow_lab.peers.protocol import Work
 from winnow_lab.peers.runner import Outcome, Runner
 from winnow_lab.peers.works import GivenWork
+from winnow_lab.study.journal import CellJournal
 
 
 class Steps:
@@ -39,42 +39,38 @@ class Comparison:
 
     Args:
         given: the work.
-        peers: by name, those that take part; of a work whose contexts are judged before their questions, Winnow alone.
-        arguments: of the command line.
+        options: who takes part; of a work whose contexts are judged before their questions, Winnow alone.
         journal: a file that keeps every run; None: nothing is kept.
 
     Raises:
-        PeerError: the journal is another work's.
+        EvaluationError: the journal is another work's.
     """
 
     def __init__(
         self,
         given: GivenWork,
-        peers: Mapping[str, Peer],
-        arguments: argparse.Namespace,
+        options: PeerOptions,
         journal: Path | None,
-        console: Console,
         steps: Steps,
     ) -> None:
-        folder = arguments.folder.resolve()
+        folder = options.folder.resolve()
         self.given = given
-        self._threads = arguments.threads
-        self._console = console
+        self._threads = options.threads
         self._steps = steps
-        self._places = Places(folder, given.model, arguments.lock)
-        self._runner = Runner(folder, arguments.timeout, arguments.lock)
-        identity = {} if journal is None else given.identity() | {"threads": arguments.threads}
-        self._journal = Journal(journal, identity)
+        self._places = Places(folder, given.model)
+        self._runner = Runner(folder, options.timeout)
+        identity = {} if journal is None else given.identity() | {"threads": options.threads}
+        self._journal = CellJournal(journal, identity)
         float32_kvs = torch.backends.cpu.get_cpu_capability() != "AVX512"
         load = Load(
             len(given.prompts), given.longest, given.kv_seqs, float32_kvs, given.exam is not None, given.later
         )
         self.outcomes = [
-            Outcome(peers[name], row)
-            for name in arguments.peers
+            Outcome(PEERS[name], row)
+            for name in options.peers
             if name == "winnow" or not given.later
-            for row in peers[name].configurations(load)
-            if _is_wanted(f"{name}: {row.name}", arguments.only)
+            for row in PEERS[name].configurations(load)
+            if _is_wanted(f"{name}: {row.name}", options.only)
         ]
 
     @property
@@ -90,14 +86,16 @@ class Comparison:
         """Run every configuration once that has not failed, but for what the journal has."""
         for outcome in self.outcomes:
             if outcome.error is None:
-                entry = self._journal.find(outcome.peer, outcome.configuration, number)
-                if entry is None and not self._steps.take():
+                key = _key(outcome.peer, outcome.configuration, number)
+                [found] = self._journal.rows.get(key, [None])
+                if found is None and not self._steps.take():
                     outcome.missing += 1
                     continue
-                if entry is None and not self._prepare(outcome):
+                if found is None and not self._prepare(outcome):
                     continue
-                outcome.take(entry or self._run(outcome, number))
-                self._say(outcome, number)
+                outcome.take(found or self._journal.add(key, self._run(outcome)))
+                last = "" if outcome.error is None else outcome.error.splitlines()[-1]
+                _say(f"round {number}, {_name(outcome)}: {last or f'{outcome.rates[-1]:.1f} tokens/s'}")
 
     def to_json(self) -> dict[str, Any]:
         """The work and its rows, for a report."""
@@ -122,10 +120,10 @@ class Comparison:
             self._places.find(outcome.peer, outcome.configuration.weights)
         except PeerError as unusable:
             outcome.error = str(unusable)
-            self._print(f"{_name(outcome)}: {outcome.error.splitlines()[-1]}")
+            _say(f"{_name(outcome)}: {outcome.error.splitlines()[-1]}")
         return outcome.error is None
 
-    def _run(self, outcome: Outcome, number: int) -> Entry:
+    def _run(self, outcome: Outcome) -> dict[str, Any]:
         given, options = self.given, dict(outcome.configuration.options)
         new_tokens = options.pop("new_tokens", given.new_tokens)
         python, model = self._places.find(outcome.peer, outcome.configuration.weights)
@@ -140,19 +138,19 @@ class Comparison:
             given.sampling,
         )
         try:
-            result, error = asdict(self._runner.run(python, outcome, work)), None
+            return {"result": asdict(self._runner.run(python, outcome, work)), "error": None}
         except PeerError as failed:
-            result, error = None, str(failed)
-        return self._journal.add(outcome.peer, outcome.configuration, number, result, error)
+            return {"result": None, "error": str(failed)}
 
-    def _say(self, outcome: Outcome, number: int) -> None:
-        result = (
-            f"{outcome.rates[-1]:.1f} tokens/s" if outcome.error is None else outcome.error.splitlines()[-1]
-        )
-        self._print(f"round {number}, {_name(outcome)}: {result}")
 
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, soft_wrap=True)
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _key(peer: Peer, configuration: Configuration, number: int) -> str:
+    """By what decides the result: a row that means something else now is measured again."""
+    row = [peer.name, configuration.name, configuration.weights, configuration.options, number]
+    return json.dumps(row, sort_keys=True)
 
 
 def _name(outcome: Outcome) -> str:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Any
 
 OPENVINO_BLOCK = 32
-TRANSFORMERS_PAGE = 128
 VLLM_BLOCK = 128
 # Of keys and values of 64 numbers: two bytes each, or one each and a float32 scale and zero point with every 64.
 U8_SAVES = 128 / 72
@@ -166,18 +165,6 @@ def vllm_cpu(load: Load) -> list[Configuration]:
         row("fp8 KVs", "fp8", load.kv_seqs, load.within),
     ]
     return rows if load.judged else [*rows, row("bf16 KVs, no limit", "auto", load.requests, "all")]
-
-
-def transformers(load: Load) -> list[Configuration]:
-    """Static and continuous batches."""
-    if load.judged:
-        return []
-    pages = load.units(TRANSFORMERS_PAGE)
-    paged = {"dtype": "bfloat16", "page_size": TRANSFORMERS_PAGE, "kv_pages": pages}
-    return [
-        Configuration("generate", load.within, {"dtype": "bfloat16", "batch": load.kv_seqs}),
-        Configuration("generate_batch", load.within, paged),
-    ]
 
 
 def llama_cpp(load: Load) -> list[Configuration]:

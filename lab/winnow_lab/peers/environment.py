@@ -3,13 +3,11 @@
 The torch in it is the one that Winnow runs on, and no CUDA libraries are fetched.
 """
 
-import fcntl
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -129,14 +127,3 @@ def call(
             f"{what} ended with exit code {process.returncode}: " + "\n".join(lines[-TOLD_LINES:])
         )
     return out
-
-
-@contextmanager
-def alone(lock: Path | None) -> Iterator[None]:
-    """Hold a lock on that file, for machines with several users; None: no lock."""
-    if lock is None:
-        yield
-        return
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -1,22 +1,11 @@
-"""The page of results from the JSON files that run.py and served.py wrote.
+"""Tables of a comparison, from its numbers."""
 
-python lab/winnow_lab/peers/page.py docs/results/peers.md docs/results/w1_peers_zen5.json ...
-"""
-
-import json
-import shlex
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from winnow.report.provenance import device_name
 from winnow_lab.report.tables import Footnotes, TextTable
 
 Report = Mapping[str, Any]
-TITLES = {
-    "w1": "W1: a Llama of 107 million random parameters",
-}
 NOTES = (
     "Every run is a process of its own, in turn with the others; loading and "
     "a first tiny request are not in the time. "
@@ -51,7 +40,7 @@ def comparison(report: Report) -> TextTable:
         else f"{report['summary']}; one round."
     )
     return TextTable(
-        TITLES[report["work"]],
+        "W1: a Llama of 107 million random parameters",
         "engine",
         tuple(columns),
         tuple(rows),
@@ -81,21 +70,3 @@ def versions(report: Report) -> list[str]:
     when = f" Measured {measured[0]}." if measured else ""
     measured_with = "; ".join([f"Winnow at {', '.join(commits)}", *found.values()])
     return [f"{measured_with}.{when}"]
-
-
-def main(argv: Sequence[str]) -> None:
-    """Write the page."""
-    out, *files = map(Path, argv)
-    reports = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    lines = ["# Winnow beside other engines", "", NOTES]
-    for file, report in zip(files, reports, strict=True):
-        table = comparison(report)
-        command, machine = shlex.join(report["command"]), report["machine"]
-        lines += [*table.markdown(), f"- command: `{command}`"]
-        lines += [f"- {device_name(machine)}, torch {machine['torch_version']}"]
-        lines += [f"- numbers as measured: [{file.name}]({file.name})", ""]
-    out.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

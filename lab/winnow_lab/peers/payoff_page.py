@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from winnow.report.provenance import origin
 from winnow_lab.peers.configurations import PROMPTS_ALONE
 from winnow_lab.peers.page import versions
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
@@ -48,26 +47,17 @@ class Bar:
         return f"{'holds' if self.holds else 'FAILS'}: {self.model}, {self.what}: {value}, bar {self.least:g}"
 
 
-def page(report: Report, stem: str) -> str:
-    """The page as Markdown; `stem` is the name of the JSON file and of the chart."""
+def verdict(report: Report) -> str:
+    """Say whether the bars hold, and what limits them."""
     found = list(bars(report))
     held = sum(bar.holds for bar in found)
-    verdict = (
-        "**All bars hold.**" if held == len(found) else f"**Not all bars hold: {held} of {len(found)} do.**"
-    )
-    lines = [
-        " ".join([verdict, *_limits(report)]),
-        "",
-        "# Whether compression pays",
-        "",
-        *(f"- {bar}" for bar in found),
-        "",
-    ]
-    lines += [NOTES, f"![Right answers against tokens per second]({stem}.svg)", ""]
-    for work in report["works"]:
-        lines += table(work, _work(report, work["model"], f"{work['work']}, few")).markdown()
-    lines += [*origin(report), f"- numbers as measured: [{stem}.json]({stem}.json)"]
-    return "\n".join(lines).rstrip() + "\n"
+    whether = "All bars hold." if held == len(found) else f"Not all bars hold: {held} of {len(found)} do."
+    return " ".join([f"**{whether}**", *_limits(report)])
+
+
+def tables(report: Report) -> list[TextTable]:
+    """Return a table for each work of each model."""
+    return [table(work, _work(report, work["model"], f"{work['work']}, few")) for work in report["works"]]
 
 
 def _limits(report: Report) -> Iterator[str]:

@@ -68,12 +68,6 @@ PEERS = {
             ("torchvision", "torchaudio", "torchcodec"),
         ),
         Peer(
-            "transformers",
-            "transformers_peer.py",
-            configurations.transformers,
-            ("transformers", "accelerate", "psutil"),
-        ),
-        Peer(
             "llama.cpp",
             "llama_cpp_peer.py",
             configurations.llama_cpp,

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from winnow_lab.peers.environment import CONVERT_SECONDS, Environment, PeerError, alone, call
+from winnow_lab.peers.environment import CONVERT_SECONDS, Environment, PeerError, call
 from winnow_lab.peers.peers import Peer
 
 
@@ -15,13 +15,11 @@ class Places:
     Args:
         folder: of everything that is made, from one start to the next.
         model: directory of the model that is converted.
-        lock: see `alone`.
     """
 
-    def __init__(self, folder: Path, model: Path, lock: Path | None) -> None:
+    def __init__(self, folder: Path, model: Path) -> None:
         self._folder = folder
         self._model = model
-        self._lock = lock
         self._pythons: dict[str, Path | PeerError] = {}
         self._models: dict[tuple[str, str], Path | PeerError] = {}
 
@@ -58,8 +56,7 @@ class Places:
                 return self._model
             shutil.rmtree(unfinished, ignore_errors=True)
             tool, *words = command
-            with alone(self._lock):
-                call([python.parent / tool, *words], f"{tool} for {peer.name}", CONVERT_SECONDS)
+            call([python.parent / tool, *words], f"{tool} for {peer.name}", CONVERT_SECONDS)
             unfinished.rename(converted)
         return converted
 

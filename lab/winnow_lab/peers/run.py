@@ -1,7 +1,7 @@
 """Winnow beside other engines: the same model, the same work, the same threads, in turn.
 
     python lab/winnow_lab/peers/run.py
-    python lab/winnow_lab/peers/run.py --peers winnow,openvino --rounds 5 --json peers.json
+    python lab/winnow_lab/peers/run.py --peers winnow,openvino --rounds 5 -o runs
     python lab/winnow_lab/peers/run.py --requests 4 --prompt-tokens 64 --new-tokens 8 --kv-seqs 2
 
 The work is W1: random prompts on a model of random weights. payoff.py compares on real models.
@@ -14,56 +14,54 @@ With --journal a comparison may be made in pieces: what the journal has is not r
 many runs to stop. The exit code is then 3 while runs are missing.
 """
 
-import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
-from rich.console import Console
-
-from winnow.report.provenance import Machine, report_head
-from winnow_lab.peers.arguments import command_line, parse
+from winnow_lab.bench.presets import PRESETS
+from winnow_lab.peers.arguments import PeerOptions
 from winnow_lab.peers.comparison import Comparison, Steps
-from winnow_lab.peers.environment import PeerError
-from winnow_lab.peers.peers import PEERS
-from winnow_lab.peers.report import show
+from winnow_lab.peers.page import NOTES, comparison
 from winnow_lab.peers.works import make_w1
+from winnow_lab.study import Result, flag, run_study
 
 UNFINISHED = 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Install, convert, run in turn, show. Returns 0 if Winnow itself ran, else 1.
+@dataclass(frozen=True)
+class Options(PeerOptions):
+    """Numbers in place of the work's own."""
 
-    2: something is unusable. `UNFINISHED`: runs are missing.
-    """
-    arguments = parse(argv, __doc__)
-    console = Console(stderr=True, highlight=False)
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    console.print("making the model")
-    given = make_w1(arguments.workload, arguments.kv_seqs, arguments.folder.resolve() / "models")
-    try:
-        comparison = Comparison(given, PEERS, arguments, arguments.journal, console, Steps(arguments.steps))
-    except PeerError as error:
-        console.print(str(error), markup=False, soft_wrap=True)
-        return 2
-    if arguments.prepare:
-        return 0 if comparison.prepare() else 1
-    for number in range(1, arguments.rounds + 1):
-        comparison.run_round(number)
-    if comparison.missing:
-        console.print(f"{comparison.missing} runs are missing; start again to resume")
-        return UNFINISHED
-    machine = replace(Machine.here(), threads=arguments.threads)
-    head = report_head(command_line(sys.argv[1:] if argv is None else argv), machine)
-    outcomes = comparison.outcomes
-    show(outcomes, given, machine, head)
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(head | comparison.to_json(), indent=2) + "\n"
-        arguments.json.write_text(text, encoding="utf-8")
-    return 0 if any(outcome.median for outcome in outcomes if outcome.peer.name == "winnow") else 1
+    prompt_tokens: int | None = flag(None, "in place of the work's own", least=1)
+    new_tokens: int | None = flag(None, "in place of the work's own", least=1)
+    kv_seqs: int = flag(PRESETS["w1"].kv_seqs, "KV memory, as whole sequences, the longest", least=1)
+    name: str = flag("peers", "of the files in --output")
+
+
+def study(options: Options) -> Result:
+    """Install, convert, run in turn. The program ends with `UNFINISHED` while runs are missing."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    numbers = {name: getattr(options, name) for name in ("requests", "prompt_tokens", "new_tokens")}
+    workload = PRESETS["w1"].workload_with(**numbers)
+    given = make_w1(workload, options.kv_seqs, options.folder.resolve() / "models")
+    compared = Comparison(given, options, options.journal, Steps(options.steps))
+    if options.prepare:
+        sys.exit(0 if compared.prepare() else 1)
+    for number in range(1, options.rounds + 1):
+        compared.run_round(number)
+    if compared.missing:
+        print(f"{compared.missing} runs are missing; start again to resume", file=sys.stderr)
+        sys.exit(UNFINISHED)
+    found = compared.to_json()
+    ok = any(outcome.median for outcome in compared.outcomes if outcome.peer.name == "winnow")
+    title = "Winnow beside other engines"
+    return Result(title, [comparison(found)], [], NOTES, found, ("configurations",), ok=ok)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return 0 if Winnow itself ran, else 1."""
+    return run_study(Options, study, argv)
 
 
 if __name__ == "__main__":

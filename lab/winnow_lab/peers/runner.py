@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from winnow_lab.peers.environment import PeerError, alone, call
-from winnow_lab.peers.journal import Entry
+from winnow_lab.peers.environment import PeerError, call
 from winnow_lab.peers.peers import Configuration, Peer
 from winnow_lab.peers.protocol import Answers, Work
 from winnow_lab.peers.works import Exam
@@ -33,14 +32,14 @@ class Outcome:
     missing: int = 0
     """Rounds that another start has to run."""
 
-    def take(self, entry: Entry) -> None:
-        """Add what came of one more round."""
-        if entry.result is None:
-            self.error = entry.error
+    def take(self, row: dict[str, Any]) -> None:
+        """Add what came of one more round, as a journal has it."""
+        if row["result"] is None:
+            self.error = row["error"]
         else:
-            self.answers.append(Answers(**entry.result))
-            self.dates.append(entry.date)
-            self.commits.add(entry.commit or "unknown")
+            self.answers.append(Answers(**row["result"]))
+            self.dates.append(row["date"])
+            self.commits.add(row["commit"] or "unknown")
 
     @property
     def rates(self) -> list[float]:
@@ -56,16 +55,6 @@ class Outcome:
     def versions(self) -> dict[str, str]:
         """Of the packages that computed the answers."""
         return self.answers[-1].versions if self.answers else {}
-
-    def first_tokens_as(self, other: "Outcome") -> float | None:
-        """Share of requests whose first token is that of `other`: whether both compute the same model at all.
-
-        Later tokens say less: after one that differs, by a rounding in the last bit, all others do.
-        """
-        if not self.answers or not other.answers:
-            return None
-        pairs = zip(self.answers[0].tokens, other.answers[0].tokens, strict=True)
-        return statistics.fmean(one[0] == two[0] for one, two in pairs)
 
     def to_json(self, exam: Exam | None) -> dict[str, Any]:
         """Everything but the tokens, of which there is a hash for each round; scores are the first round's."""
@@ -98,8 +87,6 @@ class Runner:
     """For descriptions of work."""
     timeout: float
     """Seconds that one process may take, loading included."""
-    lock: Path | None = None
-    """See `alone`."""
 
     def run(self, python: Path, outcome: Outcome, work: Work) -> Answers:
         """Do the work once more.
@@ -110,14 +97,8 @@ class Runner:
         file = self.folder / "work.json"
         work.write(file)
         threads = {name: str(work.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        with alone(self.lock):
-            output = call(
-                [python, SCRIPTS / outcome.peer.script, file],
-                outcome.peer.script,
-                self.timeout,
-                cwd=self.folder,
-                variables=threads,
-            )
+        command = [python, SCRIPTS / outcome.peer.script, file]
+        output = call(command, outcome.peer.script, self.timeout, cwd=self.folder, variables=threads)
         return parse_answers(output, work)
 
 
