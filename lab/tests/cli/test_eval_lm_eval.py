@@ -74,8 +74,8 @@ def test_cells_side_by_side_and_no_cell_twice(
             ["--tasks", "tiny", "--include-path", "nowhere"],
             "--include-path must be a directory, got 'nowhere'",
         ),
-        (["--tasks", "tiny", "--limit", "0"], "must be a whole number of at least 1"),
-        (["--tasks", "a,,b"], "must be names with commas between"),
+        (["--tasks", "tiny", "--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--tasks", "a,,b"], "invalid str list value: 'a,,b'"),
         ([], "required: --tasks"),
     ],
 )

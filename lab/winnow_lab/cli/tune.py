@@ -7,18 +7,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job, parse_line
 from winnow.batch.reader import read_lines
-from winnow.cli.flags.engine import add_engine_flags, engine_options, model_path, open_llm
-from winnow.cli.flags.options import add_flags, given
+from winnow.cli.flags.engine import model_path, open_llm
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
-from winnow.config import EngineConfig, option
+from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command
-from winnow.values.checks import check_integer, check_number
+from winnow.values.checks import check_number
 from winnow_lab.report.console import console, print_tables
+from winnow_lab.study import EngineFlags, flag
+from winnow_lab.study.options import add_options, options_of
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -40,65 +41,84 @@ examples:
 Lines are those of `winnow run`. Lines with a reference are compared by their metric instead: what counts is
 the score, relative to the full cache's.
 """
-CHOSEN = ("eviction", "compression", "kv_budget", "max_num_seqs", "num_accumulators", "enable_prefix_caching")
-"""Options of the engine that the search sets."""
 
 
 @dataclass(frozen=True)
-class TuneOptions:
-    """Search space and objective; lists take commas."""
+class TuneOptions(EngineFlags):
+    """Search space and objective."""
 
-    agreement: float = option(0.98, "mean agreement with the full cache's answers to keep")
-    agree: str = option(
+    prompts: Path = flag(text="lines as for winnow run", positional=True)
+    agreement: float = flag(0.98, "mean agreement with the full cache's answers to keep", least=0)
+    agree: str = flag(
         "tokens",
         "exact: answers are the same or not; tokens: the part of an answer up to its first other token",
         choices=("exact", "tokens"),
     )
-    objective: str = option(
+    objective: str = flag(
         "throughput", "throughput, or bytes: most KVs in use", choices=("throughput", "bytes")
     )
-    presets: str | None = option(None, "policies to try; left out: ten that need no files of their own")
-    compressions: str = option("2,4,8", "tokens per KV kept")
-    batches: str = option("64", "most sequences at the same time (max_num_seqs)")
-    kv_dtypes: str = option("auto", "formats of stored KVs, where the engine has a choice (kv_cache_dtype)")
-    max_tokens: int = option(64, "of answers whose lines do not say")
-    first: int = option(4, "prompts of the first rung; each has twice as many")
-    held_back: float = option(0.34, "part of the prompts that choose nothing and test the winner")
-    split_seed: int = option(0, "of which prompts are held back")
+    presets: tuple[str, ...] = flag((), "policies to try (default: ten that need no files of their own)")
+    compressions: tuple[float, ...] = flag((2.0, 4.0, 8.0), "tokens per KV kept", least=1)
+    batches: tuple[int, ...] = flag((64,), "most sequences at the same time (max_num_seqs)", least=1)
+    kv_dtypes: tuple[str, ...] = flag(("auto",), "formats of stored KVs (kv_cache_dtype)")
+    max_tokens: int = flag(64, "of answers whose lines do not say", least=1)
+    first: int = flag(4, "prompts of the first rung; each has twice as many", least=1)
+    held_back: float = flag(0.34, "part of the prompts that choose nothing and test the winner", least=0)
+    split_seed: int = flag(0, "of which prompts are held back")
+    journal: Path | None = flag(None, "what was measured, to resume from")
+    overwrite: bool = flag(False, "start the journal afresh")
+    json: Path | None = flag(None, "write all trials as JSON too")
+    plot: Path | None = flag(None, "stem of a picture of the Pareto front")
+    CHOSEN: ClassVar[tuple[str, ...]] = (
+        *(
+            "eviction",
+            "compression",
+            "kv_budget",
+            "max_num_seqs",
+            "num_accumulators",
+            "enable_prefix_caching",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("agreement", self.agreement, 0.0, 1.0)
+        check_number("held_back", self.held_back, 0.0, 0.9)
+        if self.engine.get("engine") == "padded":
+            raise UsageError("winnow tune needs engine=paged: the padded engine evicts nothing")
+        check_json_path(self.json)
+        for name in ("journal", "plot"):
+            if (path := getattr(self, name)) is not None:
+                require_writable(path, f"--{name} {path}")
+
+    @property
+    def search(self) -> "Search":
+        """How candidates are compared."""
+        from winnow_lab.plan.tuning.search import Search
+
+        first, held_back, seed = self.first, self.held_back, self.split_seed
+        return Search(self.agreement, self.agree, self.objective, first, held_back=held_back, seed=seed)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow tune PROMPTS.jsonl [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("prompts", metavar="PROMPTS", type=Path, help="lines as for winnow run")
-    parser.add_argument("--journal", metavar="FILE", type=Path, help="what was measured, to resume from")
-    parser.add_argument("--overwrite", action="store_true", help="start the journal afresh")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write all trials as JSON too")
-    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw the Pareto front as STEM.svg")
-    add_flags(parser, TuneOptions, "the search")
-    add_engine_flags(parser, skip=CHOSEN)
+    add_options(parser, TuneOptions)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Search, show, and return the exit code: 1 where nothing keeps the agreement."""
-    asked = TuneOptions(**given(namespace, TuneOptions))
-    options = engine_options(namespace)
-    if options.get("engine") == "padded":
-        raise UsageError("winnow tune needs engine=paged: the padded engine evicts nothing")
-    search = _search(asked)
-    check_json_path(namespace.json)
-    for name in ("journal", "plot"):
-        path = getattr(namespace, name)
-        if path is not None:
-            require_writable(path, f"--{name} {path}")
-    prompts = read_prompts(namespace.prompts, asked.max_tokens)
+    asked = options_of(TuneOptions, namespace)
+    options = dict(asked.engine)
+    prompts = read_prompts(asked.prompts, asked.max_tokens)
+    from winnow_lab.plan.tuning.candidates import PRESETS, candidates
     from winnow_lab.plan.tuning.search import Tuner
     from winnow_lab.plan.tuning.tune_tables import command, pareto_figure, tune_table, verdict
 
-    tried = _candidates(asked)
+    tried = candidates(asked.presets or PRESETS, asked.compressions, asked.batches, asked.kv_dtypes)
     with contextlib.ExitStack() as stack:
-        journal = _journal(namespace, asked, options, stack)
+        journal = _journal(asked, options, stack)
 
         def record(trial: "Trial") -> None:
             print(f"{trial.stage}: {trial.candidate}: {_brief(trial)}", file=sys.stderr)
@@ -106,18 +126,18 @@ def execute(namespace: argparse.Namespace) -> int:
                 journal.append([trial])
 
         found = () if journal is None else tuple(journal.found)
-        tuned = Tuner(search, _opener(options, tried), record, found).tune(tried, prompts)
+        tuned = Tuner(asked.search, _opener(options, tried), record, found).tune(tried, prompts)
     print_tables(console(), [tune_table(tuned)], dense=True)
     engine = [word for name in options for word in _flag(name, options[name])]
-    line = command(tuned, str(namespace.prompts), engine)
+    line = command(tuned, str(asked.prompts), engine)
     for text in [*verdict(tuned), *([line] if line is not None else [])]:
         print(text)
-    if namespace.plot is not None:
+    if asked.plot is not None:
         from winnow_lab.report.plots import save_figure
 
-        save_figure(pareto_figure(tuned), namespace.plot)
+        save_figure(pareto_figure(tuned), asked.plot)
     write_json(
-        namespace.json,
+        asked.json,
         {
             "command": typed_command(),
             "best": None if tuned.best is None else tuned.best.to_json(),
@@ -165,45 +185,6 @@ def _prompt(job: Job, make: "type[TunePrompt]") -> "TunePrompt":
     )
 
 
-def _search(asked: TuneOptions) -> "Search":
-    from winnow_lab.plan.tuning.search import Search
-
-    check_number("agreement", asked.agreement, 0.0, 1.0)
-    check_number("held_back", asked.held_back, 0.0, 0.9)
-    for name in ("max_tokens", "first"):
-        check_integer(name, getattr(asked, name), 1)
-    return Search(
-        asked.agreement,
-        asked.agree,
-        asked.objective,
-        asked.first,
-        held_back=asked.held_back,
-        seed=asked.split_seed,
-    )
-
-
-def _candidates(asked: TuneOptions) -> "list[Candidate]":
-    from winnow_lab.plan.tuning import candidates as known
-
-    def numbers(name: str, read: type[float] | type[int]) -> list[Any]:
-        try:
-            return [read(text) for text in getattr(asked, name).split(",")]
-        except ValueError:
-            raise UsageError(
-                f"{name} must be numbers with commas between, got {getattr(asked, name)!r}"
-            ) from None
-
-    batches = numbers("batches", int)
-    for size in batches:
-        check_integer("batches", size, 1, 65536)
-    return known.candidates(
-        known.PRESETS if asked.presets is None else [name.strip() for name in asked.presets.split(",")],
-        numbers("compressions", float),
-        batches,
-        [name.strip() for name in asked.kv_dtypes.split(",")],
-    )
-
-
 def _opener(options: dict[str, Any], tried: "Sequence[Candidate]") -> Any:
     """Open engines that can run every candidate, without a prefix cache: prompts come again with each."""
     from winnow.eviction import find_preset
@@ -217,22 +198,20 @@ def _opener(options: dict[str, Any], tried: "Sequence[Candidate]") -> Any:
     return open_engine
 
 
-def _journal(
-    namespace: argparse.Namespace, asked: TuneOptions, options: dict[str, Any], stack: contextlib.ExitStack
-) -> Any:
-    if namespace.journal is None:
+def _journal(asked: TuneOptions, options: dict[str, Any], stack: contextlib.ExitStack) -> Any:
+    if asked.journal is None:
         return None
     from winnow.report.fingerprint import fingerprint
     from winnow_lab.plan.tuning.measure import Trial
     from winnow_lab.study.journal import ResultJournal
 
-    digest = hashlib.sha256(namespace.prompts.read_bytes()).hexdigest()
+    digest = hashlib.sha256(asked.prompts.read_bytes()).hexdigest()
     settings = EngineConfig.from_options(options).settings()
     # What else the search tries does not change what it has measured.
     searched = {name: getattr(asked, name) for name in ("agree", "max_tokens", "held_back", "split_seed")}
     owner = fingerprint(digest, model_path(options), settings | searched)
     return stack.enter_context(
-        ResultJournal(namespace.journal, owner, Trial.from_json, overwrite=namespace.overwrite)
+        ResultJournal(asked.journal, owner, Trial.from_json, overwrite=asked.overwrite)
     )
 
 

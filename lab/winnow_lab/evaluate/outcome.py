@@ -8,6 +8,10 @@ from typing import Any, Self
 _JSON_NAMES = {"achieved_compression": "reached"}
 
 
+JOURNAL = "outcomes.jsonl"
+"""File of finished answers."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One answer and its score.

@@ -14,7 +14,6 @@ from winnow_lab.report.plots import can_draw
 
 RESULTS = "results.json"
 TABLES = "results.md"
-JOURNAL = "outcomes.jsonl"
 _QUERY_AWARE = """\
 Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
 it judges the context before it has seen the question, which is then kept whole."""

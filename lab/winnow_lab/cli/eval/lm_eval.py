@@ -3,19 +3,20 @@
 import argparse
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from winnow.cli.flags.engine import add_engine_flags, evaluation_options, open_llm
+from winnow.cli.flags.engine import open_llm
 from winnow.cli.flags.options import add_model_argument
 from winnow.cli.screen.meter import Meter
 from winnow.cli.screen.progress import open_progress
 from winnow.cli.screen.terminal import resume_hint
 from winnow.errors import UsageError
-from winnow_lab.cli.eval import typed
-from winnow_lab.cli.eval.cells import KV_FLOOR, OF_CELLS, add_cell_flags, cell_amounts
-from winnow_lab.cli.eval.output import add_output_flags, check_output, run_head, show_tables
+from winnow_lab.cli.eval.options import EvalOptions, run_head, show_tables, write_table
+from winnow_lab.study import flag
+from winnow_lab.study.options import add_options, options_of
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -39,66 +40,60 @@ examples:
 Tasks that come from the network are fetched by that library; --include-path takes a directory of
 task files whose data may lie here too.
 """
-_JOURNAL = "cells.jsonl"
+
+
+@dataclass(frozen=True)
+class Options(EvalOptions):
+    """The tasks."""
+
+    tasks: tuple[str, ...] = flag(text="names of tasks or groups")
+    num_fewshot: int | None = flag(None, "worked examples (default: the task's own)", least=0)
+    limit: int | None = flag(None, "documents of each task (default: all)", least=1)
+    include_path: Path | None = flag(None, "a folder with more task files")
+    apply_chat_template: bool = flag(False, "put prompts through the model's chat template")
+    JOURNAL: ClassVar[str] = "cells.jsonl"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.include_path is not None and not self.include_path.is_dir():
+            raise UsageError(f"--include-path must be a directory, got {str(self.include_path)!r}")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow eval lm-eval [MODEL] --tasks A,B,... [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    add_cell_flags(parser)
-    work = parser.add_argument_group("the work")
-    work.add_argument(
-        "--tasks", metavar="A,B,...", type=typed.names, required=True, help="names of tasks or groups"
-    )
-    work.add_argument(
-        "--num-fewshot", metavar="N", type=typed.count(0), help="worked examples; left out: the task's own"
-    )
-    work.add_argument(
-        "--limit", metavar="N", type=typed.count(1), help="documents of each task; left out: all"
-    )
-    work.add_argument("--include-path", metavar="DIR", type=Path, help="a directory with more task files")
-    work.add_argument(
-        "--apply-chat-template", action="store_true", help="put prompts through the model's chat template"
-    )
-    add_output_flags(parser)
+    add_options(parser, Options)
     add_model_argument(parser)
-    add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
-    options = evaluation_options(namespace)
-    check_output(namespace, options, _JOURNAL)
-    place: Path | None = namespace.include_path
-    if place is not None and not place.is_dir():
-        raise UsageError(f"--include-path must be a directory, got {str(place)!r}")
+    asked = options_of(Options, namespace)
     from winnow_lab.evaluate.cell import AWARE, engine_needs, plan_cells
     from winnow_lab.evaluate.likelihood import Keeping
     from winnow_lab.evaluate.lm_eval.lm_eval_cell import LmEvalPlan
-    from winnow_lab.evaluate.lm_eval.result_files import lm_eval_table, write_lm_eval
+    from winnow_lab.evaluate.lm_eval.result_files import NOTE, lm_eval_table
 
-    cells = plan_cells(namespace.presets, cell_amounts(namespace), (AWARE,))
+    cells = plan_cells(tuple(dict.fromkeys(asked.eviction)), asked.amounts, (AWARE,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
-    chat = namespace.apply_chat_template
-    plan = LmEvalPlan(namespace.tasks, namespace.num_fewshot, namespace.limit, place, chat)
-    options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
+    tasks, chat = tuple(dict.fromkeys(asked.tasks)), asked.apply_chat_template
+    plan = LmEvalPlan(tasks, asked.num_fewshot, asked.limit, asked.include_path, chat)
+    options = asked.opened(engine_needs(cells))
     with open_llm(options) as llm:
         head = run_head(llm, options) | {"settings": plan.to_json()}
         try:
-            results = _run(namespace, llm, plan, keepings)
+            results = _run(asked, llm, plan, keepings)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[resume_hint()] * (namespace.output is not None)) from None
+            raise KeyboardInterrupt(*[resume_hint()] * (asked.output is not None)) from None
     table = lm_eval_table(results)
     show_tables(head, f"lm_eval {version('lm_eval')}", [table])
-    if namespace.output is not None:
-        paths = write_lm_eval(results, table, namespace.output, head)
-        print(f"wrote {', '.join(path.name for path in paths)} in {namespace.output}", file=sys.stderr)
+    write_table("lm-eval", head, NOTE, table, results, asked.output)
     return 0
 
 
 def _run(
-    namespace: argparse.Namespace, llm: "LLM", plan: "LmEvalPlan", keepings: "dict[str, Keeping]"
+    asked: Options, llm: "LLM", plan: "LmEvalPlan", keepings: "dict[str, Keeping]"
 ) -> "list[LmEvalResult]":
     from winnow_lab.evaluate.lm_eval.lm_eval_cell import LmEvalResult, run_cell
     from winnow_lab.evaluate.plan import engine_identity
@@ -108,15 +103,14 @@ def _run(
     with ExitStack() as stack:
         journal: ResultJournal[LmEvalResult] | None = None
         found: dict[str, LmEvalResult] = {}
-        if namespace.output is not None:
+        if asked.journal is not None:
             identity = engine_identity(llm, plan.digest(), {"task": "lm-eval"} | plan.to_json())
-            path = namespace.output / _JOURNAL
             journal = ResultJournal(
-                path, identity, LmEvalResult.from_json, overwrite=namespace.overwrite, answers_alone=True
+                asked.journal, identity, LmEvalResult.from_json, overwrite=asked.overwrite, answers_alone=True
             )
             stack.enter_context(journal)
             found = {result.cell: result for result in journal.found}
-        progress = stack.enter_context(open_progress(namespace.progress, sys.stderr))
+        progress = stack.enter_context(open_progress(asked.progress, sys.stderr))
         meter = Meter()
         for name, keeping in keepings.items():
             if name in found:

@@ -5,24 +5,19 @@ import hashlib
 import json
 import sys
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from winnow.cli.flags.engine import add_engine_flags, evaluation_options, open_llm
+from winnow.cli.flags.engine import open_llm
 from winnow.cli.flags.options import add_model_argument
 from winnow.cli.screen.meter import Meter
 from winnow.cli.screen.progress import open_progress
 from winnow.cli.screen.terminal import resume_hint
 from winnow.errors import UsageError
-from winnow_lab.cli.eval import typed
-from winnow_lab.cli.eval.cells import (
-    KV_FLOOR,
-    OF_CELLS,
-    add_cell_flags,
-    add_data_flag,
-    cell_amounts,
-    check_data,
-)
-from winnow_lab.cli.eval.output import add_output_flags, check_output, run_head, show_tables
+from winnow_lab.cli.eval.options import EvalOptions, run_head, show_tables, write_table
+from winnow_lab.study import flag
+from winnow_lab.study.options import add_options, options_of
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -49,83 +44,75 @@ Four articles ship with Winnow; --data takes a directory with the whole test spl
 wiki.test.tokens. Its text has <unk> for rare words, so that numbers compare with each other, not
 with those of other texts.
 """
-_TOKENS = 1024
-_JOURNAL = "windows.jsonl"
+
+
+@dataclass(frozen=True)
+class Options(EvalOptions):
+    """The windows of text."""
+
+    tokens: int = flag(1024, "of a window", least=2)
+    context: int | None = flag(None, "of them given, not predicted (default: half of them)", least=1)
+    windows: int | None = flag(None, "from the front (default: the whole text)", least=1)
+    data: Path | None = flag(None, "folder of the text (default: the sample that ships)")
+    JOURNAL: ClassVar[str] = "windows.jsonl"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "context", self.given)
+        if self.given >= self.tokens:
+            raise UsageError(f"--context must be below --tokens ({self.tokens}), got {self.given}")
+
+    @property
+    def given(self) -> int:
+        """Tokens that are not predicted."""
+        return self.context or self.tokens // 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow eval perplexity [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    add_cell_flags(parser)
-    work = parser.add_argument_group("the work")
-    work.add_argument(
-        "--tokens",
-        metavar="N",
-        type=typed.count(2),
-        default=_TOKENS,
-        help="of a window (default: %(default)s)",
-    )
-    work.add_argument(
-        "--context",
-        metavar="N",
-        type=typed.count(1),
-        help="of them given, not predicted (default: half of them)",
-    )
-    work.add_argument(
-        "--windows", metavar="N", type=typed.count(1), help="from the front; left out: the whole text"
-    )
-    add_data_flag(work)
-    add_output_flags(parser)
+    add_options(parser, Options)
     add_model_argument(parser)
-    add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, show, write, and return the exit code."""
-    options = evaluation_options(namespace)
-    check_output(namespace, options, _JOURNAL)
-    check_data(namespace)
-    if namespace.context is None:
-        namespace.context = namespace.tokens // 2
-    if namespace.context >= namespace.tokens:
-        raise UsageError(f"--context must be below --tokens ({namespace.tokens}), got {namespace.context}")
+    asked = options_of(Options, namespace)
     from winnow_lab.evaluate.cell import AGNOSTIC, engine_needs, plan_cells
     from winnow_lab.evaluate.likelihood import Keeping
-    from winnow_lab.evaluate.reports.perplexity_report import perplexity_table, write_perplexity
+    from winnow_lab.evaluate.reports.perplexity_report import NOTE, perplexity_table
 
-    cells = plan_cells(namespace.presets, cell_amounts(namespace), (AGNOSTIC,))
+    cells = plan_cells(tuple(dict.fromkeys(asked.eviction)), asked.amounts, (AGNOSTIC,))
     keepings = {cell.label: Keeping.of(cell) for cell in cells}
-    options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
+    options = asked.opened(engine_needs(cells))
     with open_llm(options) as llm:
-        windows = _windows(namespace, llm)
-        work = {"tokens": namespace.tokens, "context": namespace.context, "windows": len(windows)}
+        windows = _windows(asked, llm)
+        work = {"tokens": asked.tokens, "context": asked.given, "windows": len(windows)}
         head = run_head(llm, options) | {"settings": work}
         try:
-            rows = _measure(namespace, llm, windows, keepings)
+            rows = _measure(asked, llm, windows, keepings)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[resume_hint()] * (namespace.output is not None)) from None
-    title = f"perplexity of {namespace.tokens - namespace.context} tokens after {namespace.context}"
+            raise KeyboardInterrupt(*[resume_hint()] * (asked.output is not None)) from None
+    title = f"perplexity of {asked.tokens - asked.given} tokens after {asked.given}"
     table = perplexity_table(rows, title)
     show_tables(head, f"{len(windows)} windows", [table])
-    if namespace.output is not None:
-        paths = write_perplexity(rows, table, namespace.output, head)
-        print(f"wrote {', '.join(path.name for path in paths)} in {namespace.output}", file=sys.stderr)
+    write_table("perplexity", head, NOTE, table, rows, asked.output)
     return 0
 
 
-def _windows(namespace: argparse.Namespace, llm: "LLM") -> "list[Pair]":
+def _windows(asked: Options, llm: "LLM") -> "list[Pair]":
     from winnow.errors import EvaluationError
     from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 
     if llm.tokenizer is None:
         raise EvaluationError("an evaluation needs a tokenizer, which the model's directory does not have")
-    text = wikitext(namespace.data)
-    return cut_windows(llm.tokenizer, text, namespace.tokens, namespace.context, namespace.windows)
+    text = wikitext(asked.data)
+    return cut_windows(llm.tokenizer, text, asked.tokens, asked.given, asked.windows)
 
 
 def _measure(
-    namespace: argparse.Namespace, llm: "LLM", windows: "list[Pair]", keepings: "dict[str, Keeping]"
+    asked: Options, llm: "LLM", windows: "list[Pair]", keepings: "dict[str, Keeping]"
 ) -> "list[Perplexity]":
     from winnow_lab.evaluate.perplexity import WindowScore, measure_perplexity
     from winnow_lab.evaluate.plan import engine_identity
@@ -133,15 +120,14 @@ def _measure(
 
     with ExitStack() as stack:
         journal: ResultJournal[WindowScore] | None = None
-        if namespace.output is not None:
+        if asked.journal is not None:
             digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
             identity = engine_identity(llm, digest, {"task": "perplexity"})
-            path = namespace.output / _JOURNAL
             journal = ResultJournal(
-                path, identity, WindowScore.from_json, overwrite=namespace.overwrite, answers_alone=True
+                asked.journal, identity, WindowScore.from_json, overwrite=asked.overwrite, answers_alone=True
             )
             stack.enter_context(journal)
-        progress = stack.enter_context(open_progress(namespace.progress, sys.stderr))
+        progress = stack.enter_context(open_progress(asked.progress, sys.stderr))
         meter = Meter()
 
         def keep(score: WindowScore) -> None:

@@ -2,30 +2,22 @@
 
 import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from winnow.cli.flags.engine import add_engine_flags, evaluation_options, open_llm
+from winnow.cli.flags.engine import open_llm
 from winnow.cli.flags.options import add_model_argument
 from winnow.cli.screen.terminal import resume_hint
 from winnow.extras import install_hint
-from winnow_lab.cli.eval import typed
-from winnow_lab.cli.eval.cells import (
-    KV_FLOOR,
-    OF_CELLS,
-    add_cell_flags,
-    add_data_flag,
-    cell_amounts,
-    check_data,
-)
 from winnow_lab.cli.eval.display import show_evaluation
-from winnow_lab.cli.eval.output import add_output_flags, check_output, run_head, show_tables
-from winnow_lab.cli.eval.prompts import add_prompt_flags, prompt_settings
+from winnow_lab.cli.eval.options import EvalOptions, run_head, show_tables
+from winnow_lab.evaluate.outcome import JOURNAL
 from winnow_lab.evaluate.tasks import Task
+from winnow_lab.study import flag
+from winnow_lab.study.options import add_options, options_of
 
 if TYPE_CHECKING:
-    from winnow.llm import LLM
-    from winnow_lab.evaluate.plan import EvaluationPlan
     from winnow_lab.evaluate.result import Evaluation
 
 DESCRIPTION = """\
@@ -45,117 +37,77 @@ categories:
 _QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("aware", "agnostic")}
 
 
+@dataclass(frozen=True)
+class Options(EvalOptions):
+    """How policies judge, and the prompts."""
+
+    query: str = flag(
+        "both", "whether policies judge the question too, or the context before it", choices=_QUERIES
+    )
+    control: tuple[str, ...] = flag(
+        ("recent", "random"),
+        "presets that mark a category where they answer as the full cache does; none: no marks",
+    )
+    samples: int | None = flag(None, "of each category (default: the task's own)", least=1)
+    tokens: tuple[int, ...] = flag((1024,), "of prompt and answer, where the task's length is free", least=1)
+    seed: int = flag(0, "of the prompts", least=0)
+    questions: int = flag(
+        1, "of one context, where the task can; agnostic ones share its compressed KVs", least=1
+    )
+    shots: int | None = flag(None, "worked examples in front (default: the task's own)", least=0)
+    categories: tuple[str, ...] = flag((), "only these")
+    data: Path | None = flag(None, "folder of the task's files (default: the sample that ships)")
+    chat: str = flag(
+        "auto",
+        "prompts through the model's chat template; auto: as the task says",
+        choices=("auto", "on", "off"),
+    )
+    JOURNAL: ClassVar[str] = JOURNAL
+
+
 def configure(parser: argparse.ArgumentParser, task: Task) -> None:
     """Declare the arguments."""
     parser.usage = f"{parser.prog} [MODEL] [options]"
     summary = f"{task.summary[:1].upper()}{task.summary[1:]}."
     parser.description = DESCRIPTION.format(summary=summary)
     parser.epilog = EPILOG.format(categories=", ".join(task.categories)).replace("%", "%%")
-    cells = add_cell_flags(parser)
-    cells.add_argument(
-        "--query",
-        choices=_QUERIES,
-        default="both",
-        help="whether policies judge the question too, or the context before it (default: both)",
-    )
-    cells.add_argument(
-        "--control",
-        dest="controls",
-        metavar="A,...",
-        type=typed.names,
-        default=("recent", "random"),
-        help="presets that mark a category where they answer as well as the full cache; none: no marks "
-        "(default: recent,random)",
-    )
-    work = parser.add_argument_group("the work")
-    add_prompt_flags(work)
-    work.add_argument(
-        "--questions",
-        metavar="K",
-        type=typed.count(1),
-        default=1,
-        help="asked of one context, where the task can; query-agnostic, they share its compressed KVs (default: 1)",
-    )
-    work.add_argument(
-        "--shots", metavar="N", type=typed.count(0), help="worked examples in front; left out: the task's own"
-    )
-    work.add_argument("--categories", metavar="A,...", type=typed.names, default=(), help="only these")
-    add_data_flag(work)
-    work.add_argument(
-        "--chat",
-        choices=("auto", "on", "off"),
-        default="auto",
-        help="whether prompts go through the model's chat template; auto: where the task says so",
-    )
-    add_output_flags(parser)
+    add_options(parser, Options)
     add_model_argument(parser)
-    add_engine_flags(parser, OF_CELLS, {"kv_floor": KV_FLOOR})
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Evaluate, show, write, and return the exit code."""
-    from winnow_lab.evaluate.result_files import JOURNAL
-
-    options = evaluation_options(namespace)
-    check_output(namespace, options, JOURNAL)
-    check_data(namespace)
+    asked = options_of(Options, namespace)
     from winnow_lab.evaluate.cell import engine_needs, plan_cells
-
-    controls = () if namespace.controls == ("none",) else namespace.controls
-    cells = plan_cells(namespace.presets, cell_amounts(namespace), _QUERIES[namespace.query], controls)
-    options = {"kv_floor": KV_FLOOR} | engine_needs(cells) | options
-    with open_llm(options) as llm:
-        plan = _plan(namespace, llm, cells, controls)
-        head = _head(namespace, llm, plan, options)
-        try:
-            evaluation = _run(namespace, llm, plan)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(*[resume_hint()] * (namespace.output is not None)) from None
-    _show(evaluation, head)
-    if namespace.output is not None:
-        _write(namespace.output, evaluation, head)
-    return 0
-
-
-def _plan(
-    namespace: argparse.Namespace, llm: "LLM", cells: Any, controls: tuple[str, ...]
-) -> "EvaluationPlan":
     from winnow_lab.evaluate.plan import EvaluationPlan
+    from winnow_lab.evaluate.runner import evaluate
     from winnow_lab.evaluate.settings import settings_for
 
-    settings = settings_for(
-        llm,
-        **prompt_settings(namespace),
-        data=namespace.data,
-        questions=namespace.questions,
-        shots=namespace.shots,
-        categories=namespace.categories,
-    )
-    return EvaluationPlan(namespace.task, namespace.loaded, settings, cells, controls, namespace.chat)
-
-
-def _run(namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan") -> "Evaluation":
-    from winnow_lab.evaluate.result_files import JOURNAL
-    from winnow_lab.evaluate.runner import evaluate
-
-    with show_evaluation(namespace.progress) as show:
-        return evaluate(
-            llm,
-            plan,
-            journal=None if namespace.output is None else namespace.output / JOURNAL,
-            overwrite=namespace.overwrite,
-            on_step=show,
-        )
-
-
-def _head(
-    namespace: argparse.Namespace, llm: "LLM", plan: "EvaluationPlan", options: dict[str, Any]
-) -> dict[str, Any]:
-    return run_head(llm, options) | {
-        "query": namespace.query,
-        "chat": plan.chat,
-        "settings": plan.settings_json(),
-    }
+    controls = () if asked.control == ("none",) else asked.control
+    presets = tuple(dict.fromkeys(asked.eviction))
+    cells = plan_cells(presets, asked.amounts, _QUERIES[asked.query], controls)
+    options = asked.opened(engine_needs(cells))
+    with open_llm(options) as llm:
+        names = ("samples", "seed", "data", "questions", "shots", "categories")
+        own = {name: getattr(asked, name) for name in names} | {"tokens": tuple(sorted(set(asked.tokens)))}
+        settings = settings_for(llm, **own)
+        plan = EvaluationPlan(namespace.task, namespace.loaded, settings, cells, controls, asked.chat)
+        head = run_head(llm, options) | {
+            "query": asked.query,
+            "chat": plan.chat,
+            "settings": plan.settings_json(),
+        }
+        try:
+            with show_evaluation(asked.progress) as show:
+                evaluation = evaluate(
+                    llm, plan, journal=asked.journal, overwrite=asked.overwrite, on_step=show
+                )
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(*[resume_hint()] * (asked.output is not None)) from None
+    _show(evaluation, head)
+    if asked.output is not None:
+        _write(asked.output, evaluation, head)
+    return 0
 
 
 def _show(evaluation: "Evaluation", head: dict[str, Any]) -> None:

@@ -1,14 +1,11 @@
-"""Results of lm_eval in each cell, as a table and as files."""
+"""Results of lm_eval in each cell, as a table."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from winnow_lab.evaluate.lm_eval.lm_eval_cell import LmEvalResult
-from winnow_lab.evaluate.reports.table_report import write_table_report
 from winnow_lab.report.tables import Footnotes, TextTable
 
-_NOTE = """\
+NOTE = """\
 Prompts, answers and metrics are those of lm-evaluation-harness; what stands behind the sign is its standard error. A
 continuation is scored by forced decoding after its context was computed and cut: policies judge the context, question
 and few-shot examples in it, and never the continuation."""
@@ -28,14 +25,6 @@ def lm_eval_table(results: Sequence[LmEvalResult]) -> TextTable:
         for result in results
     )
     return TextTable("lm_eval", "task and metric", columns, rows, notes.lines())
-
-
-def write_lm_eval(
-    results: Sequence[LmEvalResult], table: TextTable, directory: Path, head: Mapping[str, Any]
-) -> list[Path]:
-    """Write results.json and results.md; returns their paths. `head` is as for `write_table_report`."""
-    values = {"cells": [result.to_json() for result in results]}
-    return write_table_report("lm-eval", table, _NOTE, values, directory, head)
 
 
 def _entry(found: tuple[float, float | None] | None) -> str:

@@ -1,15 +1,12 @@
-"""A perplexity measurement as a table and as files."""
+"""A perplexity measurement as a table."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.perplexity import Change, Perplexity
-from winnow_lab.evaluate.reports.table_report import write_table_report
 from winnow_lab.report.tables import Footnotes, TextTable
 
-_NOTE = """\
+NOTE = """\
 Of each window the first tokens are given: they are computed, and a policy cuts their KVs before it has seen what
 follows. The others are forced one by one, with the policy's rounds in between; they alone count. "of full" is a
 perplexity over that of the full cache on the same windows, with the standard error over windows."""
@@ -26,14 +23,6 @@ def perplexity_table(rows: Sequence[Perplexity], title: str) -> TextTable:
     ]
     columns = ("perplexity", "of full", "KVs per row", "KV memory")
     return TextTable(title, "preset", columns, tuple(lines), notes.lines())
-
-
-def write_perplexity(
-    rows: Sequence[Perplexity], table: TextTable, directory: Path, head: Mapping[str, Any]
-) -> list[Path]:
-    """Write results.json and results.md; returns their paths. `head` is as for `write_table_report`."""
-    values = {"cells": [row.to_json() for row in rows]}
-    return write_table_report("perplexity", table, _NOTE, values, directory, head)
 
 
 def _entries(row: Perplexity, change: Change | None) -> tuple[str, ...]:

@@ -188,16 +188,6 @@ def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) 
     return options
 
 
-def evaluation_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Return `engine_options` without the prefix cache unless it is asked for.
-
-    With it, the last bits of a prompt's logits depend on which prompts came before, and an evaluation that was stopped
-    must resume to the same numbers.
-    """
-    options = engine_options(namespace)
-    return {"enable_prefix_caching": False} | options
-
-
 def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = False) -> "LLM":
     """Load the model and set up its cache; `announce` and `quiet` as in `LoadingDisplay`."""
     name = "the demo model" if options.get("model") is None else str(options["model"])

@@ -1,0 +1,142 @@
+"""Options of all commands of `winnow eval`: cells and where results go; and tables on the terminal with their head."""
+
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from winnow.cli.flags.engine import model_files
+from winnow.cli.flags.paths import require_distinct, require_writable
+from winnow.cli.screen.progress import MODES
+from winnow.errors import UsageError
+from winnow.report.provenance import typed_command
+from winnow.values.json_values import dump_json
+from winnow_lab.report.console import console, print_tables
+from winnow_lab.study import EngineFlags, flag
+from winnow_lab.study.page import page
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+    from winnow.values.eviction_request import Amount
+    from winnow_lab.report.tables import TextTable
+
+RESULTS = ("results.json", "results.md")
+"""Files that every evaluation writes."""
+
+
+@dataclass(frozen=True)
+class EvalOptions(EngineFlags):
+    """Presets keeping how much, and where results go.
+
+    Attributes:
+        JOURNAL: name of the file that keeps finished answers.
+    """
+
+    eviction: tuple[str, ...] = flag(
+        (), "presets to compare, see winnow policies (default: the full cache alone)"
+    )
+    kv_budget: tuple[int, ...] = flag(
+        (), "KVs kept per row on average, in place of compressions or beside", least=1
+    )
+    compression: tuple[float, ...] = flag(
+        (), "tokens judged per KV kept; 1: the full cache (default: 4)", least=1
+    )
+    output: Path | None = flag(None, "write tables, plots, every score and the journal there", short=("-o",))
+    overwrite: bool = flag(False, "start afresh in --output")
+    progress: str = flag("auto", "auto: live on a terminal, else a line every 5 s", choices=MODES)
+    CHOSEN: ClassVar[tuple[str, ...]] = ("eviction", "compression", "kv_budget", "seed")
+    # Compressions are reached only where nothing else holds more than they say.
+    SHOWN: ClassVar[Mapping[str, Any]] = MappingProxyType({"kv_floor": 1})
+    JOURNAL: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse places that would be found unusable only after the work, or hold what is read.
+
+        Raises:
+            UsageError: names the flag.
+        """
+        super().__post_init__()
+        data: Path | None = getattr(self, "data", None)
+        if data is not None and not data.is_dir():
+            raise UsageError(f"--data must be a directory, got {str(data)!r}")
+        if self.output is None:
+            if self.overwrite:
+                raise UsageError("--overwrite needs -o DIR: there is nothing to replace")
+            return
+        if self.output.exists() and not self.output.is_dir():
+            raise UsageError(f"-o must be a directory, got the file {str(self.output)!r}")
+        names = (*RESULTS, self.JOURNAL)
+        written = [("-o", self.output), *((f"{name} of -o", self.output / name) for name in names)]
+        require_distinct(
+            written, [*([("--data", data)] if data is not None else []), *model_files(self.engine)]
+        )
+        require_writable(self.output / RESULTS[0], f"-o {self.output}")
+
+    @property
+    def amounts(self) -> "tuple[Amount, ...]":
+        """How much cells keep."""
+        from winnow_lab.evaluate.cell import amounts_of
+
+        compressions = self.compression or (() if self.kv_budget else (4.0,))
+        return amounts_of(sorted(set(compressions)), sorted(set(self.kv_budget)))
+
+    @property
+    def journal(self) -> Path | None:
+        """Where finished answers are kept."""
+        return self.output and self.output / self.JOURNAL
+
+    def opened(self, needs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the engine's options, without the prefix cache unless it is asked for.
+
+        With it, the last bits of a prompt's logits depend on which prompts came before, and an evaluation that was
+        stopped must resume to the same numbers.
+        """
+        return {"kv_floor": 1, **needs, "enable_prefix_caching": False, **self.engine}
+
+
+def run_head(llm: "LLM", options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every output begins with: the command, when, where, the model and the engine's options."""
+    from winnow.report.provenance import Machine, report_head
+
+    model = llm.config.model.model
+    return report_head(typed_command(), Machine.here(options.get("device", "auto"))) | {
+        "model": "the demo model" if model is None else str(model),
+        "engine": llm.config.settings(),
+    }
+
+
+def write_table(
+    name: str,
+    head: Mapping[str, Any],
+    note: str,
+    table: "TextTable",
+    cells: Sequence[Any],
+    output: Path | None,
+) -> None:
+    """Write the files of an evaluation of one table, where there is a folder.
+
+    Args:
+        name: of the command of `winnow eval`.
+        note: how the table is to be read.
+        cells: that have `to_json`.
+    """
+    if output is not None:
+        values = {**head, "task": name, "cells": [cell.to_json() for cell in cells]}
+        (output / RESULTS[0]).write_text(dump_json(values, indent=1) + "\n", encoding="utf-8")
+        text = page(f"winnow eval {name}", [head], [f"Model: {head['model']}."], f"{note}\n", [table])
+        (output / RESULTS[1]).write_text(text, encoding="utf-8")
+        print(f"wrote {', '.join(RESULTS)} in {output}", file=sys.stderr)
+
+
+def show_tables(head: dict[str, Any], amount: str, tables: Iterable["TextTable"]) -> None:
+    """Print tables, below a line that says how, where, when and how much was measured."""
+    from winnow.report.provenance import device_name
+
+    out = console()
+    out.print(shlex.join(head["command"]), highlight=False, markup=False, soft_wrap=True)
+    where = device_name(head["machine"])
+    out.print(f"{where}; commit {head['commit']}; {head['date']}; {amount}", highlight=False, soft_wrap=True)
+    print_tables(out, tables)
