@@ -258,7 +258,7 @@ def test_an_engine_let_go_stops_its_thread(turnstile: Turnstile) -> None:
     assert not thread.is_alive()
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, len(PROMPTS) - 1), st.integers(0, 12), st.integers(0, 1)),

@@ -50,7 +50,7 @@ PAIRS = [
 @pytest.mark.parametrize(("each_case", "mode"), PAIRS, indirect=["each_case"])
 @settings(max_examples=2)
 @given(
-    queries=st.lists(QUERIES, min_size=5, max_size=14),
+    queries=st.lists(QUERIES, min_size=5, max_size=9),
     max_num_seqs=st.integers(1, 6),
     columns=st.sampled_from([90, 200, 10_000]),
     park_columns=st.sampled_from([0, 30, 150, 10_000]),

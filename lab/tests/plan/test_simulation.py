@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import fields, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.tiny_llama import VOCAB, save_tiny_llama
 
@@ -132,8 +133,7 @@ def both_decide(
     return stats
 
 
-@pytest.mark.parametrize("host", [0, 2**20])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize(("name", "host"), zip(EXACT, cycle([0, 2**20])))
 def test_the_simulator_decides_as_the_engine_does(tiny: Path, name: str, host: int) -> None:
     chunk = 512 if PRESETS[name].policy.score.window else 64
     both_decide(tiny, name, SchedulerConfig(6, 512, chunk), host)
@@ -171,6 +171,7 @@ def trace(lengths: list[tuple[int, int, float]]) -> list[TraceRequest]:
 POLICIES = ["full", "snapkv", "batch-max", "kv-compress-pd", "streaming", "leverage", "h2o"]
 
 
+@settings(max_examples=12)
 @given(
     lengths=st.lists(
         st.tuples(st.integers(1, 1500), st.integers(1, 150), st.floats(0, 2.0)), min_size=1, max_size=9

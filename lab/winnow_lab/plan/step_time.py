@@ -165,7 +165,7 @@ CPU_FACTORS = Factors(
 )
 """Factors of Winnow's kernels on a CPU whose `Hardware` was measured.
 
-The fit of docs/results/calibration.json, in units of what `this_machine` measures there. Products of prompts are as
+A fit to eight runs of W1's shape, in units of what `this_machine` measures there. Products of prompts are as
 fast as linear layers alone; those of few tokens hide behind the weights in part.
 """
 

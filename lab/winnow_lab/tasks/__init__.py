@@ -10,7 +10,6 @@ from winnow_lab.evaluate import tasks
 TASKS: Mapping[str, str] = MappingProxyType(
     {
         **tasks.TASKS,
-        "babi": "winnow_lab.tasks.babi:BABI",
         "nq-open": "winnow_lab.tasks.nq_open:NQ_OPEN",
         "gsm8k": "winnow_lab.tasks.gsm8k:GSM8K",
         "gsm8k-flexible": "winnow_lab.tasks.gsm8k:GSM8K_FLEXIBLE",
