@@ -10,7 +10,7 @@ from winnow.openai.errors import FAILED, INTERNAL, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.response import ResponseForm
-from winnow.openai.stream import ChunkStream, completion_object
+from winnow.openai.stream import ChunkStream, completion_object, fold
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob
 
@@ -117,3 +117,27 @@ def test_events_are_chunks_written_out(endpoint: Endpoint, options: dict[str, bo
         output = RequestOutput("r", "p", [1, 2], [answer], False, RequestMetrics(arrival_time=0.0))
         assert short.events(0, output) == "".join(map(event, long.push(0, output)))
     assert short.usage() == long.usage()
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+def test_a_whole_answer_is_the_fold_of_its_deltas(endpoint: Endpoint) -> None:
+    """However the text was cut: logprobs, token ids and offsets in the text with it."""
+
+    def delta(text: str, end: str | None = None) -> CompletionOutput:
+        logprobs: Any = [{7: Logprob(-0.5, 1, each)} for each in text]
+        return CompletionOutput(0, text, [7] * len(text), logprobs=logprobs, finish_reason=end)
+
+    def output(answer: CompletionOutput) -> RequestOutput:
+        return RequestOutput("r", "p", [1, 2], [answer], False, RequestMetrics(arrival_time=0.0))
+
+    form = ResponseForm(endpoint, "x", "a model", 1, token_ids=True)
+    whole = completion_object(form, [output(delta("abcd\u00e9f", "length"))])
+    for parts in (("a", "bc", "d\u00e9f"), ("abcd", "", "\u00e9f"), ("", "abcd\u00e9f", "")):
+        chunks = ChunkStream(form)
+        deltas = [output(delta(part, "length" if n == 2 else None)) for n, part in enumerate(parts)]
+        assert fold(chunk for each in deltas for chunk in chunks.push(0, each)) == whole["choices"]
+        assert chunks.usage() == whole["usage"]
+    [choice] = whole["choices"]
+    assert choice["token_ids"] == [7] * 6 and choice["prompt_token_ids"] == [1, 2]
+    if endpoint is Endpoint.COMPLETION:
+        assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 5]

@@ -24,11 +24,12 @@ from winnow.batch.tally import Tally
 from winnow.batch.writer import ResultWriter
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import WinnowError, describe_error
-from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError, invalid
+from winnow.openai.errors import FAILED, SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
 from winnow.outputs import RequestOutput
 from winnow.report.fingerprint import INPUT_BYTES
 from winnow.report.journal import whole_lines
+from winnow.server.forms import check_body
 from winnow.server.service import Service
 from winnow.server.store import ENDED, Record, Store
 
@@ -68,23 +69,8 @@ class Batches:
         Raises:
             ApiError: a field is wrong, or there is no such file.
         """
-        known = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
-        for name in body:
-            if name not in known:
-                raise invalid(f"{name!r:.80}", "is not a field of a batch", name[:80])
-        endpoints = [each.value for each in Endpoint]
-        if body.get("endpoint") not in endpoints:
-            raise invalid(
-                "endpoint", f"must be one of {', '.join(endpoints)}, got {body.get('endpoint')!r:.80}"
-            )
-        if body.get("completion_window") != "24h":
-            raise invalid("completion_window", f"must be 24h, got {body.get('completion_window')!r:.80}")
-        metadata = body.get("metadata")
-        if metadata is not None and not _is_metadata(metadata):
-            raise invalid("metadata", "must be an object of at most 16 short texts")
-        source = body.get("input_file_id")
-        if not isinstance(source, str):
-            raise invalid("input_file_id", "must be a file's id")
+        check_body("/v1/batches", body)
+        source = body["input_file_id"]
         self._store.get(source, "file", tenant)
         now = int(time.time())
         record: Record = {
@@ -101,7 +87,7 @@ class Batches:
             "expires_at": now + _DAY,
             **dict.fromkeys(_TIMES),
             "request_counts": {"total": 0, "completed": 0, "failed": 0},
-            "metadata": metadata,
+            "metadata": body.get("metadata"),
             "tenant": tenant,
         }
         await self._on_disk(lambda: self._store.keep_input(record["id"], source))
@@ -341,18 +327,6 @@ _TIMES = (
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at"),
     "cancelled_at",
 )
-_MAX_METADATA = 16
-_MAX_METADATA_CHARS = 512
-
-
-def _is_metadata(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and len(value) <= _MAX_METADATA
-        and all(
-            isinstance(each, str) and len(each) <= _MAX_METADATA_CHARS for each in (*value, *value.values())
-        )
-    )
 
 
 def _error(code: str, message: str, line: int | None = None) -> Record:

@@ -4,7 +4,7 @@ them. What these may hold is checked in `winnow.openai`; the limits are its own.
 tests/server/test_openapi.py holds the fields against what is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import reduce
 from operator import or_
@@ -12,9 +12,10 @@ from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from winnow.config.option import documented
+from winnow.openai.errors import invalid
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
 from winnow.openai.tools import MAX_TOOLS
 from winnow.sampling.list_params import MAX_STOP_LENGTH, MAX_STOP_STRINGS
@@ -192,13 +193,16 @@ class DetokenizeForm(Form):
     tokens: list[TokenId]
 
 
+ShortText = Annotated[str, Field(max_length=512)]
+
+
 class BatchForm(Form):
     """Answer every line of a file."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: Literal["24h"]
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[ShortText, ShortText] | None = Field(None, max_length=16)
     output_expires_after: dict[str, Any] | None = None
 
 
@@ -249,6 +253,23 @@ FORMS: dict[str, type[BaseModel]] = {
     "/v1/batches": BatchForm,
 }
 """The form of what is posted, by path."""
+
+
+def check_body(path: str, body: Mapping[str, Any]) -> None:
+    """Check what is posted to a path by its form.
+
+    Raises:
+        ApiError: names the field, the value and what is allowed.
+    """
+    try:
+        FORMS[path].model_validate(body, strict=True)
+    except ValidationError as error:
+        [first, *_] = error.errors(include_url=False)
+        where, fault = (
+            [str(each)[:80] for each in first["loc"]],
+            f"{first['msg'][0].lower()}{first['msg'][1:]}",
+        )
+        raise invalid(".".join(where), f"is wrong: {fault}, got {first['input']!r:.80}", where[0]) from None
 
 
 def describe_body(path: str) -> dict[str, Any] | None:

@@ -3,8 +3,9 @@
 from typing import Any
 
 from winnow.openai.errors import ApiError, invalid
-from winnow.openai.request import read_messages, read_prompt
+from winnow.openai.request import read_messages
 from winnow.openai.tools import read_template_options, read_tools
+from winnow.server.forms import check_body
 from winnow.server.service import Service
 from winnow.values.json_values import json_kind
 
@@ -49,15 +50,11 @@ async def detokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ApiError: a field is wrong, or the model has no tokenizer.
     """
-    _check_model(service, body)
-    _refuse(body, {"model", "tokens"})
-    tokens, tokenizer = body.get("tokens"), service.llm.tokenizer
+    check_body("/detokenize", body)
+    service.check_model(body.get("model"))
+    ids, tokenizer = body["tokens"], service.llm.tokenizer
     if tokenizer is None:
         raise ApiError("invalid_request", "the model has no tokenizer")
-    if not isinstance(tokens, list):
-        raise invalid("tokens", f"must be a list of token ids, got {json_kind(tokens)}")
-    ids = read_prompt(tokens) if tokens else []
-    assert not isinstance(ids, str)
     if ids and max(ids) >= service.llm.vocab_size:
         raise invalid("tokens", f"must be below {service.llm.vocab_size}, got {max(ids)}")
     text = await service.off_loop(lambda: tokenizer.decode(ids, clean_up_tokenization_spaces=False))
