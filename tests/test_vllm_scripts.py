@@ -13,7 +13,6 @@ from tests.tokenizer_kinds import byte_level
 from winnow import (
     LLM,
     AsyncLLMEngine,
-    BeamSearchParams,
     EngineArgs,
     LLMEngine,
     SamplingParams,
@@ -157,18 +156,6 @@ def test_embeddings_are_refused_in_one_line(llm: LLM, method: str) -> None:
         getattr(llm, method)(PROMPTS)
     with pytest.raises(ConfigError, match="text is generated; embeddings"):
         LLM(**{"runner": "pooling"})
-
-
-def test_beam_search(llm: LLM) -> None:
-    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
-    outputs = llm.beam_search([{"prompt": PROMPTS[1]}, {"prompt": PROMPTS[2]}], params)
-    greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
-    for output, alone in zip(outputs, llm.generate(PROMPTS[1:3], greedy), strict=True):
-        scores = [sequence.cum_logprob for sequence in output.sequences]
-        assert len(scores) == 3 and scores == sorted(scores, reverse=True)
-        assert output.sequences[0].tokens[: len(alone.prompt_token_ids)] == alone.prompt_token_ids
-        assert alone.outputs[0].cumulative_logprob is not None
-        assert scores[0] >= alone.outputs[0].cumulative_logprob - 1e-4
 
 
 def test_prompt_token_ids(llm: LLM) -> None:

@@ -8,9 +8,9 @@ from winnow.vllm.modules import VllmModules, absent
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
-    from winnow.outputs import BeamSearchOutput, BeamSearchSequence, CompletionOutput, RequestOutput
+    from winnow.outputs import CompletionOutput, RequestOutput
     from winnow.prompts import PromptType, TextPrompt, TokensPrompt
-    from winnow.sampling import BeamSearchParams, SamplingParams
+    from winnow.sampling import SamplingParams
     from winnow.sampling.structured import GuidedDecodingParams, StructuredOutputsParams
     from winnow.vllm.engines import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
 
@@ -18,9 +18,6 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLMEngine",
-    "BeamSearchOutput",
-    "BeamSearchParams",
-    "BeamSearchSequence",
     "CompletionOutput",
     "EngineArgs",
     "GuidedDecodingParams",
@@ -38,9 +35,6 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "LLM": "winnow.llm",
-        "BeamSearchOutput": "winnow.outputs",
-        "BeamSearchParams": "winnow.sampling.beam_params",
-        "BeamSearchSequence": "winnow.outputs",
         "CompletionOutput": "winnow.outputs",
         "AsyncEngineArgs": "winnow.vllm.engines",
         "AsyncLLMEngine": "winnow.vllm.engines",

@@ -29,13 +29,13 @@ from winnow.media import MediaLoader
 from winnow.models import PlainModel, load_plain_model
 from winnow.models.load.memory import weight_bytes
 from winnow.options import EngineOptions
-from winnow.outputs import BeamSearchOutput, RequestOutput
+from winnow.outputs import RequestOutput
 from winnow.process.fork import require_usable_torch
 from winnow.process.progress_bar import is_shown, progress_bar
 from winnow.process.resources import resident_bytes
 from winnow.process.threads import TeamWait, release_team, set_threads
 from winnow.prompts import Prompt, is_conversation, list_conversations, list_prompts
-from winnow.sampling import BeamSearchParams, SamplingParams
+from winnow.sampling import SamplingParams
 from winnow.values.foreign_names import accept_arguments
 from winnow.values.session_request import SessionRequest
 from winnow.vllm import names as vllm_names
@@ -173,25 +173,6 @@ class LLM(EngineClient):
         return self._answer(
             tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant, session=session
         )
-
-    @accept_arguments(vllm_names.CALL, InvalidRequestError)
-    def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, *, use_tqdm: bool = True
-    ) -> list[BeamSearchOutput]:
-        """Search for the most probable answers to prompts. Returns those of each prompt, best first.
-
-        Tokens and scores are those of transformers' `generate` with `num_beams`. Beams share the blocks of what they
-        have in common. The same as `generate` with `use_beam_search`. Paged engine only.
-
-        Raises:
-            InvalidRequestError (or a subclass): a prompt or the parameters are invalid, or the beams do not fit
-                into the KV memory together. Nothing has been computed.
-            RequestFailedError: a request failed while it was computed.
-        """
-        outputs = self.generate(prompts, params.to_sampling_params(), use_tqdm=use_tqdm)
-        for output in outputs:
-            output.raise_for_error()
-        return [BeamSearchOutput.of(output, params.length_penalty) for output in outputs]
 
     def stream(
         self,

@@ -1,7 +1,7 @@
 """Outputs of requests and statistics of engines. Names and shapes follow vLLM."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.errors import RequestFailedError
@@ -142,51 +142,6 @@ class RequestOutput:
         error = self.error
         if error is not None:
             raise RequestFailedError(error)
-
-
-@dataclass(frozen=True)
-class BeamSearchSequence:
-    """One answer of a beam search."""
-
-    tokens: list[int]
-    """Prompt and answer, the token that ended it included."""
-    text: str
-    """Text of the answer."""
-    cum_logprob: float
-    """Logprob of the answer."""
-    score: float
-    """`cum_logprob` over the answer's length in tokens to the power of `length_penalty`."""
-    finish_reason: str
-    """"stop" or "length"."""
-    stop_reason: int | None = None
-    """The stop token id that ended it; None for the model's end-of-text token."""
-
-
-@dataclass(frozen=True)
-class BeamSearchOutput:
-    """The answers of a beam search to one prompt, best first."""
-
-    sequences: list[BeamSearchSequence]
-
-    @classmethod
-    def of(cls, output: RequestOutput, length_penalty: float) -> Self:
-        """Return the answers of a finished request with `use_beam_search`."""
-        sequences = []
-        for answer in output.outputs:
-            assert answer.cumulative_logprob is not None and answer.finish_reason is not None, (
-                "it has finished"
-            )
-            sequences.append(
-                BeamSearchSequence(
-                    [*output.prompt_token_ids, *answer.token_ids],
-                    answer.text,
-                    answer.cumulative_logprob,
-                    answer.cumulative_logprob / len(answer.token_ids) ** length_penalty,
-                    answer.finish_reason,
-                    answer.stop_reason if isinstance(answer.stop_reason, int) else None,
-                )
-            )
-        return cls(sequences)
 
 
 @dataclass(frozen=True)

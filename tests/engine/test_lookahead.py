@@ -103,8 +103,6 @@ def params_of(kind: str, number: int) -> SamplingParams:
         options |= {"temperature": 0.7, "repetition_penalty": 1.3, "presence_penalty": 0.5, "logprobs": 2}
     elif kind == "evicted" and number % 2:
         options |= {"eviction": "snapkv", "kv_budget": 32, "max_tokens": 6}
-    elif kind == "beams" and number % 2:
-        options |= {"use_beam_search": True, "n": 2, "max_tokens": 3}
     return SamplingParams(**options)
 
 
@@ -113,7 +111,7 @@ def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) ->
     return [[(each.token_ids, each.finish_reason) for each in output.outputs] for output in outputs]
 
 
-@pytest.mark.parametrize("kind", ["greedy", "sampled", "penalties", "evicted", "beams"])
+@pytest.mark.parametrize("kind", ["greedy", "sampled", "penalties", "evicted"])
 def test_answers_are_those_of_one_step_after_the_other(
     opened: Callable[..., tuple[LLM, LLM]], kind: str
 ) -> None:

@@ -106,24 +106,6 @@ def test_samples_that_differ_are_those_of_requests_alone(qwen: tuple[Path, Any])
     assert len({tuple(tokens) for tokens in together}) == 4
 
 
-def test_beams_take_their_states_along(qwen: tuple[Path, Any]) -> None:
-    path, model = qwen
-    params = SamplingParams(n=3, temperature=0, max_tokens=MAX_TOKENS, use_beam_search=True, ignore_eos=True)
-    with LLM(path, kv_memory="8MiB", max_num_seqs=4, block_size=4) as llm:
-        found = tokens_of(llm, PROMPTS[3:5], params)
-    expected = []
-    for tokens in PROMPTS[3:5]:
-        options = {
-            "num_beams": 3,
-            "num_return_sequences": 3,
-            "max_new_tokens": MAX_TOKENS,
-            "do_sample": False,
-        }
-        output = model.generate(torch.tensor([tokens]), eos_token_id=None, pad_token_id=2, **options)
-        expected += output[:, len(tokens) :].tolist()
-    assert found == expected
-
-
 # -- prefixes --------------------------------------------------------------------------------------------------------
 
 

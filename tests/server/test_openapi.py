@@ -30,12 +30,10 @@ SAMPLE: dict[str, Any] = {
     "session_memory": "1MiB", "ttl": 5, "prefetch": True, "release": True, "max_tokens": 5, "logprobs": 1, "echo": True,
     "max_completion_tokens": 5, "top_logprobs": 1, "tools": [], "tool_choice": "auto", "parallel_tool_calls": True,
     "reasoning_effort": "low", "chat_template_kwargs": {"enable_thinking": False}, "add_generation_prompt": True,
-    "continue_final_message": True, "use_beam_search": True, "length_penalty": 2.0, "early_stopping": "never",
+    "continue_final_message": True,
 }  # fmt: skip
-BEAMS = {"use_beam_search": True, "temperature": 0}
 ALONE = {
-    "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True}, "use_beam_search": BEAMS,
-    "length_penalty": BEAMS, "early_stopping": BEAMS,
+    "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "session_memory": {"session_id": "s"}, "ttl": {"session_id": "s"}, "release": {"session_id": "s"},
     "prompt_cache_retention": {"prompt_cache_key": "k"}, "prefetch": {"session_id": "s"},
 }  # fmt: skip

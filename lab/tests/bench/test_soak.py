@@ -56,7 +56,7 @@ def soaked(
 def test_a_soak(tmp_path: Path, setting: dict[str, Any]) -> None:
     tally = soaked(tmp_path, 48, **setting)
     assert tally.compared > 8
-    assert tally.forked > 0 and tally.compared_forks > 1 and tally.compared_beams > 0
+    assert tally.forked > 0 and tally.compared_forks > 1
 
 
 def test_conversations_of_which_files_are_damaged(tmp_path: Path) -> None:

@@ -35,8 +35,6 @@ class PaddedAdmission:
                 raise InvalidRequestError(
                     f"{name} needs engine=paged: a padded cache keeps all KVs of a query"
                 )
-        if params.use_beam_search:
-            raise InvalidRequestError("use_beam_search needs engine=paged: its beams share blocks")
         max_tokens = answer_limit(len(token_ids), params, self._max_model_len)
         # The last token of an answer is never computed, so it needs no KV.
         left = self._budget.max_columns - len(token_ids) + 1

@@ -2,8 +2,8 @@
 
     python -m winnow_lab.service.soak --requests 5000 --tenants --scheduling-policy fair --fail-steps 0.01
 
-Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample or search
-with beams, some are forked in the middle of their answers, some are aborted. Every request must end exactly once;
+Prompts begin alike, arrive with random priorities under several policies, some ask for more than one sample,
+some are forked in the middle of their answers, some are aborted. Every request must end exactly once;
 answers that ended by themselves must be those of the same request alone in an engine with room for everything (float32,
 greedy), a fork's those of the request that it came from; the engine's invariants are asserted after steps; at the end
 no block and no byte of host memory may be held, also on no tenant's account. The model is a tiny Llama of random
@@ -15,7 +15,7 @@ a conversation, in `--idle` of the steps all requests end and memory forgets wha
 written, and the folder may hold no more than its limit.
 
 An answer that differs where the two best tokens of the unloaded run are closer than `--tie` in logprob is counted as a
-tie, not as a fault: sums in float32 depend on who shares the batch. Beams are a tie if their logprobs are so close.
+tie, not as a fault: sums in float32 depend on who shares the batch.
 """
 
 import subprocess
@@ -32,7 +32,6 @@ from rich.console import Console
 
 from winnow import LLM, RequestOutput
 from winnow.config import SCHEDULING_POLICIES
-from winnow.engine.requests.beam_groups import group
 from winnow.errors import InvalidRequestError
 from winnow.eviction.presets import find_preset
 from winnow_lab.bench.traces import read_trace
@@ -68,7 +67,6 @@ class Tally:
     forked: int = 0
     compared: int = 0
     compared_forks: int = 0
-    compared_beams: int = 0
     ties: int = 0
     failed_steps: int = 0
     followed: int = 0
@@ -134,7 +132,7 @@ class Soak:
             if self._scheduler.running and self._random.random() < self._preempt:
                 victim = self._random.choice(self._scheduler.running)
                 # A request alone is not preempted: that would count as a request that fits nowhere.
-                if not set(self._scheduler.running) <= set(group(victim)):
+                if len(self._scheduler.running) > 1:
                     self._scheduler.running.preempt(victim)
             try:
                 for output in self._loaded.step():
@@ -296,25 +294,18 @@ class Soak:
         [alone] = self._unloaded.generate([request.prompt], request.params)
         self.tally.compared += 1
         self.tally.compared_forks += request.sample is not None
-        self.tally.compared_beams += request.params.use_beam_search
         answers = alone.outputs if request.sample is None else [alone.outputs[request.sample]]
         for got, expected in zip(output.outputs, answers, strict=True):
             if got.token_ids == expected.token_ids:
                 continue
             pairs = zip(got.token_ids, expected.token_ids, strict=False)
             place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-            if request.params.use_beam_search:
-                ours, theirs = got.cumulative_logprob, expected.cumulative_logprob
-                tie = ours is not None and theirs is not None and abs(ours - theirs) < self._tie
-            else:
-                tie = place is not None and self._is_tie(request, expected.index, place)
-            if tie:
+            if place is not None and self._is_tie(request, expected.index, place):
                 self.tally.ties += 1
                 continue
             self.tally.faults.append(
-                f"{request.name} sample {got.index} under {request.params.eviction or 'full'}"
-                f"{' with beams' if request.params.use_beam_search else ''} differs from the unloaded run at "
-                f"token {place}"
+                f"{request.name} sample {got.index} under {request.params.eviction or 'full'} differs from the "
+                f"unloaded run at token {place}"
             )
 
     def _is_tie(self, request: SoakRequest, sample: int, place: int) -> bool:

@@ -77,17 +77,15 @@ def requests(
             prompt = ([shared.randrange(3, VOCAB) for _ in range(64)] + prompt)[: max(len(prompt), 65)]
         policy = random.choice(POLICIES)
         new_tokens = min(shape.output_tokens, LONGEST - len(prompt) - 1)
-        beams = random.random() < 0.1
         params = SamplingParams(
-            n=random.choice((2, 3)) if beams else random.choice((1, 1, 1, 2, 3)),
-            use_beam_search=beams,
+            n=random.choice((1, 1, 1, 2, 3)),
             temperature=0.0,
             max_tokens=max(new_tokens, 1),
             detokenize=False,
             **policy,
         )
         abort_after = random.randrange(1, 20) if random.random() < 0.05 else None
-        fork_after = None if beams or random.random() < 0.85 else random.randrange(1, 20)
+        fork_after = None if random.random() < 0.85 else random.randrange(1, 20)
         yield SoakRequest(
             f"soak-{index}",
             prompt,

@@ -168,9 +168,6 @@ class Admission:
             assert refused is not None, "what was asked for is the first alternative"
             raise refused
         # The last token of an answer is never computed, so it needs no KV.
-        if params.use_beam_search:
-            largest = self._largest(evictions, prompt_len + max_tokens - 1)
-            self._check_beams(params.n, prompt_len, largest, prompt_len + min(max_tokens, left) - 1, there)
         name = None if policy.when.never else each[0].name
         granted = min(max_tokens, left)
         reserved = {"prompt": prompt_len + granted - 1, "max": self._max_model_len}
@@ -325,29 +322,6 @@ class Admission:
                         f"{type(policy.score).__name__} observes {window} queries in one step, so {name} must be at "
                         f"least {window}, got {most}"
                     )
-
-    def _check_beams(
-        self, width: int, prompt_len: int, eviction: SequenceEviction | None, num_tokens: int, blocks: int
-    ) -> None:
-        """Raise CapacityError if `width` beams, which share whole blocks of the prompt at most, do not fit together.
-
-        Args:
-            blocks: that there are for them.
-        """
-        layout, size = self._ledger.layout, self._ledger.size
-        shared = layout.rows_per_seq * (prompt_len // layout.block_size)
-        if eviction is not None or self._config.cache.kv_reservation != "on-demand" or layout.has_windows:
-            shared = 0
-        needed = {
-            "sequences at a time (max_num_seqs)": (width, size.max_num_seqs),
-            "blocks": (shared + width * (self._blocks(eviction, num_tokens) - shared), blocks),
-            "table pages": (width * layout.pages_for(max(layout.seen(num_tokens))), size.num_pages),
-        }
-        for what, (need, there) in needed.items():
-            if need > there:
-                raise CapacityError(
-                    f"n: {width} beams of up to {num_tokens} tokens need {need} {what}, and there are {there}"
-                )
 
     def _limit_text(self, tenant: TenantName) -> str:
         memory = f"kv_memory {format_bytes(self._config.cache.kv_memory)}"

@@ -13,7 +13,6 @@ from winnow.engine.counters import Counters
 from winnow.engine.executor import Executor
 from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.occupancy import Occupancy, measure_occupancy
-from winnow.engine.requests.beams import BeamSearch
 from winnow.engine.requests.eviction_report import eviction_report, kept_parts
 from winnow.engine.requests.forked_request import forked_params, inherit, source_of
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
@@ -231,13 +230,9 @@ class Engine:
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
-        params, beams = self._executor.with_seed(new.params), None
+        params = self._executor.with_seed(new.params)
         if granted.context_tokens is not None:  # a fork inherits it
             params = replace(params, context_tokens=granted.context_tokens)
-        if params.use_beam_search:
-            if new.observer is not None:
-                raise InvalidRequestError("use_beam_search must be false for inspect, got True")
-            beams = BeamSearch.of(params, granted.max_tokens, self._model.eos_token_ids)
         request = Request.of(
             new,
             params,
@@ -245,7 +240,6 @@ class Engine:
             self._clock(),
             granted.evictions,
             granted.policy_name,
-            beams,
             granted.reserved_tokens,
         )
         self.scheduler.memory.sessions.retention.check(request)
@@ -312,8 +306,6 @@ class Engine:
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
         """Return what eviction did to a sequence; None while it runs, or where nothing was evicted."""
-        if sequence.request.beams is not None:  # an answer's KVs may have gone with its beam
-            return None
         return eviction_report(sequence, self._executor.layout)
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -368,11 +360,6 @@ class Engine:
             if sequence.finished:  # since the step was submitted
                 continue
             touched[request] = None
-            if request.beams is not None:
-                self._append_candidates(
-                    sequence, sampled.logprobs[offsets[index]], errors.get(index), sampled.time
-                )
-                continue
             if request.observer is not None and sequence.num_output_tokens == 1:
                 self._observe(sequence, request.observer.first_token)
             reason: FinishReason | None = None
@@ -390,34 +377,6 @@ class Engine:
                 if sequence.error is not None:
                     reason = "error", None
                 self._finish(sequence, *reason)
-
-    def _append_candidates(
-        self, sequence: Sequence, candidates: LogprobDict | None, error: str | None, now: float
-    ) -> None:
-        """Offer the next tokens of a beam. Once those of all are there, the best go on."""
-        request = sequence.request
-        beams = request.beams
-        assert beams is not None, "only beams have candidates"
-        if request.finished:  # another beam has failed in this step
-            return
-        if error is not None or candidates is None:
-            for each in request.sequences:
-                self.requests.fail(each, error or "no candidates")
-                self._finish(each, "error")
-            return
-        beams.offer(sequence.index, candidates)
-        if not beams.is_complete:
-            return
-        chosen = beams.select({index: request.sequences[index].output_token_ids for index in beams.logprobs})
-        self.requests.append_beams(request, len(chosen), now)
-        if chosen:
-            self.scheduler.forks.continue_beams(request, list(chosen))
-            return
-        for each, hypothesis in zip(request.sequences, beams.finished, strict=False):
-            self._finish(each, *self.requests.end_beam(each, hypothesis))
-        for each in request.sequences[len(beams.finished) :]:  # a tiny vocabulary has no more answers
-            self._release(each, "abort", None)
-            self.requests.forget(each)
 
     def _observe(self, sequence: Sequence, hook: Callable[[KeptKVs], None]) -> None:
         """Call an observer's hook for a request's first sample. What it raises fails the request alone."""

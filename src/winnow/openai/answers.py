@@ -93,7 +93,7 @@ class AnswerReader:
             form = replace(form, before=rules_around(marks, offered, self._special_texts))
         # Special tokens are no text of the answer, but where they are marks.
         skip = params.skip_special_tokens and not self._has_special_marks
-        ends = calls is not None and not calls.several and not params.use_beam_search
+        ends = calls is not None and not calls.several
         until = partial(self.parser, prompt, tools, calls) if ends else None
         return replace(
             params, skip_special_tokens=skip, structured_outputs=form, reasoning=marks, until=until

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from winnow.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from winnow.sampling.beam_params import BeamSearchParams
     from winnow.sampling.logprob import Logprob
     from winnow.sampling.logprobs import prompt_logprobs
     from winnow.sampling.params import SamplingParams
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from winnow.sampling.text import TextStream
 
 __all__ = [
-    "BeamSearchParams",
     "Logprob",
     "Sampler",
     "SamplerOutput",
@@ -25,7 +23,6 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "BeamSearchParams": "winnow.sampling.beam_params",
         "Logprob": "winnow.sampling.logprob",
         "Sampler": "winnow.sampling.sampler",
         "SamplerOutput": "winnow.sampling.sampler",

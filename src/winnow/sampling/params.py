@@ -29,7 +29,6 @@ MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
 MAX_REPETITION_PENALTY = 100.0
 MAX_PENALTY = 2.0  # of presence_penalty and frequency_penalty, either sign
-MAX_LENGTH_PENALTY = 100.0  # of either sign
 MAX_SEED = 2**63 - 1
 GREEDY_TEMPERATURE = 1e-5  # anything colder is greedy: dividing by it would leave float32
 
@@ -42,20 +41,6 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
-# What beam search does not know, with the value that means nothing.
-_NOT_FOR_BEAMS: Mapping[str, Any] = {
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "logit_bias": None,
-    "stop": (),
-    "bad_words": (),
-    "min_tokens": 0,
-    "logprobs": None,
-    "prompt_logprobs": None,
-    "forced_tokens": (),
-    "structured_outputs": None,
-}
 READERS = ("reasoning", "until")
 """Fields that readers of answers set."""
 _ALIASES = {"max_completion_tokens": "max_tokens"}  # OpenAI's newer name
@@ -102,12 +87,6 @@ class SamplingParams(EvictionRequest):
         reasoning: marks around the reasoning that the answer may begin with, the opening one empty where the prompt
             ends within it. `stop` acts behind it, and its tokens are counted. Readers of chats set it; requests cannot.
         until: opens what reads the answer's text and says when it is complete; set as `reasoning` is.
-        use_beam_search: search for the `n` most probable answers with as many beams, and return them best first, as
-            transformers' `generate` does with `num_beams`. Needs temperature 0; see `BeamSearchParams`.
-        length_penalty: beam search divides an answer's logprob by its length to this power: above 0 favours longer
-            answers.
-        early_stopping: when a beam search ends: True: once there are `n` answers; False: once it is unlikely that
-            better ones follow; "never": once there cannot be better ones.
         output_kind: what a request that is stepped or streamed returns before its end, a `RequestOutputKind`.
 
     Raises:
@@ -140,9 +119,6 @@ class SamplingParams(EvictionRequest):
     structured_outputs: StructuredOutputs | Mapping[str, Any] | None = parameter(None, hash=False)
     reasoning: ReasoningMarks | None = None
     until: Callable[[], AnswerEnd] | None = field(default=None, hash=False, repr=False)
-    use_beam_search: bool = False
-    length_penalty: float = parameter(1.0, Limits(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY))
-    early_stopping: bool | str = False
     output_kind: int = parameter(RequestOutputKind.CUMULATIVE, Limits(0, 2))
 
     def __post_init__(self) -> None:
@@ -176,34 +152,8 @@ class SamplingParams(EvictionRequest):
         self._store_amount("compression")
         self._store_amount("kv_budget")
         check_one_amount(self.compression, self.kv_budget, InvalidRequestError)
-        self._check_beam_search()
         if self.stop and not self.detokenize:
             raise InvalidRequestError("detokenize must be true where stop is given, got False")
-
-    def _check_beam_search(self) -> None:
-        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
-            raise InvalidRequestError(
-                f"early_stopping must be true, false or 'never', got {show(self.early_stopping)}"
-            )
-        if not self.use_beam_search:
-            for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
-                if getattr(self, name) != default:
-                    raise InvalidRequestError(
-                        f"{name} needs use_beam_search, got {show(getattr(self, name))}"
-                    )
-            return
-        if not self.is_greedy:
-            raise InvalidRequestError(f"temperature must be 0 with use_beam_search, got {self.temperature:g}")
-        for name, default in _NOT_FOR_BEAMS.items():
-            if getattr(self, name) != default:
-                raise InvalidRequestError(
-                    f"{name} must be left out with use_beam_search, got {show(getattr(self, name))}"
-                )
-        for name in ("compression", "kv_budget"):
-            if isinstance(getattr(self, name), Sequence) and self.n > 1:
-                raise InvalidRequestError(
-                    f"{name} must be one number with use_beam_search, got {show(getattr(self, name))}"
-                )
 
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -289,7 +289,11 @@ RESPONSE_TEMPLATES: Mapping[str, str] = {
 }
 """Values of `tool_call_parser` and `reasoning_parser` -> the `response_template` that does the same."""
 
+_NO_BEAMS = "there is no beam search: ask for n samples, and choose by cumulative_logprob"
+
 SAMPLING: Mapping[str, ForeignName] = {
+    **_group("use_beam_search early_stopping", _NO_BEAMS, "false"),
+    "length_penalty": ForeignName(_NO_BEAMS, ("1",)),
     "guided_decoding": ForeignName("the form of the answer", means="structured_outputs"),
     "best_of": ForeignName(
         "n answers are returned: sample more, and choose by cumulative_logprob", ("1",), "n"
@@ -364,7 +368,7 @@ CALL: Mapping[str, ForeignName] = {
     "tokenization_kwargs": ForeignName("LLM.tokenize has add_special_tokens, and generate takes token ids"),
     "concurrency_limit": ForeignName("accepted: max_num_seqs is the limit", ANY),
 }
-"""Arguments of `LLM.generate`, `LLM.chat` and `LLM.beam_search`."""
+"""Arguments of `LLM.generate` and `LLM.chat`."""
 
 PROMPT: Mapping[str, ForeignName] = {
     **_group("multi_modal_uuids prompt_embeds", "prompts are text, token ids and multi_modal_data"),
@@ -382,6 +386,7 @@ METHODS: Mapping[str, ForeignName] = {
     **_group("collective_rpc apply_model llm_engine", "LLM runs the model in its own process"),
     **_group("enqueue wait_for_completion", "LLM.submit queues a request, LLM.step computes"),
     "from_engine_args": ForeignName("LLM(**vars(engine_args))"),
+    "beam_search": ForeignName(_NO_BEAMS),
 }
 """Methods of `LLM`."""
 
@@ -393,6 +398,7 @@ CLASSES: Mapping[str, ForeignName] = {
     ),
     "ModelRegistry": ForeignName("models are transformers' classes: nothing is registered"),
     "LoRARequest": ForeignName(_NO_ADAPTERS),
+    **_group("BeamSearchParams BeamSearchOutput BeamSearchSequence", _NO_BEAMS),
     "initialize_ray_cluster": ForeignName(_ONE_DEVICE),
 }
 """Further names of the package `vllm`."""
@@ -409,16 +415,12 @@ _CLEANUP = {"cleanup_dist_env_and_memory": _HERE}
 
 MODULES: Mapping[str, Mapping[str, str]] = {
     "sampling_params": {
-        **{
-            "SamplingParams": _SAMPLING,
-            "RequestOutputKind": _SAMPLING,
-            "BeamSearchParams": "winnow.sampling.beam_params",
-        },
+        **{"SamplingParams": _SAMPLING, "RequestOutputKind": _SAMPLING},
         **{"GuidedDecodingParams": _STRUCTURED, "StructuredOutputsParams": _STRUCTURED},
     },
     "inputs": _PROMPTS,
     "inputs.data": _PROMPTS,
-    "beam_search": {"BeamSearchSequence": "winnow.outputs", "BeamSearchOutput": "winnow.outputs"},
+    "beam_search": {},
     "engine.arg_utils": _ENGINE_ARGS,
     "engine.llm_engine": _ENGINES,
     "engine.async_llm_engine": _ENGINES,

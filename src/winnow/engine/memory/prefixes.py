@@ -202,15 +202,13 @@ class PrefixSharing:
             )
 
     def remember_end(self, sequence: Sequence) -> None:
-        """Let later requests find the block in which a sequence ends, too. Beams end within what others continue."""
+        """Let later requests find the block in which a sequence ends, too."""
         chain, computed = sequence.prefix, sequence.kv.num_computed
         if chain is None or sequence.eviction is not None or sequence.kv.last_round or not computed:
             return
         if (
             computed > sequence.num_tokens
         ):  # drafts behind its end were right, and their blocks are indexed with them
-            return
-        if sequence.request.beams is not None:
             return
         # Later tokens read some values of a tier; see `remember`.
         end = computed if self._ledger.layout.value_tier is None else min(computed, sequence.prompt_len)
@@ -361,7 +359,7 @@ class PrefixSharing:
         if other.kv.last_round:
             return 0
         size = self._ledger.layout.block_size
-        theirs.extend(other.prefix_ids)  # a beam that starts beside the one before it was not looked up again
+        theirs.extend(other.prefix_ids)
         most = min(_num_shareable(sequence, sequence.num_tokens - 1), _num_shareable(other, other.num_tokens))
         first = max(known, other.kv.num_computed) // size
         end = first

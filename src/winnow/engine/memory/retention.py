@@ -42,7 +42,7 @@ class Retention:
             InvalidRequestError: it is not of a kind that is kept whole, or there is nothing to prefetch from.
             CapacityError: it is too large beside others that are kept.
         """
-        blocks, alone = self._blocks_to_keep(request), len(request.sequences) == 1 and request.beams is None
+        blocks, alone = self._blocks_to_keep(request), len(request.sequences) == 1
         fetches = request.session is not None and request.session.prefetch
         if fetches and not (alone and self._caching and self._files.has_any):
             raise InvalidRequestError("prefetch needs prefix caching with a prefix_cache_dir, and one answer")

@@ -96,7 +96,7 @@ class Sessions:
         """Remember the state with which a sequence ends that still has its slot."""
         request, chain, kv = sequence.request, sequence.prefix, sequence.kv
         terms, computed = request.session, kv.num_computed
-        if terms is None or chain is None or request.beams is not None or len(request.sequences) > 1:
+        if terms is None or chain is None or len(request.sequences) > 1:
             return
         if not 1 < computed <= sequence.num_tokens:
             return

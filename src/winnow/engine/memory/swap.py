@@ -166,8 +166,8 @@ class Swap:
     def _room_for_copy(self, sequence: Sequence) -> int | None:
         """Return bytes of a running sequence's copy in the host tier; None: it may not have one, or has no room."""
         request, host = sequence.request, self._ledger.host
-        # Beams share what they have in common, and a copy comes back without what was reserved.
-        if not host.limit or request.beams is not None or request.reserved_tokens is not None:
+        # A copy comes back without what was reserved.
+        if not host.limit or request.reserved_tokens is not None:
             return None
         nbytes = self.copy_bytes(sequence.kv.running_slot)
         limit = int(self._tenants.of(request.tenant).host_limit * host.limit)

@@ -18,12 +18,6 @@ def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingPa
         InvalidRequestError: `params` ask for something that cannot change; names field, value and limit.
     """
     request = parent.request
-    if request.beams is not None:
-        raise InvalidRequestError(
-            f"request_id must not be that of a beam search, whose beams fork themselves, got {request.request_id!r}"
-        )
-    if params is not None and params.use_beam_search:
-        raise InvalidRequestError("use_beam_search must be false for a fork, got True")
     inherited = _own_params(request, parent.index)
     if params is None:
         return replace(inherited, prompt_logprobs=None)

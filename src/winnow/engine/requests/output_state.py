@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from winnow.engine.requests.beams import Hypothesis
 from winnow.engine.requests.request import Sequence
 from winnow.outputs import CompletionOutput, EvictionReport, LogprobDict
 from winnow.sampling import TextStream
@@ -40,19 +39,6 @@ class OutputState:
         if sequence.request.params.logprobs is not None:
             sequence.logprobs = list(parent._sequence.logprobs)
             self._cumulative_logprob = parent._cumulative_logprob
-
-    def end_beam(self, hypothesis: Hypothesis, ends: frozenset[int]) -> FinishReason:
-        """Take over an answer of a beam search, the tokens that end one being `ends`. Returns why it ended."""
-        sequence, params = self._sequence, self._sequence.request.params
-        sequence.token_ids = sequence.token_ids[: sequence.prompt_len] + hypothesis.token_ids
-        self._cumulative_logprob = hypothesis.logprob
-        last = hypothesis.token_ids[-1]
-        has_text = last not in ends or params.include_stop_str_in_output
-        for token in hypothesis.token_ids if has_text else hypothesis.token_ids[:-1]:
-            self._text.push(token, check_stop=False)
-        if last in ends:
-            return "stop", last if last in params.stop_token_ids else None
-        return "length", None
 
     def append_token(self, token: int, logprobs: LogprobDict | None) -> FinishReason | None:
         """Append a token. Returns why the output ends with it; None: it continues.

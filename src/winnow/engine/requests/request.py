@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
 from winnow.cache.accounting.prefix_chain import PrefixChain
-from winnow.engine.requests.beams import BeamSearch
 from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
@@ -48,15 +47,11 @@ class Request:
     """Tokens of the prompt whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
     forked: bool = False
-    """True if sequences with other tokens may hold blocks of its own: forks of it, what it was forked from, beams."""
+    """True if sequences with other tokens may hold blocks of its own: forks of it, or what it was forked from."""
     error: str | None = None
     """Fault of the prompt's logits or their texts; ends each answer with its first token."""
     reserved_tokens: int | None = None
     """Each sequence holds blocks for this number of tokens from its start; None: for those that it has."""
-    beams: BeamSearch | None = None
-    """Its sequences are beams of this search; None: they are samples."""
-    shared_tokens: int | None = None
-    """Tokens that beams whose KVs were dropped have in common; None: they were not."""
     session: SessionRequest | None = None
     """The conversation that it is a turn of."""
     images: tuple[PromptImage, ...] = ()
@@ -72,7 +67,6 @@ class Request:
         arrival_time: float,
         evictions: tuple[SequenceEviction | None, ...] = (None,),
         policy_name: str | None = None,
-        beams: BeamSearch | None = None,
         reserved_tokens: int | None = None,
     ) -> Self:
         """Make the engine's record of an admitted request; `params` are the request's own with all choices made."""
@@ -89,7 +83,6 @@ class Request:
             new.priority,
             new.tenant,
             final_only=new.final_only,
-            beams=beams,
             reserved_tokens=reserved_tokens,
             deltas=new.deltas,
             session=new.session,
@@ -100,30 +93,16 @@ class Request:
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs.append(None)
         self.sequences = [Sequence(self, index) for index in range(self.params.n)]
-        # The first sample computes the prompt; the others share its blocks as soon as it is through. Beams are forked
-        # when it is known which tokens they go on with.
-        if self.beams is None:
-            self.sequences[0].forks = self.sequences[1:]
-        else:
-            self.forked = self.final_only = True
+        # The first sample computes the prompt; the others share its blocks as soon as it is through.
+        self.sequences[0].forks = self.sequences[1:]
 
     @property
     def fork_at(self) -> int:
-        """Tokens that sequences compute together: the prompt, or what a round sees if samples keep different amounts.
-
-        Beams that are computed again share all that they have in common.
-        """
-        if self.shared_tokens is not None:
-            return self.shared_tokens
+        """Tokens that samples compute together: the prompt, or what a round sees if they keep different amounts."""
         eviction = self.evictions[0]
         if len(self.evictions) == 1 or eviction is None:
             return len(self.prompt_token_ids)
         return eviction.context_len
-
-    @property
-    def sampled_by(self) -> SamplingParams:
-        """The parameters that the executor chooses tokens by."""
-        return self.params if self.beams is None else self.beams.params
 
     def update_metrics(self, **changes: Any) -> None:
         """Replace fields of its metrics, in a copy: outputs hold the former ones."""

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from winnow.engine.requests.beams import Hypothesis
 from winnow.engine.requests.output_state import FinishReason, OutputState
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError, describe_error
@@ -133,26 +132,6 @@ class RequestTable:
         """Set a sequence's error; its output so far stays. Returns the reason to finish it with."""
         sequence.error = error
         return "error", None
-
-    def forget(self, sequence: Sequence) -> None:
-        """Leave a sequence out of its request's output."""
-        sequence.request.sequences.remove(sequence)
-        del self._states[sequence]
-
-    def append_beams(self, request: Request, tokens: int, now: float) -> None:
-        """Count the tokens that beams of a request go on with, chosen at `now`."""
-        if request.metrics.first_token_time is None:
-            request.update_metrics(first_token_time=now)
-        self.generated_tokens += tokens
-
-    def end_beam(self, sequence: Sequence, hypothesis: Hypothesis) -> FinishReason:
-        """Give a sequence an answer of its request's beam search. Returns the reason to finish it with."""
-        beams = sequence.request.beams
-        assert beams is not None, "only a beam search has hypotheses"
-        try:
-            return self._states[sequence].end_beam(hypothesis, beams.ends)
-        except Exception as error:
-            return self.fail(sequence, describe_error(error))
 
     def append_prompt_logprobs(self, request: Request, found: list[LogprobDict]) -> None:
         """Append the logprobs of a prompt's next tokens."""

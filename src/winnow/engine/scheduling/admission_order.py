@@ -8,7 +8,6 @@ from itertools import islice
 
 from winnow.config import SchedulerConfig
 from winnow.engine.memory.memory import Memory
-from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts, of_tenant
 from winnow.engine.scheduling.queue import WaitingQueue
@@ -136,14 +135,14 @@ class AdmissionOrder:
         return coming + self._memory.room.lacking(sequence, running, leaving, found)
 
     def keep_limits(self, running: Running) -> None:
-        """Park sequences of tenants above their limits. One sequence of each, or its beams, keeps running."""
+        """Park sequences of tenants above their limits. One sequence of each keeps running."""
         if not self._accounts.has_quotas:
             return
         for tenant in {sequence.request.tenant for sequence in running}:
             own = list(of_tenant(tenant, running))
-            while not set(own) <= set(group(own[0])) and self._exceeds_limit(tenant, own):
+            while len(own) > 1 and self._exceeds_limit(tenant, own):
                 running.park(running.choose_victim(own))
-                own = list(of_tenant(tenant, running))  # without the beams beside it, either
+                own = list(of_tenant(tenant, running))
 
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
         """Return whether what a tenant's running sequences hold and take in the next step exceeds its limit."""

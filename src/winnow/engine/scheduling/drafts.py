@@ -146,7 +146,7 @@ class Drafts:
 def may_draft(sequence: Sequence) -> bool:
     """Return whether tokens that are computed and rejected leave no trace."""
     request, eviction = sequence.request, sequence.eviction
-    if request.beams is not None or request.observer is not None:
+    if request.observer is not None:
         return False
     return eviction is None or not (
         eviction.policy.when.in_decode or eviction.policy.observes[True] or sequence.before_replay_round

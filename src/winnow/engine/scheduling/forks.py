@@ -5,19 +5,13 @@ from collections.abc import Callable
 from winnow.engine.executor import Executor
 from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import NewSequence
-from winnow.engine.requests.beams import Continuation
-from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.running import Running
 
 
 class Forks:
-    """Forks of running sequences, which the executor follows.
-
-    Args:
-        waiting: where a beam goes that finds no slot.
-    """
+    """Forks of running sequences, which the executor follows."""
 
     def __init__(
         self,
@@ -57,34 +51,6 @@ class Forks:
         self._executor.fork(slot, new_sequence(child))
         return True
 
-    def continue_beams(self, request: Request, chosen: list[Continuation]) -> None:
-        """Replace the beams of the last step by those of the next.
-
-        The first child of a beam continues in its slot, further ones in slots of beams that end. Where there is none, a
-        beam waits, and computes its tokens itself.
-        """
-        assert request.beams is not None, "only beams are chosen"
-        sequences, logprobs = request.sequences, dict[int, float]()
-        first = {each.parent: each for each in reversed(chosen)}
-        for sequence in sequences:
-            sequence.kv.last_served = -1
-        ended = [s for s in sequences if s.index not in first]
-        for sequence in ended:
-            if sequence.kv.slot is not None:
-                self._running.close(sequence)
-        rest = [each for each in chosen if each is not first[each.parent]]
-        for each, child in zip(rest, ended, strict=False):
-            parent = sequences[each.parent]
-            child.token_ids = [*parent.token_ids, each.token]
-            if not self.fork(parent, child):
-                child.kv, child.prefix = KVState(), None
-                self._waiting.requeue(child)
-            logprobs[child.index] = each.logprob
-        for each in first.values():
-            sequences[each.parent].token_ids.append(each.token)
-            logprobs[each.parent] = each.logprob
-        request.beams.go_on(logprobs)
-
 
 def new_sequence(sequence: Sequence) -> NewSequence:
     """Return the description for the executor of a sequence that has just got a slot."""
@@ -92,7 +58,7 @@ def new_sequence(sequence: Sequence) -> NewSequence:
         sequence.kv.running_slot,
         list(sequence.token_ids),
         sequence.prompt_len,
-        sequence.request.sampled_by,
+        sequence.request.params,
         sequence.index,
         sequence.eviction,
         sequence.request.images,

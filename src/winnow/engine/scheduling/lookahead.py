@@ -68,7 +68,6 @@ def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:
         entry.samplers == (entry.slot,)
         # Not where it continues from what rounds of a session left.
         and not (sequence.eviction is None and sequence.kv.last_round)
-        and request.beams is None
         and request.observer is None
         and request.params.structured_outputs is None  # the form leads the next token by this one
         and not request.params.bad_words  # and so may a word's beginning

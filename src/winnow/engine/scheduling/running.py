@@ -5,7 +5,6 @@ from collections.abc import Sequence as SequenceType
 from typing import Any
 
 from winnow.engine.memory.memory import Memory
-from winnow.engine.requests.beam_groups import group, share_prefix
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.queue import WaitingQueue
@@ -111,7 +110,7 @@ class Running(SequenceType[Sequence]):
                 self._fail(first)
             return
         victim = victim or self._victims.choose(self._accounts.borrowers(self))
-        alone = all(sequence in group(victim) for sequence in self._sequences)
+        alone = self._sequences == [victim]
         if alone:
             if victim.preempted_alone_at == victim.num_tokens:
                 self._fail(victim)
@@ -121,8 +120,6 @@ class Running(SequenceType[Sequence]):
 
     def park(self, victim: Sequence, *, alone: bool = False) -> None:
         """Preempt a running sequence, and put it back into the waiting queue."""
-        if victim.kv.slot is None:  # it went with another beam
-            return
         self._memory.swap.preempt(victim, alone=alone)
         self._requeue(victim)
         self.num_preemptions += 1
@@ -131,9 +128,8 @@ class Running(SequenceType[Sequence]):
         """Compute all running sequences again: after a step that failed half-way their KVs are not to be trusted."""
         self._memory.distrust_all()
         for sequence in self._sequences[::-1]:
-            if sequence.kv.slot is not None:  # it may have been requeued with another beam
-                self._memory.swap.drop(sequence)
-                self._requeue(sequence)
+            self._memory.swap.drop(sequence)
+            self._requeue(sequence)
 
     def own(self, sequence: Sequence) -> bool:
         """Make a running sequence the only holder of its blocks.
@@ -151,24 +147,15 @@ class Running(SequenceType[Sequence]):
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _requeue(self, sequence: Sequence) -> None:
-        """Queue a sequence that has lost its slot. Beams beside it, which need it, lose theirs."""
-        for each in group(sequence):
-            if each.kv.slot is not None:
-                self._memory.swap.drop(each)
-            if each in self._sequences:
-                self._sequences.remove(each)
-            self._waiting.remove(each)
-        self._waiting.requeue(share_prefix(sequence))
+        self._sequences.remove(sequence)
+        self._waiting.requeue(sequence)
 
     def _fail(self, sequence: Sequence) -> None:
         """End a sequence that the cache does not hold even alone."""
         sequence.error = self._memory.room.explain_lack(sequence)
-        # Other samples were to share its prompt, and may fit where it does not. Beams do not.
+        # Other samples were to share its prompt, and may fit where it does not.
         forks, sequence.forks = sequence.forks, []
-        if sequence.request.beams is None:
-            for fork in forks:
-                self._waiting.requeue(fork)
-        for each in [sequence] if sequence.request.beams is None else sequence.request.sequences:
-            each.error = sequence.error
-            self.finish(each, "error")
-            self._failed.append(each)
+        for fork in forks:
+            self._waiting.requeue(fork)
+        self.finish(sequence, "error")
+        self._failed.append(sequence)

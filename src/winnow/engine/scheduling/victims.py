@@ -3,7 +3,6 @@
 from collections.abc import Sequence as SequenceType
 
 from winnow.engine.memory.swap import Swap
-from winnow.engine.requests.beam_groups import group
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.orders import Order
 
@@ -32,8 +31,7 @@ class LeastLoss:
         """Return the sequence to preempt, out of at least one, in the order in which they were admitted."""
         rank, level = self._order.rank, self._order.level
         first = min(running, key=rank)
-        safe = group(first)  # beams go together
-        others = [sequence for sequence in running if sequence not in safe] or [first]
+        others = [sequence for sequence in running if sequence is not first] or [first]
         lowest = min(map(level, others))
         equals = [sequence for sequence in others if level(sequence) == lowest]
         equals = [sequence for sequence in equals if self._swap.has_progressed(sequence)] or equals
