@@ -21,7 +21,6 @@ OTHERS = {
     "tokenizer": "elsewhere",
     "prefix_store": "elsewhere",
     "prefix_cache_dir": "cache",
-    "prefix_cache_key_file": "key",
     "watermark_low": 0.5,
     "tenants": '{"ada": {"weight": 2}}',
     "speculative_config": '{"method": "ngram"}',
@@ -40,8 +39,6 @@ def base_options(part: str, name: str) -> dict[str, Any]:
     """What the option `name` of `part` needs beside it."""
     if name == "weight_wide":
         return {"weight_dtype": "int8"}
-    if name == "prefix_cache_key_file":
-        return {"prefix_cache_dir": "elsewhere"}
     return {"engine": "padded"} if part == "padded" else {}
 
 

@@ -47,7 +47,6 @@ class EngineOptions(TypedDict, total=False):
     prefix_store: str | Path | None
     prefix_cache_dir: str | Path | None
     prefix_cache_disk: int | str
-    prefix_cache_key_file: str | Path | None
     session_memory: int | str | None
     kv_offloading_size: int | str | None
     image_memory: int | str

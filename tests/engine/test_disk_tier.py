@@ -165,7 +165,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_nothing_half(
 ) -> None:
     with open_llm(directory, tmp_path / "other") as llm:
         form, expected = (
-            llm._engine._model.prefix_format(None),
+            llm._engine._model.prefix_format(),
             [ask(llm, prompt(150, 7 + n)) for n in (0, 1)],
         )
     given = [(path.name, path.read_bytes()) for path in files(tmp_path / "other")]
@@ -415,7 +415,7 @@ def written(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @given(st.data())
 def test_no_damaged_file_is_believed(written: tuple[LLM, Path], data: st.DataObject) -> None:
     llm, path = written
-    form = llm._engine._model.prefix_format(None)
+    form = llm._engine._model.prefix_format()
     [file] = llm._engine.scheduler.memory.files.cached._files.values()
     tokens = [*prompt(40), *ask(llm, prompt(40)).outputs[0].token_ids]
     part = DiskPart(file, run_key(file.links), tokens[: sum(link.num_tokens for link in file.links)])
@@ -466,31 +466,6 @@ def test_another_model_finds_nothing_and_deletes_nothing(directory: Path, tmp_pa
     assert tier_stats_after(directory, cache, [7]) == [148]
 
 
-def test_nothing_can_be_read_without_the_key(directory: Path, tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
-    right, wrong, cache = tmp_path / "right", tmp_path / "wrong", tmp_path / "cache"
-    right.write_bytes(bytes(range(32)))
-    wrong.write_text("ab" * 32 + "\n")
-    with open_llm(directory, cache, prefix_cache_key_file=right) as llm:
-        expected = ask(llm, prompt(150))
-    [path] = files(cache)
-    content = path.read_bytes()
-    assert (
-        np.array(prompt(150)[:8], dtype=np.int64).tobytes() not in content and b"winnow prefix" not in content
-    )
-    for key, cached in ((right, 148), (wrong, 0), (None, 0), (right, 148)):
-        with open_llm(directory, cache, prefix_cache_key_file=key) as llm:
-            found = ask(llm, prompt(150))
-            assert found.num_cached_tokens == cached
-            assert found.outputs[0].token_ids == expected.outputs[0].token_ids
-            assert key is right or tier_stats(llm).num_foreign + tier_stats(llm).num_damaged > 0
-    content = bytearray(content)
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with open_llm(directory, cache, prefix_cache_key_file=right) as llm:
-        assert ask(llm, prompt(150)).num_cached_tokens == 0 and tier_stats(llm).num_damaged == 1
-
-
 def test_what_cannot_be_used_is_refused(directory: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("short")
     for options, reason in (
@@ -498,12 +473,6 @@ def test_what_cannot_be_used_is_refused(directory: Path, tmp_path: Path) -> None
         ({"prefix_cache_dir": tmp_path, "enable_prefix_caching": False}, "needs enable_prefix_caching"),
         ({"prefix_cache_dir": tmp_path, "prefix_store": tmp_path}, "another directory than prefix_store"),
         ({"prefix_cache_dir": tmp_path, "prefix_cache_disk": 0}, "prefix_cache_disk must be at least 1 byte"),
-        ({"prefix_cache_key_file": tmp_path / "file"}, "prefix_cache_key_file needs prefix_cache_dir"),
-        (
-            {"prefix_cache_dir": tmp_path, "prefix_cache_key_file": tmp_path / "file"},
-            "must hold 32 bytes or 64 hexadecimal digits",
-        ),
-        ({"prefix_cache_dir": tmp_path, "prefix_cache_key_file": tmp_path / "no"}, "cannot read"),
     ):
         with pytest.raises(ConfigError, match=reason), warnings.catch_warnings():
             open_llm(directory, None, **options)

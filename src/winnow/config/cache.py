@@ -12,7 +12,7 @@ from winnow.values.units import format_bytes, parse_bytes
 from winnow.values.value_tier import ValueTier
 
 KV_RESERVATIONS = ("on-demand", "prompt", "max")
-PREFIX_DISK = ("prefix_cache_dir", "prefix_cache_disk", "prefix_cache_key_file")
+PREFIX_DISK = ("prefix_cache_dir", "prefix_cache_disk")
 """Options of prefixes that go to disk by themselves, of which nothing but a served engine has any."""
 
 _LEAST_OFFLOADING = 2**16
@@ -60,12 +60,6 @@ class CacheConfig:
         20 * 2**30,
         "bytes that the files in prefix_cache_dir may take; the least recently used go first",
         parse=parse_bytes,
-        effect=Effect.BATCHES,
-        engine="paged",
-    )
-    prefix_cache_key_file: str | Path | None = option(
-        None,
-        "file of 32 bytes, or 64 hexadecimal digits, with which files in prefix_cache_dir are encrypted (AES-GCM)",
         effect=Effect.BATCHES,
         engine="paged",
     )
@@ -179,10 +173,6 @@ class CacheConfig:
             raise ConfigError(
                 f"prefix_cache_dir needs enable_prefix_caching and kv_reservation=on-demand, got "
                 f"{self.prefix_cache_dir} with {self.enable_prefix_caching} and {self.kv_reservation}"
-            )
-        if self.prefix_cache_key_file is not None and self.prefix_cache_dir is None:
-            raise ConfigError(
-                f"prefix_cache_key_file needs prefix_cache_dir, got {self.prefix_cache_key_file}"
             )
         if self.prefix_cache_dir is not None and self.prefix_store is not None:
             same = Path(self.prefix_cache_dir).resolve() == Path(self.prefix_store).resolve()

@@ -12,7 +12,6 @@ from winnow.engine.requests.instructor import Instructor
 from winnow.engine.scheduling.drafts import DraftSource
 from winnow.engine.scheduling.scheduler import Scheduler
 from winnow.engine.served_model import ServedModel
-from winnow.storage.cipher import PrefixCipher
 from winnow.storage.folders import SavedDirectory, open_folder
 from winnow.storage.prefix_files import PrefixFiles
 
@@ -34,12 +33,10 @@ def assemble(
     cache, most = config.cache, config.eviction.max_round_kvs
     saved = cached = None
     if cache.prefix_store is not None:
-        folder = SavedDirectory(Path(cache.prefix_store))
-        saved = PrefixFiles(folder, None, model.prefix_format(None))
+        saved = PrefixFiles(SavedDirectory(Path(cache.prefix_store)), None, model.prefix_format())
     if cache.prefix_cache_dir is not None:
-        path = cache.prefix_cache_key_file
-        form = model.prefix_format(None if path is None else PrefixCipher.from_file(Path(path)))
-        cached = PrefixFiles(open_folder(cache.prefix_cache_dir), cache.prefix_cache_disk, form)
+        folder = open_folder(cache.prefix_cache_dir)
+        cached = PrefixFiles(folder, cache.prefix_cache_disk, model.prefix_format())
     memory = Memory(
         executor,
         clock,

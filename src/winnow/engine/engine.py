@@ -194,7 +194,7 @@ class Engine:
         """
         self._settle()
         [sequence] = self._admit(new).sequences
-        return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format(None))
+        return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format())
 
     def close(self) -> None:
         """Warn of settings that the run showed to be wrong, and free what is held. No further request comes."""

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from winnow.errors import ConfigError
 from winnow.eviction import UNKNOWN_MODEL, ModelTraits
-from winnow.storage.cipher import PrefixCipher
 from winnow.storage.prefix_format import PrefixFormat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def no_format(cipher: PrefixCipher | None) -> PrefixFormat:
+def no_format() -> PrefixFormat:
     """Refuse a format, where there are no KVs to save."""
     raise ConfigError("a simulated engine has no KVs that could be saved")
 
@@ -25,7 +24,7 @@ class ServedModel:
     Attributes:
         tokenizer: for the text of answers and the words of replays; None: there are none.
         eos_token_ids: tokens that end an answer.
-        prefix_format: returns the format of prefixes on disk, encrypted by a cipher if there is one.
+        prefix_format: returns the format of prefixes on disk.
     """
 
     vocab_size: int
@@ -33,4 +32,4 @@ class ServedModel:
     tokenizer: "PreTrainedTokenizerBase | None" = None
     eos_token_ids: frozenset[int] = frozenset()
     traits: ModelTraits = UNKNOWN_MODEL
-    prefix_format: Callable[[PrefixCipher | None], PrefixFormat] = no_format
+    prefix_format: Callable[[], PrefixFormat] = no_format

@@ -21,7 +21,6 @@ from winnow.models import LoadedModel, load_model
 from winnow.models.load.hub import locate_model
 from winnow.models.load.text_pool import text_pool
 from winnow.report.fingerprint import model_digest
-from winnow.storage.cipher import PrefixCipher
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.checks import require
 from winnow.values.json_values import dump_json
@@ -84,9 +83,6 @@ def build_engine(
     else:
         executor = TensorParallelExecutor(team, loaded, config, layout, size)
 
-    def prefix_format(cipher: PrefixCipher | None) -> PrefixFormat:
-        return PrefixFormat(_identity(loaded, config), layout, cipher)
-
     model = ServedModel(
         loaded.vocab_size,
         loaded.max_model_len,
@@ -97,7 +93,7 @@ def build_engine(
             team is not None or loaded.rotation is not None,  # ranks find it together, when a policy asks
             executor.layout.evictable_part.rows_per_seq,
         ),
-        prefix_format,
+        lambda: PrefixFormat(_identity(loaded, config), layout),
     )
     return assemble(executor, model, config, clock, draft_source=draft_source)
 

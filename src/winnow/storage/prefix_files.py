@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.errors import ConfigError, PrefixStoreError
 from winnow.outputs import DiskTierStats
-from winnow.storage.cipher import WrongKeyError
 from winnow.storage.folders import FileState, PrefixFolder
-from winnow.storage.prefix_format import FAULTS, PrefixFormat, SavedPrefix
+from winnow.storage.prefix_format import FAULTS, PrefixFormat, SavedPrefix, read_header
 
 _RETRY_SECONDS = 30.0
 """Seconds for which a folder that failed is left alone."""
@@ -310,7 +309,7 @@ class PrefixFiles:
             if self._is_away:
                 break
             try:
-                found.append(self.form.read(name, partial(self._folder.read, name), *part[1:]))
+                found.append(self.form.read(partial(self._folder.read, name), *part[1:]))
             except FAULTS as error:
                 if isinstance(error, OSError):
                     self._leave_alone(error)
@@ -376,7 +375,7 @@ class PrefixFiles:
         if self._is_away:
             return None
         try:
-            header = self.form.read_header(name, partial(self._folder.read, name))
+            header = read_header(partial(self._folder.read, name))
             document = _document(header) if "document" in header else None
             if header["made_for"] != self.form.made_for:
                 self._stats.num_foreign += 1
@@ -390,8 +389,6 @@ class PrefixFiles:
         except OSError as error:
             self._leave_alone(error)
             return None
-        except WrongKeyError:
-            self._stats.num_foreign += 1
         except FAULTS as error:
             self._warn_of_saved(name, error)
             self._stats.num_damaged += 1

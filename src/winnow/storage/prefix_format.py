@@ -15,13 +15,12 @@ from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.accounting.prefix_index import Snapshot
 from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
-from winnow.storage.cipher import PrefixCipher, WrongKeyError
 from winnow.values.json_values import dump_json
 
 FORMAT = "winnow prefix 2"
 SUFFIX = ".safetensors"
 
-FAULTS = (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError, WrongKeyError)
+FAULTS = (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """Errors of a file that is damaged, another engine's, or none of ours."""
 
 Read = Callable[[int, int | None], NDArray[np.uint8]]
@@ -68,13 +67,11 @@ class PrefixFormat:
     Args:
         model: what identifies the model and the number format in which it computes.
         layout: of the cache; a file holds whole blocks.
-        cipher: encrypts files; None: they are plain.
     """
 
-    def __init__(self, model: str, layout: CacheLayout, cipher: PrefixCipher | None = None) -> None:
+    def __init__(self, model: str, layout: CacheLayout) -> None:
         self.model = model
         self._layout = layout
-        self._cipher = cipher
         # Kinds have their codecs with groups and rotations, which names do not tell.
         kinds = [(kind.key_size, kind.value_size, repr(kind.codec), repr(kind.form)) for kind in layout.kinds]
         rows = layout.heads, layout.kind_of[:, 0].tolist(), layout.block_size
@@ -85,36 +82,18 @@ class PrefixFormat:
         return self._layout.block_size
 
     def file_name(self, key: PrefixKey) -> str:
-        """Return the name of the file of a key; with encryption it reveals nothing of the tokens."""
-        what = self.made_for.encode() + key
-        return (sha256(what).hexdigest() if self._cipher is None else self._cipher.digest(what)) + SUFFIX
+        return sha256(self.made_for.encode() + key).hexdigest() + SUFFIX
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read_header(self, name: str, read: Read) -> dict[str, str]:
-        """Read the header of a file, unchecked. Raises one of `FAULTS`."""
-        header, end = _header(read(0, _HEADER_BYTES), read)
-        metadata = dict(header.get("__metadata__") or {})
-        if self._cipher is not None:
-            first, last = header["header"]["data_offsets"]
-            metadata = json.loads(self._cipher.open(read(end + first, end + last).tobytes(), name))
-        return metadata
-
     def read(
-        self,
-        name: str,
-        read: Read,
-        key: PrefixKey,
-        token_ids: Sequence[int],
-        num_accumulators: int,
-        skip: int = 0,
+        self, read: Read, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int, skip: int = 0
     ) -> SavedPrefix:
         """Return the prefix of a key, if it is of these tokens.
 
         Of a run of blocks, which its `notes` name as "links", some that follow one another may be asked for.
 
         Args:
-            name: of the file, as `file_name` gave it.
             num_accumulators: how many its policy uses; what the cache has beyond them is 0.
             skip: blocks of a run before those that are asked for.
 
@@ -122,11 +101,8 @@ class PrefixFormat:
             one of `FAULTS`: the file was written for something else, or its bytes are not those that were written.
         """
         content = read(0, None)
-        metadata = self.read_header(name, lambda start, stop: content[start:stop])
+        metadata = read_header(lambda start, stop: content[start:stop])
         tensors = _tensors(content)
-        if self._cipher is not None:
-            plain = self._cipher.open(tensors["content"].tobytes(), name)
-            tensors = _tensors(np.frombuffer(plain, dtype=np.uint8))
         if metadata.get("made_for") != self.made_for or metadata.get("key") != key.hex():
             raise UnusableError("it was saved for another model, cache, prompt or policy")
         if metadata.get("sha256") != _digest(metadata, tensors):
@@ -274,14 +250,7 @@ class PrefixFormat:
             **more,
         }
         metadata["sha256"] = _digest(metadata, tensors)
-        if self._cipher is None:
-            return save(tensors, metadata)
-        name = self.file_name(snapshot.key)
-        sealed = {
-            "header": self._cipher.seal(dump_json(metadata).encode(), name),
-            "content": self._cipher.seal(save(tensors), name),
-        }
-        return save({part: np.frombuffer(each, dtype=np.uint8) for part, each in sealed.items()})
+        return save(tensors, metadata)
 
     def _split(
         self, snapshot: Snapshot, data: NDArray[np.uint8], num_accumulators: int
@@ -318,6 +287,12 @@ class PrefixFormat:
                 ),
             }
         return tensors
+
+
+def read_header(read: Read) -> dict[str, str]:
+    """Read the header of a file, unchecked. Raises one of `FAULTS`."""
+    header, _ = _header(read(0, _HEADER_BYTES), read)
+    return dict(header.get("__metadata__") or {})
 
 
 def _header(first: NDArray[np.uint8], read: Read) -> tuple[dict[str, Any], int]:

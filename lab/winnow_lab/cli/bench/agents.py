@@ -101,7 +101,7 @@ def execute(namespace: argparse.Namespace) -> int:
     if namespace.check:
         turns = spread_over(played, namespace.check)
         unloaded = {**options, "enable_prefix_caching": False}
-        for name in ("prefix_cache_dir", "prefix_cache_key_file", "prefix_store"):
+        for name in ("prefix_cache_dir", "prefix_store"):
             unloaded.pop(name, None)
         with _server(namespace.check_url, unloaded, {}) as url:
             player = AgentPlayer(url, namespace.served_model, load, headers)
