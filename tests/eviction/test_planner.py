@@ -220,13 +220,12 @@ def test_the_lowest_are_the_first_of_the_order(rows: list[Row], data: st.DataObj
     count = torch.tensor([[[data.draw(st.integers(0, len(row))) for row in rows]]])
     valid = torch.arange(longest) < length[..., None]
     key, order = sort_key(score, position.int(), protected, valid).sort(dim=-1)
-    sorted_score = score_of(key)
     known = SimpleNamespace(block=None, length=length[0], position=position.int())
     ranking = Ranking(known, score, protected)  # type: ignore[arg-type]
     lowest = ranking.ranked.lowest(count, int(count.max()))
     for r in range(len(rows)):
         assert set(lowest[0, 0, r].nonzero()[:, 0].tolist()) == set(order[0, 0, r, : count[0, 0, r]].tolist())
-    assert torch.equal(ranking.sorted_score, sorted_score)
+    assert torch.equal(ranking.sorted_score, score_of(key))
 
 
 def test_ranks_give_places() -> None:

@@ -77,10 +77,6 @@ class Average(Cumulative):
         return rows.accumulators[0] / seen.clamp_min_(1)
 
 
-# Far above group sums of mean attention.
-_ABOVE_ANY_MEAN = 1e6
-
-
 @dataclass(frozen=True)
 class LastQuery(Scorer):
     """Attention of the last query alone, averaged over all heads of the layer (TOVA)."""
