@@ -63,9 +63,6 @@ class EngineOptions(TypedDict, total=False):
     prefill_chunk: int | None
     scheduling_policy: str
     aging: float | None
-    fair_input_price: float
-    fair_output_price: float
-    max_passes: int
     watermark_high: float
     watermark_low: float | None
     max_queued_requests: int | None

@@ -175,31 +175,6 @@ class TestAging:
         assert ends == [False, True]
 
 
-class TestPassing:
-    def simulation(self, max_passes: int) -> tuple[Simulation, Request, list[Request]]:
-        simulation = Simulation(ROWS * 20, tokens=128, chunk=None, max_passes=max_passes)
-        simulation.add(40, 30)
-        simulation.step()
-        large = simulation.add(60, 4)
-        return simulation, large, [simulation.add(4, 2) for _ in range(4)]
-
-    def test_small_ones_that_fit_pass_so_often(self) -> None:
-        simulation, large, small = self.simulation(2)
-        simulation.step()
-        simulation.step()
-        assert [each.finished for each in small] == [True, True, False, False]
-        simulation.run()
-        starts = [each.metrics.first_scheduled_time or 0.0 for each in (large, small[2])]
-        assert starts == sorted(starts)
-
-    def test_or_not_at_all(self) -> None:
-        simulation, _, small = self.simulation(0)
-        for _ in range(5):
-            simulation.step()
-        assert not any(each.finished for each in small)
-        simulation.run()
-
-
 class TestWatermarks:
     def test_requests_join_only_up_to_the_high_one(self) -> None:
         simulation = Simulation(ROWS * 40, tokens=256, chunk=None, watermark_high=0.5)
@@ -268,7 +243,6 @@ class TestQueueLimits:
     policy=st.sampled_from(POLICIES),
     aging=st.sampled_from([None, 0.01, 60.0]),
     watermark=st.sampled_from([0.3, 0.8, 1.0]),
-    max_passes=st.sampled_from([0, 3]),
     max_num_seqs=st.integers(1, 6),
     chunk=st.one_of(st.none(), st.integers(4, 64)),
 )
@@ -277,7 +251,6 @@ def test_no_step_is_idle_while_something_could_run(
     policy: str,
     aging: float | None,
     watermark: float,
-    max_passes: int,
     max_num_seqs: int,
     chunk: int | None,
 ) -> None:
@@ -292,7 +265,6 @@ def test_no_step_is_idle_while_something_could_run(
         aging=aging,
         watermark_high=watermark,
         watermark_low=watermark / 2,
-        max_passes=max_passes,
         tenants={"a": {"guarantee": 0.4, "limit": 0.9}, "b": {"weight": 3, "limit": 0.8}},
     )
     wanted = 0

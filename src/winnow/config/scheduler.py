@@ -37,18 +37,6 @@ class SchedulerConfig:
         "waits for ever; none: no aging",
         effect=Effect.BATCHES,
     )
-    fair_input_price: float = option(
-        1.0,
-        "what a computed prompt token costs its tenant under scheduling_policy=fair",
-        effect=Effect.BATCHES,
-    )
-    fair_output_price: float = option(2.0, "what an output token costs, likewise", effect=Effect.BATCHES)
-    max_passes: int = option(
-        0,
-        "how often later requests that fit may be served before one that does not fit yet; 0: they wait behind it",
-        effect=Effect.BATCHES,
-        engine="paged",
-    )
     watermark_high: float = option(
         1.0,
         "requests join others only up to this part of the blocks; the rest is for the growth of those that run",
@@ -106,9 +94,6 @@ class SchedulerConfig:
         check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         if self.aging is not None:
             check_number("aging", self.aging, 1e-3)
-        for name in ("fair_input_price", "fair_output_price"):
-            check_number(name, getattr(self, name), 0.0, 1e6)
-        check_integer("max_passes", self.max_passes, 0)
         check_number("watermark_high", self.watermark_high, 0.01, 1.0)
         if self.watermark_low is not None:
             check_number("watermark_low", self.watermark_low, 0.0, 1.0)

@@ -179,8 +179,6 @@ class Sequence:
     stop_reason: int | str | None = None
     error: str | None = None
     """Error, where `finish_reason` is "error"."""
-    times_overtaken: int = 0
-    """Later ones that were started before it because they fit and it did not."""
     preempted_alone_at: int | None = None
     """Tokens that it had when it was last preempted while it had the cache for itself."""
     num_tokens_preempted: int | None = None

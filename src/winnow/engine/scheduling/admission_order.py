@@ -47,15 +47,15 @@ class AdmissionOrder:
     def candidates(self, running: SequenceType[Sequence]) -> list[Sequence]:
         """Return waiting sequences to try in turn; the first that fits is started.
 
-        No sequence is served before the first, however little it needs, unless `max_passes` allows it, or its prefix
-        is still being read from disk: room comes free until that fits. Those of tenants within their guarantee come
+        No sequence is served before the first, however little it needs, unless its prefix is still
+        being read from disk: room comes free until that fits. Those of tenants within their guarantee come
         first, and those of tenants at their limit do not come at all: they hold up their own tenant alone.
         """
         found = self._guaranteed(running)[:1]
         if not found:
             heads = self._waiting.heads()
             found = list(islice((s for s in heads if self._is_within_limit(s, running)), 1))
-        if found and (found[0].times_overtaken < self._config.max_passes or found[0].is_reading):
+        if found and found[0].is_reading:
             others = islice(self._waiting, _LOOKAHEAD)
             found += [s for s in others if s is not found[0] and self._is_within_limit(s, running)]
         return found

@@ -95,8 +95,8 @@ class ByPrompt(ByPriority):
 class Fair(Order):
     """The tenant that got the least service for its weight first: virtual token counters.
 
-    A counter grows by the prices of the tokens that its tenant gets, divided by its weight: those of a prompt when
-    its request is started, those of an answer one by one. A tenant that comes back is lifted to the least counter
+    A counter grows by the prices of the tokens that its tenant gets (1 for a prompt's, 2 for an answer's), divided by its
+    weight: those of a prompt when its request is started, those of an answer one by one. A tenant that comes back is lifted to the least counter
     of those that wait, so that no tenant saves up service. Counters of tenants that wait all the time stay within
     twice the price of the largest prompt or of all answers that run at once, whatever arrives. Within a tenant the
     greater priority is served first, and may park the tenant's own lower ones.
@@ -107,16 +107,8 @@ class Fair(Order):
         weights: by tenant; those not named have the weight of "*", else 1.
     """
 
-    def __init__(
-        self,
-        weights: Mapping[str, float],
-        input_price: float = 1.0,
-        output_price: float = 2.0,
-        aging: float | None = None,
-    ) -> None:
+    def __init__(self, weights: Mapping[str, float], aging: float | None = None) -> None:
         self._weights = weights
-        self._input_price = input_price
-        self._output_price = output_price
         self._within = ByPriority(aging)
         self._counters: dict[TenantName, float] = {}
         self._last_left: TenantName = None
@@ -142,7 +134,7 @@ class Fair(Order):
         self._last_left = tenant
 
     def charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
-        price = self._input_price * prompt_tokens + self._output_price * output_tokens
+        price = prompt_tokens + 2.0 * output_tokens
         weight = self._weights.get(tenant or OTHERS, self._weights.get(OTHERS, 1.0))
         self._counters[tenant] = self.tenant_rank(tenant) + price / weight
 
@@ -155,7 +147,7 @@ def build_order(config: SchedulerConfig) -> Order:
         return ShortestRemaining(config.aging)
     if config.scheduling_policy == "fair":
         weights = {tenant.name: tenant.weight for tenant in config.tenants}
-        return Fair(weights, config.fair_input_price, config.fair_output_price, config.aging)
+        return Fair(weights, config.aging)
     if config.scheduling_policy == "prefix":
         return ByPrompt()
     return ByPriority(config.aging)

@@ -182,14 +182,8 @@ class Scheduler:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
         if not self.waiting or not self.memory.room.is_open(self.running):
             return 0
-        passed: list[Sequence] = []
-        for sequence in self._order.candidates(self.running):
-            if count := self._start(sequence, budget):
-                for each in passed:
-                    each.times_overtaken += 1
-                return count
-            passed.append(sequence)
-        return 0
+        starts = (self._start(sequence, budget) for sequence in self._order.candidates(self.running))
+        return next(filter(None, starts), 0)
 
     def _start(self, sequence: Sequence, budget: int) -> int:
         """Start a waiting sequence if it fits. Returns the tokens that it computes in this step, or 0."""
