@@ -20,7 +20,7 @@ ELAPSED = {"schedule": 0.5, "execute": 90.0, "output": 0.2, "evict": 1.5}
 
 def summary(tally: Tally | None = None, **stats: float) -> Summary:
     found = EngineStats(elapsed=dict(ELAPSED), prefill_seconds=20.0, decode_seconds=10.0, **stats)  # type: ignore[arg-type]
-    return Summary.of(tally or Tally(requests=3), 0, 100.0, found)
+    return Summary(tally or Tally(requests=3), 0, 100.0, found)
 
 
 def shown(found: Summary) -> str:
@@ -62,7 +62,7 @@ def test_what_drafts_brought_is_said_by_number_of_sequences() -> None:
         DraftRates(24, False, 700.0, None),
     ]
     stats = EngineStats(elapsed=ELAPSED, num_draft_tokens=2000, num_accepted_tokens=1200, draft_rates=rates)
-    found = Summary.of(Tally(requests=3), 0, 100.0, stats)
+    found = Summary(Tally(requests=3), 0, 100.0, stats)
     lines = {
         line.split("│")[1].strip(): line.split("│")[2].strip()
         for line in shown(found).splitlines()

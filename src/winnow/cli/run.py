@@ -168,7 +168,7 @@ def execute(namespace: argparse.Namespace) -> int:
                 file=sys.stderr,
             )
             return 1
-    summary = Summary.of(tally, resumed, seconds, stats)
+    summary = Summary(tally, resumed, seconds, stats)
     if namespace.summary is not None:
         text = dump_json(summary.to_json(), indent=2) + "\n"
         write_text(namespace.summary, text, f"--summary {namespace.summary}")

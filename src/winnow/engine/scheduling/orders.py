@@ -95,8 +95,8 @@ class ByPrompt(ByPriority):
 class Fair(Order):
     """The tenant that got the least service for its weight first: virtual token counters.
 
-    A counter grows by the prices of the tokens that its tenant gets (1 for a prompt's, 2 for an answer's), divided by its
-    weight: those of a prompt when its request is started, those of an answer one by one. A tenant that comes back is lifted to the least counter
+    A counter grows by the prices of the tokens that its tenant gets, divided by its weight: 1 for each of a prompt when
+    its request is started, 2 for each of an answer. A tenant that comes back is lifted to the least counter
     of those that wait, so that no tenant saves up service. Counters of tenants that wait all the time stay within
     twice the price of the largest prompt or of all answers that run at once, whatever arrives. Within a tenant the
     greater priority is served first, and may park the tenant's own lower ones.
