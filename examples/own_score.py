@@ -35,7 +35,7 @@ MINE = EvictionPolicy(ValueNorm(), AdaptiveRows(), Keep(sinks=4, recent=16), Whe
 
 def main() -> None:
     composed = replace(
-        MINE, score=ByValueNorm(Window(size=16)), budget=AdaptiveRows(row_floor=0.2, wide_layers=1)
+        MINE, score=ByValueNorm(Window(size=16)), budget=AdaptiveRows(row_floor=0.2, layer_floor=0.5)
     )
     prose = "It rained all morning, and the road to the harbour was empty. The lamps were lit early. " * 30
     prompt = f"{prose}The color of Maria is green. {prose}\nQuestion: What is the color of Maria?\nAnswer:"

@@ -38,37 +38,22 @@ class DenseBudgets(DenseScores):
         """A floor in KVs."""
         return floor_share(floor, self.target) if isinstance(floor, float) else min(floor, self.target)
 
-    def _narrow_least(self, layer: int) -> int:
-        """What each row of a layer must be able to keep if the layer is not a wide one."""
+    def _layer_least(self, layer: int) -> int:
+        """What each row of a layer must be able to keep."""
         budget = self.policy.budget
         protected = max(self._num_protected(row) for row in self.rows[layer])
         return max(self._floor(budget.row_floor), self._floor(budget.layer_floor), protected)
 
-    def _wide(self, layer: int) -> int:
-        """What each row of a wide layer keeps at least."""
-        budget, num_layers = self.policy.budget, len(self.rows)
-        wide = min(budget.wide_layers, num_layers)
-        wanted = max(len(row.held) for row in self.rows[layer])
-        if budget.wide_factor is not None:
-            wanted = min(wanted, floor_share(budget.wide_factor, self.target))
-        left = self.target * num_layers - sum(self._narrow_least(n) for n in range(wide, num_layers))
-        return min(wanted, max(left // wide, self.target))
-
     def _least(self, row: Row) -> int:
         """What a row keeps at least."""
-        least = self._floor(self.policy.budget.row_floor)
-        if row.layer < self.policy.budget.wide_layers:
-            least = max(least, self._wide(row.layer))
-        return min(least, len(row.held))
+        return min(self._floor(self.policy.budget.row_floor), len(row.held))
 
     def _raised(self, shares: list[int]) -> list[int]:
         """Shares of layers, none below its floor; the others pay in proportion to what they have above theirs."""
         budget = self.policy.budget
-        if not (budget.row_floor or budget.layer_floor or budget.wide_layers):
+        if not (budget.row_floor or budget.layer_floor):
             return shares
-        least = [self._narrow_least(layer) for layer in range(len(shares))]
-        for layer in range(min(budget.wide_layers, len(shares))):
-            least[layer] = max(least[layer], self._wide(layer))
+        least = [self._layer_least(layer) for layer in range(len(shares))]
         above = [max(share - floor, 0) for share, floor in zip(shares, least, strict=True)]
         room = max(sum(shares) - sum(least), 0)
         return [floor + part * room // max(sum(above), 1) for floor, part in zip(least, above, strict=True)]
@@ -148,7 +133,7 @@ class DenseBudgets(DenseScores):
     @property
     def _has_floors(self) -> bool:
         budget = self.policy.budget
-        return bool(budget.row_floor or budget.layer_floor or budget.wide_layers)
+        return bool(budget.row_floor or budget.layer_floor)
 
     def _within_layers(self, candidates: list[tuple[Score, Order, Any]]) -> list[tuple[Score, Order, Any]]:
         """Of blocks that could go, those that each layer can spare."""

@@ -186,20 +186,20 @@ COMPOSED = {
     "rows compete above floors": EvictionPolicy(
         KeyDifference(), AdaptiveRows(row_floor=0.5, layer_floor=0.75), Keep(sinks=1), ALWAYS
     ),
-    "rows compete above a count, the first layer wide": EvictionPolicy(
-        Cumulative(2), AdaptiveRows(row_floor=6, wide_layers=1), Keep(sinks=1, recent=3), ALWAYS
+    "rows compete above a count": EvictionPolicy(
+        Cumulative(2), AdaptiveRows(row_floor=6), Keep(sinks=1, recent=3), ALWAYS
     ),
-    "rows compete, two layers of twice the width, within": EvictionPolicy(
-        Average(), AdaptiveRows(wide_layers=2, wide_factor=1.25, layer_floor=0.5), Keep(sinks=2), WITHIN
+    "rows compete above floors of layers, within": EvictionPolicy(
+        Average(), AdaptiveRows(layer_floor=0.5), Keep(sinks=2), WITHIN
     ),
     "heads compete above floors over a pyramid": EvictionPolicy(
         Cumulative(), AdaptiveHeads(0.0, Pyramid(20), row_floor=0.4), Keep(recent=3), ALWAYS
     ),
-    "heads compete, the first layer wide": EvictionPolicy(
-        Leverage(0.3), AdaptiveHeads(0.2, wide_layers=1, layer_floor=0.3), Keep(sinks=1), ALWAYS
+    "heads compete above floors of layers": EvictionPolicy(
+        Leverage(0.3), AdaptiveHeads(0.2, layer_floor=0.3), Keep(sinks=1), ALWAYS
     ),
-    "a pyramid with a floor and a wide base": EvictionPolicy(
-        Cumulative(), EqualHeads(Pyramid(20), layer_floor=0.5, wide_layers=1), Keep(recent=3), ALWAYS
+    "a pyramid with a floor": EvictionPolicy(
+        Cumulative(), EqualHeads(Pyramid(20), layer_floor=0.5), Keep(recent=3), ALWAYS
     ),
     "every few steps": EvictionPolicy(
         Cumulative(), EqualHeads(), Keep(recent=4), When(after_prefill=True, every_steps=7)

@@ -27,8 +27,8 @@ FLOORS = [
     {},
     {"row_floor": 0.4},
     {"row_floor": 3, "layer_floor": 0.7},
-    {"layer_floor": 0.9, "wide_layers": 1, "wide_factor": 1.5},
-    {"row_floor": 0.2, "wide_layers": 2},
+    {"layer_floor": 0.9},
+    {"row_floor": 0.2},
 ]
 BUDGETS: list[Budget] = [
     make(**floors)

@@ -66,8 +66,6 @@ def llm(directory: Path) -> Iterator[LLM]:
         (lambda: AdaptiveHeads(floor=1.5), "floor must be between 0 and 1, got 1.5"),
         (lambda: AdaptiveRows(row_floor=1.5), "row_floor must be a count, or a share between 0.0 and 1.0"),
         (lambda: AdaptiveHeads(layer_floor=-1), "layer_floor must be a count, or a share .* got -1"),
-        (lambda: EqualHeads(wide_layers=-1), "wide_layers must be at least 0, got -1"),
-        (lambda: EqualHeads(wide_layers=1, wide_factor=0.5), "wide_factor must be at least 1.0, got 0.5"),
         (lambda: ByValueNorm(KeyNorm()), "KeyNorm may be below 0 or is no amount"),
         (lambda: ByValueNorm(Window(), epsilon=-0.1), "epsilon must be at least 0, got -0.1"),
         (lambda: Pyramid(beta=0), "beta must be at least 1, got 0"),

@@ -22,7 +22,7 @@ class EqualHeads(Budget):
 
     @property
     def equal_rows(self) -> bool:
-        return isinstance(self.layers, EqualLayers) and not self.wide_layers
+        return isinstance(self.layers, EqualLayers)
 
     def allot(self, costs: RowCosts) -> Tensor:
         shares = self.raised(costs, self.layers.budgets(costs))
