@@ -150,9 +150,6 @@ class DenseState:
             budget = policy.budget.kvs
         self.limit = budget if when.within else budget + (when.prefill_every or 0)
         self.target = budget - (when.prefill_every or 0) if when.within else budget
-        if policy.keep.prompt:
-            self.target += self.prompt_len
-            self._spans.append((0, self.prompt_len))
         recent = policy.keep.recent
         self.recent = (
             floor_share(recent, max(self.target - policy.keep.sinks, 0))

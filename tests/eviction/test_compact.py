@@ -26,8 +26,6 @@ from winnow.eviction.signals import ReferenceQueries
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
 IN_CHUNKS = replace(KVZIP, score=Reconstruction(Replay(chunk=70)), compact=Fit(most_queries=40))
-SEEN_FIT = PRESETS["winnow-seen-fit"].policy
-WITHIN = replace(SEEN_FIT, when=When(after_prefill=True, prefill_every=40))
 DOCUMENT = random.Random(5).choices(range(3, VOCAB), k=150)
 QUESTION = random.Random(6).choices(range(3, VOCAB), k=9)
 
@@ -198,57 +196,6 @@ def test_reference_queries_are_those_of_the_replay(directory: Path, monkeypatch:
         assert torch.equal(reference.q, torch.stack([q for _, q in chosen]))
 
 
-def test_a_window_is_its_own_reference(directory: Path) -> None:
-    """The last 32 queries before the question's end; they see nothing behind them."""
-    with open_llm(directory, eviction=SEEN_FIT) as llm:
-        fitted = rows_of(llm, greedy(context_tokens=None, compression=2), DOCUMENT)
-        plain = rows_of(
-            llm,
-            greedy(context_tokens=None, compression=2, eviction=replace(SEEN_FIT, compact=None)),
-            DOCUMENT,
-        )
-    assert any(row.bias.any() for row in fitted)
-    for ours, theirs in zip(fitted, plain, strict=True):
-        kept = (ours.position < 4) | (ours.position >= 118)
-        assert torch.equal(ours.position, theirs.position) and not ours.bias[kept].any()
-        torch.testing.assert_close(ours.values[kept], theirs.values[kept])
-
-
-def test_rounds_within_a_prompt_fit_to_their_own_windows(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows are fitted again and again, whatever the chunks; a fit counts the biases of those before."""
-    asked = greedy(context_tokens=None, compression=2.5)
-    rounds: list[tuple[list[int], float]] = []
-    with open_llm(directory, eviction=WITHIN, prefill_chunk=40) as llm:
-        executor = llm._engine._executor
-        compact = executor.compact
-
-        def remember() -> None:
-            for each in executor._planned_rounds:
-                reference = executor._signals.probe(ReferenceProbe).of(0, each.slots[0])
-                assert reference is not None and len(reference.q) == len(reference.position)
-                blocks = each.ranking.rows.block[0].flatten()
-                before = executor.cache.pool.of_layer(0).biases_of(blocks)
-                rounds.append((reference.position.tolist(), float(before.abs().max())))
-            compact()
-
-        monkeypatch.setattr(executor, "compact", remember)
-        within = rows_of(llm, asked, DOCUMENT)
-        ends = [positions[-1] + 1 for positions, _ in rounds]
-        assert ends == [100, 140, 150]
-        assert [positions for positions, _ in rounds] == [
-            list(range(max(end - 32, before), end)) for before, end in zip([0, *ends], ends, strict=False)
-        ]
-        assert rounds[0][1] == 0.0 and rounds[1][1] > 0.0
-    assert any(row.bias.any() for row in within)
-    for row in within:
-        kept = (row.position < 4) | (row.position >= 118)
-        assert not row.bias[kept & (row.position >= 140)].any() and not row.bias[row.position < 4].any()
-    with open_llm(directory, eviction=WITHIN, max_num_batched_tokens=50, max_num_seqs=8) as llm:
-        check_same(rows_of(llm, asked, DOCUMENT), within)
-
-
 def test_inspections_say_what_biases_add(llm: LLM, fitted: list[HeldRow]) -> None:
     inspection = llm.inspect(DOCUMENT + QUESTION, greedy())
     expected = [float(row.bias.exp().sum()) - len(row.bias) for row in fitted]
@@ -416,10 +363,9 @@ def test_saved_prefixes_are_loaded_again_when_forgotten(directory: Path, tmp_pat
         assert sequence.kv.num_computed >= 150 and llm.stats().replay_tokens == 0
 
 
-@pytest.mark.parametrize("eviction", [IN_CHUNKS, SEEN_FIT], ids=["replay", "window"])
-def test_a_conversation_that_grew_is_compressed_once_more(directory: Path, eviction: EvictionPolicy) -> None:
+def test_a_conversation_that_grew_is_compressed_once_more(directory: Path) -> None:
     """Of the first 100 tokens 60 KVs a row are left, then 70 of those and the next 50 tokens."""
-    with open_llm(directory, eviction=eviction) as llm:
+    with open_llm(directory) as llm:
         first = rows_of(llm, greedy(compression=None, kv_budget=60, context_tokens=100))
         asked = greedy(compression=None, kv_budget=70, earlier_rounds=[(100, 60)])
         second = rows_of(llm, asked)
@@ -427,8 +373,6 @@ def test_a_conversation_that_grew_is_compressed_once_more(directory: Path, evict
     for before, after in zip(first, second, strict=True):
         old = after.position[after.position < 100]
         assert torch.isin(old, before.position[before.position < 100]).all()
-        if eviction is SEEN_FIT:
-            assert set(range(118, 150)) <= set(after.position.tolist())
     assert sum(len(row.position) for row in second) <= 70 * len(second)
 
 
@@ -439,7 +383,6 @@ def test_a_conversation_that_grew_is_compressed_once_more(directory: Path, evict
             {"earlier_rounds": [(151, 60)]},
             "tokens in earlier_rounds must be at most 150, the context's own, got 151",
         ),
-        ({"eviction": SEEN_FIT, "earlier_rounds": [(150, 60)]}, "must be at most 149, the context's but one"),
         ({"earlier_rounds": [(90, 30), (80, 20)]}, "tokens in earlier_rounds must be at least 90, got 80"),
         ({"earlier_rounds": [90]}, r"earlier_rounds must hold pairs \[tokens, kv_budget\]"),
         ({"earlier_rounds": [(90, 3)]}, "smaller than the protected set"),
@@ -474,15 +417,9 @@ def test_what_cannot_be_fitted_is_refused(directory: Path) -> None:
     ("make", "reason"),
     [
         (
-            lambda: replace(KVZIP, compact=Fit("window")),
-            "queries='window' needs a score that has them, such as Window",
-        ),
-        (
             lambda: EvictionPolicy(KeyNorm(), when=When(after_prefill=True), compact=Fit()),
             "such as Reconstruction",
         ),
-        (lambda: replace(SEEN_FIT, when=When(after_prefill=True, decode_every=8)), "none while decoding"),
-        (lambda: Fit("later"), "queries must be one of replay, window, got 'later'"),
         (lambda: Fit(ridge=0.0), "ridge of a fit must be above 0"),
         (lambda: Fit(most_queries=0), "most_queries of a fit must be at least 1"),
     ],

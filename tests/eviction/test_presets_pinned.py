@@ -140,7 +140,6 @@ STREAMING: Row = {
 
 FIT: Row = {
     "compact.class": ("Fit", "own: after Attention Matching (arXiv 2602.16284)"),
-    "compact.queries": ("replay", "own: of what the score asks for"),
     "compact.most_queries": (256, "own: every eighth of a replay of 2,048 tokens; 128 lost answers at 32x"),
     "compact.rounds": (25, "own: more fit single queries"),
     "compact.most_bias": (4.0, "own: 55 times a KV's mass at most"),
@@ -180,12 +179,6 @@ PINNED: dict[str, Row] = {
     "full": {**RECENCY, **EQUAL},
     "winnow": SEEN,
     "winnow-seen": SEEN,
-    "winnow-seen-fit": {
-        **{key: number for key, number in SEEN.items() if not key.startswith("when")},
-        **FIT,
-        **AFTER_PREFILL,
-        "compact.queries": ("window", "own: no replay where the question is seen"),
-    },
     "leverage": LEVERAGE,
     "leverage-pd": {
         **LEVERAGE,
@@ -298,12 +291,6 @@ PINNED: dict[str, Row] = {
         "keep.sinks": _SINKS,
         **AFTER_PREFILL,
     },
-    "random-decode": {
-        "score.class": ("Random", "chance"),
-        **EQUAL,
-        "keep.prompt": (True, "arXiv 2609.03430"),
-        "when.decode_every": (16, "own: rounds as kv-compress-pd has them"),
-    },
     "knorm": {"score.class": ("KeyNorm", "Devoto et al.: low norms stay"), **EQUAL, **AFTER_PREFILL},
     "kvzip": KVZIP,
     "kvzip-part": {
@@ -312,12 +299,6 @@ PINNED: dict[str, Row] = {
         "score.asked.own_part": (True, "own: attention is most of what a replay costs"),
     },
     "winnow-fit": {**KVZIP, **FIT},
-    "winnow-fit-part": {
-        **KVZIP,
-        **FIT,
-        "score.asked.chunk": (512, "own: a quarter of the context that KVzip's code repeats at a time"),
-        "score.asked.own_part": (True, "own: attention is most of what a replay costs"),
-    },
     "recent": {**RECENCY, **EQUAL, **EACH_TOKEN},
     "random": {"score.class": ("Random", "baseline"), **EQUAL, "keep.sinks": _SINKS, **AFTER_PREFILL},
 }

@@ -126,7 +126,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         name
         for name, preset in PRESETS.items()
-        if not (preset.policy.when.never or preset.policy.keep.prompt) and preset.policy.compact is None
+        if not preset.policy.when.never and preset.policy.compact is None
     ],
 )
 def test_two_ranks_allot_what_a_preset_allots(

@@ -148,7 +148,7 @@ class Admission:
             if given is not None and given > most:
                 of = "the prompt's" if field == "template_tail" else "template_tail's"
                 raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
-        _check_earlier(policy, prompt_len if context_len is None else context_len, params)
+        _check_earlier(prompt_len if context_len is None else context_len, params)
         found = prefix_ids(token_ids, images)
         saved = self._saved_document(found, params, tenant, prompt_len + max_tokens - 1)
         if saved is not None:
@@ -391,15 +391,12 @@ def _image_refusal(policy: EvictionPolicy, images: Sequence[PromptImage]) -> str
     return None
 
 
-def _check_earlier(policy: EvictionPolicy, context_len: int, params: SamplingParams) -> None:
+def _check_earlier(context_len: int, params: SamplingParams) -> None:
     """Raise InvalidRequestError if a policy cannot compress once more what a request's earlier rounds left."""
     if not params.earlier_rounds:
         return
     tokens, _ = params.earlier_rounds[-1]
-    fits_to_window = policy.compact is not None and policy.compact.queries == "window"
-    most = context_len - 1 if fits_to_window else context_len
-    if tokens > most:
+    if tokens > context_len:
         raise InvalidRequestError(
-            f"tokens in earlier_rounds must be at most {most}, the context's "
-            f"{'but one, since the fit needs a window behind them' if fits_to_window else 'own'}, got {tokens}"
+            f"tokens in earlier_rounds must be at most {context_len}, the context's own, got {tokens}"
         )

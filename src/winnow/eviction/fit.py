@@ -36,9 +36,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionSpec
 from winnow.errors import ConfigError
-from winnow.values.checks import check_choice
 
-QUERIES = ("replay", "window")
 # Elements of a part of the attention matrix: what fits a second-level cache, twice.
 _TEMPORARY = 2**19
 _TINY = 1e-20
@@ -46,10 +44,9 @@ _TINY = 1e-20
 
 @dataclass(frozen=True)
 class Fit:
-    """Settings of the fit of what a round keeps to what the whole context gave; a policy's `compact`."""
+    """Settings of the fit of what a round keeps to what the whole context gave its replay's queries; a policy's
+    `compact`."""
 
-    queries: str = "replay"
-    """Reference queries: those of the replay that the score asks for, or those of its observation window."""
     most_queries: int = 256
     """Positions whose queries are used; of more, every n-th. Each brings those of all query heads of a group."""
     rounds: int = 25
@@ -60,7 +57,6 @@ class Fit:
     """Pull of the values towards those that they were, in mean diagonals of the Gram matrix."""
 
     def __post_init__(self) -> None:
-        check_choice("queries", self.queries, QUERIES)
         if self.most_queries < 1 or self.rounds < 0:
             raise ConfigError(
                 f"most_queries of a fit must be at least 1 and rounds at least 0, got {self.most_queries} and "

@@ -16,8 +16,6 @@ class Keep:
     """Number of first positions to protect."""
     recent: int | float = 0
     """Number of last positions to protect; a float up to 1.0 is a share of the budget less the sinks."""
-    prompt: bool = False
-    """Protect the whole prompt, on top of the budget, which is then for KVs of the answer alone."""
 
     def __post_init__(self) -> None:
         if self.sinks < 0:

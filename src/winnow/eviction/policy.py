@@ -33,8 +33,6 @@ class EvictionPolicy:
     def __post_init__(self) -> None:
         self._check_score()
         self._check_compact()
-        if self.keep.prompt and (self.when.after_prefill or self.when.in_prefill):
-            raise ConfigError("keep of the whole prompt takes rounds while decoding alone")
         if self.when.within and self.budget.fixed is not None:
             raise ConfigError("within needs a budget of the request's own, and this one is fixed")
 
@@ -64,17 +62,10 @@ class EvictionPolicy:
     def _check_compact(self) -> None:
         if self.compact is None:
             return
-        when, queries = self.when, self.compact.queries
-        if when.in_decode:
+        if self.score.replay is None:
             raise ConfigError(
-                "compact fits what stays where reference queries are known: it takes rounds after the prompt and "
-                "within it, and none while decoding"
-            )
-        if (self.score.replay if queries == "replay" else self.score.window) is None:
-            scores = "Reconstruction" if queries == "replay" else "Window"
-            raise ConfigError(
-                f"compact with queries={queries!r} needs a score that has them, such as {scores}, "
-                f"got {type(self.score).__name__}"
+                "compact fits what stays to the queries of a replay: it needs a score that has one, such as "
+                f"Reconstruction, got {type(self.score).__name__}"
             )
 
     @property

@@ -180,13 +180,6 @@ PRESETS: dict[str, Preset] = {
         replace(_KVZIP, compact=Fit()),
         "Winnow's own: kvzip, and what stays is fitted to the replay's queries; asked later",
     ),
-    "winnow-fit-part": Preset(
-        replace(_KVZIP_PART, compact=Fit()), "the same on kvzip-part, whose replay is cheaper"
-    ),
-    "winnow-seen-fit": Preset(
-        replace(_SEEN, when=_ONCE, compact=Fit("window")),
-        "winnow-seen in one round, and what stays is fitted to its window's queries",
-    ),
     "sinks-recent": Preset(
         EvictionPolicy(Recency(), EqualHeads(), Keep(sinks=4), _ONCE),
         "baseline: the start and the end, once after the prompt",
@@ -196,10 +189,6 @@ PRESETS: dict[str, Preset] = {
     ),
     "random": Preset(
         EvictionPolicy(Random(), EqualHeads(), Keep(sinks=4), _ONCE), "baseline: chance in each head"
-    ),
-    "random-decode": Preset(
-        EvictionPolicy(Random(), EqualHeads(), Keep(prompt=True), When(decode_every=16)),
-        "baseline: the prompt, and answers by chance (arXiv 2609.03430)",
     ),
 }
 

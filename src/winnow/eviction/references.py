@@ -14,7 +14,7 @@ from winnow.eviction.signals import ReferenceQueries
 
 
 class ReferenceProbe(Probe):
-    """Queries to which a policy fits what it keeps: of a replay or a window, at about `Fit.most_queries` positions."""
+    """Queries to which a policy fits what it keeps: of a replay, at about `Fit.most_queries` positions."""
 
     name = "references"
     evictable_only = True
@@ -69,17 +69,10 @@ def _referred(seen: Watched) -> tuple[Watched, bool] | None:
     start, end = seen.start, seen.end
     fit = eviction.policy.compact
     assert fit is not None, "the policy fits what it keeps"
-    if fit.queries == "replay":
-        if seen.replay is None:
-            return None
-        every = ceil_div(sum(each.length for each in eviction.passes), fit.most_queries)
-        since = eviction.context_len
-    else:
-        # The queries that the next round observes, all in one chunk; none where no round follows it.
-        observer, since = eviction.observe(start, end)
-        if observer is None or start >= eviction.context_len:
-            return None
-        start, every = since, ceil_div(end - since, fit.most_queries)
+    if seen.replay is None:
+        return None
+    every = ceil_div(sum(each.length for each in eviction.passes), fit.most_queries)
+    since = eviction.context_len
     start += -(start - since) % every
     if start >= end:
         return None

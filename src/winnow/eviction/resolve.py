@@ -116,13 +116,11 @@ class ResolvedPolicy:
         if policy.when.never:
             return None
         context_len = prompt_len if request.context_tokens is None else request.context_tokens
-        budget = self.budget(num_tokens - prompt_len if policy.keep.prompt else context_len)
+        budget = self.budget(context_len)
         eviction = SequenceEviction(policy, budget, prompt_len, context_len, tuple(request.protect))
         if may_idle and num_tokens <= (budget if policy.when.within else eviction.target):
             return None
         _check_spans(eviction)
-        if policy.keep.prompt:
-            eviction = replace(eviction, spans=(*eviction.spans, (0, prompt_len)))
         _check_room(eviction)
         tail = request.template_tail or 0
         if request.answer_prefix and policy.score.window is not None:

@@ -47,8 +47,6 @@ class SequenceEviction:
     @property
     def target(self) -> int:
         """KVs per row after a round."""
-        if self.policy.keep.prompt:
-            return self.prompt_len + self.budget
         return self.budget - self._step if self.policy.when.within else self.budget
 
     def at(self, compression: float) -> "SequenceEviction":
