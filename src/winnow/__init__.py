@@ -15,20 +15,10 @@ if TYPE_CHECKING:
     from winnow.vllm.engines import AsyncEngineArgs, AsyncLLMEngine, EngineArgs, LLMEngine
 
 __all__ = [
-    "LLM",
-    "AsyncEngineArgs",
-    "AsyncLLMEngine",
-    "CompletionOutput",
-    "EngineArgs",
-    "GuidedDecodingParams",
-    "LLMEngine",
-    "PromptType",
-    "RequestOutput",
-    "SamplingParams",
-    "StructuredOutputsParams",
-    "TextPrompt",
+    "LLM", "AsyncEngineArgs", "AsyncLLMEngine", "CompletionOutput", "EngineArgs", "GuidedDecodingParams",
+    "LLMEngine", "PromptType", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "TextPrompt",
     "TokensPrompt",
-]
+]  # fmt: skip
 
 
 __getattr__ = lazy_exports(

@@ -87,9 +87,7 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return cast("list[Prompt]", [prompts] if single else list(prompts))
 
 
-def list_conversations(
-    messages: Sequence[Message] | Sequence[Sequence[Message]],
-) -> list[Sequence[Message]]:
+def list_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
     """Return one conversation or several, as a list."""
     single = bool(messages) and isinstance(messages[0], Mapping)
     return cast("list[Sequence[Message]]", [messages] if single else list(messages))
@@ -155,10 +153,7 @@ class PromptTokenizer:
             )
 
     def tokenize_chat(
-        self,
-        messages: Sequence[Message],
-        template: TemplateOptions = PLAIN,
-        tenant: str | None = None,
+        self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
     ) -> TokenizedPrompt:
         """See `LLM.tokenize_chat`."""
         messages, sources = take_images(messages)

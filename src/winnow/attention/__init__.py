@@ -16,19 +16,7 @@ from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
 
 __all__ = [
-    "AttentionBackend",
-    "AttentionObserver",
-    "AttentionSpec",
-    "BackendStep",
-    "Group",
-    "HeadRotation",
-    "JudgedKVs",
-    "PagedCache",
-    "RankedRows",
-    "ReferenceBackend",
-    "ReplayQueries",
-    "Smoothing",
-    "Spans",
-    "Term",
-    "open_backend",
-]
+    "AttentionBackend", "AttentionObserver", "AttentionSpec", "BackendStep", "Group", "HeadRotation",
+    "JudgedKVs", "PagedCache", "RankedRows", "ReferenceBackend", "ReplayQueries", "Smoothing", "Spans",
+    "Term", "open_backend",
+]  # fmt: skip

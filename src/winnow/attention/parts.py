@@ -5,12 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from winnow.attention.interface import (
-    AttentionSpec,
-    BackendStep,
-    HeadRotation,
-    ReplayQueries,
-)
+from winnow.attention.interface import AttentionSpec, BackendStep, HeadRotation, ReplayQueries
 
 
 @dataclass(frozen=True)

@@ -107,13 +107,7 @@ def judged_slots(
 
 
 def _log_probabilities(
-    q: Tensor,
-    at: range,
-    keys: Tensor,
-    position: Tensor,
-    last: int,
-    num_judged: int,
-    spec: AttentionSpec,
+    q: Tensor, at: range, keys: Tensor, position: Tensor, last: int, num_judged: int, spec: AttentionSpec
 ) -> Tensor:
     """Return logarithms of what queries [g, n, d] at n positions pay the first `num_judged` of the keys: [g, n,
     judged].

@@ -22,29 +22,10 @@ if TYPE_CHECKING:
     from winnow.cache.tables import BlockTables
 
 __all__ = [
-    "BlockAllocator",
-    "BlockCopies",
-    "BlockCount",
-    "BlockKind",
-    "BlockTables",
-    "CacheLayout",
-    "CacheSize",
-    "CacheUpdate",
-    "CopyDiscarded",
-    "Demand",
-    "HostTierError",
-    "KVCodec",
-    "KVPool",
-    "Ledger",
-    "LocalCache",
-    "OutOfBlocksError",
-    "PagedCache",
-    "RowGroup",
-    "RowsRestored",
-    "RowsSaved",
-    "codec_of",
-    "make_codec",
-]
+    "BlockAllocator", "BlockCopies", "BlockCount", "BlockKind", "BlockTables", "CacheLayout", "CacheSize",
+    "CacheUpdate", "CopyDiscarded", "Demand", "HostTierError", "KVCodec", "KVPool", "Ledger", "LocalCache",
+    "OutOfBlocksError", "PagedCache", "RowGroup", "RowsRestored", "RowsSaved", "codec_of", "make_codec",
+]  # fmt: skip
 
 __getattr__ = lazy_exports(
     __name__,

@@ -222,12 +222,7 @@ CODECS: Mapping[str, KVCodec] = {name: PlainCodec(name) for name in PLAIN_FORMAT
 """The codecs of plain vectors by name."""
 
 
-def make_codec(
-    kind: KVDtype,
-    group: int | None = None,
-    rotate: str = "auto",
-    bias: bool = False,
-) -> KVCodec:
+def make_codec(kind: KVDtype, group: int | None = None, rotate: str = "auto", bias: bool = False) -> KVCodec:
     """Return the codec of two formats, neither of them `auto`.
 
     Args:

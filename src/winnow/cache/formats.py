@@ -41,13 +41,7 @@ from winnow.values.kv_dtype import NARROW_BITS, PLAIN_FORMATS
 if TYPE_CHECKING:
     from torch import Tensor
 
-ITEM_BYTES: Mapping[str, int] = {
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int8": 1,
-    "uint8": 1,
-}
+ITEM_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 """Bytes of one element by the name that torch gives its dtype."""
 
 

@@ -26,15 +26,9 @@ examples:
   winnow pack packed-int8 --model path/to/model --dtype bfloat16 --weight-dtype int8
 """
 _SETTLED = (
-    "engine",
-    "tensor_parallel_size",
-    "device",
-    "load_format",
-    "attention_backend",
-    "optimize",
-    "model_cache",
+    "engine", "tensor_parallel_size", "device", "load_format", "attention_backend", "optimize", "model_cache",
     "seed",
-)
+)  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -208,16 +208,7 @@ def _check(
                 f"winnow: resuming {output} under other options, which change no answer: {notes}",
                 file=sys.stderr,
             )
-    return _Plan(
-        prompts,
-        shard,
-        output,
-        options,
-        defaults,
-        identity,
-        checkpoint,
-        namespace.progress,
-    )
+    return _Plan(prompts, shard, output, options, defaults, identity, checkpoint, namespace.progress)
 
 
 def _repair(plan: _Plan) -> tuple[float, EngineStats]:

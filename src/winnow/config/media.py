@@ -25,10 +25,7 @@ class MediaConfig:
     """Options of the images that prompts may hold."""
 
     limit_mm_per_prompt: int | Mapping[str, int] = option(
-        64,
-        'most images of a prompt, such as 4 or {"image": 4}; 0: none',
-        effect=Effect.NEVER,
-        parse=_limits,
+        64, 'most images of a prompt, such as 4 or {"image": 4}; 0: none', effect=Effect.NEVER, parse=_limits
     )
     allowed_media_domains: tuple[str, ...] = option(
         (),

@@ -93,15 +93,10 @@ class ModelConfig:
         choices=LOAD_FORMATS,
     )
     max_model_len: int | None = option(
-        None,
-        "longest prompt plus answer, in tokens; left out: the model's own limit",
-        parse=optional_int,
+        None, "longest prompt plus answer, in tokens; left out: the model's own limit", parse=optional_int
     )
     attention_backend: str = option(
-        "auto",
-        "what computes attention over the paged cache",
-        choices=ATTENTION_BACKENDS,
-        engine="paged",
+        "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS, engine="paged"
     )
     language_model_only: bool = option(
         False,

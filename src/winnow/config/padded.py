@@ -51,10 +51,7 @@ class PaddedConfig:
         engine="padded",
     )
     admit_below: float = option(
-        0.9,
-        "queries join others only up to this part of kv_memory",
-        effect=Effect.BATCHES,
-        engine="padded",
+        0.9, "queries join others only up to this part of kv_memory", effect=Effect.BATCHES, engine="padded"
     )
     overlap_prefill: bool | None = option(
         None,

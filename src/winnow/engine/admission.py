@@ -227,11 +227,7 @@ class Admission:
         return evictions, left
 
     def _bind(
-        self,
-        asked: list[ResolvedPolicy],
-        token_ids: list[int],
-        params: SamplingParams,
-        total: int,
+        self, asked: list[ResolvedPolicy], token_ids: list[int], params: SamplingParams, total: int
     ) -> list[SequenceEviction | None]:
         """Bind policies to a request of `total` tokens, replays included."""
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.

@@ -39,12 +39,7 @@ class RowCosts:
     @classmethod
     def of(cls, ranking: Ranking, cost: Tensor | None = None) -> "RowCosts":
         return cls(
-            ranking.round,
-            ranking.block_size,
-            ranking.length,
-            ranking.protected,
-            cost,
-            ranking.rows.missing,
+            ranking.round, ranking.block_size, ranking.length, ranking.protected, cost, ranking.rows.missing
         )
 
     @classmethod

@@ -5,13 +5,7 @@ from dataclasses import dataclass, replace
 from winnow.attention import Group, Smoothing
 from winnow.config import COMPRESSING
 from winnow.errors import ConfigError, nearest_name
-from winnow.eviction.budgets import (
-    AdaptiveHeads,
-    AdaptiveRows,
-    EqualHeads,
-    Fixed,
-    Pyramid,
-)
+from winnow.eviction.budgets import AdaptiveHeads, AdaptiveRows, EqualHeads, Fixed, Pyramid
 from winnow.eviction.fit import Fit
 from winnow.eviction.keep import Keep
 from winnow.eviction.policy import EvictionPolicy

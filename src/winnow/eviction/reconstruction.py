@@ -25,13 +25,7 @@ class ReplaySpan:
     done: int
 
 
-def observe_replay(
-    step: BackendStep,
-    span: ReplaySpan,
-    layer: int,
-    q: Tensor,
-    spec: AttentionSpec,
-) -> None:
+def observe_replay(step: BackendStep, span: ReplaySpan, layer: int, q: Tensor, spec: AttentionSpec) -> None:
     """Raise accumulator 0 of the context's KVs to the largest attention that they receive from these queries.
 
     The softmax of a query goes over the context's first KVs (`ReplayPass.head`), those of the chunk that the pass

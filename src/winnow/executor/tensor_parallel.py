@@ -29,12 +29,7 @@ class TensorParallelExecutor:
     overlaps = False
 
     def __init__(
-        self,
-        team: RankTeam,
-        loaded: LoadedModel,
-        config: EngineConfig,
-        layout: CacheLayout,
-        size: CacheSize,
+        self, team: RankTeam, loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize
     ) -> None:
         """Take the memory of a cache of this layout and size, each rank its part."""
         self.layout, self.size, self._team = layout, size, team

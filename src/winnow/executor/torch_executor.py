@@ -12,11 +12,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, BackendStep, PagedCache, Spans
 from winnow.attention.spans import NEVER
-from winnow.cache import (
-    CacheLayout,
-    CacheSize,
-    CacheUpdate,
-)
+from winnow.cache import CacheLayout, CacheSize, CacheUpdate
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray

@@ -22,15 +22,9 @@ if TYPE_CHECKING:
     from winnow.models.load.loader import DEMO_MODEL, load_model, load_plain_model, pack_model
 
 __all__ = [
-    "DEMO_MODEL",
-    "AttentionStep",
-    "LoadedModel",
-    "ModelGeometry",
-    "PlainModel",
-    "load_model",
-    "load_plain_model",
-    "pack_model",
-]
+    "DEMO_MODEL", "AttentionStep", "LoadedModel", "ModelGeometry", "PlainModel", "load_model",
+    "load_plain_model", "pack_model",
+]  # fmt: skip
 
 __getattr__ = lazy_exports(
     __name__,

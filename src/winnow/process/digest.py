@@ -12,17 +12,9 @@ BESIDE_WEIGHTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.m
 """Files of a model's directory that make its answers what they are, the weights aside."""
 
 BY_TOKENIZER = (
-    *(
-        "tokenizer*",
-        "*.model",
-        "*.txt",
-        "*.jinja",
-        "vocab.json",
-        "added_tokens.json",
-        "special_tokens_map.json",
-    ),
-    *("chat_template.json", "additional_chat_templates/*.jinja"),
-)
+    "tokenizer*", "*.model", "*.txt", "*.jinja", "vocab.json", "added_tokens.json", "special_tokens_map.json",
+    "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
 """Those of them that a tokenizer is made of."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 

@@ -11,14 +11,7 @@ if TYPE_CHECKING:
     from winnow.sampling.sampler import Sampler, SamplerOutput
     from winnow.sampling.text import TextStream
 
-__all__ = [
-    "Logprob",
-    "Sampler",
-    "SamplerOutput",
-    "SamplingParams",
-    "TextStream",
-    "prompt_logprobs",
-]
+__all__ = ["Logprob", "Sampler", "SamplerOutput", "SamplingParams", "TextStream", "prompt_logprobs"]
 
 __getattr__ = lazy_exports(
     __name__,

@@ -12,13 +12,7 @@ from winnow.sampling import list_params
 from winnow.sampling.list_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 from winnow.sampling.reasoning import AnswerEnd, ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs
-from winnow.values.checks import (
-    Limits,
-    check_integer,
-    check_number,
-    parameter,
-    show,
-)
+from winnow.values.checks import Limits, check_integer, check_number, parameter, show
 from winnow.values.eviction_request import Amount, EvictionRequest, check_one_amount
 from winnow.values.foreign_names import accept_fields
 from winnow.vllm import names as vllm_names

@@ -32,8 +32,7 @@ ENGINE: Mapping[str, ForeignName] = {
     ),
     "num_gpu_blocks_override": ForeignName("Winnow takes a size instead of blocks: kv_memory"),
     "cpu_offload_gb": ForeignName(
-        "weights stay on their device; weight_dtype=int8 halves them, value_tier moves values of KVs",
-        ("0",),
+        "weights stay on their device; weight_dtype=int8 halves them, value_tier moves values of KVs", ("0",)
     ),
     "cpu_offload_params": ForeignName("weights stay on their device"),
     "kv_offloading_backend": ForeignName("KVs move to host memory by Winnow's own copies", ("native",)),
@@ -164,10 +163,7 @@ ENGINE: Mapping[str, ForeignName] = {
         "the server's --response-template NAME or FILE reads reasoning",
         "false",
     ),
-    **_group(
-        "speculative_model num_speculative_tokens spec_method spec_model spec_tokens",
-        _NO_DRAFTS,
-    ),
+    **_group("speculative_model num_speculative_tokens spec_method spec_model spec_tokens", _NO_DRAFTS),
     **_group("enable_lora enable_lora_bias enable_prompt_adapter", _NO_ADAPTERS, "false", switch=True),
     **_group(
         "max_loras max_lora_rank max_cpu_loras lora_dtype lora_extra_vocab_size fully_sharded_loras "
@@ -197,26 +193,11 @@ ENGINE: Mapping[str, ForeignName] = {
 """Arguments of `LLM` and `EngineArgs`, which are flags too."""
 
 SHARED: tuple[str, ...] = (
-    "model",
-    "revision",
-    "dtype",
-    "max_model_len",
-    "load_format",
-    "tensor_parallel_size",
-    "generation_config",
-    "seed",
-    "device",
-    "attention_backend",
-    "gpu_memory_utilization",
-    "block_size",
-    "enable_prefix_caching",
-    "kv_cache_dtype",
-    "kv_offloading_size",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "scheduling_policy",
+    "model", "revision", "dtype", "max_model_len", "load_format", "tensor_parallel_size", "generation_config",
+    "seed", "device", "attention_backend", "gpu_memory_utilization", "block_size", "enable_prefix_caching",
+    "kv_cache_dtype", "kv_offloading_size", "max_num_seqs", "max_num_batched_tokens", "scheduling_policy",
     "speculative_config",
-)
+)  # fmt: skip
 """Arguments of both. None, which is vLLM's default of many, is as if they were left out."""
 
 SERVER: Mapping[str, ForeignName] = {

@@ -14,13 +14,7 @@ from winnow.attention.triton.attend import Attend
 from winnow.attention.triton.batch import Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
 from winnow.attention.triton.kernels.rotate import rotate_and_write_heads
-from winnow.attention.triton.launch import (
-    cache_layout,
-    capability_of,
-    padded,
-    product_dtype,
-    unit_stride,
-)
+from winnow.attention.triton.launch import cache_layout, capability_of, padded, product_dtype, unit_stride
 from winnow.attention.triton.side_format import pair_codec, side_formats
 from winnow.attention.triton.tuning import Tuning, tuning_for
 from winnow.cache import KVPool, PagedCache

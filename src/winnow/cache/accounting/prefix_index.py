@@ -71,14 +71,7 @@ class Snapshot:
         blocks: IntArray,
         num_rounds: int = 1,
     ) -> "Snapshot":
-        return cls(
-            key,
-            np.array(token_ids, dtype=np.int64),
-            rule,
-            lengths.copy(),
-            blocks,
-            num_rounds,
-        )
+        return cls(key, np.array(token_ids, dtype=np.int64), rule, lengths.copy(), blocks, num_rounds)
 
     @property
     def num_tokens(self) -> int:

@@ -118,12 +118,7 @@ class PrefixRows:
         self._shared.add(slot)
 
     def take_snapshot(
-        self,
-        slot: int,
-        key: PrefixKey,
-        token_ids: Sequence[int],
-        rule: Hashable,
-        num_rounds: int = 1,
+        self, slot: int, key: PrefixKey, token_ids: Sequence[int], rule: Hashable, num_rounds: int = 1
     ) -> None:
         """Add the rows of a sequence as they are to the index: the compressed state of `token_ids`.
 

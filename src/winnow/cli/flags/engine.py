@@ -31,18 +31,9 @@ if TYPE_CHECKING:
     from winnow.llm import LLM
 
 COMMON = (
-    *(
-        "model",
-        "dtype",
-        "max_model_len",
-        "kv_memory",
-        "kv_cache_dtype",
-        "eviction",
-        "compression",
-        "max_num_seqs",
-    ),
-    *("max_tokens", "temperature", "top_p", "structured_outputs"),
-)
+    "model", "dtype", "max_model_len", "kv_memory", "kv_cache_dtype", "eviction", "compression",
+    "max_num_seqs", "max_tokens", "temperature", "top_p", "structured_outputs",
+)  # fmt: skip
 """Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
 _SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
 # SmolLM2-135M answers .89 of 16 short questions right at 0.3, .81 at 0.7; greedily .94, but long answers loop.

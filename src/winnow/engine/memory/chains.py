@@ -61,9 +61,7 @@ def _snapshot(
     return chain.snapshot_key(token_ids, digests[rule]), replace(rule, passes=())
 
 
-def known_snapshots(
-    sequence: Sequence,
-) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
+def known_snapshots(sequence: Sequence) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
     """Yield number of tokens, key, rule and, if it is an earlier one, rule with its replay of all snapshots with which
     a sequence may begin.
     """

@@ -30,11 +30,7 @@ class AdmissionOrder:
     """Rules of which waiting sequences may start, in what order, and which running ones are preempted for them."""
 
     def __init__(
-        self,
-        waiting: WaitingQueue,
-        accounts: TenantAccounts,
-        memory: Memory,
-        config: SchedulerConfig,
+        self, waiting: WaitingQueue, accounts: TenantAccounts, memory: Memory, config: SchedulerConfig
     ) -> None:
         self._waiting = waiting
         self._accounts = accounts

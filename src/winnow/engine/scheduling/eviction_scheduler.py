@@ -104,9 +104,7 @@ class EvictionScheduler:
         return bool(self._evict(self._shrinkable(able, urgent=True)))
 
     def make_room_for(
-        self,
-        candidates: Callable[[Running], SequenceType[Sequence]],
-        allows: Callable[[Sequence], bool],
+        self, candidates: Callable[[Running], SequenceType[Sequence]], allows: Callable[[Sequence], bool]
     ) -> None:
         """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted.
 
@@ -284,10 +282,7 @@ class EvictionScheduler:
         slots = [s.kv.running_slot for s in leaders]
         planned = tuple(
             PlannedEviction(
-                slot,
-                s.kv.num_computed,
-                _asked(s, step),
-                tuple(each.kv.running_slot for each in same[s]),
+                slot, s.kv.num_computed, _asked(s, step), tuple(each.kv.running_slot for each in same[s])
             )
             for slot, s in zip(slots, leaders, strict=True)
         )

@@ -5,12 +5,5 @@ from winnow.eviction.budgets.heads import AdaptiveHeads, AdaptiveRows, EqualHead
 from winnow.eviction.budgets.layers import EqualLayers, LayerSplit, Pyramid
 
 __all__ = [
-    "AdaptiveHeads",
-    "AdaptiveRows",
-    "Budget",
-    "EqualHeads",
-    "EqualLayers",
-    "Fixed",
-    "LayerSplit",
-    "Pyramid",
-]
+    "AdaptiveHeads", "AdaptiveRows", "Budget", "EqualHeads", "EqualLayers", "Fixed", "LayerSplit", "Pyramid",
+]  # fmt: skip

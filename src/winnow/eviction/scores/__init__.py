@@ -1,12 +1,6 @@
 """Scorers of KVs."""
 
-from winnow.eviction.scores.attention import (
-    Average,
-    BelowAverage,
-    Cumulative,
-    LastQuery,
-    Window,
-)
+from winnow.eviction.scores.attention import Average, BelowAverage, Cumulative, LastQuery, Window
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.factors import ByKeyDeviation, ByValueNorm
 from winnow.eviction.scores.keys import KeyDeviation, KeyDifference, KeyNorm
@@ -15,19 +9,6 @@ from winnow.eviction.scores.reconstruction import Reconstruction
 from winnow.eviction.scores.tokens import Random, Recency
 
 __all__ = [
-    "Average",
-    "BelowAverage",
-    "ByKeyDeviation",
-    "ByValueNorm",
-    "Cumulative",
-    "KeyDeviation",
-    "KeyDifference",
-    "KeyNorm",
-    "LastQuery",
-    "Leverage",
-    "Random",
-    "Recency",
-    "Reconstruction",
-    "Scorer",
-    "Window",
-]
+    "Average", "BelowAverage", "ByKeyDeviation", "ByValueNorm", "Cumulative", "KeyDeviation", "KeyDifference",
+    "KeyNorm", "LastQuery", "Leverage", "Random", "Recency", "Reconstruction", "Scorer", "Window",
+]  # fmt: skip

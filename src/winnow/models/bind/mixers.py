@@ -291,11 +291,7 @@ def _continues(own: Callable[..., Any], states: list[StateShape], given: Tensor)
 
 
 def _packed(
-    layer: int,
-    own: Callable[..., Any],
-    *,
-    continues: bool = True,
-    in_place: frozenset[str] = frozenset(),
+    layer: int, own: Callable[..., Any], *, continues: bool = True, in_place: frozenset[str] = frozenset()
 ) -> Callable[..., Any]:
     """Return the forward of a module that keeps states, over packed rows, around its own."""
     names, cache_name = _parameters(own)

@@ -80,9 +80,7 @@ def shard_model(model: "PreTrainedModel", geometry: ModelGeometry, ranks: Ranks)
         total = head.out_features
         model.set_output_embeddings(JoinedLinear(_cut(head, _COLUMNS, ranks), ranks, total))
     return replace(
-        geometry,
-        num_query_heads=geometry.num_query_heads // size,
-        num_kv_heads=geometry.num_kv_heads // size,
+        geometry, num_query_heads=geometry.num_query_heads // size, num_kv_heads=geometry.num_kv_heads // size
     )
 
 

@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from winnow.config import ModelConfig
@@ -46,11 +41,7 @@ if TYPE_CHECKING:
 
 
 def load_checkpoint(
-    path: Path,
-    config: ModelConfig,
-    *,
-    native: bool = False,
-    ranks: Ranks = ALONE,
+    path: Path, config: ModelConfig, *, native: bool = False, ranks: Ranks = ALONE
 ) -> tuple[LoadedModel, ContextLimit]:
     """Load as `load_model` does, from config.json and weights as published; with its limits."""
     device = _device(config.device)

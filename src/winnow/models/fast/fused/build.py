@@ -117,9 +117,4 @@ def _fused(
 
 
 def _linears(parts: LayerParts) -> dict[str, tuple[nn.Linear, ...]]:
-    return {
-        "qkv": parts.qkv,
-        "output": (parts.output,),
-        "gate_up": parts.gate_up,
-        "down": (parts.down,),
-    }
+    return {"qkv": parts.qkv, "output": (parts.output,), "gate_up": parts.gate_up, "down": (parts.down,)}

@@ -212,10 +212,7 @@ class FusedLayer(nn.Module):
 
 
 def native_layer(
-    norms: LayerNorms,
-    activation: Activation,
-    products: dict[str, nn.Module],
-    shape: tuple[int, int, int],
+    norms: LayerNorms, activation: Activation, products: dict[str, nn.Module], shape: tuple[int, int, int]
 ) -> "DecoderLayer | None":
     """Return the layer as the kernels take it, pointing into norms and products; None: a product is not theirs."""
     packed = {name: product for name, product in products.items() if isinstance(product, PackedLinear)}

@@ -69,10 +69,7 @@ class LayerCall:
     def to(self, dtype: torch.dtype) -> "LayerCall":
         """Return the same call in another number format."""
         return replace(
-            self,
-            args=_cast(self.args, dtype),
-            kwargs=_cast(self.kwargs, dtype),
-            states=self.states.to(dtype),
+            self, args=_cast(self.args, dtype), kwargs=_cast(self.kwargs, dtype), states=self.states.to(dtype)
         )
 
 

@@ -29,11 +29,7 @@ from winnow.native import Kernels
 
 
 def load_packed(
-    path: Path,
-    config: ModelConfig,
-    kernels: Kernels,
-    *,
-    source: Path | None = None,
+    path: Path, config: ModelConfig, kernels: Kernels, *, source: Path | None = None
 ) -> LoadedModel:
     """Load as `winnow.models.load.loader.load_model` does, from a directory that `winnow pack` wrote.
 

@@ -16,32 +16,16 @@ if TYPE_CHECKING:
 _ALWAYS_READ = ("attention.", "rope.")
 # What transformers, or `winnow.models.load.gguf.tokenizer`, makes use of.
 _TOKENIZER_APPLIED = (
-    *(
-        "model",
-        "pre",
-        "tokens",
-        "scores",
-        "token_type",
-        "merges",
-        "add_space_prefix",
-        "add_bos_token",
-        "add_eos_token",
-    ),
-    *("bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id", "eot_token_id", "eom_token_id"),
-)
+    "model", "pre", "tokens", "scores", "token_type", "merges", "add_space_prefix", "add_bos_token",
+    "add_eos_token", "bos_token_id", "eos_token_id", "unknown_token_id", "padding_token_id", "eot_token_id",
+    "eom_token_id",
+)  # fmt: skip
 # Names of tokens that text never makes by itself, and what other kinds of tokenizers than those served read.
 _TOKENIZER_HARMLESS = (
-    *(
-        "seperator_token_id",
-        "cls_token_id",
-        "mask_token_id",
-        "prefix_token_id",
-        "suffix_token_id",
-        "middle_token_id",
-    ),
-    *("fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id", "fim_rep_token_id"),
-    *("fim_sep_token_id", "token_type_count", "remove_extra_whitespaces", "eog_token_ids"),
-)
+    "seperator_token_id", "cls_token_id", "mask_token_id", "prefix_token_id", "suffix_token_id",
+    "middle_token_id", "fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id", "fim_pad_token_id",
+    "fim_rep_token_id", "fim_sep_token_id", "token_type_count", "remove_extra_whitespaces", "eog_token_ids",
+)  # fmt: skip
 _TOKENIZER_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "add_sep_token": (False,),
     "precompiled_charsmap": ([],),

@@ -16,29 +16,10 @@ if TYPE_CHECKING:
 _SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 # Those that do as GPT-2.
 _AS_GPT2 = (
-    *(
-        "gpt-2",
-        "phi-2",
-        "mpt",
-        "olmo",
-        "jais",
-        "trillion",
-        "granite-docling",
-        "gigachat",
-        "mellum",
-        "modern-bert",
-    ),
-    *(
-        "jina-es",
-        "jina-de",
-        "jina-v1-en",
-        "jina-v2-es",
-        "jina-v2-de",
-        "jina-v2-code",
-        "roberta-bpe",
-        "a.x-4.0",
-    ),
-)
+    "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling", "gigachat", "mellum",
+    "modern-bert", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code",
+    "roberta-bpe", "a.x-4.0",
+)  # fmt: skip
 # The expressions of "default", each of which cuts what those before it have left.
 _DEFAULT = (
     r"[\p{P}\$\+<=>\^~\|]+",
@@ -48,16 +29,8 @@ _DEFAULT = (
 )
 # Those that take a word whole where the vocabulary has it, and put a first token in front if the file does not say.
 _WHOLE_WORDS = (
-    "llama3",
-    "llama-v3",
-    "llama-bpe",
-    "falcon3",
-    "falcon-h1",
-    "pixtral",
-    "midm-2.0",
-    "lfm2",
-    "tekken",
-)
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken",
+)  # fmt: skip
 _SPACE = "▁"
 _TEMPLATE = "tokenizer.chat_template."
 """Beginning of the keys of named chat templates."""
@@ -65,29 +38,10 @@ _MARKS = (3, 4)
 """Types of control tokens and of user-defined ones."""
 # Texts that llama.cpp takes for ends where they are such tokens, whether or not the file names them.
 _ENDS = (
-    *(
-        "<|eot_id|>",
-        "<|im_end|>",
-        "<|end|>",
-        "<|return|>",
-        "<|call|>",
-        "<|flush|>",
-        "<|calls|>",
-        "<end_of_turn>",
-    ),
-    *(
-        "<turn|>",
-        "<|endoftext|>",
-        "</s>",
-        "<|eom_id|>",
-        "<EOT>",
-        "_<EOT>",
-        "[EOT]",
-        "[EOS]",
-        "<|end_of_text|>",
-    ),
-    *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-)
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<turn|>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>",
+)  # fmt: skip
 _HARMONY = {"<|return|>", "<|call|>", "<|end|>"}
 
 
