@@ -68,7 +68,7 @@ class TestWhatIsRead:
         prompt = inspection.num_prompt_tokens
         assert inspection.after_prompt.rows == ((tuple(range(prompt)),) * 2,) * 6
         assert inspection.at_end.rows == ((tuple(range(prompt + 5)),) * 2,) * 6
-        assert set(inspection.kept_share) == {1.0}
+        assert set(inspection.at_end.shares) == {1.0}
         assert inspection.report is None
         assert inspection.at_end.compression == 1
 
@@ -89,10 +89,10 @@ class TestWhatIsRead:
         assert inspection.at_end.rows == ((tuple(range(end - 49, end)),) * 2,) * 6
 
     def test_shares_count_rows(self, snapkv: Inspection) -> None:
-        for token, share in enumerate(snapkv.kept_share):
+        for token, share in enumerate(snapkv.at_end.shares):
             holders = [row for layer in snapkv.at_end.rows for row in layer if token in row]
             assert share == len(holders) / ROWS
-        assert len(snapkv.kept_share) == len(snapkv.tokens) - 1
+        assert len(snapkv.at_end.shares) == len(snapkv.tokens) - 1
 
     def test_a_policy_of_ones_own(self, llm: LLM) -> None:
         policy = EvictionPolicy(KeyNorm(), keep=Keep(sinks=3), when=When(after_prefill=True))

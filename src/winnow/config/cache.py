@@ -15,6 +15,7 @@ KV_RESERVATIONS = ("on-demand", "prompt", "max")
 PREFIX_DISK = ("prefix_cache_dir", "prefix_cache_disk")
 """Options of prefixes that go to disk by themselves, of which nothing but a served engine has any."""
 
+_SIZES = ("kv_memory", "image_memory", "session_memory", "kv_offloading_size", "prefix_cache_disk")
 _LEAST_OFFLOADING = 2**16
 
 
@@ -146,34 +147,24 @@ class CacheConfig:
     def __post_init__(self) -> None:
         check_choice("kv_reservation", self.kv_reservation, KV_RESERVATIONS)
         # "512MiB" is accepted wherever bytes are; a frozen dataclass is normalised once, here.
-        object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
-        object.__setattr__(self, "image_memory", parse_bytes(self.image_memory, "image_memory"))
+        typed = self.kv_offloading_size
+        for name in _SIZES:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         if self.gpu_memory_utilization is not None:
             part = self.gpu_memory_utilization
             number = isinstance(part, int | float) and not isinstance(part, bool)
             require(number and 0 < part <= 1, "gpu_memory_utilization", "above 0 and at most 1", part)
-        if self.session_memory is not None:
-            object.__setattr__(self, "session_memory", parse_bytes(self.session_memory, "session_memory"))
         if self.kv_offloading_size is not None:
-            size = parse_bytes(self.kv_offloading_size, "kv_offloading_size")
-            object.__setattr__(self, "kv_offloading_size", size)
             # In vLLM a bare 4 is 4 GiB; as a size it would be 4 bytes.
             what = f"a size of {format_bytes(_LEAST_OFFLOADING)} or more, with its unit, such as 4GiB"
-            require(size >= _LEAST_OFFLOADING, "kv_offloading_size", what, self.kv_offloading_size)
-        if self.prefix_store is not None and not self.enable_prefix_caching:
-            raise ConfigError(f"prefix_store needs enable_prefix_caching, got {self.prefix_store} without it")
-        if self.prefix_store is not None and self.kv_reservation != "on-demand":
-            raise ConfigError(
-                f"prefix_store needs kv_reservation=on-demand, got {self.prefix_store} and {self.kv_reservation}"
-            )
-        object.__setattr__(
-            self, "prefix_cache_disk", parse_bytes(self.prefix_cache_disk, "prefix_cache_disk")
-        )
-        if self.prefix_cache_dir is not None and not self.shares_prefixes:
-            raise ConfigError(
-                f"prefix_cache_dir needs enable_prefix_caching and kv_reservation=on-demand, got "
-                f"{self.prefix_cache_dir} with {self.enable_prefix_caching} and {self.kv_reservation}"
-            )
+            require(self.kv_offloading_size >= _LEAST_OFFLOADING, "kv_offloading_size", what, typed)
+        for name in ("prefix_store", "prefix_cache_dir"):
+            if getattr(self, name) is not None and not self.shares_prefixes:
+                raise ConfigError(
+                    f"{name} needs enable_prefix_caching and kv_reservation=on-demand, got {getattr(self, name)} with "
+                    f"{self.enable_prefix_caching} and {self.kv_reservation}"
+                )
         if self.prefix_cache_dir is not None and self.prefix_store is not None:
             same = Path(self.prefix_cache_dir).resolve() == Path(self.prefix_store).resolve()
             require(

@@ -153,11 +153,6 @@ class Inspection:
         )
 
     @property
-    def kept_share(self) -> tuple[float, ...]:
-        """The share of rows that held a token at the end, for every token that had been computed."""
-        return self.at_end.shares
-
-    @property
     def kept(self) -> tuple[tuple[int, ...], ...]:
         """KVs held at the end, by layer and head."""
         return self.at_end.counts
