@@ -4,7 +4,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -54,16 +54,11 @@ class GgufHeader:
 
     @classmethod
     def read(cls, path: Path) -> "GgufHeader":
-        """Read a file's header; the last one that was read is not read again while the file is the same.
+        """Read a file's header.
 
         Raises:
             ValueError, struct.error, OverflowError: it is damaged, or of a kind that is not read; names what is wrong.
         """
-        stat = path.stat()
-        return _read(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-
-    @classmethod
-    def _parse(cls, path: Path) -> "GgufHeader":
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data)
             if data[: len(MAGIC)] != MAGIC:
@@ -105,11 +100,6 @@ class GgufHeader:
         kind = _NUMPY.get(tensor.kind.name)
         shape = tensor.shape if kind else tensor.stored_shape
         return np.memmap(self.path, kind or np.uint8, "r", tensor.offset, shape)
-
-
-@lru_cache(maxsize=1)
-def _read(path: Path, size: int, changed_ns: int, inode: int) -> GgufHeader:
-    return GgufHeader._parse(path)
 
 
 _NUMPY: dict[str, Any] = {
