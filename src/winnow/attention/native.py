@@ -55,16 +55,9 @@ class NativeBackend(AttentionBackend):
         score, must_stay = rows.score.contiguous(), rows.must_stay.contiguous()
         block, length, kept = rows.block.contiguous(), rows.length.contiguous(), kept.int().contiguous()
         self._kernels.keep_best(
-            native_pool(kind),
-            block.data_ptr(),
-            length.data_ptr(),
-            kept.data_ptr(),
-            score.data_ptr(),
-            must_stay.data_ptr(),
-            length.numel(),
-            score.shape[-1],
-            torch.get_num_threads(),
-        )
+            native_pool(kind), block.data_ptr(), length.data_ptr(), kept.data_ptr(), score.data_ptr(),
+            must_stay.data_ptr(), length.numel(), score.shape[-1], torch.get_num_threads(),
+        )  # fmt: skip
 
 
 class KernelStep(BackendStep):
@@ -106,18 +99,9 @@ class KernelStep(BackendStep):
         assert k.dtype == v.dtype, f"k and v must be of one dtype, got {k.dtype} and {v.dtype}"
         k, v = _dense(k), _dense(v)
         self._kernels.write(
-            self._view(layer),
-            self._batch,
-            layer,
-            native.native_dtype(k.dtype),
-            k.data_ptr(),
-            k.stride(0),
-            k.stride(1),
-            v.data_ptr(),
-            v.stride(0),
-            v.stride(1),
-            torch.get_num_threads(),
-        )
+            self._view(layer), self._batch, layer, native.native_dtype(k.dtype), k.data_ptr(), k.stride(0),
+            k.stride(1), v.data_ptr(), v.stride(0), v.stride(1), torch.get_num_threads(),
+        )  # fmt: skip
 
     def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
         cache, spans = self.cache, self.spans
@@ -131,61 +115,30 @@ class KernelStep(BackendStep):
         native_spec = NativeSpec(spec)
         if pool.tier is not None:
             read = self._kernels.attend_selected(
-                self._work,
-                self._view(layer),
-                self._batch,
-                layer=layer,
-                dtype=native.native_dtype(q.dtype),
-                q=queries.data_ptr(),
-                q_token=queries.stride(0),
-                q_head=queries.stride(1),
-                out=out.data_ptr(),
-                num_query_heads=q.shape[1],
-                spec=native_spec.native,
-                selection=_native_selection(pool.tier.tier, spans),
-                threads=torch.get_num_threads(),
-            )
+                self._work, self._view(layer), self._batch, layer=layer, dtype=native.native_dtype(q.dtype),
+                q=queries.data_ptr(), q_token=queries.stride(0), q_head=queries.stride(1),
+                out=out.data_ptr(), num_query_heads=q.shape[1], spec=native_spec.native,
+                selection=_native_selection(pool.tier.tier, spans), threads=torch.get_num_threads(),
+            )  # fmt: skip
             count_reads(read, pool.tier)
             return out
         self._kernels.attend(
-            self._work,
-            self._view(layer),
-            self._batch,
-            layer,
-            native.native_dtype(q.dtype),
-            queries.data_ptr(),
-            queries.stride(0),
-            queries.stride(1),
-            out.data_ptr(),
-            q.shape[1],
-            native_spec.native,
-            torch.get_num_threads(),
-        )
+            self._work, self._view(layer), self._batch, layer, native.native_dtype(q.dtype),
+            queries.data_ptr(), queries.stride(0), queries.stride(1), out.data_ptr(), q.shape[1],
+            native_spec.native, torch.get_num_threads(),
+        )  # fmt: skip
         return out
 
     def replay(self, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:
         judged, q = queries.judged, _dense(queries.q)
         native_spec = NativeSpec(spec)
         self._kernels.replay(
-            self._work,
-            self._view(layer),
-            layer=layer,
-            slot=slot,
-            head=judged.head,
-            start=judged.start,
-            end=judged.end,
-            context_len=judged.context_len,
-            dtype=native.native_dtype(q.dtype),
-            q=q.data_ptr(),
-            q_token=q.stride(0),
-            q_head=q.stride(1),
-            count=len(q),
-            first=queries.first,
-            every=queries.every,
-            num_query_heads=q.shape[1],
-            spec=native_spec.native,
+            self._work, self._view(layer), layer=layer, slot=slot, head=judged.head, start=judged.start,
+            end=judged.end, context_len=judged.context_len, dtype=native.native_dtype(q.dtype),
+            q=q.data_ptr(), q_token=q.stride(0), q_head=q.stride(1), count=len(q), first=queries.first,
+            every=queries.every, num_query_heads=q.shape[1], spec=native_spec.native,
             threads=torch.get_num_threads(),
-        )
+        )  # fmt: skip
 
     @cached_property
     def _batch(self) -> native.Batch:

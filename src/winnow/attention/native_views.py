@@ -19,17 +19,12 @@ def native_cache(cache: PagedCache, pool: KindPool, heads: int) -> native.Cache:
     layout, tables = cache.pool.layout, cache.tables
     _check_reads(pool.kind.codec)
     return native.Cache(
-        native_pool(pool),
-        pages=tables.pages.data_ptr(),
-        page_table=tables.page_table.data_ptr(),
-        lengths=tables.lengths.data_ptr(),
-        num_layers=layout.num_layers,
-        num_heads=heads,
-        table_heads=layout.num_kv_heads,
-        page_entries=PAGE_ENTRIES,
+        native_pool(pool), pages=tables.pages.data_ptr(), page_table=tables.page_table.data_ptr(),
+        lengths=tables.lengths.data_ptr(), num_layers=layout.num_layers, num_heads=heads,
+        table_heads=layout.num_kv_heads, page_entries=PAGE_ENTRIES,
         pages_per_seq=tables.page_table.shape[1],
         windows=[_native_window(window) for window in cache.windows],
-    )
+    )  # fmt: skip
 
 
 def native_batch(spans: Spans) -> native.Batch:
@@ -38,16 +33,12 @@ def native_batch(spans: Spans) -> native.Batch:
     kinds = {id(kind): kind for kind in spans.observe if kind is not None}
     number = {kind: i for i, kind in enumerate(kinds)}
     return native.Batch(
-        slots=spans.slots.tolist(),
-        counts=spans.counts.tolist(),
-        starts=spans.starts.tolist(),
-        position=spans.position.data_ptr(),
-        num_tokens=len(spans.position),
+        slots=spans.slots.tolist(), counts=spans.counts.tolist(), starts=spans.starts.tolist(),
+        position=spans.position.data_ptr(), num_tokens=len(spans.position),
         observer=[-1 if kind is None else number[id(kind)] for kind in spans.observe],
         observe_from=spans.observe_from.tolist(),
-        observers=[_native_observer(kind) for kind in kinds.values()],
-        temporary=spans.temporary.tolist(),
-    )
+        observers=[_native_observer(kind) for kind in kinds.values()], temporary=spans.temporary.tolist(),
+    )  # fmt: skip
 
 
 def _native_observer(observer: AttentionObserver) -> native.AttentionObserver:
@@ -89,20 +80,13 @@ def native_pool(pool: KindPool) -> native.Pool:
         values = _coded_vectors(pool, "v", codec.value, codec.rotate_values)
     return native.Pool(
         fields=[_native_field(x, pool.first) for x in pool.fields.values()],
-        k=_address(pool.k, pool.first) if plain else 0,
-        v=_address(pool.v, pool.first) if plain else 0,
-        position=numbers.position.data_ptr(),
-        accumulators=numbers.accumulators.data_ptr(),
-        num_slots=numbers.position.numel(),
-        num_accumulators=len(numbers.accumulators),
-        block_size=kind.size,
-        block_stride=pool.k.stride(0) if plain else 0,
-        head_dim=kind.key_size,
-        dtype=native.native_dtype(pool.k.dtype) if plain else native.DType.f32,
-        keys=keys,
-        values=values,
+        k=_address(pool.k, pool.first) if plain else 0, v=_address(pool.v, pool.first) if plain else 0,
+        position=numbers.position.data_ptr(), accumulators=numbers.accumulators.data_ptr(),
+        num_slots=numbers.position.numel(), num_accumulators=len(numbers.accumulators),
+        block_size=kind.size, block_stride=pool.k.stride(0) if plain else 0, head_dim=kind.key_size,
+        dtype=native.native_dtype(pool.k.dtype) if plain else native.DType.f32, keys=keys, values=values,
         bias=_native_field(pool.fields[BIAS.name], pool.first) if pool.has_bias else None,
-    )
+    )  # fmt: skip
 
 
 def key_rows(pool: KindPool, slot: Tensor, length: Tensor) -> native.KeyRows:
@@ -148,17 +132,10 @@ def _native_window(window: WideWindow) -> native.WideWindow:
     """Return what is kept wide of some layers; it points at the window's tensors."""
     _, num_layers, num_heads, _, head_dim = window.k.shape
     return native.WideWindow(
-        first_layer=window.layers.start,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        head_dim=head_dim,
-        sinks=window.sinks,
-        recent=window.recent,
-        dtype=native.native_dtype(window.k.dtype),
-        k=window.k.data_ptr(),
-        v=window.v.data_ptr(),
-        position=window.position.data_ptr(),
-    )
+        first_layer=window.layers.start, num_layers=num_layers, num_heads=num_heads, head_dim=head_dim,
+        sinks=window.sinks, recent=window.recent, dtype=native.native_dtype(window.k.dtype),
+        k=window.k.data_ptr(), v=window.v.data_ptr(), position=window.position.data_ptr(),
+    )  # fmt: skip
 
 
 def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool) -> native.CodedVectors:
@@ -168,13 +145,9 @@ def _coded_vectors(pool: KindPool, side: str, form: VectorFormat, rotated: bool)
     head_dim = pool.kind.key_size if side == "k" else pool.kind.value_size
     scale, outlier = pool.fields.get(f"{side}_scale"), pool.fields.get(f"{side}_outlier")
     return native.CodedVectors(
-        format=native.FORMATS[form.name.removesuffix("-outlier")],
-        code=found[""],
+        format=native.FORMATS[form.name.removesuffix("-outlier")], code=found[""],
         group=head_dim if scale is None else head_dim // scale.shape[-1],
-        scale=found.get("_scale", nowhere),
-        min=found.get("_min", nowhere),
-        num_outliers=0 if outlier is None else outlier.shape[-1],
-        outlier=found.get("_outlier", nowhere),
-        channel=found.get("_channel", nowhere),
-        rotation=rotation_block(head_dim) if rotated else 1,
-    )
+        scale=found.get("_scale", nowhere), min=found.get("_min", nowhere),
+        num_outliers=0 if outlier is None else outlier.shape[-1], outlier=found.get("_outlier", nowhere),
+        channel=found.get("_channel", nowhere), rotation=rotation_block(head_dim) if rotated else 1,
+    )  # fmt: skip

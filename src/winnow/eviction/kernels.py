@@ -60,19 +60,11 @@ class RowKernels:
         counted = directions.counted[:, None].expand(batch, heads).contiguous()
         assert directions.sums.is_contiguous(), "the kernel writes there"
         self._kernels.key_difference(
-            self._keys,
-            position=self._position.data_ptr(),
-            sum=directions.sums.data_ptr(),
-            counted=counted.data_ptr(),
-            cos=rotation.cos.data_ptr(),
-            sin=rotation.sin.data_ptr(),
-            pairs=rotation.pairs,
-            stride=rotation.cos.shape[1],
-            first=rotation.first,
-            interleaved=rotation.interleaved,
-            score=score.data_ptr(),
-            threads=self._threads,
-        )
+            self._keys, position=self._position.data_ptr(), sum=directions.sums.data_ptr(),
+            counted=counted.data_ptr(), cos=rotation.cos.data_ptr(), sin=rotation.sin.data_ptr(),
+            pairs=rotation.pairs, stride=rotation.cos.shape[1], first=rotation.first,
+            interleaved=rotation.interleaved, score=score.data_ptr(), threads=self._threads,
+        )  # fmt: skip
         return score
 
     def pooled(self, score: Tensor, smoothing: Smoothing) -> Tensor:
@@ -83,16 +75,9 @@ class RowKernels:
         score = score.contiguous()
         pooled = torch.empty_like(score)
         self._kernels.smooth_rows(
-            score.data_ptr(),
-            self._position.data_ptr(),
-            self._length.data_ptr(),
-            self._length.numel(),
-            score.shape[-1],
-            smoothing.size,
-            smoothing.kind == "max",
-            pooled.data_ptr(),
-            self._threads,
-        )
+            score.data_ptr(), self._position.data_ptr(), self._length.data_ptr(), self._length.numel(),
+            score.shape[-1], smoothing.size, smoothing.kind == "max", pooled.data_ptr(), self._threads,
+        )  # fmt: skip
         return pooled
 
 

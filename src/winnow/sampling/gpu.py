@@ -18,14 +18,9 @@ def marked_argmax(logits: Tensor) -> Tensor:
     size = logits.shape[1]
     with torch.cuda.device_of(logits):
         argmax_rows[(len(logits),)](
-            logits,
-            tokens,
-            logits.stride(0),
-            size,
-            FAULT=Fault.NOT_FINITE.value,
-            BLOCK=min(_BLOCK, triton.next_power_of_2(size)),
-            num_warps=8,
-        )
+            logits, tokens, logits.stride(0), size, FAULT=Fault.NOT_FINITE.value,
+            BLOCK=min(_BLOCK, triton.next_power_of_2(size)), num_warps=8,
+        )  # fmt: skip
     return tokens
 
 

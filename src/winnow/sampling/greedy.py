@@ -53,14 +53,9 @@ def open_argmax(device: torch.device) -> Argmax:
         count, size = logits.shape
         tokens = torch.empty(count, dtype=torch.int64, device="cpu")
         kernels.greedy(
-            DTYPES[logits.dtype],
-            logits.data_ptr(),
-            logits.stride(0),
-            count,
-            size,
-            tokens.data_ptr(),
+            DTYPES[logits.dtype], logits.data_ptr(), logits.stride(0), count, size, tokens.data_ptr(),
             torch.get_num_threads(),
-        )
+        )  # fmt: skip
         return tokens
 
     return native_argmax

@@ -108,48 +108,18 @@ class Attend:
                 exact = q.new_empty((part.count, query_heads, head_dim), dtype=torch.float32)
         cut = {"MIN_SPLIT": split, "MAX_SPLITS": tuning.max_splits}
         attend_split[(part.count, kv_heads, splits)](
-            q,
-            *self._kvs,
-            *self._rows,
-            part.index,
-            self._spans.position,
-            self._slopes,
-            partial,
-            statistics,
-            raw,
-            self._layer,
-            q.stride(0),
-            q.stride(1),
-            part.longest,
-            self._scale,
-            **self._layout,
-            **self._formula,
-            **cut,
-            BLOCK_G=max(tuning.decode.queries, padded(self._group)),
-            BLOCK_N=tuning.decode.keys,
-            num_warps=tuning.decode.num_warps,
+            q, *self._kvs, *self._rows, part.index, self._spans.position, self._slopes, partial, statistics,
+            raw, self._layer, q.stride(0), q.stride(1), part.longest, self._scale, **self._layout,
+            **self._formula, **cut, BLOCK_G=max(tuning.decode.queries, padded(self._group)),
+            BLOCK_N=tuning.decode.keys, num_warps=tuning.decode.num_warps,
             num_stages=tuning.decode.num_stages,
-        )
+        )  # fmt: skip
         merge_splits[(part.count, query_heads)](
-            partial,
-            statistics,
-            self._spec.sinks,
-            *self._rows[2:],
-            part.index,
-            self.out,
-            exact,
-            merged,
-            self._layer,
-            splits,
-            LAYERS=self._layout["LAYERS"],
-            KV_HEADS=kv_heads,
-            HEAD_DIM=head_dim,
-            GROUP=self._group,
-            **cut,
-            BLOCK_S=triton.next_power_of_2(splits),
-            BLOCK_D=self._formula["BLOCK_D"],
-            num_warps=4,
-        )
+            partial, statistics, self._spec.sinks, *self._rows[2:], part.index, self.out, exact, merged,
+            self._layer, splits, LAYERS=self._layout["LAYERS"], KV_HEADS=kv_heads, HEAD_DIM=head_dim,
+            GROUP=self._group, **cut, BLOCK_S=triton.next_power_of_2(splits),
+            BLOCK_D=self._formula["BLOCK_D"], num_warps=4,
+        )  # fmt: skip
         if part.observe is not None:
             self._observe_decodes(part, part.observe, raw, merged, exact)
 
@@ -166,30 +136,14 @@ class Attend:
             keys = _VALUES_PER_PROGRAM // self._formula["BLOCK_D"] if needs_values else _KVS_PER_PROGRAM
             grid = part.count, self._layout["KV_HEADS"], ceil_div(part.longest, keys)
             observe_decode[grid](
-                raw,
-                merged,
-                exact if needs_values else None,
-                self._pool.storage if needs_values else None,
-                self._cache.pool.position,
-                accumulator,
-                *self._rows,
-                part.index,
-                self._spans.position,
-                self._layer,
-                part.longest,
-                **self._layout,
-                VALUE=self._formula["VALUE"],
-                HEAD_DIM=self._formula["HEAD_DIM"],
-                BLOCK_D=self._formula["BLOCK_D"],
-                GROUP=self._group,
-                TERM=term.value,
-                AGGREGATE=observe.group.value,
-                EXCLUDE_FIRST=observe.exclude_first,
-                REPLACE=observe.replace,
-                BLOCK_G=triton.next_power_of_2(self._group),
-                BLOCK_N=keys,
+                raw, merged, exact if needs_values else None, self._pool.storage if needs_values else None,
+                self._cache.pool.position, accumulator, *self._rows, part.index, self._spans.position,
+                self._layer, part.longest, **self._layout, VALUE=self._formula["VALUE"],
+                HEAD_DIM=self._formula["HEAD_DIM"], BLOCK_D=self._formula["BLOCK_D"], GROUP=self._group,
+                TERM=term.value, AGGREGATE=observe.group.value, EXCLUDE_FIRST=observe.exclude_first,
+                REPLACE=observe.replace, BLOCK_G=triton.next_power_of_2(self._group), BLOCK_N=keys,
                 num_warps=4,
-            )
+            )  # fmt: skip
 
     # -- many queries each ---------------------------------------------------------------------------------------
 
@@ -202,29 +156,11 @@ class Attend:
         if chunks.asks_for(Term.VALUE_AWARE):
             exact = q.new_empty(q.shape, dtype=torch.float32)
         attend_chunk[(len(chunks.tiles), self._layout["KV_HEADS"])](
-            q,
-            *self._kvs,
-            *self._rows,
-            chunks.extents,
-            chunks.tiles,
-            self._spans.position,
-            self._slopes,
-            self._spec.sinks,
-            self.out,
-            exact,
-            statistics,
-            self._layer,
-            q.stride(0),
-            q.stride(1),
-            len(q),
-            self._scale,
-            **self._layout,
-            **self._formula,
-            BLOCK_M=self._tile,
-            BLOCK_N=tuning.chunk.keys,
-            num_warps=tuning.chunk.num_warps,
-            num_stages=tuning.chunk.num_stages,
-        )
+            q, *self._kvs, *self._rows, chunks.extents, chunks.tiles, self._spans.position, self._slopes,
+            self._spec.sinks, self.out, exact, statistics, self._layer, q.stride(0), q.stride(1), len(q),
+            self._scale, **self._layout, **self._formula, BLOCK_M=self._tile, BLOCK_N=tuning.chunk.keys,
+            num_warps=tuning.chunk.num_warps, num_stages=tuning.chunk.num_stages,
+        )  # fmt: skip
         for watched in chunks.watched:
             for term, accumulator in zip(watched.observe.terms, self._accumulators, strict=False):
                 self._observe_chunks(chunks, watched, term, accumulator, exact, statistics)
@@ -251,47 +187,19 @@ class Attend:
         if heads < self._group or observe.smoothing is not None:
             sums = q.new_empty((len(watched.index), parts, longest), dtype=torch.float32)
         observe_chunk[(ceil_div(watched.longest, tuning.keys), parts, len(watched.index))](
-            q,
-            *self._kvs,
-            *self._rows,
-            chunks.extents,
-            watched.index,
-            self._spans.position,
-            self._slopes,
-            exact,
-            statistics,
-            accumulator if sums is None else sums,
-            self._layer,
-            q.stride(0),
-            q.stride(1),
-            len(q),
-            longest,
-            self._scale,
-            **self._layout,
-            **self._formula,
-            TERM=term.value,
-            AGGREGATE=observe.group.value,
-            EXCLUDE_FIRST=observe.exclude_first,
-            REPLACE=observe.replace,
-            SUMS=sums is not None,
-            HEADS=heads,
-            BLOCK_Q=tuning.queries,
-            BLOCK_N=tuning.keys,
-            num_warps=tuning.num_warps,
-            num_stages=tuning.num_stages,
-        )
+            q, *self._kvs, *self._rows, chunks.extents, watched.index, self._spans.position, self._slopes,
+            exact, statistics, accumulator if sums is None else sums, self._layer, q.stride(0), q.stride(1),
+            len(q), longest, self._scale, **self._layout, **self._formula, TERM=term.value,
+            AGGREGATE=observe.group.value, EXCLUDE_FIRST=observe.exclude_first, REPLACE=observe.replace,
+            SUMS=sums is not None, HEADS=heads, BLOCK_Q=tuning.queries, BLOCK_N=tuning.keys,
+            num_warps=tuning.num_warps, num_stages=tuning.num_stages,
+        )  # fmt: skip
         if sums is not None:
             replace_accumulators[(len(watched.index), kv_heads, ceil_div(longest, _KVS_PER_PROGRAM))](
-                self._aggregate(chunks, watched, sums.unflatten(1, (kv_heads, -1))),
-                accumulator,
-                *self._rows,
-                watched.index,
-                self._layer,
-                longest,
-                **self._layout,
-                BLOCK_N=_KVS_PER_PROGRAM,
+                self._aggregate(chunks, watched, sums.unflatten(1, (kv_heads, -1))), accumulator,
+                *self._rows, watched.index, self._layer, longest, **self._layout, BLOCK_N=_KVS_PER_PROGRAM,
                 num_warps=4,
-            )
+            )  # fmt: skip
 
     def _aggregate(self, chunks: Chunks, watched: Watched, sums: Tensor) -> Tensor:
         """Pool and aggregate sums over queries, [R, H, query heads or 1, N]: contiguous [R, H, N]."""

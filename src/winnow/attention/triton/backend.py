@@ -90,14 +90,9 @@ class _TritonStep(TorchStep):
         v = unit_stride(turned(v) if codec.rotate_values else v)
         with torch.cuda.device_of(k):
             write_kvs[(len(k),)](
-                k,
-                v,
-                k_token_stride=k.stride(0),
-                k_head_stride=k.stride(1),
-                v_token_stride=v.stride(0),
-                v_head_stride=v.stride(1),
-                **self._writing(layer),
-            )
+                k, v, k_token_stride=k.stride(0), k_head_stride=k.stride(1), v_token_stride=v.stride(0),
+                v_head_stride=v.stride(1), **self._writing(layer),
+            )  # fmt: skip
 
     def rotate_and_write(self, layer: int, heads: Tensor, query_heads: int, rotation: HeadRotation) -> bool:
         pool, cos = self.cache.pool.of_layer(layer), rotation.cos
@@ -109,22 +104,13 @@ class _TritonStep(TorchStep):
         query, key = rotation.query_norm, rotation.key_norm
         with torch.cuda.device_of(heads):
             rotate_and_write_heads[(len(heads), 1 + triton.cdiv(query_heads, writing["BLOCK_H"]))](
-                heads,
-                heads.stride(0),
-                cos,
-                rotation.sin,
-                None if query is None else query.weight,
-                None if key is None else key.weight,
-                0.0 if query is None else query.eps,
-                0.0 if key is None else key.eps,
-                QUERY_HEADS=query_heads,
-                HALF=half,
+                heads, heads.stride(0), cos, rotation.sin, None if query is None else query.weight,
+                None if key is None else key.weight, 0.0 if query is None else query.eps,
+                0.0 if key is None else key.eps, QUERY_HEADS=query_heads, HALF=half,
                 QUERY_ONE_PLUS=query is not None and query.one_plus,
-                KEY_ONE_PLUS=key is not None and key.one_plus,
-                BLOCK=triton.next_power_of_2(half),
-                REST=triton.next_power_of_2(max(pool.kind.key_size - 2 * half, 1)),
-                **writing,
-            )
+                KEY_ONE_PLUS=key is not None and key.one_plus, BLOCK=triton.next_power_of_2(half),
+                REST=triton.next_power_of_2(max(pool.kind.key_size - 2 * half, 1)), **writing,
+            )  # fmt: skip
         return True
 
     def _writing(self, layer: int) -> dict[str, Any]:

@@ -108,18 +108,10 @@ def conv_step(
     weight, bias = _dense(weight, x.dtype), None if bias is None else _dense(bias, x.dtype)
     channels, length = x.shape[1], conv_state.rows.shape[-1]
     _kernels().conv_step(
-        native_dtype(x.dtype),
-        conv_state.native(x.dtype, channels, length),
-        _rows(x, x.dtype),
-        weight.data_ptr(),
-        0 if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        channels,
-        length,
-        weight.shape[-1],
-        silu,
-        torch.get_num_threads(),
-    )
+        native_dtype(x.dtype), conv_state.native(x.dtype, channels, length), _rows(x, x.dtype),
+        weight.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(), channels, length,
+        weight.shape[-1], silu, torch.get_num_threads(),
+    )  # fmt: skip
     return (out if silu or activation is None else ACT2FN[activation](out))[..., None]
 
 
@@ -147,22 +139,11 @@ def delta_step(
     out = torch.empty(value.shape, dtype=dtype, device="cpu")
     log_decay, rate = _dense(g, torch.float32), _dense(beta, torch.float32)
     _kernels().delta_step(
-        native_dtype(dtype),
-        initial_state.native(torch.float32, heads, key_size, value_size),
-        _rows(query, dtype),
-        _rows(key, dtype),
-        _rows(value, dtype),
-        log_decay.data_ptr(),
-        rate.data_ptr(),
-        out.data_ptr(),
-        key_heads,
-        heads,
-        key_size,
-        value_size,
-        g[0, 0, 0].numel(),
-        use_qk_l2norm_in_kernel,
+        native_dtype(dtype), initial_state.native(torch.float32, heads, key_size, value_size),
+        _rows(query, dtype), _rows(key, dtype), _rows(value, dtype), log_decay.data_ptr(), rate.data_ptr(),
+        out.data_ptr(), key_heads, heads, key_size, value_size, g[0, 0, 0].numel(), use_qk_l2norm_in_kernel,
         torch.get_num_threads(),
-    )
+    )  # fmt: skip
     return out, initial_state
 
 
@@ -196,22 +177,11 @@ def space_step(
     rates, skips = _dense(a, torch.float32), _dense(d, torch.float32)
     out = torch.empty(hidden_states.shape, dtype=dtype, device="cpu")
     _kernels().space_step(
-        native_dtype(dtype),
-        state.native(torch.float32, heads, *head_size, state_size),
-        _rows(hidden_states, dtype),
-        _rows(b, dtype),
-        _rows(c, dtype),
-        times.data_ptr(),
-        rates.data_ptr(),
-        skips.data_ptr(),
-        out.data_ptr(),
-        heads,
-        out[0, 0].numel(),
-        state_size,
-        b[0].numel() // state_size,
-        rates[0].numel(),
-        torch.get_num_threads(),
-    )
+        native_dtype(dtype), state.native(torch.float32, heads, *head_size, state_size),
+        _rows(hidden_states, dtype), _rows(b, dtype), _rows(c, dtype), times.data_ptr(), rates.data_ptr(),
+        skips.data_ptr(), out.data_ptr(), heads, out[0, 0].numel(), state_size, b[0].numel() // state_size,
+        rates[0].numel(), torch.get_num_threads(),
+    )  # fmt: skip
     return out if z is None else out * F.silu(z)
 
 

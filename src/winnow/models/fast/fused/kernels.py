@@ -166,14 +166,9 @@ class LayerKernels:
             x = x.contiguous()
         out = x.new_empty(len(x), weight.out_features)
         self._kernels.linear(
-            weight.native,
-            x.data_ptr(),
-            x.stride(0),
-            0 if bias is None else bias.data_ptr(),
-            out.data_ptr(),
-            len(x),
-            torch.get_num_threads(),
-        )
+            weight.native, x.data_ptr(), x.stride(0), 0 if bias is None else bias.data_ptr(),
+            out.data_ptr(), len(x), torch.get_num_threads(),
+        )  # fmt: skip
         return out
 
     def grouped_linear(
@@ -218,16 +213,9 @@ class LayerKernels:
         tokens = x.shape[0]
         out = x.new_empty(tokens, width)
         self._kernels.pre_attention(
-            self._work,
-            layer,
-            x.data_ptr(),
-            tokens,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.shape[1],
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
+            self._work, layer, x.data_ptr(), tokens, cos.data_ptr(), sin.data_ptr(), cos.shape[1],
+            out.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
         return out
 
     def post_attention(self, layer: native.DecoderLayer, residual: Tensor, attended: Tensor) -> Tensor:
@@ -269,21 +257,10 @@ class LayerKernels:
         assert native.native_dtype(x.dtype) == layer.dtype
         out = x.clone()
         self._kernels.decoder_layer(
-            self._work,
-            layer,
-            index,
-            out.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.shape[1],
-            spec.native,
-            step.cache,
-            step.batch,
-            step.work,
-            step.far,
-            step.selection,
+            self._work, layer, index, out.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[1],
+            spec.native, step.cache, step.batch, step.work, step.far, step.selection,
             torch.get_num_threads(),
-        )
+        )  # fmt: skip
         step.count_reads()
         return out
 
@@ -322,22 +299,12 @@ class LayerKernels:
         )
         logits = cos.new_empty(len(tokens if logits_indices is None else logits_indices), vocab_size)
         self._kernels.decode(
-            self._work,
-            decoder,
-            tokens.data_ptr(),
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.shape[1],
-            step.cache,
-            step.batch,
-            step.work,
-            step.far,
-            step.selection,
+            self._work, decoder, tokens.data_ptr(), cos.data_ptr(), sin.data_ptr(), cos.shape[1],
+            step.cache, step.batch, step.work, step.far, step.selection,
             -1 if logits_indices is None else len(logits_indices),
-            0 if logits_indices is None else logits_indices.data_ptr(),
-            logits.data_ptr(),
+            0 if logits_indices is None else logits_indices.data_ptr(), logits.data_ptr(),
             torch.get_num_threads(),
-        )
+        )  # fmt: skip
         step.count_reads()
         return logits
 
@@ -346,15 +313,9 @@ class LayerKernels:
         assert x.is_contiguous() and (add is None or (add.is_contiguous() and add.shape == x.shape))
         out = torch.empty_like(x)
         self._kernels.rms_norm(
-            native.native_dtype(x.dtype),
-            x.data_ptr(),
-            0 if add is None else add.data_ptr(),
-            out.data_ptr(),
-            x.shape[0],
-            x.shape[1],
-            norm.native,
-            torch.get_num_threads(),
-        )
+            native.native_dtype(x.dtype), x.data_ptr(), 0 if add is None else add.data_ptr(),
+            out.data_ptr(), x.shape[0], x.shape[1], norm.native, torch.get_num_threads(),
+        )  # fmt: skip
         return out
 
     def add_normed(self, x: Tensor, norm: NormWeight, to: Tensor, *, in_place: bool = True) -> Tensor:
@@ -362,14 +323,9 @@ class LayerKernels:
         to = to if in_place else to.clone()
         assert x.is_contiguous() and to.is_contiguous() and x.shape == to.shape and x.dtype == to.dtype
         self._kernels.add_normed(
-            native.native_dtype(x.dtype),
-            x.data_ptr(),
-            to.data_ptr(),
-            x.shape[0],
-            x.shape[1],
-            norm.native,
+            native.native_dtype(x.dtype), x.data_ptr(), to.data_ptr(), x.shape[0], x.shape[1], norm.native,
             torch.get_num_threads(),
-        )
+        )  # fmt: skip
         return to
 
     def rotate(
@@ -387,32 +343,18 @@ class LayerKernels:
         assert heads.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
         assert heads.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
         self._kernels.rotate(
-            native.native_dtype(heads.dtype),
-            heads.data_ptr(),
-            heads.stride(0),
-            heads.shape[0],
-            num_query_heads,
-            num_kv_heads,
-            head_dim,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            cos.shape[1],
+            native.native_dtype(heads.dtype), heads.data_ptr(), heads.stride(0), heads.shape[0],
+            num_query_heads, num_kv_heads, head_dim, cos.data_ptr(), sin.data_ptr(), cos.shape[1],
             NO_NORM if query_norm is None else query_norm.native,
-            NO_NORM if key_norm is None else key_norm.native,
-            torch.get_num_threads(),
-        )
+            NO_NORM if key_norm is None else key_norm.native, torch.get_num_threads(),
+        )  # fmt: skip
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
         assert gate_up.is_contiguous()
         out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         self._kernels.gate(
-            native.native_dtype(gate_up.dtype),
-            gate_up.data_ptr(),
-            out.data_ptr(),
-            out.shape[0],
-            out.shape[1],
-            native_activation(activation),
-            torch.get_num_threads(),
-        )
+            native.native_dtype(gate_up.dtype), gate_up.data_ptr(), out.data_ptr(), out.shape[0],
+            out.shape[1], native_activation(activation), torch.get_num_threads(),
+        )  # fmt: skip
         return out

@@ -53,23 +53,12 @@ class TritonPasses:
         if not len(heads):
             return
         rotate_heads[(len(heads), num_query_heads + num_kv_heads)](
-            heads,
-            heads.stride(0),
-            cos,
-            sin,
-            None if query_norm is None else query_norm.weight,
-            None if key_norm is None else key_norm.weight,
-            0.0 if query_norm is None else query_norm.eps,
-            0.0 if key_norm is None else key_norm.eps,
-            num_query_heads,
-            head_dim,
-            half,
-            query_norm is not None and query_norm.one_plus,
-            key_norm is not None and key_norm.one_plus,
-            triton.next_power_of_2(half),
-            triton.next_power_of_2(max(head_dim - 2 * half, 1)),
-            num_warps=1,
-        )
+            heads, heads.stride(0), cos, sin, None if query_norm is None else query_norm.weight,
+            None if key_norm is None else key_norm.weight, 0.0 if query_norm is None else query_norm.eps,
+            0.0 if key_norm is None else key_norm.eps, num_query_heads, head_dim, half,
+            query_norm is not None and query_norm.one_plus, key_norm is not None and key_norm.one_plus,
+            triton.next_power_of_2(half), triton.next_power_of_2(max(head_dim - 2 * half, 1)), num_warps=1,
+        )  # fmt: skip
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
