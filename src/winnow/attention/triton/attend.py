@@ -39,15 +39,9 @@ class Attend:
     """
 
     def __init__(
-        self,
-        cache: PagedCache,
-        spans: Spans,
-        layer: int,
-        q: Tensor,
-        out: Tensor,
-        spec: AttentionSpec,
+        self, cache: PagedCache, spans: Spans, layer: int, q: Tensor, out: Tensor, spec: AttentionSpec,
         tuning: Tuning,
-    ) -> None:
+    ) -> None:  # fmt: skip
         assert spec.scale > 0, "the largest product is the largest logit"
         pool, tables = cache.pool.of_layer(layer), cache.tables
         self._pool, self._cache, self._spans, self._layer, self._q, self._spec, self._tuning = (

@@ -35,18 +35,9 @@ class Turn:
 
 
 def key_difference(
-    pool: KindPool,
-    slot: Tensor,
-    position: Tensor,
-    length: Tensor,
-    sums: Tensor,
-    counted: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    pairs: int,
-    first: int,
-    interleaved: bool,
-) -> Tensor:
+    pool: KindPool, slot: Tensor, position: Tensor, length: Tensor, sums: Tensor, counted: Tensor,
+    cos: Tensor, sin: Tensor, pairs: int, first: int, interleaved: bool,
+) -> Tensor:  # fmt: skip
     """Return minus the cosine of each key before rotation and its row's sum: float32 [B, H, N], zeros past the length.
 
     Keys that `key_format` describes are read where they lie, twice at most. Sums take the same order each time.

@@ -16,15 +16,9 @@ def load_biases(storage, flat, inside, KEY: tl.constexpr, BLOCK_SIZE: tl.constex
 
 @triton.jit
 def field_at(
-    storage,
-    flat,
-    OFFSET: tl.constexpr,
-    LENGTH: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ITEM_BYTES: tl.constexpr,
-    BLOCK_BYTES: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-):
+    storage, flat, OFFSET: tl.constexpr, LENGTH: tl.constexpr, DTYPE: tl.constexpr,
+    ITEM_BYTES: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
     """Return pointers to the first of LENGTH elements that slots hold of a field, in blocks from byte OFFSET on."""
     first = (storage + OFFSET).to(tl.pointer_type(DTYPE))
     return first + flat // BLOCK_SIZE * (BLOCK_BYTES // ITEM_BYTES) + flat % BLOCK_SIZE * LENGTH
@@ -45,15 +39,9 @@ def load_halves(
 
 @triton.jit
 def load_group_halves(
-    storage,
-    flat,
-    slot_inside,
-    channel,
-    OFFSET: tl.constexpr,
-    SIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    storage, flat, slot_inside, channel, OFFSET: tl.constexpr, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     AXIS: tl.constexpr,
-):
+):  # fmt: skip
     """Return scales or minima of the groups of all channels, each loaded once, along the dimension AXIS of a tile."""
     group: tl.constexpr = SIDE.group
     count: tl.constexpr = channel.shape[AXIS] // group
@@ -192,15 +180,9 @@ def bfloat16_of_nibbles(byte, shift, scale, least):
 
 @triton.jit
 def load_unscaled(
-    storage,
-    flat,
-    slot_inside,
-    channel,
-    channel_inside,
-    SIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    storage, flat, slot_inside, channel, channel_inside, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     DOT: tl.constexpr,
-):
+):  # fmt: skip
     """Return the codes of vectors with one scale, as DOT; see `load_vectors`."""
     at = field_at(storage, flat, SIDE.code, SIDE.code_length, SIDE.dtype, 1, SIDE.block_bytes, BLOCK_SIZE)
     code = tl.load(at + channel, mask=slot_inside & channel_inside, other=0)
@@ -213,16 +195,9 @@ def load_unscaled(
 
 @triton.jit
 def load_keys(
-    storage,
-    flat,
-    inside,
-    scale,
-    KEY: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    storage, flat, inside, scale, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """Load keys, DOT [D, N]. Returns them with the factors of their products with queries, which include `scale`."""
     d = tl.arange(0, BLOCK_D)[:, None]
     folded: tl.constexpr = KEY.row_scaled and tl.float16 != DOT
@@ -241,15 +216,9 @@ def load_keys(
 
 @triton.jit
 def load_values(
-    storage,
-    flat,
-    inside,
-    VALUE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    storage, flat, inside, VALUE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """Load values, DOT [N, D]. Returns them with the factors of their attention weights, float32 [1, N] or [1, 1]."""
     d = tl.arange(0, BLOCK_D)[None, :]
     # float16 could not hold a small weight times a scale.
@@ -269,16 +238,9 @@ def load_values(
 
 @triton.jit
 def load_vectors(
-    storage,
-    flat,
-    slot_inside,
-    channel,
-    channel_inside,
-    SIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    AXIS: tl.constexpr,
-    DOT: tl.constexpr,
-):
+    storage, flat, slot_inside, channel, channel_inside, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    AXIS: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
     """Return channels of the vectors in the slots `flat`, which broadcast against each other; 0 where a mask is unset.
 
     Plain vectors come as they are stored, others decoded to float32, or to DOT where that is cheaper. AXIS: the

@@ -31,42 +31,14 @@ def split_size(length, MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer", "raw_stride"])
 def attend_split(
-    q,
-    storage,
-    position_pool,
-    pages,
-    page_table,
-    lengths,
-    slots,
-    index,
-    position,
-    slopes,
-    partial,
-    statistics,
-    raw,
-    layer,
-    q_token_stride,
-    q_head_stride,
-    raw_stride,
-    scale,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    GROUP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    DOT: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    q, storage, position_pool, pages, page_table, lengths, slots, index, position, slopes, partial,
+    statistics, raw, layer, q_token_stride, q_head_stride, raw_stride, scale, LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DOT: tl.constexpr,
+    MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Compute one split of one row for all query heads that share it. Grid (R, H, splits).
 
     Writes partial, float32 [R, Hq, splits, d], statistics, float32 [3, R, Hq, splits] (largest logit, sum of
@@ -132,26 +104,10 @@ def attend_split(
 
 @triton.jit(do_not_specialize=["layer", "splits"])
 def merge_splits(
-    partial,
-    statistics,
-    sinks,
-    lengths,
-    slots,
-    index,
-    out,
-    exact,
-    merged,
-    layer,
-    splits,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    GROUP: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    partial, statistics, sinks, lengths, slots, index, out, exact, merged, layer, splits,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
+    MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Merge the splits of one row and query head. Grid (R, Hq).
 
     Writes out, [T, Hq, d], for the sequences' tokens (zeros for an empty row), and, if given, exact, float32

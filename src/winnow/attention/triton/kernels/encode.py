@@ -58,16 +58,9 @@ def affine_codes(x, least, scale, BITS: tl.constexpr):
 
 @triton.jit
 def store_plane(
-    at,
-    x_at,
-    inside,
-    least,
-    scale,
-    CODE_BITS: tl.constexpr,
-    SHIFT: tl.constexpr,
-    BITS: tl.constexpr,
+    at, x_at, inside, least, scale, CODE_BITS: tl.constexpr, SHIFT: tl.constexpr, BITS: tl.constexpr,
     GROUP: tl.constexpr,
-):
+):  # fmt: skip
     """Store BITS of the codes of a group, from bit SHIFT on, side by side; `at` and `x_at` [H] point at its first."""
     size: tl.constexpr = GROUP * BITS // 8
     j = tl.arange(0, triton.next_power_of_2(size))
@@ -119,15 +112,9 @@ def store_outliers(
 
 @triton.jit
 def store_vectors(
-    storage,
-    flat,
-    x_at,
-    inside,
-    SIDE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    storage, flat, x_at, inside, SIDE: tl.constexpr, BLOCK_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Encode the vectors at the pointers x_at, [H], into the slots `flat`, [H], where `inside`."""
     kind: tl.constexpr = SIDE.kind
     if kind == "plain":

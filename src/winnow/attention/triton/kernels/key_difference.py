@@ -19,24 +19,10 @@ def load_part(storage, flat, inside, channel, real, KEY: tl.constexpr, BLOCK_SIZ
 
 @triton.jit(do_not_specialize=["first_slot", "stride"])
 def compare_keys(
-    storage,
-    slots,
-    positions,
-    lengths,
-    counted,
-    sums,
-    cosines,
-    sines,
-    target,
-    first_slot,
-    stride,
-    KV_HEADS: tl.constexpr,
-    KEY: tl.constexpr,
-    TURN: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    storage, slots, positions, lengths, counted, sums, cosines, sines, target, first_slot, stride,
+    KV_HEADS: tl.constexpr, KEY: tl.constexpr, TURN: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Sum the directions of keys, or compare keys with their sum. A program has TILE KVs. Grid (rows, tiles).
 
     With `counted`, int32 [rows / KV_HEADS], target is float32 [rows, tiles, d] and receives the sums over the keys at

@@ -10,36 +10,12 @@ from winnow.attention.triton.kernels.rows import find_blocks, row_length
 
 @triton.jit
 def write_token(
-    token,
-    k,
-    v,
-    storage,
-    position_pool,
-    accumulators,
-    pages,
-    page_table,
-    lengths,
-    token_slots,
-    tokens_after,
-    position,
-    layer,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
-    pool_slots,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    NUM_ACCUMULATORS: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    token, k, v, storage, position_pool, accumulators, pages, page_table, lengths, token_slots,
+    tokens_after, position, layer, k_token_stride, k_head_stride, v_token_stride, v_head_stride, pool_slots,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    NUM_ACCUMULATORS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Store a token's KVs of all heads and zero their accumulators.
 
     accumulators: float32 [NUM_ACCUMULATORS, pool_slots]. Without `tokens_after` every token is the last of its row.
@@ -71,35 +47,12 @@ def write_token(
 
 @triton.jit(do_not_specialize=["layer"])
 def write_kvs(
-    k,
-    v,
-    storage,
-    position_pool,
-    accumulators,
-    pages,
-    page_table,
-    lengths,
-    token_slots,
-    tokens_after,
-    position,
-    layer,
-    k_token_stride,
-    k_head_stride,
-    v_token_stride,
-    v_head_stride,
-    pool_slots,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    NUM_ACCUMULATORS: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    k, v, storage, position_pool, accumulators, pages, page_table, lengths, token_slots, tokens_after,
+    position, layer, k_token_stride, k_head_stride, v_token_stride, v_head_stride, pool_slots,
+    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    NUM_ACCUMULATORS: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Store one token's KVs of all heads and zero their accumulators. Grid (T)."""
     write_token(
         tl.program_id(0).to(tl.int64), k, v, storage, position_pool, accumulators, pages, page_table, lengths,
@@ -119,19 +72,9 @@ def copy_words(source, target, inside, SIZE: tl.constexpr, BLOCK_W: tl.constexpr
 
 @triton.jit(do_not_specialize=["moves"])
 def move_kvs(
-    words,
-    position_pool,
-    accumulators,
-    source,
-    target,
-    moves,
-    pool_slots,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_WORDS: tl.constexpr,
-    FIELDS: tl.constexpr,
-    NUM_ACCUMULATORS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    words, position_pool, accumulators, source, target, moves, pool_slots, BLOCK_SIZE: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr, FIELDS: tl.constexpr, NUM_ACCUMULATORS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Move KVs between slots, whatever their codec; source and target int64 [moves]. Grid (blocks of moves).
 
     words: the pool's storage as integers, BLOCK_WORDS in a block. FIELDS: for each field its offset in a block in

@@ -38,36 +38,12 @@ def put(accumulator, flat, added, inside, REPLACE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer", "raw_stride"])
 def observe_decode(
-    raw,
-    statistics,
-    exact,
-    storage,
-    position_pool,
-    accumulator,
-    pages,
-    page_table,
-    lengths,
-    slots,
-    index,
-    position,
-    layer,
-    raw_stride,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-    VALUE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    GROUP: tl.constexpr,
-    TERM: tl.constexpr,
-    AGGREGATE: tl.constexpr,
-    EXCLUDE_FIRST: tl.constexpr,
-    REPLACE: tl.constexpr,
-    BLOCK_G: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    raw, statistics, exact, storage, position_pool, accumulator, pages, page_table, lengths, slots, index,
+    position, layer, raw_stride, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, GROUP: tl.constexpr, TERM: tl.constexpr, AGGREGATE: tl.constexpr,
+    EXCLUDE_FIRST: tl.constexpr, REPLACE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Observe one query per row, from the logits of `attend_split`. Grid (R, H, blocks of KVs).
 
     statistics: float32 [3, R, Hq], and exact, float32 [R, Hq, d], of `merge_splits`; accumulator: float32 [slots of
@@ -130,18 +106,9 @@ def observe_decode(
 
 @triton.jit
 def squared_distance(
-    storage,
-    exact,
-    flat,
-    inside,
-    out_row,
-    real,
-    VALUE: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    storage, exact, flat, inside, out_row, real, VALUE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Return |v_j - o_i|^2 of outputs [BLOCK_Q] and of the values in slots `flat`, [BLOCK_N], from differences.
 
     Products would be faster but cancel: where one KV takes nearly all attention, o is nearly v.
@@ -159,48 +126,14 @@ def squared_distance(
 
 @triton.jit(do_not_specialize=["layer", "tokens", "longest"])
 def observe_chunk(
-    q,
-    storage,
-    position_pool,
-    pages,
-    page_table,
-    lengths,
-    slots,
-    extents,
-    index,
-    position,
-    slopes,
-    exact,
-    statistics,
-    target,
-    layer,
-    q_token_stride,
-    q_head_stride,
-    tokens,
-    longest,
-    scale,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    GROUP: tl.constexpr,
-    WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr,
-    DOT: tl.constexpr,
-    TERM: tl.constexpr,
-    AGGREGATE: tl.constexpr,
-    EXCLUDE_FIRST: tl.constexpr,
-    REPLACE: tl.constexpr,
-    SUMS: tl.constexpr,
-    HEADS: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
+    q, storage, position_pool, pages, page_table, lengths, slots, extents, index, position, slopes, exact,
+    statistics, target, layer, q_token_stride, q_head_stride, tokens, longest, scale, LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DOT: tl.constexpr, TERM: tl.constexpr,
+    AGGREGATE: tl.constexpr, EXCLUDE_FIRST: tl.constexpr, REPLACE: tl.constexpr, SUMS: tl.constexpr,
+    HEADS: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
     """Recompute the probabilities of a chunk's queries that count. Grid (blocks of KVs, Hq / HEADS, R).
 
     A program aggregates HEADS query heads: the group, or one head. `statistics` and `exact` come from `attend_chunk`.
@@ -276,22 +209,10 @@ def observe_chunk(
 
 @triton.jit(do_not_specialize=["layer", "longest"])
 def replace_accumulators(
-    values,
-    accumulator,
-    pages,
-    page_table,
-    lengths,
-    slots,
-    index,
-    layer,
-    longest,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
+    values, accumulator, pages, page_table, lengths, slots, index, layer, longest, LAYERS: tl.constexpr,
+    KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
+    PAGES_PER_SEQ: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """Write values, float32 [R, H, longest], to the slots of the rows. Grid (R, H, blocks of KVs)."""
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot = tl.load(slots + sequence_of(row, index))

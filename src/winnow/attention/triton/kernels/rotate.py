@@ -23,19 +23,9 @@ def weighted(value, weight, column, inside, ONE_PLUS: tl.constexpr):
 
 @triton.jit
 def rotate_vectors(
-    start,
-    shown,
-    token,
-    cos,
-    sin,
-    norm,
-    eps,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    ONE_PLUS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    REST: tl.constexpr,
-):
+    start, shown, token, cos, sin, norm, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr,
+    ONE_PLUS: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
     """Norm and rotate the vectors at pointers [N] in place, where `shown`, dimension i with i + HALF.
 
     A thread holds both dimensions of a pair: no other reads what it overwrites.
@@ -62,43 +52,14 @@ def rotate_vectors(
 
 @triton.jit(do_not_specialize=["layer"])
 def rotate_and_write_heads(
-    heads,
-    row_stride,
-    cos,
-    sin,
-    query_norm,
-    key_norm,
-    query_eps,
-    key_eps,
-    storage,
-    position_pool,
-    accumulators,
-    pages,
-    page_table,
-    lengths,
-    token_slots,
-    tokens_after,
-    position,
-    layer,
-    pool_slots,
-    QUERY_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
-    QUERY_ONE_PLUS: tl.constexpr,
-    KEY_ONE_PLUS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    REST: tl.constexpr,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-    KEY: tl.constexpr,
-    VALUE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    NUM_ACCUMULATORS: tl.constexpr,
-    BLOCK_H: tl.constexpr,
+    heads, row_stride, cos, sin, query_norm, key_norm, query_eps, key_eps, storage, position_pool,
+    accumulators, pages, page_table, lengths, token_slots, tokens_after, position, layer, pool_slots,
+    QUERY_HEADS: tl.constexpr, HALF: tl.constexpr, QUERY_ONE_PLUS: tl.constexpr, KEY_ONE_PLUS: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr,
+    VALUE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_ACCUMULATORS: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     """Norm and rotate a token's queries and keys in place, and store its KVs. Grid (T, 1 + tiles of query heads).
 
     The first program of a token has its keys and values, the others BLOCK_H query heads each.

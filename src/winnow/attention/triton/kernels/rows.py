@@ -21,18 +21,9 @@ def row_length(lengths, slot, layer, head, LAYERS: tl.constexpr, KV_HEADS: tl.co
 
 @triton.jit
 def find_blocks(
-    pages,
-    page_table,
-    slot,
-    layer,
-    head,
-    block,
-    inside,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
-):
+    pages, page_table, slot, layer, head, block, inside, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr,
+):  # fmt: skip
     """Return the pool's blocks, int64, that are the block-th of a row; 0 where not `inside`."""
     page = tl.load(page_table + slot * PAGES_PER_SEQ + block // PAGE_ENTRIES, mask=inside, other=0)
     row = (page.to(tl.int64) * LAYERS + layer) * KV_HEADS + head
@@ -41,20 +32,10 @@ def find_blocks(
 
 @triton.jit
 def find_slots(
-    pages,
-    page_table,
-    slot,
-    layer,
-    head,
-    first,
-    length,
-    LAYERS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr,
-    PAGES_PER_SEQ: tl.constexpr,
+    pages, page_table, slot, layer, head, first, length, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr,
     BLOCK_N: tl.constexpr,
-):
+):  # fmt: skip
     """Return flat slot numbers, int64 [BLOCK_N], of the KVs of a row from `first` on, a multiple of BLOCK_N.
 
     Those from `length` on are any slots of the pool.
@@ -98,18 +79,9 @@ def sees(now, age, inside, WINDOW: tl.constexpr):
 
 @triton.jit
 def logits_of(
-    queries,
-    keys,
-    factor,
-    storage,
-    flat,
-    inside,
-    slopes,
-    age,
-    KEY: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
+    queries, keys, factor, storage, flat, inside, slopes, age, KEY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     SOFTCAP: tl.constexpr,
-):
+):  # fmt: skip
     """Return logits to base 2, float32 [M, N], and a number by which they are still to be multiplied.
 
     They are products of queries [M, D] and keys [D, N] times `factor`, soft-capped and biased. `factor` is to base 2

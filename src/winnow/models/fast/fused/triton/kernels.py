@@ -36,22 +36,10 @@ def add_normed_rows(x, to, out, weight, size, eps, ONE_PLUS: tl.constexpr, BLOCK
 
 @triton.jit
 def rotate_heads(
-    heads,
-    row_stride,
-    cos,
-    sin,
-    query_norm,
-    key_norm,
-    query_eps,
-    key_eps,
-    QUERY_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    QUERY_ONE_PLUS: tl.constexpr,
-    KEY_ONE_PLUS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    REST: tl.constexpr,
-):
+    heads, row_stride, cos, sin, query_norm, key_norm, query_eps, key_eps, QUERY_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, QUERY_ONE_PLUS: tl.constexpr, KEY_ONE_PLUS: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
     """Norm and rotate a query or key in place, dimension i with i + HALF. Grid (T, query and KV heads)."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = heads + token * row_stride + head * HEAD_DIM + tl.zeros([1], tl.int64)

@@ -37,16 +37,9 @@ class TritonPasses:
         return out
 
     def rotate(
-        self,
-        heads: Tensor,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: NormWeight | None = None,
-        key_norm: NormWeight | None = None,
-    ) -> None:
+        self, heads: Tensor, num_query_heads: int, num_kv_heads: int, head_dim: int, cos: Tensor,
+        sin: Tensor, query_norm: NormWeight | None = None, key_norm: NormWeight | None = None,
+    ) -> None:  # fmt: skip
         """Norm and rotate queries and keys in place, as `LayerPasses` has it."""
         assert heads.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
         half = cos.shape[1] // 2
