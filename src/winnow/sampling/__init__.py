@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from winnow.sampling.logprob import Logprob
     from winnow.sampling.logprobs import prompt_logprobs
     from winnow.sampling.params import SamplingParams
-    from winnow.sampling.sampler import Sampler, SamplerOutput
+    from winnow.sampling.sampler import Sampler
+    from winnow.sampling.sampler_output import SamplerOutput
     from winnow.sampling.text import TextStream
 
 __all__ = ["Logprob", "Sampler", "SamplerOutput", "SamplingParams", "TextStream", "prompt_logprobs"]
@@ -18,7 +19,7 @@ __getattr__ = lazy_exports(
     {
         "Logprob": "winnow.sampling.logprob",
         "Sampler": "winnow.sampling.sampler",
-        "SamplerOutput": "winnow.sampling.sampler",
+        "SamplerOutput": "winnow.sampling.sampler_output",
         "SamplingParams": "winnow.sampling.params",
         "TextStream": "winnow.sampling.text",
         "prompt_logprobs": "winnow.sampling.logprobs",

@@ -1,7 +1,7 @@
 """Sampler: from logits to tokens, for a whole batch at once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -15,29 +15,12 @@ from winnow.sampling.filters import draw, keep_min_p, open_keep_top, scale
 from winnow.sampling.grammar import AnswerMatcher, GrammarCompiler
 from winnow.sampling.greedy import open_argmax, open_greedy
 from winnow.sampling.host_copy import HostCopy
-from winnow.sampling.logprob import Logprob
-from winnow.sampling.logprobs import logprob_table, read_logprobs
+from winnow.sampling.logprobs import logprob_table
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.randomness import stream_key, words
 from winnow.sampling.row_blocks import clean_rows
-from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SamplingBatch, SlotTable
-
-
-@dataclass(frozen=True)
-class SamplerOutput:
-    """One step's tokens, in the order of the slots asked for.
-
-    Attributes:
-        token_ids: [B], or those of each slot one behind the other; 0 where there is a fault.
-        logprobs: of each, the sampled token and the most probable ones, or None where not asked for.
-        faults: by slot, as they were asked for, why it gave no token; mostly empty.
-        offsets: where the tokens of each slot begin, and after the last where they end; None: one each.
-    """
-
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob] | None]
-    faults: dict[int, Fault] = field(default_factory=dict)
-    offsets: list[int] | None = None
+from winnow.sampling.sampler_output import SamplerOutput, accepted, merged, read_tables, separate_faults
+from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SlotTable
 
 
 @dataclass(frozen=True)
@@ -226,10 +209,10 @@ class Sampler:
         pending = self._begin(own, rows.tolist(), self._slots.positions(rows) + ahead)
 
         def read() -> SamplerOutput:
-            output = _accepted(pending.read(), [drafts[index] for index in others])
+            output = accepted(pending.read(), [drafts[index] for index in others])
             assert output.offsets is not None, "drafts make it ragged"
             self._slots.advance(rest, np.diff(output.offsets) - 1)
-            return output if not walked else _merged(output, others, found)
+            return output if not walked else merged(output, others, found)
 
         return PendingSample(read, pending.slots, pending.tables)
 
@@ -282,7 +265,7 @@ class Sampler:
             self._slots.advance(rows)
             tokens, marked = self._greedy(logits)
             return PendingSample(
-                lambda: _separate_faults(marked(), [None] * len(slots)), list(slots), [tokens[:, None]]
+                lambda: separate_faults(marked(), [None] * len(slots)), list(slots), [tokens[:, None]]
             )
         batch = self._slots.batch(rows, positions)
         packed = self._to_device(batch.packed)
@@ -300,7 +283,7 @@ class Sampler:
         numbers = HostCopy(torch.cat([table.flatten() for table in tables]))
 
         def read() -> SamplerOutput:
-            output = _read_tables(numbers.read().numpy(), batch)
+            output = read_tables(numbers.read().numpy(), batch)
             for row, slot in enumerate(slots):
                 if row in output.faults:
                     continue
@@ -379,74 +362,3 @@ class Sampler:
         if k is not None or top_p is not None:
             self._keep_top(x, k, block.largest_k, top_p)
         return draw(x, columns.uniform)
-
-
-def _accepted(output: SamplerOutput, drafts: Sequence[Sequence[int]]) -> SamplerOutput:
-    """Return of each slot's tokens those up to the first that is not what was proposed, or has a fault behind it."""
-    token_ids: list[int] = []
-    logprobs: list[dict[int, Logprob] | None] = []
-    faults: dict[int, Fault] = {}
-    offsets, first = [0], 0
-    for index, draft in enumerate(drafts):
-        count = 1
-        if first in output.faults:
-            faults[index] = output.faults[first]
-        else:
-            while (
-                count <= len(draft)
-                and output.token_ids[first + count - 1] == draft[count - 1]
-                and first + count not in output.faults
-            ):
-                count += 1
-        token_ids += output.token_ids[first : first + count]
-        logprobs += output.logprobs[first : first + count]
-        offsets.append(len(token_ids))
-        first += 1 + len(draft)
-    return SamplerOutput(token_ids, logprobs, faults, offsets)
-
-
-def _merged(rest: SamplerOutput, others: Sequence[int], walked: Mapping[int, SamplerOutput]) -> SamplerOutput:
-    """Return outputs of slots in one, by their indices."""
-    assert rest.offsets is not None, "drafts make it ragged"
-    bounds = dict(zip(others, zip(rest.offsets, rest.offsets[1:], strict=False), strict=True))
-    faults = {others[index]: fault for index, fault in rest.faults.items()}
-    output = SamplerOutput([], [], faults, [0])
-    assert output.offsets is not None
-    for index in range(len(others) + len(walked)):
-        own, (first, end) = walked.get(index), bounds.get(index, (0, 0))
-        output.token_ids.extend(rest.token_ids[first:end] if own is None else own.token_ids)
-        output.logprobs.extend(rest.logprobs[first:end] if own is None else own.logprobs)
-        output.offsets.append(len(output.token_ids))
-        if own is not None and own.faults:
-            faults[index] = own.faults[0]
-    return output
-
-
-def _read_tables(numbers: NDArray[np.float64], batch: SamplingBatch) -> SamplerOutput:
-    """Return what came from the device, block after block, back in the order of the batch."""
-    token_ids = np.zeros(len(batch.order), dtype=np.int64)
-    logprobs: list[dict[int, Logprob] | None] = [None] * len(batch.order)
-    start = 0
-    for block in batch.blocks:
-        asked = Feature.LOGPROBS in block.features
-        width = 3 + 2 * block.top if asked else 1
-        rows = batch.order[block.first : block.end]
-        table = numbers[start : start + width * len(rows)].reshape(len(rows), width)
-        start += table.size
-        token_ids[rows] = table[:, 0]
-        if asked:
-            for row, report in zip(rows.tolist(), table.tolist(), strict=True):
-                logprobs[row] = read_logprobs(report, int(batch.top[row]))
-    return _separate_faults(token_ids.tolist(), logprobs)
-
-
-def _separate_faults(marked: list[int], logprobs: list[dict[int, Logprob] | None]) -> SamplerOutput:
-    """Return the output of tokens among which faults may stand."""
-    if min(marked) >= 0:
-        return SamplerOutput(marked, logprobs)
-    faults = {row: Fault(token) for row, token in enumerate(marked) if token < 0}
-    return SamplerOutput(
-        [max(token, 0) for token in marked],
-        [None if row in faults else each for row, each in enumerate(logprobs)],
-        faults,
-    )
