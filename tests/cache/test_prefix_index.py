@@ -20,7 +20,7 @@ from winnow.cache import (
     RowsSaved,
 )
 from winnow.cache.accounting.prefix_chain import PrefixChain
-from winnow.cache.accounting.prefix_index import Snapshot
+from winnow.cache.accounting.snapshot import Snapshot
 from winnow.cache.layout import IntArray
 
 LAYOUT = CacheLayout.even(2, 2, 4, 4, "float32")

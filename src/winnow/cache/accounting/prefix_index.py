@@ -20,7 +20,6 @@ What no sequence holds counts as free memory: when blocks run short, the least r
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -29,53 +28,11 @@ import numpy as np
 from winnow.cache.accounting.allocator import BlockAllocator
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.accounting.prefix_events import PrefixLog
+from winnow.cache.accounting.snapshot import Snapshot
 from winnow.cache.layout import CacheLayout, IntArray
 
 _COMPARED = 64
 """Blocks, those found last, that are compared token by token behind the whole ones."""
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The KVs of a sequence right after a round.
-
-    Nothing changes them: a sequence that begins with them copies what it changes.
-
-    The blocks count as KV memory. What lies beside them on the host counts nowhere: 8 bytes a token, 4 a row and 4 a
-    block, and a sum of each row's keys under scores that use it. A snapshot has at least a block in some row, so
-    memory bounds their number.
-
-    Attributes:
-        key: `PrefixChain.snapshot_key` of tokens and rule.
-        token_ids: int64 [n], all that are computed.
-        rule: all that the KVs follow from besides them.
-        lengths: int32 [layers, heads], KVs of each row.
-        blocks: int32 [m], row by row. No sequence holds those that are partly filled.
-        num_rounds: how many rounds the KVs have seen.
-    """
-
-    key: PrefixKey
-    token_ids: IntArray
-    rule: Hashable
-    lengths: IntArray
-    blocks: IntArray
-    num_rounds: int = 1
-
-    @classmethod
-    def of(
-        cls,
-        key: PrefixKey,
-        token_ids: Sequence[int],
-        rule: Hashable,
-        lengths: IntArray,
-        blocks: IntArray,
-        num_rounds: int = 1,
-    ) -> "Snapshot":
-        return cls(key, np.array(token_ids, dtype=np.int64), rule, lengths.copy(), blocks, num_rounds)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
 
 
 class _Entry(NamedTuple):

@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.cache.accounting.prefix_index import Snapshot
+from winnow.cache.accounting.snapshot import Snapshot
 from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
 from winnow.engine.memory.chains import known_snapshots, stored_accumulators
