@@ -31,6 +31,7 @@ from winnow.eviction import (
     When,
     Window,
 )
+from winnow.eviction.scores.factors import Factor
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.outputs import EngineStats, RequestOutput
 
@@ -299,6 +300,8 @@ def small(policy: EvictionPolicy, rng: random.Random) -> EvictionPolicy:
     window = rng.choice([4, 8])
     if isinstance(score, Window):
         score = replace(score, size=window)
+    elif isinstance(score, Factor) and isinstance(score.inner, Window):
+        score = replace(score, inner=replace(score.inner, size=window))
     elif isinstance(score, BelowAverage):
         score = replace(score, history=rng.choice([5, 12]))
     elif isinstance(score, Cumulative) and score.exclude_first:
