@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,11 +13,12 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
 from winnow.cache.accounting.snapshot import Snapshot
 from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
-from winnow.engine.memory.chains import known_snapshots, stored_accumulators
+from winnow.engine.memory.chains import stored_accumulators
+from winnow.engine.memory.file_lookup import Fetch, FileLookup
 from winnow.engine.memory.saved_documents import SavedDocuments
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import SequenceEviction
-from winnow.storage.prefix_files import DiskFile, DiskLink, DiskPart, PrefixFiles, run_key
+from winnow.storage.prefix_files import DiskFile, DiskLink, PrefixFiles, run_key
 from winnow.storage.prefix_format import SavedPrefix
 from winnow.values.json_values import json_value
 
@@ -29,36 +30,6 @@ _MOST_PENDING = 256 * 2**20
 
 _MOST_TRIES = 4
 """Reads after which a sequence starts with what memory has, in place of waiting until nothing was lost meanwhile."""
-
-
-@dataclass(eq=False)
-class Fetch:
-    """Parts of files that are read for a waiting sequence.
-
-    Attributes:
-        parts: runs of blocks, or one snapshot; none: there is nothing to read.
-        first: number of each run's first block in the prefix.
-        rule: that of the snapshot.
-        files: where the parts are.
-        early: it was made when the sequence came; memory may have lost since what it knew then.
-        tries: how often the sequence, which could have started, read; memory loses during a read too.
-    """
-
-    parts: list[DiskPart]
-    first: list[int]
-    rule: Hashable = None
-    files: PrefixFiles | None = None
-    future: "Future[list[SavedPrefix]] | None" = None
-    early: bool = False
-    tries: int = 0
-
-    @property
-    def is_reading(self) -> bool:
-        return self.future is not None and not self.future.done()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.file.nbytes for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -94,6 +65,7 @@ class FileStore:
         self._executor = executor
         self._ledger = ledger
         layout = ledger.layout
+        self._lookup = FileLookup(ledger, self._sources, cached)
         self.documents = SavedDocuments(saved, layout.block_size)
         self._puts: deque[_Put] = deque()
         self._put_keys: set[PrefixKey] = set()
@@ -297,96 +269,13 @@ class FileStore:
 
     def _fetch(self, sequence: Sequence, most_tokens: int) -> Fetch:
         """Look for more than the index knows, and begin to read it."""
-        assert sequence.prefix is not None, "who looks for a prefix has a chain"
         for files in self._sources:
             files.refresh()
-        fetch = self._snapshot_fetch(sequence)
-        if fetch is None and self.cached is not None:
-            fetch = self._run_fetch(self.cached, sequence, sequence.prefix, most_tokens)
-        if fetch is None:
-            return Fetch([], [])
+        fetch = self._lookup.fetch(sequence, most_tokens)
         if fetch.files is not None and fetch.parts:
             fetch.future = fetch.files.read(fetch.parts)
             self._fetches.add(fetch)
         return fetch
-
-    def _snapshot_fetch(self, sequence: Sequence) -> Fetch | None:
-        for computed, key, rule, _ in known_snapshots(sequence):
-            if self._ledger.prefixes.knows(key):
-                return Fetch([], [])
-            if (accumulators := stored_accumulators(rule)) is None:
-                continue
-            for files in self._sources:
-                if (file := files.snapshot(key)) is not None:
-                    part = DiskPart(file, key, sequence.prefix_ids[:computed], accumulators)
-                    return Fetch([part], [0], rule, files)
-        return None
-
-    def _run_fetch(
-        self, tier: PrefixFiles, sequence: Sequence, chain: PrefixChain, most_tokens: int
-    ) -> Fetch:
-        index, size = self._ledger.prefixes, self._ledger.layout.block_size
-        keys = [key for key, _ in chain.links[: max(most_tokens, 0) // size]]
-        known = index.match(chain, most_tokens)
-        index.touch(known)
-        places = [None if index.knows(key) else tier.place(key) for key in keys]
-        reach = 0
-        while reach < len(keys) and (places[reach] is not None or index.knows(keys[reach])):
-            reach += 1
-        last = reach  # blocks that are needed
-        if self._ledger.layout.state_bytes:
-            start = index.num_tokens(index.longest_resumable(chain, known, sequence.prefix_ids, most_tokens))
-            last, tail = self._resume_point(tier, sequence.prefix_ids, chain, reach, most_tokens, start)
-            places = places[:last] + ([tier.place(tail)] if tail else [])
-            if last and not tail and index.knows(keys[last - 1]):  # but not with states
-                places[last - 1] = tier.place(keys[last - 1])
-        else:
-            tail = self._longest_tail(tier, sequence.prefix_ids, chain, last, most_tokens)[1]
-            places = places[:last] + ([tier.place(tail)] if tail and not index.knows(tail) else [])
-        wanted: dict[str, tuple[int, list[int]]] = {}  # by file: its first block, and which of its blocks
-        for number, place in enumerate(places):
-            if place is not None:
-                wanted.setdefault(place[0].name, (number - place[1], []))[1].append(place[1])
-        files = {place[0].name: place[0] for place in places if place is not None}
-        parts = []
-        for name, (start, numbers) in wanted.items():
-            file, skip = files[name], min(numbers)
-            tokens = sum(link.num_tokens for link in file.links[skip : max(numbers) + 1])
-            begin = (start + skip) * size
-            parts.append(
-                DiskPart(file, run_key(file.links), sequence.prefix_ids[begin : begin + tokens], 0, skip)
-            )
-        return Fetch(parts, [start + min(numbers) for start, numbers in wanted.values()], None, tier)
-
-    def _resume_point(
-        self,
-        files: PrefixFiles,
-        token_ids: list[int],
-        chain: PrefixChain,
-        reach: int,
-        most_tokens: int,
-        start: int,
-    ) -> tuple[int, PrefixKey | None]:
-        """Return after how many blocks, and which tail, states are on disk; 0: nowhere behind `start` tokens."""
-        size = self._ledger.layout.block_size
-        for count in range(reach, -1, -1):
-            num_tokens, tail = self._longest_tail(files, token_ids, chain, count, most_tokens)
-            if tail is not None and count * size + num_tokens > start:
-                return count, tail
-            if count * size <= start:
-                break
-            if files.holds(chain.key_after(count), resumable=True):
-                return count, None
-        return 0, None
-
-    def _longest_tail(
-        self, files: PrefixFiles, token_ids: list[int], chain: PrefixChain, count: int, most_tokens: int
-    ) -> tuple[int, PrefixKey | None]:
-        """Return tokens and key of the longest tail on disk with which a prompt continues after `count` blocks."""
-        if self._ledger.layout.wide.any and not self._ledger.layout.state_bytes:
-            return 0, None  # as in memory: first tokens of a block bring no KVs in 16 bits
-        first, size = count * self._ledger.layout.block_size, self._ledger.layout.block_size
-        return files.longest_tail(chain, count, token_ids[first : min(first + size, most_tokens)])
 
     def _place(self, fetch: Fetch) -> None:
         """Let the index know what was read, once, as far as memory lasts."""

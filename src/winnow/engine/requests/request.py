@@ -174,7 +174,7 @@ class Sequence:
     prefix: PrefixChain | None = None
     """The keys under which its blocks are shared; None: they are not."""
     fetch: Any = None
-    """Parts of files that are read for it while it waits (`memory.file_store`); None: not looked up yet."""
+    """Parts of files that are read for it while it waits (`memory.file_lookup`); None: not looked up yet."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
