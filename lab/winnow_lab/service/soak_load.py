@@ -85,7 +85,7 @@ def requests(
             **policy,
         )
         abort_after = random.randrange(1, 20) if random.random() < 0.05 else None
-        fork_after = None if random.random() < 0.85 else random.randrange(1, 20)
+        fork_after = None if random.random() < 0.6 else random.randrange(1, 20)
         yield SoakRequest(
             f"soak-{index}",
             prompt,
