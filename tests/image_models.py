@@ -12,6 +12,8 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForImageTextToText,
+    Gemma3Config,
+    Gemma4Config,
     Idefics3Config,
     InternVLConfig,
     Lfm2VlConfig,
@@ -22,6 +24,7 @@ from transformers import (
     Qwen3_5Config,
     Qwen3_5MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     SmolVLMConfig,
 )
 
@@ -76,8 +79,18 @@ def _qwen2_5_vl(ids: dict[str, int], size: int) -> PretrainedConfig:
 
 
 def _qwen3_vl(ids: dict[str, int], size: int) -> PretrainedConfig:
-    return Qwen3VLConfig(
-        text_config=TEXT
+    return Qwen3VLConfig(**_qwen3_vl_parts(ids, size))
+
+
+def _qwen3_vl_moe(ids: dict[str, int], size: int) -> PretrainedConfig:
+    parts = _qwen3_vl_parts(ids, size)
+    experts = {"num_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+    return Qwen3VLMoeConfig(**parts | {"text_config": parts["text_config"] | experts})
+
+
+def _qwen3_vl_parts(ids: dict[str, int], size: int) -> dict[str, Any]:
+    return {
+        "text_config": TEXT
         | {
             "vocab_size": size,
             "rope_parameters": {
@@ -86,10 +99,10 @@ def _qwen3_vl(ids: dict[str, int], size: int) -> PretrainedConfig:
                 "mrope_interleaved": True,
             },
         },
-        vision_config=_QWEN_TOWER
+        "vision_config": _QWEN_TOWER
         | {"depth": 3, "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]},
         **_qwen(ids),
-    )
+    }
 
 
 def _qwen(ids: dict[str, int]) -> dict[str, Any]:
@@ -202,6 +215,47 @@ def _lfm2_vl(ids: dict[str, int], size: int) -> PretrainedConfig:
     )
 
 
+def _gemma3(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return Gemma3Config(
+        text_config=_GEMMA_TEXT | {"vocab_size": size},
+        vision_config=_TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        image_token_id=ids["<image>"],
+        boi_token_id=ids["<boi>"],
+        eoi_token_id=ids["<eoi>"],
+        mm_tokens_per_image=16,
+        tie_word_embeddings=False,
+    )
+
+
+def _gemma4(ids: dict[str, int], size: int) -> PretrainedConfig:
+    return Gemma4Config(
+        text_config=_GEMMA_TEXT
+        | {
+            "vocab_size": size,
+            "vocab_size_per_layer_input": size,
+            "hidden_size_per_layer_input": 8,
+            "global_head_dim": 32,
+            "use_bidirectional_attention": "vision",
+        },
+        vision_config={name: value for name, value in _TOWER.items() if name != "image_size"}
+        | {"num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": 32},
+        audio_config=None,
+        image_token_id=ids["<image>"],
+        boi_token_id=ids["<boi>"],
+        eoi_token_id=ids["<eoi>"],
+        video_token_id=ids["<|video|>"],
+        audio_token_id=ids["<audio>"],
+        tie_word_embeddings=False,
+    )
+
+
+# A window shorter than a picture.
+_GEMMA_TEXT = TEXT | {
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "num_hidden_layers": 4,
+    "sliding_window": 6,
+    "query_pre_attn_scalar": 1,
+}
 _TOWER = {
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -226,9 +280,12 @@ FAMILIES = {
     "qwen2_5_vl": Family(
         _QWEN_SPECIAL, _QWEN_MARK, _qwen2_5_vl, _QWEN_PIXELS | {"processor_class": "Qwen2_5_VLProcessor"}
     ),
-    "qwen3_vl": Family(
-        _QWEN_SPECIAL, _QWEN_MARK, _qwen3_vl, _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"}
-    ),
+    **{
+        name: Family(
+            _QWEN_SPECIAL, _QWEN_MARK, config, _QWEN_PIXELS | {"processor_class": "Qwen3VLProcessor"}
+        )
+        for name, config in (("qwen3_vl", _qwen3_vl), ("qwen3_vl_moe", _qwen3_vl_moe))
+    },
     **{
         name: Family(
             _QWEN_SPECIAL,
@@ -240,6 +297,36 @@ FAMILIES = {
         )
         for name, config in (("qwen3_5", _qwen3_5), ("qwen3_5_moe", _qwen3_5_moe))
     },
+    "gemma3": Family(
+        ("<boi>", "<eoi>", "<image>"),
+        "<boi>",
+        _gemma3,
+        {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 16, "width": 16}},
+        {"processor_class": "Gemma3Processor", "image_seq_length": 16},
+        {"extra_special_tokens": {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<image>"}},
+    ),
+    "gemma4": Family(
+        ("<boi>", "<eoi>", "<image>", "<|video|>", "<audio>", "<boa>", "<eoa>"),
+        "<image>",
+        _gemma4,
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "patch_size": 4,
+            "pooling_kernel_size": 2,
+            "max_soft_tokens": 70,
+        },
+        {"processor_class": "Gemma4Processor", "image_seq_length": 70},
+        {
+            "extra_special_tokens": {
+                "boi_token": "<boi>",
+                "eoi_token": "<eoi>",
+                "image_token": "<image>",
+                "audio_token": "<audio>",
+                "boa_token": "<boa>",
+                "eoa_token": "<eoa>",
+            }
+        },
+    ),
     "idefics3": Family(
         _IDEFICS_SPECIAL,
         "<image>",
@@ -316,6 +403,7 @@ def save(name: str, path: Path) -> Any:
     if family.extra:
         (path / "processor_config.json").write_text(json.dumps(family.extra))
     config = family.config(vocab, len(vocab))
+    embedding = 0.125 if "gemma" in name else 1.0  # which Gemma multiplies by the root of 64
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
@@ -324,7 +412,7 @@ def save(name: str, path: Path) -> Any:
                 if weight.ndim == 1:
                     weight.add_(0.3 * torch.randn_like(weight))
                 else:
-                    weight.normal_(0.0, 1.0 if "embed" in each else 0.25)
+                    weight.normal_(0.0, embedding if "embed" in each else 0.25)
     model.save_pretrained(path)
     return model.eval()
 

@@ -60,6 +60,8 @@ class ImageProcessor(Protocol):
 
     chat_template: str | None
     """Of conversations with pictures, where the tokenizer has none or another."""
+    longest_run: int
+    """Most tokens of a picture that one step must compute; 0: any part."""
 
     def process(
         self, prompt: str | Sequence[int], images: "Sequence[Image]", *, add_special_tokens: bool

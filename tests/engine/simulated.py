@@ -63,10 +63,6 @@ class RecordingExecutor(SimulatedExecutor):
         self.seconds_per_byte = 1e-9
         self.fails = 0
 
-    @property
-    def image_bytes(self) -> int:
-        return 0
-
     def state_bytes(self, slot: int) -> int:
         return 100
 

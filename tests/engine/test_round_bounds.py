@@ -1,5 +1,7 @@
 """Rounds under any policy: all requests finish, and none holds more than was promised."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ from winnow.eviction import (
     When,
     Window,
 )
+from winnow.eviction.scores import KeyNorm
 from winnow.eviction.sequence import SequenceEviction
 
 POLICIES = [
@@ -128,3 +131,23 @@ def test_the_window_of_a_round_is_computed_in_one_chunk(chunk: int) -> None:
     assert counts[-1] >= 7
     assert eviction.chunk(52, 0, 52, 8, 6) == 1, "with too little room it advances to where the window begins"
     assert eviction.chunk(53, 0, 53, 7, 6) == 0, "and waits there"
+
+
+def test_rounds_come_behind_runs_that_no_step_cuts() -> None:
+    policy, runs = (
+        EvictionPolicy(Window(7), when=When(prefill_every=8, after_prefill=True)),
+        ((3, 19), (20, 41), (43, 46)),
+    )
+    eviction = SequenceEviction(policy, 4, 60, 60, uncut=runs)
+    behind = {
+        end: next((last for first, last in runs if first < end < last), end) for end in range(12, 60, 8)
+    }
+    ends = sorted({*behind.values(), 60})
+    assert ends == [19, 20, 41, 46, 52, 60]
+    for computed in range(60):
+        following = next(end for end in ends if end > computed)
+        assert eviction.tokens_to_round(computed, 0, 50.0) == following - computed
+        assert eviction.round_due(computed, 0, 50.0) == (computed in ends)
+    shared = replace(policy, score=KeyNorm())
+    known = [computed for computed, _ in replace(eviction, policy=shared).snapshots()]
+    assert known == sorted({behind[end] for end in behind}, reverse=True)

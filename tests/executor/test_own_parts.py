@@ -56,10 +56,12 @@ def test_each_part_of_a_batch_reads_what_it_should(backend: str) -> None:
     own = ReplayPass((), 2, 40, 61, 90, own_part=True)
     everything = ReplayPass((), 2, 0, 33, 33)
     replays = (ReplaySpan(1, own, slice(1, 7), 0), ReplaySpan(2, everything, slice(7, 10), 0))
-    step = with_own_parts(computes, local.paged, spans, replays)
+    step = with_own_parts(computes, local.paged, spans, replays, {}, windowed=False)
     assert isinstance(step, PartedStep)
     assert sorted(torch.cat([part.tokens for part in step.parts]).tolist()) == list(range(10))
-    assert not isinstance(with_own_parts(computes, local.paged, spans, replays[1:]), PartedStep)
+    assert not isinstance(
+        with_own_parts(computes, local.paged, spans, replays[1:], {}, windowed=False), PartedStep
+    )
     for layer in range(2):
         step.write(layer, k, v)
         out = step.attend(layer, q, SPEC)

@@ -1,8 +1,9 @@
 """Pictures: greedy answers are transformers' own, whatever shares the batch, the cache and the memory."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 from unittest.mock import patch
 
@@ -12,10 +13,16 @@ from image_models import FAMILIES, WORDS, generate, picture, processor_of, save
 from winnow import LLM, SamplingParams
 from winnow.cache import CacheSize
 from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.requests.protected import with_spans
 from winnow.errors import InvalidRequestError
+from winnow.eviction import EvictionPolicy, When
+from winnow.eviction.scores import KeyNorm
+from winnow.models.bind.images import run_tower
+from winnow.sampling.token_table import TokenTable
 
 MAX_TOKENS = 10
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+EVERY_8 = EvictionPolicy(KeyNorm(), when=When(after_prefill=True, prefill_every=8))
 SMALL = {"block_size": 4, "prefill_chunk": 7, "max_num_seqs": 6}
 
 
@@ -87,22 +94,38 @@ def test_batched_with_text(case: Case, llm: LLM) -> None:
 
 @pytest.mark.parametrize("swaps", [False, True])
 def test_in_chunks_after_preemption(case: Case, swaps: bool) -> None:
-    """Samples in a pool for little more than the longest prompt, in chunks that cut pictures."""
+    """Samples in a pool for little more than the longest prompt, in chunks that cut pictures where these are causal."""
     with LLM(case.path, kv_memory="4MiB", **SMALL) as llm:
         cache = llm._engine.scheduler.ledger
         most = max(len(llm.tokenize(prompt).token_ids) for prompt in case.prompts) + MAX_TOKENS
         size = CacheSize.of_blocks(
-            cache.layout, cache.layout.blocks_for(most) * 2, cache.size.max_num_seqs, llm.max_model_len
+            cache.layout, cache.layout.blocks_seen(most) * 11 // 10, cache.size.max_num_seqs, most
         )
         room = size.nbytes(cache.layout)
     options: dict[str, Any] = {"kv_offloading_size": "4MiB"} if swaps else {}
-    with LLM(case.path, kv_memory=room, **SMALL, **options) as llm:
+    with LLM(case.path, kv_memory=room, max_model_len=most, **SMALL, **options) as llm:
         if swaps:
             llm._engine.scheduler.memory.swap.costs = FixedCosts(1e-15, 1.0)
         params = SamplingParams(n=2, temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
         assert answers(llm, case.prompts, params) == [each for each in case.expected for _ in range(2)]
         stats = llm.stats()
         assert (stats.num_swaps if swaps else stats.num_preemptions) > 0, "the pool was meant to be too small"
+
+
+def test_no_round_within_pictures_that_see_each_other(case: Case, llm: LLM) -> None:
+    """Rounds of a prompt come behind them, wherever chunks end."""
+    [image, *_] = llm.tokenize(case.prompts[4]).images
+    assert bool(image.two_way) == ("gemma" in case.path.name)
+    if not image.two_way:
+        return
+    params = replace(GREEDY, eviction=EVERY_8, kv_budget=12)
+    outputs = llm.generate(case.prompts, params, use_tqdm=False)
+    with LLM(case.path, kv_memory="4MiB", **SMALL) as other:
+        assert answers(other, case.prompts, params) == [each.outputs[0].token_ids for each in outputs]
+    report = outputs[4].outputs[0].eviction
+    assert report is not None and report.rounds > 1
+    with pytest.raises(InvalidRequestError, match="context_tokens must not cut the picture of tokens"):
+        llm.generate(case.prompts[0], replace(params, context_tokens=image.span[0] + 3))
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +143,7 @@ PICTURED = {"prompt": " ".join(["w1 w2 <image>", *WORDS[3:23]]), "multi_modal_da
 def test_the_report_says_what_stayed_of_pictures(small: LLM) -> None:
     [image] = small.tokenize(PICTURED).images
     parts = []
-    for protect in ((), (image.span,)):
+    for protect in ((), (image.span,), ({"images": True},)):
         params = SamplingParams(
             temperature=0.0,
             max_tokens=4,
@@ -138,7 +161,7 @@ def test_the_report_says_what_stayed_of_pictures(small: LLM) -> None:
         held = report.kept_images * len(image.tokens) + report.kept_text * others
         assert held * len(rows) == pytest.approx(sum(rows))
         parts.append(report.kept_images)
-    assert parts[0] < parts[1] == 1.0
+    assert parts[0] < parts[1] == parts[2] == 1.0
 
 
 def test_tokens_of_pictures_without_one_are_text(small: LLM) -> None:
@@ -155,7 +178,7 @@ def test_tokens_of_pictures_without_one_are_text(small: LLM) -> None:
 
 
 def test_a_picture_is_computed_once(small: LLM) -> None:
-    features = small._engine._executor._images
+    features = small._engine._executor.tower
     before = features.num_runs
     prompt = {"prompt": "w9 <image> w8 <image>", "multi_modal_data": {"image": [picture(21), picture(22)]}}
     processor: Any = small._prompts._processor
@@ -168,6 +191,73 @@ def test_a_picture_is_computed_once(small: LLM) -> None:
     assert preprocess.call_count == 4, "the processor, for each picture of each prompt"
     stats = small.stats()
     assert stats.image_bytes == sum(each.nbytes for kept in features._kept.values() for each in kept) > 0
+
+
+def test_what_is_protected_by_name(small: LLM) -> None:
+    """Words stand where the prompt's text has them, the last of them beyond the context."""
+    prompt = {"prompt": "w1 w2 <image> w3 w4 w1 w2 w9 w1 w2", "multi_modal_data": {"image": picture(1)}}
+    found = small.tokenize(prompt)
+    end = len(found.token_ids)
+
+    def spans(*protect: Any) -> Any:
+        params = SamplingParams(protect=protect, context_tokens=end - 2)
+        return with_spans(params, found.token_ids, found.images, TokenTable(small.tokenizer)).protect
+
+    assert spans({"text": "w1 w2"}, (3, 4)) == ((0, 2), (end - 5, end - 3), (3, 4))
+    assert spans({"images": True}) == (found.images[0].span,)
+    with pytest.raises(InvalidRequestError, match="protect names text 'w7', and the prompt has none"):
+        spans({"text": "w7"})
+    with pytest.raises(InvalidRequestError, match="protect must hold pairs"):
+        spans({"images": False})
+
+
+def test_others_go_on_while_the_tower_runs(small: LLM) -> None:
+    """Pictures of one size that wait together are computed together."""
+    free, begun, batches = Event(), Event(), list[int]()
+    one = {"prompt": "w1 <image> w5", "multi_modal_data": {"image": picture(31)}}
+    two = {"prompt": "w1 w2 <image> w4 <image>", "multi_modal_data": {"image": [picture(32), picture(33)]}}
+    tower: Any = small._engine._executor.tower
+
+    def blocked(model: Any, images: Any) -> Any:
+        batches.append(len(images))
+        begun.set()
+        assert free.wait(30)
+        return run_tower(model, images)
+
+    found: dict[int, Any] = {}
+    waiting = [
+        Thread(target=lambda number, prompt: found.update({number: answers(small, [prompt])}), args=each)
+        for each in enumerate((one, two))
+    ]
+    with patch("winnow.executor.image_features.run_tower", blocked):
+        waiting[0].start()
+        assert begun.wait(30)
+        waiting[1].start()
+        for _ in range(100):
+            small.generate("w3 w1 w7", GREEDY, use_tqdm=False)
+            if len(tower._queue) == 2:
+                break
+        assert small.stats().num_waiting == 2 and not found
+        free.set()
+        for each in waiting:
+            each.join(30)
+    assert batches == [1, 2]
+    small.reset_prefix_cache()
+    tower._kept.clear()
+    tower.nbytes = 0
+    assert [found[0], found[1]] == [answers(small, [one]), answers(small, [two])]
+
+
+def test_a_picture_that_cannot_be_computed_fails_alone(small: LLM) -> None:
+    pictured = {"prompt": "w1 <image> w2", "multi_modal_data": {"image": picture(41)}}
+    with patch("winnow.executor.image_features.run_tower", side_effect=RuntimeError("no such size")):
+        params = replace(GREEDY, n=2)
+        failed, other = small.generate([pictured, "w3 w1 w7"], params, use_tqdm=False)
+    assert [each.finish_reason for each in failed.outputs] == ["error"] * 2
+    assert failed.error == "image cannot be computed: RuntimeError: no such size"
+    assert other.error is None
+    small.check_integrity()
+    assert small.generate(pictured, GREEDY, use_tqdm=False)[0].error is None
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from winnow.cache import (
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray, ceil_div
+from winnow.engine.executor import VisionTower
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy, SequenceEviction
 from winnow.eviction.budgets import Budget
@@ -61,6 +62,7 @@ class SimulatedExecutor:
 
     attention = "simulated"
     overlaps = False
+    tower = VisionTower()
 
     def __init__(
         self,
@@ -93,10 +95,6 @@ class SimulatedExecutor:
 
     def prepare(self, policy: EvictionPolicy) -> None:
         pass
-
-    @property
-    def image_bytes(self) -> int:
-        return 0
 
     def state_bytes(self, slot: int) -> int:
         return self.layout.state_bytes

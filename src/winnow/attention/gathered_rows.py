@@ -117,8 +117,14 @@ class Weights(NamedTuple):
     age: Tensor  # [G, H, n, N], positions from key to query
 
 
-def softmax_over(q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec) -> Weights:
-    """Return the weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows."""
+def softmax_over(
+    q: Tensor, position: Tensor, rows: GatheredRows, spec: AttentionSpec, last: Tensor | None = None
+) -> Weights:
+    """Return the weights that q, [G, n, Hq, d], at `position`, int32 [G, n], gives the KVs of gathered rows.
+
+    Args:
+        last: positions of the last KVs that queries see, int32 [G, n]; None: their own.
+    """
     heads = rows.k.shape[1]
     # q becomes [G, H, g, n, d]: g query heads share a KV head
     q = (q.float() * spec.scale).unflatten(2, (heads, -1)).permute(0, 2, 3, 1, 4)
@@ -131,7 +137,8 @@ def softmax_over(q: Tensor, position: Tensor, rows: GatheredRows, spec: Attentio
     age = (
         position[:, None, :, None] - rows.position[:, :, None, :]
     )  # [G, H, n, N], positions back from the query
-    visible = rows.valid[:, :, None, :] & (age >= 0)
+    seen = age >= 0 if last is None else rows.position[:, :, None, :] <= last[:, None, :, None]
+    visible = rows.valid[:, :, None, :] & seen
     if spec.window is not None:
         reach = spec.reach(position)
         visible &= age < (reach if isinstance(reach, int) else reach[:, None, :, None])

@@ -3,6 +3,8 @@
 Rows are decoded into padded float32 tensors, computed by the textbook formula, and masked.
 """
 
+from functools import partial
+
 from torch import Tensor
 
 from winnow.attention.gathered_rows import (
@@ -47,7 +49,7 @@ class ReferenceStep(TorchStep):
         cache, spans = self.cache, self.spans
         pool = cache.pool.of_layer(layer)
         if pool.tier is not None:
-            return attend_split(cache, spans, layer, q, spec)
+            return attend_split(cache, spans, layer, q, spec, partial(self.last_visible, spec))
         out = q.new_empty((*q.shape[:2], pool.kind.value_size))
         window = cache.window(layer)
         for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
@@ -60,8 +62,32 @@ class ReferenceStep(TorchStep):
             def attend(
                 q: Tensor, position: Tensor, first: int, rows: GatheredRows = rows, v: Tensor = v
             ) -> BlockOutput:
-                weights = softmax_over(q, position, rows, spec)
+                last = self.last_visible(spec, first, position.shape[1])
+                weights = softmax_over(q, position, rows, spec, last)
                 return BlockOutput(weighted_sum(weights.p, v), weights, v)
 
             attend_group(cache, spans, group, rows, q, attend, out)
         return out
+
+    def last_visible(self, spec: AttentionSpec, first: int, count: int) -> Tensor | None:
+        """Return the positions of the last KVs that queries `first` up to `first + count` of each sequence see, int32
+        [G, count]; None: their own."""
+        return None
+
+
+class TwoWayStep(ReferenceStep):
+    """Step of one sequence, some of whose tokens see later ones of the same step: those of a picture see each other.
+
+    Args:
+        last: position of the last KV that each token sees, int32 [T].
+        windowed: only in layers with a window; the others are causal.
+    """
+
+    def __init__(self, cache: PagedCache, spans: Spans, last: Tensor, *, windowed: bool) -> None:
+        super().__init__(cache, spans)
+        self._last, self._windowed = last, windowed
+
+    def last_visible(self, spec: AttentionSpec, first: int, count: int) -> Tensor | None:
+        if self._windowed and spec.window is None:
+            return None
+        return self._last[None, first : first + count]

@@ -7,6 +7,7 @@ as all of them did; `ValueTier.renormalize` asks for it. With N at least the row
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -29,17 +30,27 @@ from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.cache.tiers.value_store import ValueStore
 
 
-def attend_split(cache: PagedCache, spans: Spans, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+def attend_split(
+    cache: PagedCache,
+    spans: Spans,
+    layer: int,
+    q: Tensor,
+    spec: AttentionSpec,
+    last: Callable[[int, int], Tensor | None] = lambda first, count: None,
+) -> Tensor:
     """Return `BackendStep.attend` of a layer whose values lie on a tier; counts what is read in `KVPool.traffic`.
 
     Accumulators see all weights, whichever values were read. `Term.VALUE_AWARE` reads all values.
+
+    Args:
+        last: as `ReferenceStep.last_visible`, of this layer.
     """
     pool = cache.pool.of_layer(layer)
     assert pool.tier is not None, "its values lie on a tier"
     out, most = torch.empty_like(q), pool.tier.tier.top_n
     for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
         rows = GatheredRows.gather(cache, spans, group, layer)
-        tier = _TierRows(rows, group, pool.tier, spec)
+        tier = _TierRows(rows, group, pool.tier, spec, last)
         chosen = len(group.index) * q.shape[1] * min(most, group.longest) * pool.kind.value_size
         attend_group(
             cache,
@@ -59,16 +70,22 @@ class _TierRows:
     """Gathered rows whose values are read as queries ask for them."""
 
     def __init__(
-        self, rows: GatheredRows, group: SequenceGroup, store: ValueStore, spec: AttentionSpec
+        self,
+        rows: GatheredRows,
+        group: SequenceGroup,
+        store: ValueStore,
+        spec: AttentionSpec,
+        last: Callable[[int, int], Tensor | None],
     ) -> None:
         self._rows, self._group, self._store, self._tier, self._spec = rows, group, store, store.tier, spec
+        self._last = last
         observe = group.observe
         self._observed = observe is not None and Term.VALUE_AWARE in observe.terms
         self._all: Tensor | None = None
 
     def attend(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
         """See `AttendBlock`."""
-        weights = softmax_over(q, position, self._rows, self._spec)
+        weights = softmax_over(q, position, self._rows, self._spec, self._last(first, position.shape[1]))
         if first < self._group.select_from:
             return BlockOutput(weighted_sum(weights.p, self._read_all()), weights, self._all)
         everything = self._read_all() if self._observed else None

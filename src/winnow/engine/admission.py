@@ -27,7 +27,7 @@ from winnow.eviction import (
 )
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
-from winnow.values.images import PromptImage, prefix_ids
+from winnow.values.images import PromptImage, cut_run, prefix_ids
 from winnow.values.tenants import TenantName
 from winnow.values.units import format_bytes
 
@@ -150,7 +150,13 @@ class Admission:
                 raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
         _check_earlier(prompt_len if context_len is None else context_len, params)
         found = prefix_ids(token_ids, images)
-        saved = self._saved_document(found, params, tenant, prompt_len + max_tokens - 1)
+        uncut = tuple(run for image in images for run in image.two_way)
+        if context_len is not None and (run := cut_run(uncut, context_len)) is not None:
+            raise InvalidRequestError(
+                f"context_tokens must not cut the picture of tokens {run[0]}..{run[1]}, which see each other in both "
+                f"directions, got {context_len}"
+            )
+        saved = self._saved_document(found, params, tenant, prompt_len + max_tokens - 1, uncut)
         if saved is not None:
             params = replace(params, context_tokens=saved)
             asked = requested_eviction(self._config.eviction, params, self._traits)
@@ -160,7 +166,9 @@ class Admission:
         ways = (True, False) if whole and cut_to_memory else (whole,)
         for all_tokens, each in ((way, each) for way in ways for each in self._alternatives(asked)):
             try:
-                evictions, left = self._grant(each, token_ids, params, max_tokens, there, tenant, all_tokens)
+                evictions, left = self._grant(
+                    each, token_ids, params, max_tokens, there, tenant, all_tokens, uncut
+                )
                 break
             except (CapacityError, ContextLengthError) as error:
                 refused = refused or error
@@ -202,6 +210,7 @@ class Admission:
         there: int,
         tenant: TenantName,
         all_tokens: bool,
+        uncut: tuple[tuple[int, int], ...],
     ) -> tuple[list[SequenceEviction | None], int]:
         """Bind policies to a request. Returns one for all samples or one each, and most tokens of an answer.
 
@@ -210,7 +219,7 @@ class Admission:
         """
         prompt_len, layout = len(token_ids), self._ledger.layout
         total = prompt_len + max_tokens - 1
-        evictions = self._bind(asked, token_ids, params, total)
+        evictions = self._bind(asked, token_ids, params, total, uncut)
         for eviction in evictions:
             if eviction is not None:
                 self._check_policy(eviction)
@@ -227,11 +236,23 @@ class Admission:
         return evictions, left
 
     def _bind(
-        self, asked: list[ResolvedPolicy], token_ids: list[int], params: SamplingParams, total: int
+        self,
+        asked: list[ResolvedPolicy],
+        token_ids: list[int],
+        params: SamplingParams,
+        total: int,
+        uncut: tuple[tuple[int, int], ...],
     ) -> list[SequenceEviction | None]:
         """Bind policies to a request of `total` tokens, replays included."""
+
+        def bind(
+            policy: ResolvedPolicy, request: SamplingParams, *, may_idle: bool
+        ) -> SequenceEviction | None:
+            found = policy.for_prompt(len(token_ids), total, request, may_idle=may_idle)
+            return found and replace(found, uncut=uncut)
+
         # Samples with different budgets share the computing of the prompt, so each must be watched from its start.
-        bound = [each.for_prompt(len(token_ids), total, params, may_idle=len(asked) == 1) for each in asked]
+        bound = [bind(each, params, may_idle=len(asked) == 1) for each in asked]
         evictions = self._with_replay(bound, token_ids)
         if not params.earlier_rounds:
             return evictions
@@ -240,13 +261,18 @@ class Admission:
             spans = tuple(span for span in params.protect if span[1] <= tokens)
             then = replace(params, context_tokens=tokens, protect=spans)
             policy = replace(asked[0], amount=Amount(kv_budget=kv_budget))
-            earlier = policy.for_prompt(len(token_ids), total, then, may_idle=False)
+            earlier = bind(policy, then, may_idle=False)
             [earlier] = self._with_replay([earlier], token_ids)
-            after = None if earlier is None else replace(earlier, prompt_len=0, after=after)
+            after = earlier and replace(earlier.rule_at(tokens), after=after)
         return [each if each is None else replace(each, after=after) for each in evictions]
 
     def _saved_document(
-        self, token_ids: list[int], params: SamplingParams, tenant: TenantName, total: int
+        self,
+        token_ids: list[int],
+        params: SamplingParams,
+        tenant: TenantName,
+        total: int,
+        uncut: tuple[tuple[int, int], ...],
     ) -> int | None:
         """Return tokens of the longest saved document that the request can start from; None: of none.
 
@@ -266,7 +292,7 @@ class Admission:
             later = replace(params, context_tokens=document.num_tokens)
             try:
                 asked = requested_eviction(self._config.eviction, later, self._traits)
-                evictions = self._bind(asked, token_ids, later, total)
+                evictions = self._bind(asked, token_ids, later, total, uncut)
             except (ConfigError, InvalidRequestError) as error:
                 self._saved.note_reason(str(error))
                 continue

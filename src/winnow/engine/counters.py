@@ -83,7 +83,7 @@ class Counters:
             host_bytes_used=host.used_bytes,
             host_bytes_peak=host.peak_bytes,
             host_bytes_budget=host.limit,
-            image_bytes=executor.image_bytes,
+            image_bytes=executor.tower.nbytes,
             value_tier=self._tier_stats(scheduler, executor),
             disk_tier=None if memory.files.cached is None else memory.files.cached.stats(),
             sessions=sessions.count_tiers(),

@@ -17,6 +17,7 @@ from winnow.engine.requests.eviction_report import eviction_report, kept_parts
 from winnow.engine.requests.forked_request import forked_params, inherit, source_of
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.output_state import FinishReason
+from winnow.engine.requests.protected import with_spans
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.requests.request_table import RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
@@ -219,9 +220,10 @@ class Engine:
 
     def _admit(self, new: NewRequest) -> Request:
         """Check a request. Raises as `add`."""
+        params = with_spans(new.params, new.token_ids, new.images, self.requests.tokens)
         granted = self._admission.admit(
             new.token_ids,
-            new.params,
+            params,
             new.tenant,
             cut_to_memory=new.cut_to_memory,
             images=new.images,
@@ -230,7 +232,7 @@ class Engine:
         for eviction in granted.evictions:
             if eviction is not None:
                 self._executor.prepare(eviction.policy)
-        params = self._executor.with_seed(new.params)
+        params = self._executor.with_seed(params)
         if granted.context_tokens is not None:  # a fork inherits it
             params = replace(params, context_tokens=granted.context_tokens)
         request = Request.of(

@@ -13,6 +13,27 @@ from winnow.cache.layout import IntArray
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy
 from winnow.sampling import SamplingParams
+from winnow.values.images import PromptImage
+
+
+class VisionTower:
+    """Tower that runs beside steps. This one is there for models without any: no prompt has pictures.
+
+    Attributes:
+        nbytes: of its outputs, which are kept beside KVs.
+    """
+
+    nbytes = 0
+
+    def ready(self, images: Sequence[PromptImage], start: int, end: int) -> bool | str:
+        """Begin pictures with tokens from `start` on. Return whether those of tokens start..end - 1 are computed;
+        text: why one cannot be.
+        """
+        return True
+
+    def wait(self) -> bool:
+        """Wait a moment, or until a picture is computed. False: none is being computed."""
+        return False
 
 
 class Executor(Protocol):
@@ -51,8 +72,8 @@ class Executor(Protocol):
         """
 
     @property
-    def image_bytes(self) -> int:
-        """Bytes of what the vision tower made of pictures, which are kept beside KVs."""
+    def tower(self) -> "VisionTower":
+        """What computes pictures, beside steps."""
 
     def state_bytes(self, slot: int) -> int:
         """Return bytes of a running sequence's states beside its KVs, which are copied with it to the host tier."""

@@ -10,6 +10,7 @@ from winnow.cache.cache_size import ROW_SKEW
 from winnow.cache.layout import ceil_div
 from winnow.eviction.policy import EvictionPolicy
 from winnow.eviction.replay import ReplayPass
+from winnow.values.images import cut_run
 
 # Most tokens that a sequence under a pressure policy computes at once after its prompt; admission reserves room.
 _PRESSURE_STEP = 64
@@ -37,12 +38,19 @@ class SequenceEviction:
     """Tokens at the context's end that follow the question: what a chat template ends with, and an answer's prefix."""
     passes: tuple[ReplayPass, ...] = ()
     """Replay passes that run behind the context before its round, one by one; the KVs of each are dropped."""
+    uncut: tuple[tuple[int, int], ...] = ()
+    """Runs of tokens within which there is no round (`PromptImage.two_way`): it comes behind them."""
     after: "SequenceEviction | None" = None
     """Rule, as `snapshots` gives it, of the round whose KVs it compresses once more; None: there is none."""
 
     @property
     def _step(self) -> int:
         return self.policy.when.prefill_every or 0
+
+    @property
+    def _most_step(self) -> int:
+        """Most tokens between rounds within the prompt."""
+        return self._step and self._step + max((end - start for start, end in self.uncut), default=0)
 
     @property
     def target(self) -> int:
@@ -120,9 +128,16 @@ class SequenceEviction:
     def _prefill_stop(self, computed: int) -> int:
         if not self._step:
             return self.context_len
-        if computed < self.limit:
-            return self.limit
-        return computed + self._step - (computed - self.limit) % self._step
+        run = cut_run(self.uncut, computed)
+        computed = computed if run is None else run[0]
+        stop = self.limit
+        if computed >= stop:
+            stop = computed + self._step - (computed - self.limit) % self._step
+        return self._uncut_end(stop)
+
+    def _uncut_end(self, stop: int) -> int:
+        run = cut_run(self.uncut, stop)
+        return stop if run is None else run[1]
 
     def round_due(self, computed: int, last_round: int, mean_kvs: float) -> bool:
         """Return whether a round is due before the next tokens. Arguments as above."""
@@ -190,17 +205,23 @@ class SequenceEviction:
         # What the engine learnt of the context's queries is no part of a snapshot; after the last round it is useless.
         is_known = not (signals and policy.when.in_decode)
         if policy.when.after_prefill and self.context_len < self.prompt_len and is_known:
-            yield self.context_len, replace(self, prompt_len=0)
+            yield self.context_len, self.rule_at(self.context_len)
         if not self._step or signals:
             return
         apart = self._step * ceil_div(self.target, self._step)
         last = min(self.question_end, self.context_len - 1, self.prompt_len - 1)
-        for computed in reversed(range(self.limit, last + 1, apart)):
+        ends = {self._uncut_end(computed) for computed in range(self.limit, last + 1, apart)}
+        for computed in sorted((end for end in ends if end <= last), reverse=True):
             spans = tuple(span for span in self.spans if span[0] < computed)
             yield (
                 computed,
-                replace(self, prompt_len=0, context_len=0, template_tail=0, spans=spans, passes=()),
+                replace(self.rule_at(computed), context_len=0, template_tail=0, spans=spans, passes=()),
             )
+
+    def rule_at(self, computed: int) -> "SequenceEviction":
+        """Return what KVs left by the round after `computed` tokens follow from besides these tokens."""
+        uncut = tuple(run for run in self.uncut if run[0] < computed)
+        return replace(self, prompt_len=0, uncut=uncut)
 
     def may_observe(self, computed: int, most: int) -> bool:
         """Return whether queries of the next tokens, `most` of them or fewer, may add to accumulators."""
@@ -237,7 +258,9 @@ class SequenceEviction:
         if context == self.context_len:
             context += self.longest_pass
         prefill = (
-            self._blocks_above_target(rows, self._step, context) if self._step else rows.blocks_for(context)
+            self._blocks_above_target(rows, self._most_step, context)
+            if self._step
+            else rows.blocks_for(context)
         )
         if num_tokens <= self.context_len:
             return windowed + prefill
@@ -261,11 +284,11 @@ class SequenceEviction:
         """Return an upper bound on tokens per row above the target at any time after the context."""
         when = self.policy.when
         # Without a round at its end, the context may leave a whole step above the target.
-        above = 0 if when.after_prefill else self._step
+        above = 0 if when.after_prefill else self._most_step
         grown = above + num_tokens - self.context_len
         question = self.prompt_len - self.context_len
         if when.within:
-            return min(grown, self._step + question)
+            return min(grown, self._most_step + question)
         every = when.decode_every or (_PRESSURE_STEP if when.pressure else None)
         return grown if every is None else min(grown, above + question + every)
 
@@ -296,4 +319,5 @@ class SequenceEviction:
     def _longest_evicted(self, num_tokens: int) -> int:
         if not self._step:
             return max(num_tokens, self.context_len + self.longest_pass) if self.passes else num_tokens
-        return min(num_tokens, self.limit if self.policy.budget.equal_rows else self.limit * ROW_SKEW)
+        limit = self.limit + self._most_step - self._step
+        return min(num_tokens, limit if self.policy.budget.equal_rows else limit * ROW_SKEW)

@@ -1,32 +1,77 @@
-"""Outputs of the vision tower, kept by the digests of pictures, and those that a step needs."""
+"""Outputs of the vision tower, computed beside steps and kept by pictures' digests, and those that a step needs."""
 
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from threading import Lock
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from winnow.engine.executor import VisionTower
 from winnow.engine.plan import StepPlan
+from winnow.errors import describe_error
 from winnow.executor.occupants import Occupants
 from winnow.models import LoadedModel
 from winnow.models.bind.images import PackedImages, run_tower
+from winnow.models.load.processor import two_way_layers
 from winnow.values.images import PromptImage, rotary_positions
 
+_BATCH = 8
+_MOMENT = 0.02  # seconds, after which callers are heard again
 
-class ImageFeatures:
+Features = tuple[Tensor, ...]
+"""See `PackedImages.features`."""
+
+
+class ImageFeatures(VisionTower):
     """What the vision tower made of pictures; the least recently used go first.
 
+    A thread of its own runs it, on up to 8 pictures of one size at a time.
+
     Args:
-        limit: bytes. The pictures of one step are kept until its end, whatever they take.
+        limit: bytes. The pictures of one step are kept until its end, and new ones until the next step with pictures,
+            whatever they take.
     """
 
     def __init__(self, model: LoadedModel, limit: int) -> None:
         self._model = model
         self._limit = limit
-        self._kept: OrderedDict[bytes, tuple[Tensor, ...]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, "winnow-tower")
+        self._lock = Lock()  # of what waits for the thread
+        self._queue: list[tuple[PromptImage, Future[Features]]] = []
+        self._pending: dict[bytes, Future[Features]] = {}
+        self._kept: OrderedDict[bytes, Features] = OrderedDict()
         self._joined = False
         self.nbytes = 0
         self.num_runs = 0
+        self.windowed = two_way_layers(model.model.config) == "windowed"
+
+    def ready(self, images: Sequence[PromptImage], start: int, end: int) -> bool | str:
+        self._collect()
+        later = [image for image in images if image.span[1] > start]
+        for image in later:
+            self._begin(image)
+        for image in later:
+            found = self._pending.get(image.digest) if image.span[0] < end else None
+            if found is not None and not found.done():
+                return False
+            if found is not None and isinstance(error := found.exception(), Exception):
+                del self._pending[image.digest]
+                return describe_error(error)
+        self._collect()
+        return True
+
+    def wait(self) -> bool:
+        running = [each for each in self._pending.values() if not each.done()]
+        wait(running, _MOMENT, FIRST_COMPLETED)
+        return bool(running)
+
+    def close(self) -> None:
+        """Begin no further picture."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def pack(self, plan: StepPlan, occupants: Occupants, position: Tensor) -> PackedImages | None:
         """Return the pictures of a step; None: its sequences have none that matter to it.
@@ -47,7 +92,8 @@ class ImageFeatures:
             if images and images[0].positions is not None:
                 turned.append((first, rotary_positions(images, entry.start, entry.end)))
             first += entry.count
-        self._drop()
+        while self.nbytes > self._limit and self._kept:
+            self.nbytes -= _bytes(self._kept.popitem(last=False)[1])
         if not tokens and not turned:
             return None
         positions = None
@@ -59,20 +105,85 @@ class ImageFeatures:
         features = tuple(map(torch.cat, zip(*parts, strict=True)))
         return PackedImages(torch.from_numpy(places).to(position.device), features, self._joined, positions)
 
-    def _of(self, image: PromptImage) -> tuple[Tensor, ...]:
-        found = self._kept.get(image.digest)
-        if found is None:
-            found, self._joined = run_tower(self._model.model, image)
-            self._kept[image.digest] = found
-            self.nbytes += _bytes(found)
-            self.num_runs += 1
-        self._kept.move_to_end(image.digest)
+    def last_visible(self, plan: StepPlan, occupants: Occupants) -> dict[int, NDArray[np.int64]]:
+        """Return positions of the last KVs that tokens of sequences see, by entry; none where all are causal."""
+        found = {}
+        for index, entry in enumerate(plan.entries):
+            last = None
+            for image in occupants[entry.slot].images:
+                for start, end in image.two_way:
+                    if start < entry.end and entry.start < end:
+                        assert end <= entry.end, "no step cuts a run"
+                        last = np.arange(entry.start, entry.end) if last is None else last
+                        last[max(start - entry.start, 0) : end - entry.start] = end - 1
+            if last is not None:
+                found[index] = last
         return found
 
-    def _drop(self) -> None:
-        while self.nbytes > self._limit and self._kept:
-            self.nbytes -= _bytes(self._kept.popitem(last=False)[1])
+    def _of(self, image: PromptImage) -> Features:
+        if image.digest not in self._kept:  # it went since the step was planned
+            self._begin(image)
+            self._pending[image.digest].result()
+            self._collect()
+        self._kept.move_to_end(image.digest)
+        return self._kept[image.digest]
+
+    def _collect(self) -> None:
+        for digest, future in list(self._pending.items()):
+            if future.done() and future.exception() is None:
+                self._kept[digest] = features = self._pending.pop(digest).result()
+                self.nbytes += _bytes(features)
+                self.num_runs += 1
+
+    def _begin(self, image: PromptImage) -> None:
+        if image.digest in self._kept or image.digest in self._pending:
+            return
+        self._pending[image.digest] = future = Future[Features]()
+        with self._lock:
+            self._queue.append((image, future))
+        self._thread.submit(self._run)
+
+    def _run(self) -> None:
+        """Compute the first picture that waits, and others of its size."""
+        with self._lock:
+            shapes = [_shapes(image) for image, _ in self._queue]
+            alike = [each for each, shape in zip(self._queue, shapes, strict=True) if shape == shapes[0]]
+            batch = alike[:_BATCH]
+            self._queue = [each for each in self._queue if each not in batch]
+        if not batch:  # an earlier call took them all
+            return
+        try:
+            found, self._joined = self._beside_steps(
+                lambda: run_tower(self._model.model, [i for i, _ in batch])
+            )
+        except Exception as error:
+            for _, future in batch:
+                future.set_exception(error)
+            return
+        for (_, future), features in zip(batch, found, strict=True):
+            future.set_result(features)
+
+    def _beside_steps(
+        self, compute: Callable[[], tuple[list[Features], bool]]
+    ) -> tuple[list[Features], bool]:
+        """Compute on a stream of its own, where a device has streams, and wait for it."""
+        device = self._model.device
+        if device.type != "cuda":
+            return compute()
+        stream, steps = torch.cuda.Stream(device), torch.cuda.default_stream(device)
+        with torch.cuda.stream(stream):
+            found, joined = compute()
+        stream.synchronize()
+        for features in found:
+            for each in features:
+                each.record_stream(steps)
+        return found, joined
 
 
-def _bytes(features: tuple[Tensor, ...]) -> int:
+def _shapes(image: PromptImage) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    sizes = tuple((name, value.shape) for name, value in image.inputs.items())
+    return (("tokens", image.tokens.shape), *sizes)
+
+
+def _bytes(features: Features) -> int:
     return sum(each.nbytes for each in features)

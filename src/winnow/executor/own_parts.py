@@ -1,13 +1,15 @@
-"""Attention of replays that reads their own part of the context alone."""
+"""Attention of replays that reads their own part of the context alone, and of pictures that looks both ways."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from winnow.attention import AttentionBackend, BackendStep, PagedCache, Spans
 from winnow.attention.parts import BatchPart, PartedStep
+from winnow.attention.reference import TwoWayStep
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
 from winnow.cache.tables import BlockTables
@@ -16,24 +18,39 @@ from winnow.eviction.replay import ReplayPass
 
 
 def with_own_parts(
-    backend: AttentionBackend, cache: PagedCache, spans: Spans, replays: Sequence[ReplaySpan]
+    backend: AttentionBackend,
+    cache: PagedCache,
+    spans: Spans,
+    replays: Sequence[ReplaySpan],
+    two_way: Mapping[int, NDArray[np.int64]],
+    *,
+    windowed: bool,
 ) -> BackendStep:
-    """Prepare a batch, divided where replays attend to their own part.
+    """Prepare a batch, divided where replays attend to their own part, and tokens of pictures to later ones.
 
     Keys and values of all tokens are written before. Where some are kept wide, which slots find, replays read
     all.
+
+    Args:
+        two_way: by sequence of the batch with such pictures, positions of the last KVs that its tokens see.
+        windowed: only in layers with a window.
     """
     whole = backend.prepare(cache, spans)
-    apart = {span.slot: span for span in replays if span.replay.own_part}
-    if not apart or cache.wide is not None:
+    apart = {span.slot: span for span in replays if span.replay.own_part and cache.wide is None}
+    if not apart and not two_way:
         return whole
     parts, others = [], []
     for index, slot in enumerate(spans.slots.tolist()):
+        part: BackendStep | None = None
         if slot in apart:
             part = backend.prepare(*_own_part(cache, spans, index, apart[slot].replay))
-            parts.append(BatchPart(spans.tokens_of([index]), part))
-        else:
+        elif index in two_way:
+            last = torch.from_numpy(two_way[index].astype(np.int32)).to(spans.device)
+            part = TwoWayStep(cache, spans.only([index]), last, windowed=windowed)
+        if part is None:
             others.append(index)
+        else:
+            parts.append(BatchPart(spans.tokens_of([index]), part))
     if others:
         parts.append(BatchPart(spans.tokens_of(others), backend.prepare(cache, spans.only(others))))
     return PartedStep(whole, parts)

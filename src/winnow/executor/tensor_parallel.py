@@ -14,6 +14,7 @@ from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray
 from winnow.cache.rank_rows import join_states
 from winnow.config import EngineConfig
+from winnow.engine.executor import VisionTower
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.eviction import EvictionPolicy
 from winnow.executor.rank_executor import RankExecutor
@@ -27,6 +28,7 @@ class TensorParallelExecutor:
     """Executor over all ranks of tensor parallelism. Every rank runs each call; only the first samples."""
 
     overlaps = False
+    tower = VisionTower()
 
     def __init__(
         self, team: RankTeam, loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize
@@ -52,10 +54,6 @@ class TensorParallelExecutor:
 
     def apply(self, update: CacheUpdate) -> None:
         self._team.call(lambda: self._rank.apply(update), "apply", update)
-
-    @property
-    def image_bytes(self) -> int:
-        return 0
 
     def state_bytes(self, slot: int) -> int:
         return self._own.state_bytes(slot) * self._team.size

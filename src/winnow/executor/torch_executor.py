@@ -107,7 +107,7 @@ class TorchExecutor:
         self.cache.states.add(self._occupants, self._signals.directions)
         self.overlaps = computes_apart(model.device) and model.ranks.size == 1
         self._last_sampled = torch.zeros(size.max_num_seqs, dtype=torch.int64, device=model.device)
-        self._images = ImageFeatures(model, config.cache.image_memory)
+        self.tower = ImageFeatures(model, config.cache.image_memory)
         self._recurrent = model.open_states(size.max_num_seqs)
         if self._recurrent is not None:
             self.cache.states.add(self._recurrent)
@@ -163,10 +163,6 @@ class TorchExecutor:
         assert store is not None, "only memory of a tier is asked for"
         return store.grant(blocks)
 
-    @property
-    def image_bytes(self) -> int:
-        return self._images.nbytes
-
     def state_bytes(self, slot: int) -> int:
         return self.cache.states.nbytes(slot)
 
@@ -193,7 +189,14 @@ class TorchExecutor:
         wanted = self._to_device(logits.tokens)
         replays = replay_spans(plan, self._occupants) if evicts else ()
         step = PagedAttentionStep(
-            with_own_parts(self._backend, self.cache, spans, replays),
+            with_own_parts(
+                self._backend,
+                self.cache,
+                spans,
+                replays,
+                self.tower.last_visible(plan, self._occupants),
+                windowed=self.tower.windowed,
+            ),
             None if len(wanted) == len(spans.position) else wanted,
             self._signals.watch(plan) if evicts else (),
             replays,
@@ -343,7 +346,7 @@ class TorchExecutor:
         check_contents(self.cache, held)
 
     def close(self) -> None:
-        """Do nothing: it computes in this process."""
+        self.tower.close()
 
     def _eviction(self, slot: int) -> SequenceEviction:
         eviction = self._occupants[slot].eviction
@@ -400,7 +403,7 @@ class TorchExecutor:
         Returns:
             Their logits, [n, V].
         """
-        tokens, images = self._token_ids(plan), self._images.pack(plan, self._occupants, spans.position)
+        tokens, images = self._token_ids(plan), self.tower.pack(plan, self._occupants, spans.position)
         if self._graphs is not None and not (images or step.probes or step.replays):
             logits = self._graphs.run(tokens, spans, indices)
             if logits is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from winnow.errors import InvalidRequestError
 from winnow.values.checks import check_integer, check_length, check_list, check_number, show
-from winnow.values.eviction_request import MAX_PROTECT
+from winnow.values.eviction_request import MAX_PROTECT, Protected
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024  # characters; text that could still become a stop string is held back
@@ -66,12 +66,27 @@ def _forced_list(tokens: Any) -> tuple[int, ...]:
     return tuple(_integer("a token id in forced_tokens", token, 0) for token in tokens)
 
 
-def spans(spans: Any) -> tuple[tuple[int, int], ...]:
-    checked = []
-    for span in _pairs("protect", spans, "[start, end]"):
+def spans(spans: Any) -> tuple[tuple[int, int] | Protected, ...]:
+    _list("protect", spans, "a list of pairs [start, end]")
+    checked = [_protected(each) for each in spans if isinstance(each, Mapping | Protected)]
+    for span in _pairs(
+        "protect", [each for each in spans if not isinstance(each, Mapping | Protected)], "[start, end]"
+    ):
         start = _integer("a start in protect", span[0], 0)
         checked.append((start, _integer("an end in protect", span[1], start + 1)))
     return tuple(checked)
+
+
+def _protected(named: Any) -> Any:
+    if isinstance(named, Protected):
+        return named
+    if named == {"images": True}:
+        return Protected(None)
+    if list(named) == ["text"] and isinstance(named["text"], str) and named["text"]:
+        return Protected(named["text"])
+    raise InvalidRequestError(
+        f'protect must hold pairs [start, end], {{"images": true}} or {{"text": words}}, got {show(named)}'
+    )
 
 
 def rounds(rounds: Any) -> tuple[tuple[int, int], ...]:

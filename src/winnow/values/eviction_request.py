@@ -56,6 +56,13 @@ OWN_AMOUNT = Amount()
 """The policy's own amount."""
 
 
+@dataclass(frozen=True)
+class Protected:
+    """Tokens of a prompt by what they are: those of the words `text`, or of pictures where it is None."""
+
+    text: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvictionRequest:
     """Choice of the KVs of a request that stay, and what is known of its prompt.
@@ -74,7 +81,8 @@ class EvictionRequest:
             None: what `LLM.chat` finds; 0 for prompts without a template.
         answer_prefix: of `template_tail`, tokens at the prompt's end that begin the answer. Their queries look for the
             rest of it, so windows end with them and not before the tail. None: 0.
-        protect: positions of the prompt that are never evicted, as pairs (start, end), end excluded.
+        protect: what of the prompt is never evicted: positions as pairs (start, end), end excluded; {"images": True},
+            its pictures; {"text": words}, all places where these words stand, letter by letter.
         earlier_rounds: rounds that the prompt's front has been through, first to last, as pairs (tokens, KVs kept in
             each row on average). What the last of them that is known has left, in the cache or saved, is compressed
             once more, to this request's amount; where none is known, all is computed.
@@ -86,7 +94,7 @@ class EvictionRequest:
     context_tokens: int | None = parameter(None, Limits(1))
     template_tail: int | None = parameter(None, Limits(0))
     answer_prefix: int | None = parameter(None, Limits(0))
-    protect: Sequence[tuple[int, int]] = parameter((), most=MAX_PROTECT)
+    protect: Sequence[Any] = parameter((), most=MAX_PROTECT)
     earlier_rounds: Sequence[tuple[int, int]] = parameter((), most=MAX_PROTECT)
 
 

@@ -40,6 +40,8 @@ class PromptImage:
         positions: rotary positions of `tokens`, int64 [3, n] (time, height, width), where the model's have three
             axes (M-RoPE); None: they are the token indices.
         position_offset: rotary position less token index of the text that follows, up to the next picture.
+        two_way: runs of its tokens, half-open indices in the prompt, that see each other in both directions: no step
+            may compute a part of one. Empty: attention is causal.
     """
 
     inputs: Mapping[str, NDArray[Any]]
@@ -49,6 +51,7 @@ class PromptImage:
     grids: tuple[TokenGrid, ...] = ()
     positions: NDArray[np.int64] | None = None
     position_offset: int = 0
+    two_way: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(
@@ -81,6 +84,11 @@ def prefix_ids(token_ids: list[int], images: Sequence[PromptImage]) -> list[int]
         there = image.tokens < len(found)
         found[image.tokens[there]] = np.resize(words, len(image.tokens))[there]
     return found.tolist()
+
+
+def cut_run(runs: Sequence[tuple[int, int]], end: int) -> tuple[int, int] | None:
+    """Return the run that a step up to token `end`, exclusive, would cut; None: there is none."""
+    return next((run for run in runs if run[0] < end < run[1]), None)
 
 
 def rotary_positions(images: Sequence[PromptImage], start: int, end: int) -> NDArray[np.int64]:

@@ -256,7 +256,8 @@ class PrefixSharing:
         slot, computed = sequence.kv.running_slot, sequence.kv.num_computed
         if sequence.before_replay_round:
             return self._ledger.is_shared(slot)
-        if not eviction.may_observe(computed, most):
+        run = max((end - start for start, end in sequence.request.two_way), default=0)
+        if not eviction.may_observe(computed, most + run):
             return False
         # A sequence that finds these blocks in the index later writes every accumulator before it reads any.
         if eviction.replaces_accumulators(computed):

@@ -1,6 +1,7 @@
 """Requests and their sequences."""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -13,7 +14,7 @@ from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
 from winnow.sampling import SamplingParams
-from winnow.values.images import PromptImage, prefix_ids
+from winnow.values.images import PromptImage, cut_run, prefix_ids
 from winnow.values.session_request import SessionRequest
 
 
@@ -104,6 +105,18 @@ class Request:
             return len(self.prompt_token_ids)
         return eviction.context_len
 
+    @cached_property
+    def two_way(self) -> tuple[tuple[int, int], ...]:
+        """Runs of tokens that no step may cut; see `PromptImage`."""
+        return tuple(run for image in self.images for run in image.two_way)
+
+    def uncut(self, start: int, end: int) -> int:
+        """Return `end` of a step that begins at token `start`, before the run that it would cut; behind it where the
+        step begins with it, though that may be more tokens than a step has.
+        """
+        run = cut_run(self.two_way, end) if start < end else None
+        return end if run is None else run[0] if run[0] > start else run[1]
+
     def update_metrics(self, **changes: Any) -> None:
         """Replace fields of its metrics, in a copy: outputs hold the former ones."""
         self.metrics = replace(self.metrics, **changes)
@@ -175,6 +188,8 @@ class Sequence:
     """The keys under which its blocks are shared; None: they are not."""
     fetch: Any = None
     """Parts of files that are read for it while it waits (`memory.file_lookup`); None: not looked up yet."""
+    awaits_tower: bool = False
+    """The vision tower computes pictures of its next tokens."""
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -206,6 +221,11 @@ class Sequence:
     def is_reading(self) -> bool:
         """Return whether something is being read from disk with which it can begin."""
         return self.fetch is not None and bool(self.fetch.is_reading)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Return whether it waits for other than room: what is read from disk, or its pictures."""
+        return self.is_reading or self.awaits_tower
 
     @property
     def asked_eviction(self) -> SequenceEviction | None:

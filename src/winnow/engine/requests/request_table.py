@@ -31,6 +31,7 @@ class RequestTable:
         clock: seconds, monotonic; intervals in metrics are differences of it.
 
     Attributes:
+        tokens: what each token adds to a text; None: there is no tokenizer.
         turns: conversations that were answered.
         prompt_tokens: computed so far, over all requests.
         generated_tokens: sampled so far, over all requests.
@@ -42,8 +43,8 @@ class RequestTable:
         eos_token_ids: frozenset[int],
         clock: Callable[[], float],
     ) -> None:
-        self._tokens = None if tokenizer is None else TokenTable(tokenizer)
-        self.turns = Turns(self._tokens)
+        self.tokens = None if tokenizer is None else TokenTable(tokenizer)
+        self.turns = Turns(self.tokens)
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._requests: dict[str, Request] = {}
@@ -101,7 +102,7 @@ class RequestTable:
 
     def add(self, request: Request, parent: Sequence | None = None) -> None:
         """Add a request with an unused id. The outputs of a fork continue those of `parent`."""
-        states = {s: OutputState(s, self._tokens, self._eos_token_ids) for s in request.sequences}
+        states = {s: OutputState(s, self.tokens, self._eos_token_ids) for s in request.sequences}
         if parent is not None:
             for state in states.values():
                 state.resume(self._states[parent])
@@ -138,9 +139,9 @@ class RequestTable:
         if any(math.isnan(entry.logprob) for each in found for entry in each.values()):
             request.error = Fault.NOT_FINITE.explain()
         try:
-            if self._tokens is not None:
+            if self.tokens is not None:
                 skip = request.params.skip_special_tokens
-                found = [decode_logprobs(self._tokens, each, skip_special_tokens=skip) for each in found]
+                found = [decode_logprobs(self.tokens, each, skip_special_tokens=skip) for each in found]
         except Exception as error:
             request.error = describe_error(error)
         request.prompt_logprobs += found

@@ -43,15 +43,15 @@ class AdmissionOrder:
     def candidates(self, running: SequenceType[Sequence]) -> list[Sequence]:
         """Return waiting sequences to try in turn; the first that fits is started.
 
-        No sequence is served before the first, however little it needs, unless its prefix is still
-        being read from disk: room comes free until that fits. Those of tenants within their guarantee come
+        No sequence is served before the first, however little it needs, unless its prefix is still being read from
+        disk, or its pictures computed: room comes free until that fits. Those of tenants within their guarantee come
         first, and those of tenants at their limit do not come at all: they hold up their own tenant alone.
         """
         found = self._guaranteed(running)[:1]
         if not found:
             heads = self._waiting.heads()
             found = list(islice((s for s in heads if self._is_within_limit(s, running)), 1))
-        if found and found[0].is_reading:
+        if found and found[0].is_held_up:
             others = islice(self._waiting, _LOOKAHEAD)
             found += [s for s in others if s is not found[0] and self._is_within_limit(s, running)]
         return found
@@ -120,7 +120,7 @@ class AdmissionOrder:
         )
         if chunk is None and sequence.num_tokens + len(running) > budget:
             return sys.maxsize  # the step would have no tokens for it
-        if sequence.is_reading:
+        if sequence.is_held_up:
             return sys.maxsize
         # Decoding sequences take their next KVs before it starts, and then others are promised to them.
         decoding = [s.kv.running_slot for s in running if s.is_decoding]

@@ -25,6 +25,7 @@ def next_chunk(
     if eviction is not None:
         kvs = 0.0 if sequence.kv.slot is None else rounds.mean_kvs(sequence)
         wanted = eviction.chunk(sequence.kv.num_computed, sequence.kv.last_round, kvs, wanted, most)
-    if chunk is None:
-        return wanted if wanted <= most else 0
-    return min(wanted, most)
+    if chunk is None and wanted > most:
+        return 0
+    start = sequence.kv.num_computed
+    return sequence.request.uncut(start, start + min(wanted, most)) - start

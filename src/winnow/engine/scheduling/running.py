@@ -84,6 +84,14 @@ class Running(SequenceType[Sequence]):
         self.finish(sequence, "stop")
         self._failed.append(sequence)
 
+    def fail(self, sequences: SequenceType[Sequence], error: str) -> None:
+        """End sequences, running or waiting, for the same reason."""
+        for each in sequences:
+            if not each.finished:
+                each.error = error
+                self.finish(each, "error")
+                self._failed.append(each)
+
     def take_failed(self) -> list[Sequence]:
         """Return sequences that ended since the last call without a step, with the reason set."""
         failed, self._failed = self._failed, []
@@ -157,5 +165,4 @@ class Running(SequenceType[Sequence]):
         forks, sequence.forks = sequence.forks, []
         for fork in forks:
             self._waiting.requeue(fork)
-        self.finish(sequence, "error")
-        self._failed.append(sequence)
+        self.fail([sequence], sequence.error)

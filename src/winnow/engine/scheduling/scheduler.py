@@ -5,7 +5,6 @@ step's token budget is spent. Nothing here knows a model: the simulator runs the
 """
 
 from collections.abc import Callable
-from functools import partial
 
 from winnow.cache import Demand, OutOfBlocksError
 from winnow.config import SchedulerConfig
@@ -58,6 +57,7 @@ class Scheduler:
         self.memory = memory
         self.ledger = memory.ledger
         self._executor = executor
+        self._failed: dict[Sequence, str] = {}  # whose pictures cannot be computed
         self.drafts = Drafts(config.speculative_config, executor.layout, draft_source)
         self.waiting = WaitingQueue(build_order(config))
         swapped = memory.swap.host_bytes
@@ -81,7 +81,10 @@ class Scheduler:
             self._prefetching.append(request.sequences[0])
 
     def schedule(self) -> ScheduledStep:
-        """Plan the next step and take the blocks that it needs. The plan is empty only if nothing is unfinished."""
+        """Plan the next step and take the blocks that it needs.
+
+        The plan is empty only if nothing is unfinished, or all wait for pictures, or have failed.
+        """
         try:
             return self._schedule()
         except BaseException:
@@ -94,9 +97,14 @@ class Scheduler:
         memory.start_step(idle=not self.running)
         rounds.start_step()
         self._order.keep_limits(self.running)
+        while self._failed:
+            sequence, error = self._failed.popitem()
+            self.running.fail(sequence.request.sequences, error)
+        gave_way = False
         while True:
             self._prefetching = [s for s in self._prefetching if not self._end_prefetch(s)]
-            self._resume_next()
+            if not gave_way or not self.running:  # else who gave way would come back at once, again and again
+                self._resume_next()
             drop_finished(memory, self.running)
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
             rounds.unshare_samples(budgets_differ=True)
@@ -111,10 +119,13 @@ class Scheduler:
             step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return rounds.foresee(step)
+            if self._executor.tower.wait() or self._failed:
+                return step
             if memory.files.await_any(self.waiting) or waits or rounds.evict_under_pressure():
                 continue
             # Only prompts in progress are left, and together they hold all blocks: one gives way.
             self.running.preempt()
+            gave_way = True
 
     def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
         """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
@@ -140,7 +151,9 @@ class Scheduler:
             elif sequence.is_decoding or sequence in waits or not sequence.num_to_compute:
                 continue
             else:
-                count = next_chunk(sequence, budget, self._config, self.memory, self.rounds)
+                count = self._chunk(sequence, budget)
+            if not count and sequence.awaits_tower:
+                continue
             if not count:
                 break
             more = taken.plus(self.ledger.demand([sequence.kv.running_slot], [count]))
@@ -178,6 +191,21 @@ class Scheduler:
                 if not drafts and not self.rounds.evict_under_pressure():
                     self.running.preempt()
 
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """Return tokens of a prompt that this step computes; 0: it waits, for room or for its pictures.
+
+        A picture that cannot be computed fails its request.
+        """
+        count = next_chunk(sequence, budget, self._config, self.memory, self.rounds)
+        images, start = sequence.request.images, sequence.kv.num_computed
+        if not images:
+            return count
+        ready = sequence not in self._failed and self._executor.tower.ready(images, start, start + count)
+        sequence.awaits_tower = ready is not True
+        if isinstance(ready, str):
+            self._failed[sequence] = f"image cannot be computed: {ready}"
+        return count if ready is True else 0
+
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
         if not self.waiting or not self.memory.room.is_open(self.running):
@@ -190,8 +218,7 @@ class Scheduler:
         if sequence.kv.host_id is not None or sequence in self._prefetching:
             return 0  # a swapped one resumes before the next step is planned
         self.decisions.note_start(sequence, self.waiting, self.running)
-        chunk = partial(next_chunk, sequence, budget, self._config, self.memory, self.rounds)
-        count = self.memory.take(sequence, self.running, chunk)
+        count = self.memory.take(sequence, self.running, lambda: self._chunk(sequence, budget))
         if not count:
             return 0
         self.waiting.remove(sequence)

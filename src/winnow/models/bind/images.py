@@ -49,7 +49,10 @@ class PackedImages:
         features = self.features
         if len(places) > len(self.tokens):
             own = torch.searchsorted(places, self.tokens)
-            embedded = model.get_input_embeddings()(tokens[places])
+            # Gemma 4 reads them as padding, in a step without pictures too.
+            padded = model.config.model_type == "gemma4"
+            alone = model.config.text_config.pad_token_id if padded else image_token(model.config)
+            embedded = model.get_input_embeddings()(torch.full_like(tokens[places], alone))
             features = tuple(
                 (
                     embedded.to(each.dtype) if index == 0 else each.new_zeros(len(places), each.shape[1])
@@ -63,22 +66,32 @@ class PackedImages:
 
 
 @torch.inference_mode()
-def run_tower(model: "PreTrainedModel", image: PromptImage) -> tuple[tuple[Tensor, ...], bool]:
-    """Return what the vision tower makes of a picture of n tokens: see `PackedImages.features` and `joined`."""
-    inputs = {name: torch.from_numpy(value).to(model.device) for name, value in image.inputs.items()}
-    inputs = {
-        name: value.to(model.dtype) if value.is_floating_point() else value for name, value in inputs.items()
-    }
+def run_tower(
+    model: "PreTrainedModel", images: Sequence[PromptImage]
+) -> tuple[list[tuple[Tensor, ...]], bool]:
+    """Return what the vision tower makes of each picture, and `joined`: see `PackedImages`.
+
+    Args:
+        images: whose inputs have the same shapes; a class computes them in one batch.
+    """
+    inputs = {}
+    for name, value in images[0].inputs.items():
+        rows = [torch.from_numpy(image.inputs[name]) for image in images]
+        whole = (rows[0] if len(rows) == 1 else torch.cat(rows)).to(model.device)
+        inputs[name] = whole.to(model.dtype) if value.dtype.kind == "f" else whole
     out = model.get_image_features(**inputs, return_dict=True)
     parts = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
-    features = tuple(_flat(part).to(model.dtype) for part in parts)
-    assert len(features[0]) == len(image.tokens), (
-        f"the tower gives {len(features[0])} features for {len(image.tokens)} tokens"
+    counts = [len(image.tokens) for image in images]
+    features = [_flat(part).to(model.dtype) for part in parts]
+    assert len(features[0]) == sum(counts), (
+        f"the tower gives {len(features[0])} features for {sum(counts)} tokens"
     )
-    return features, isinstance(out.pooler_output, Tensor)
+    # A copy of each: what stays of a batch is dropped picture by picture.
+    split = [[each.clone() for each in part.split(counts)] for part in features]
+    return list(zip(*split, strict=True)), isinstance(out.pooler_output, Tensor)
 
 
 def _flat(part: Tensor | Sequence[Tensor]) -> Tensor:
-    """Return features of a picture's parts one behind the other, [n, size]."""
+    """Return features of pictures' parts one behind the other, [n, size]."""
     whole = part if isinstance(part, Tensor) else torch.cat(list(part))
     return whole.reshape(-1, whole.shape[-1])

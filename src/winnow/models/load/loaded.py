@@ -102,6 +102,8 @@ class LoadedModel(PlainModel):
             ConfigError: KVs of the model's head_dim cannot be stored as `config` says.
         """
         geometry = self.geometry
+        if chunk is not None and not isinstance(self.processor, str):
+            chunk = max(chunk, self.processor.longest_run)
         layout = configured_layout(
             config,
             num_layers=geometry.num_layers,

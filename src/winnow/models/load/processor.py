@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -22,17 +22,14 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 FILES = ("processor_config.json", "preprocessor_config.json")
-_VIDEO = "video_processor"
+_OTHERS = ("video_processor", "feature_extractor")
 
-_QWEN = ("qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl")
-SERVED = ("idefics3", "internvl", "lfm2_vl", "mistral3", *_QWEN, "smolvlm")
+_QWEN = ("qwen2_5_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe")
+SERVED = ("gemma3", "gemma4", "idefics3", "internvl", "lfm2_vl", "mistral3", *_QWEN, "smolvlm")
 """Model types whose pictures are read as transformers reads them, which tests/models/test_images.py holds."""
-_BOTH_WAYS = "the tokens of a picture see each other in both directions in {}, and attention here is causal"
 _REFUSED = {
-    "gemma3": _BOTH_WAYS,
-    "gemma3n": _BOTH_WAYS,
-    "gemma4": _BOTH_WAYS,
-    "paligemma": _BOTH_WAYS,
+    "gemma3n": "the tower of {} is timm's, with which nothing was compared",
+    "paligemma": "the whole prompt of {} sees itself in both directions, its text too",
     "llama4": "transformers' own class for {} with pictures does not run",
 }
 
@@ -45,6 +42,14 @@ def has_processor(path: Path) -> bool:
 def image_token(config: "PretrainedConfig") -> int:
     """Return the token that stands for a part of a picture."""
     return int(getattr(config, "image_token_id", None) or config.image_token_index)
+
+
+def two_way_layers(config: "PretrainedConfig") -> Literal["all", "windowed"] | None:
+    """Return the layers in which the tokens of a picture see each other in both directions; None: in none."""
+    if config.model_type == "gemma3":
+        return "all"
+    vision = getattr(config.get_text_config(), "use_bidirectional_attention", None) == "vision"
+    return "windowed" if vision and config.model_type == "gemma4" else None
 
 
 def load_processor(
@@ -68,7 +73,7 @@ def load_processor(
         kind: Any = processor_class_from_name(name)
         if kind is None:
             return f"transformers has no processor called {name!r}"
-        own = _without_video(kind).from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        own = _for_pictures(kind).from_pretrained(path, trust_remote_code=False, local_files_only=True)
         return Processor(own, config, model_class)
     except ImportError as error:
         own = "Pillow (winnow-llm[vision]), and some processors torchvision or num2words"
@@ -77,22 +82,32 @@ def load_processor(
         return f"the processor in {path} is not usable: {first_line(error)}"
 
 
-def _without_video(kind: Any) -> Any:
-    """Return a processor's class that needs no processor of videos, which takes further packages."""
-    if _VIDEO not in kind.get_attributes():
+def _for_pictures(kind: Any) -> Any:
+    """Return a processor's class that needs no processors of videos and sound, which take further packages."""
+    others = [name for name in kind.get_attributes() if name in _OTHERS]
+    if not others:
         return kind
+    from transformers.processing_utils import ProcessorMixin
+
+    class Alone(ProcessorMixin):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{name: each for name, each in options.items() if name not in others})
 
     names = list(inspect.signature(kind.__init__).parameters)[1:]
 
     def attributes(cls: Any) -> list[str]:
-        return [name for name in super(alone, cls).get_attributes() if name != _VIDEO]
+        return [name for name in super(alone, cls).get_attributes() if name not in others]
 
     def from_args_and_dict(cls: Any, args: list[Any], *more: Any, **options: Any) -> Any:
-        first = names.index(_VIDEO)
-        return super(alone, cls).from_args_and_dict([*args[:first], None, *args[first:]], *more, **options)
+        rest = iter(args)
+        count = len(args) + len(others)
+        whole = [None if name in others else next(rest) for name in names[:count]]
+        return super(alone, cls).from_args_and_dict(whole, *more, **options)
 
     methods: dict[str, Any] = {"get_attributes": attributes, "from_args_and_dict": from_args_and_dict}
-    alone: Any = type(kind.__name__, (kind,), {name: classmethod(each) for name, each in methods.items()})
+    alone: Any = type(
+        kind.__name__, (kind, Alone), {name: classmethod(each) for name, each in methods.items()}
+    )
     return alone
 
 
@@ -106,6 +121,9 @@ class Processor:
         self._takes = frozenset(inspect.signature(model_class.get_image_features).parameters)
         self._positions = _positions_of(config, model_class)
         self.chat_template: str | None = getattr(own, "chat_template", None)
+        self._two_way = two_way_layers(config) is not None
+        most = (getattr(own, "image_seq_length", 0), getattr(own.image_processor, "max_soft_tokens", 0))
+        self.longest_run = max(most) if self._two_way else 0
 
     def process(
         self, prompt: str | Sequence[int], images: "Sequence[Image]", *, add_special_tokens: bool
@@ -159,6 +177,8 @@ class Processor:
                 fields["positions"] = positions[:, own]
                 last = positions[:, :behind].max() + 1 - behind
                 fields["position_offset"] = int(last)
+            if self._two_way:
+                fields["two_way"] = tuple((int(run[0]), int(run[-1]) + 1) for run in _runs(own))
             images.append(PromptImage.of(each, own, **fields))
         if positions is not None and not np.array_equal(rotary_positions(images, 0, len(ids)), positions):
             raise InvalidRequestError(
@@ -181,7 +201,11 @@ class Processor:
         if "image_grid_thw" in inputs:
             _, rows, cols = (inputs["image_grid_thw"][0] // self._own.image_processor.merge_size).tolist()
             return (TokenGrid(0, rows, cols),)
-        runs = np.split(tokens, np.flatnonzero(np.diff(tokens) != 1) + 1)
+        if "image_position_ids" in inputs:
+            most = inputs["image_position_ids"].reshape(-1, 2).max(axis=0) + 1
+            cols, rows = (most // self._config.vision_config.pooling_kernel_size).tolist()
+            return (TokenGrid(0, rows, cols),)
+        runs = _runs(tokens)
         before = self._own.tokenizer.convert_ids_to_tokens([ids[run[0] - 1] for run in runs])
         tiles = [re.search(r"row_(\d+)_col_(\d+)", name) for name in before]
         if len(runs) > 1 and not any(tiles):  # a run is a row
@@ -203,6 +227,11 @@ class Processor:
             grids.append(TokenGrid(first, rows, cols, box))
             first += len(run)
         return tuple(grids)
+
+
+def _runs(tokens: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Split ascending indices into those that follow each other."""
+    return np.split(tokens, np.flatnonzero(np.diff(tokens) != 1) + 1)
 
 
 class _Positions:
