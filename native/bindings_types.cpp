@@ -36,7 +36,8 @@ void bind_types(nb::module_ &m) {
       .value("Q4_0", BlockKind::q4_0).value("Q4_1", BlockKind::q4_1).value("Q5_0", BlockKind::q5_0)
       .value("Q5_1", BlockKind::q5_1).value("Q8_0", BlockKind::q8_0).value("Q2_K", BlockKind::q2_k)
       .value("Q3_K", BlockKind::q3_k).value("Q4_K", BlockKind::q4_k).value("Q5_K", BlockKind::q5_k)
-      .value("Q6_K", BlockKind::q6_k).value("IQ4_NL", BlockKind::iq4_nl).value("MXFP4", BlockKind::mxfp4);
+      .value("Q6_K", BlockKind::q6_k).value("IQ4_NL", BlockKind::iq4_nl).value("MXFP4", BlockKind::mxfp4)
+      .value("F8_E4M3", BlockKind::f8_e4m3);
 
   nb::class_<RawBlocks>(m, "RawBlocks")
       .def(
@@ -143,8 +144,7 @@ void bind_types(nb::module_ &m) {
 
   nb::enum_<Term>(m, "Term")
       .value("attention", Term::attention).value("squared", Term::squared)
-      .value("group_squared", Term::group_squared).value("below_average", Term::below_average)
-      .value("value_aware", Term::value_aware);
+      .value("below_average", Term::below_average);
   nb::enum_<Group>(m, "Group").value("sum", Group::sum).value("mean", Group::mean).value("max", Group::max);
 
   nb::class_<AttentionObserver>(m, "AttentionObserver")

@@ -15,9 +15,9 @@ namespace winnow {
 /// Inputs of a record, and of a super-block, whose scales are integers of 8 bits times one of 16.
 constexpr int64_t BLOCK = 32, SUPER_BLOCK = 256;
 
-/// GGUF's names.
-enum class BlockKind : int32_t { q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, mxfp4 };
-constexpr int NUM_BLOCK_KINDS = 12;
+/// GGUF's names; the last is 32 codes in E4M3 behind a scale in float32.
+enum class BlockKind : int32_t { q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, mxfp4, f8_e4m3 };
+constexpr int NUM_BLOCK_KINDS = 13;
 
 struct BlockForm {
   int low_bits, high_bits;  // of the planes; 0: there is none
@@ -26,11 +26,12 @@ struct BlockForm {
   bool halves;   // scales are of 16 inputs
   bool super;    // scales are of super-blocks
   int raw_block, raw_bytes;  // inputs and bytes of a block of the file
+  bool floats = false;       // codes are floats, and scales of 32 bits
 
   constexpr int scales() const { return halves ? 2 : 1; }
   /// Bytes that a feature takes in a record, and before the records of a super-block.
   constexpr int64_t record_bytes() const {
-    return (low_bits + high_bits) * BLOCK / 8 + scales() * (super ? 1 : 2) * (minimum ? 2 : 1);
+    return (low_bits + high_bits) * BLOCK / 8 + scales() * (super ? 1 : floats ? 4 : 2) * (minimum ? 2 : 1);
   }
   constexpr int64_t head_bytes() const { return super ? (minimum ? 4 : 2) : 0; }
   constexpr int64_t bytes(int64_t in) const { return in / BLOCK * record_bytes() + in / SUPER_BLOCK * head_bytes(); }
@@ -54,6 +55,7 @@ constexpr BlockForm BLOCK_FORMS[NUM_BLOCK_KINDS] = {
     {4, 2, 1, -32, 16, 0, false, true, true, 256, 210},  // q6_k
     {4, 0, 0, 0, 0, 0, false, false, false, 32, 18},     // iq4_nl
     {4, 0, 0, 0, 0, 0, false, false, false, 32, 17},     // mxfp4
+    {8, 0, 0, 0, 0, 0, false, false, false, 32, 36, true},  // f8_e4m3
 };
 
 /// Numbers of codes that do not follow one another.

@@ -4,13 +4,6 @@ namespace winnow {
 
 namespace {
 
-/// Whether scores of a sequence need its values.
-bool observes_values(const Batch &batch, int64_t seq) {
-  if (batch.observer[seq] < 0) return false;
-  const std::vector<Term> &terms = batch.observers[batch.observer[seq]].terms;
-  return std::find(terms.begin(), terms.end(), Term::value_aware) != terms.end();
-}
-
 /// KVs that a sequence has in a layer.
 int64_t num_kvs(const Cache &cache, int64_t slot, int64_t layer) {
   int64_t count = 0;
@@ -26,7 +19,7 @@ ValuesRead attend_selected(const Kernels &kernels, const Attend &call, const Sel
   int64_t in_full = 0, observed = 0;
   for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
     const int64_t end = batch.starts[seq] + batch.counts[seq];
-    bool any = observes_values(batch, seq);
+    bool any = false;
     observed += batch.observer[seq] >= 0;
     for (int64_t token = batch.starts[seq]; token < end; ++token) {
       reads_all[token] = !selection.selects(batch, seq, token) && !(call.read && !(*call.read)[token]);

@@ -165,7 +165,7 @@ class Row {
   const int64_t offset_;
 };
 
-enum class Term : int32_t { attention, squared, group_squared, below_average, value_aware };
+enum class Term : int32_t { attention, squared, below_average };
 enum class Group : int32_t { sum, mean, max };
 
 /// See winnow.attention.AttentionObserver and Smoothing, field by field.
@@ -327,7 +327,7 @@ class Buffer {
 
 /// Temporary memory of attention.
 struct Workspace {
-  Buffer partials, statistics, kept, partial_scores, outputs, sums;
+  Buffer partials, statistics, kept, partial_scores, sums;
   std::vector<Buffer> threads;
 };
 

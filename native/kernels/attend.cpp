@@ -23,7 +23,7 @@ void merge_items(const Attend &call, const Merge &merge, const Results &results)
       row_sum = row_sum * ours + other[padded + 1] * theirs;
       row_max = higher;
     }
-    finish(call, results.outputs, results.statistics, call.batch.starts[merge.seq] + merge.first_query + r / group,
+    finish(call, results.statistics, call.batch.starts[merge.seq] + merge.first_query + r / group,
            merge.head * group + r % group, sums, row_max, row_sum);
   }
 }
@@ -32,9 +32,7 @@ template <class KV, class Operand>
 void attend_as(const Attend &call, Workspace &work) {
   const int64_t padded = round_up(static_cast<int>(call.cache.head_dim), WIDTH);
   const Plan plan(call);
-  const int64_t outputs_size = call.batch.num_tokens() * call.num_query_heads * padded;
-  const Results results{work.partials.get<float>(plan.partials),
-                        plan.keeps_outputs ? work.outputs.get<float>(outputs_size) : nullptr, statistics_of(call, work)};
+  const Results results{work.partials.get<float>(plan.partials), statistics_of(call, work)};
   float *kept = work.kept.get<float>(plan.kept);
   float *partial_scores = work.partial_scores.get<float>(plan.partial_scores);
   work.sums.get<float>(plan.sums);
@@ -63,9 +61,8 @@ void attend_as(const Attend &call, Workspace &work) {
       next = ItemPass<KV, Operand>(call, *item, results, thread, weights).run();
       finish_waiting();
       if (finishes) {
-        waiting.emplace(call, *score_row, item->first_key, item->last_key, weights, results.statistics, results.outputs);
+        waiting.emplace(call, *score_row, item->first_key, item->last_key, weights, results.statistics);
         std::swap(weights_to_finish, weights_of_waiting);
-        if (results.outputs) finish_waiting();  // their values are still in the cache
       } else if (adds) {
         observe_item(call, *score_row, *item, weights, results.statistics, partial_scores + item->partial_scores);
       }

@@ -84,7 +84,6 @@ struct Plan {
   int64_t partials = 0, kept = 0, sums = 0, partial_scores = 0;  // floats
   // Floats that an item keeps in its thread's memory: a decoding row to finish, and an item of a chunk for partial scores.
   int64_t max_row_weights = 0, max_chunk_weights = 0;
-  bool keeps_outputs = false;  // in float32, for Term::value_aware
   int64_t max_rows = 0;
 
   explicit Plan(const Attend &call);
@@ -103,9 +102,7 @@ inline int64_t kept_size(int64_t rows) { return rows * (TILE + 1); }
 inline int64_t observed_keys(bool kept) { return kept ? FEW_ROWS_KEYS : 4 * TILE; }
 
 /// Whether the query heads of a group become one number for each query, not at the end.
-inline bool grouped_at_once(const AttentionObserver &observer, Term term) {
-  return term == Term::group_squared || (observer.group == Group::max && !observer.replace);
-}
+inline bool grouped_at_once(const AttentionObserver &observer) { return observer.group == Group::max && !observer.replace; }
 
 /// Query heads with partial scores of their own: where they are aggregated after all queries, and not by a sum.
 inline int64_t partial_score_heads(const AttentionObserver &observer, int64_t group) {

@@ -1,5 +1,6 @@
 // Blocks of a file to panels of a packed weight, and both to numbers: those of GGUF's own formulas to the last bit.
 #include <algorithm>
+#include <cmath>
 
 #include "../blocks.h"
 #include "block_panel.h"
@@ -101,10 +102,19 @@ Block read_block(BlockKind kind, const char *row, int64_t b) {
       out.scale = to_float(bf16{out.scale_bits.bits});
       return out;
     }
+    case BlockKind::f8_e4m3:
+      std::memcpy(&out.scale, raw, sizeof out.scale), std::memcpy(out.code, raw + 4, BLOCK);
+      return out;
   }
   out.scale = to_float(out.scale_bits);
   out.least = form.super ? to_float(out.least_bits) : -to_float(out.least_bits);
   return out;
+}
+
+float e4m3(int code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float size = exponent ? std::ldexp(8.0f + mantissa, exponent - 10) : std::ldexp(static_cast<float>(mantissa), -9);
+  return code & 0x80 ? -size : size;
 }
 
 /// Numbers of a kind's codes.
@@ -114,7 +124,8 @@ struct Numbers {
   explicit Numbers(BlockKind kind) {
     const BlockForm &form = form_of(kind);
     for (int code = 0; code < 256; ++code)
-      of_code[code] = low_number(kind, code & ((1 << form.low_bits) - 1)) + high_number(kind, code >> form.low_bits);
+      of_code[code] = form.floats ? e4m3(code)
+                                  : low_number(kind, code & ((1 << form.low_bits) - 1)) + high_number(kind, code >> form.low_bits);
   }
 
   /// Those of a block.
@@ -204,7 +215,10 @@ void pack_blocks(const RawBlocks &raw, char *out, int threads) {
         const BlockScales scales(form, to, b);
         for (int h = 0; h < form.scales(); ++h) {
           if (!form.super) {
-            scales.half(h)[j] = block.scale_bits;
+            if (form.floats)
+              scales.whole()[j] = block.scale;
+            else
+              scales.half(h)[j] = block.scale_bits;
             if (form.minimum) scales.half_minimum(h)[j] = block.least_bits;
             continue;
           }

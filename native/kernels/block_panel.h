@@ -30,6 +30,7 @@ class BlockScales {
 
   f16 *half(int h) const { return reinterpret_cast<f16 *>(tail_) + h * PANEL; }
   f16 *half_minimum(int h) const { return half(form_.scales() + h); }
+  float *whole() const { return reinterpret_cast<float *>(tail_); }
   f16 *super() const { return reinterpret_cast<f16 *>(head_); }
   f16 *super_minimum() const { return super() + PANEL; }
   int8_t *steps(int h) const { return reinterpret_cast<int8_t *>(tail_) + h * PANEL; }
@@ -40,6 +41,8 @@ class BlockScales {
     for (int j = 0; j < PANEL; j += WIDTH) {
       if (kind == BlockKind::mxfp4) {
         store(scale + j, load(reinterpret_cast<const bf16 *>(half(h)) + j));
+      } else if (form_.floats) {
+        store(scale + j, load(whole() + j));
       } else if (form_.super) {
         store(scale + j, load(super() + j) * load_steps(steps(h) + j));
         if (form_.minimum) store(minimum + j, -(load(super_minimum() + j) * load_steps(minimum_steps(h) + j)));
@@ -54,7 +57,7 @@ class BlockScales {
   void read_feature(BlockKind kind, int j, float &scale, float &least, int *step, int *least_step) const {
     step[0] = step[1] = least_step[0] = least_step[1] = 1;
     if (!form_.super) {
-      scale = kind == BlockKind::mxfp4 ? to_float(bf16{half(0)[j].bits}) : to_float(half(0)[j]);
+      scale = form_.floats ? whole()[j] : kind == BlockKind::mxfp4 ? to_float(bf16{half(0)[j].bits}) : to_float(half(0)[j]);
       least = form_.minimum ? -to_float(half_minimum(0)[j]) : 0.0f;
       return;
     }

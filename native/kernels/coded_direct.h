@@ -12,7 +12,7 @@ constexpr int MAX_GROUPS = 8;
 /// which pays where more rows read them, and takes groups of any size.
 bool decodes_in_registers(const CodedVectors &vectors, int rows, int dim);
 
-/// As direct_products<Product>, of a tile of coded keys: [rows, TILE]. next: prefetched meanwhile. act: the format of
+/// As direct_products, of a tile of coded keys: [rows, TILE]. next: prefetched meanwhile. act: the format of
 /// activations; those of 16 bits may be multiplied as integers (coded_words.h).
 void coded_products(const CodedVectors &vectors, int64_t block_size, const CodedTile &tile, const CodedTile &next, int rows,
                     int dim, DType act, const float *queries, float *out);

@@ -30,8 +30,8 @@ inline void prefetch_four(const KV *const *next, int every, int dim) {
     for (int d = 0; d < dim; d += LINE<KV>) __builtin_prefetch(next[j * every] + d, 0, 2);
 }
 
-/// R rows with four keys or values, every `every`th of `each`: their products reduced by add_up_four, FOURS vectors apart.
-template <class What, int R, int DIM, class KV>
+/// R rows with four keys, every `every`th of `each`: their products reduced by add_up_four, FOURS vectors apart.
+template <int R, int DIM, class KV>
 inline void dot4(const KV *const *each, const KV *const *next, int every, int dim, const float *rows, int padded,
                       vf *out) {
   constexpr int N = R > 3 && WIDTH < 16 ? 2 : 4;  // their sums stay in registers
@@ -52,7 +52,7 @@ inline void dot4(const KV *const *each, const KV *const *next, int every, int di
       for (int j = 0; j < N; ++j) {
         const vf x = read(from[j] + d);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) sum[r][j] = What::add(sum[r][j], row[r], x);
+        for (int r = 0; r < R; ++r) sum[r][j] += row[r] * x;
       }
     };
     const int whole = dim / WIDTH * WIDTH;
@@ -72,10 +72,9 @@ inline void dot4(const KV *const *each, const KV *const *next, int every, int di
 #if defined(__AVX512BF16__)
 /// The same of rows and keys that are multiplied in pairs: 16 elements of one key and 16 of another at once, so that what is in
 /// the registers are halves that are joined already.
-template <class What, int R, int DIM>
+template <int R, int DIM>
 inline void dot4(const bf16 *const *each, const bf16 *const *next, int every, int dim, const bf16 *rows, int padded,
                       vf *out) {
-  static_assert(std::is_same_v<What, Product>);
   if (DIM == 0) prefetch_four(next, every, dim);
   __m512 sum[R][2] = {};
   const auto add = [&](int d, auto read) __attribute__((always_inline)) {
@@ -103,7 +102,7 @@ inline void dot4(const bf16 *const *each, const bf16 *const *next, int every, in
 #endif
 
 /// As direct_products, of R rows; keys of `streams` parts in turn, 1 or STREAMS. DIM: dim where it is known, else 0.
-template <class What, int R, int streams, int DIM, class KV, class Operand>
+template <int R, int streams, int DIM, class KV, class Operand>
 [[gnu::noinline]] void dot_tile(const KV *const *each, const KV *const *next, int n, int any_dim, const Operand *rows,
                                 int padded, float *out) {
   const int dim = DIM > 0 ? DIM : any_dim;
@@ -115,7 +114,7 @@ template <class What, int R, int streams, int DIM, class KV, class Operand>
 #pragma GCC unroll 4
     for (int i = 0; i < FOURS; ++i) {
       const int at = first + i * step;
-      dot4<What, R, DIM>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
+      dot4<R, DIM>(each + at, next + at, every, dim, rows, padded, &fours[0][i]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
@@ -246,12 +245,12 @@ inline void for_direct_rows(int rows, const KV *const *each, const KV *const *ne
 
 }  // namespace
 
-template <class What, class KV, class Operand>
+template <class KV, class Operand>
 inline void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                      const Operand *with, int padded, float *out) {
   for_direct_rows(rows, each, next, n, [&](auto count, int first, const KV *const *ahead) {
     const auto dot_rows = [&](auto streams, auto known) {
-      dot_tile<What, count, streams, known>(each, ahead, n, dim, with + first * padded, padded, out + first * TILE);
+      dot_tile<count, streams, known>(each, ahead, n, dim, with + first * padded, padded, out + first * TILE);
     };
     const auto with_streams = [&](auto streams) {
       // Loops of known length take a fifth less time where there are registers enough.
@@ -261,10 +260,7 @@ inline void direct_products(int rows, const KV *const *each, const KV *const *ne
       }
       dot_rows(streams, std::integral_constant<int, 0>{});
     };
-    // Values are read a second time, out of a cache, where the order does not matter.
-    if constexpr (std::is_same_v<What, Product>)
-      if (scattered) return with_streams(std::integral_constant<int, STREAMS>{});
-    with_streams(std::integral_constant<int, 1>{});
+    scattered ? with_streams(std::integral_constant<int, STREAMS>{}) : with_streams(std::integral_constant<int, 1>{});
   });
 }
 
@@ -277,10 +273,8 @@ void direct_sums(int rows, const KV *const *value, const KV *const *next, int n,
 }
 
 #define WINNOW_DIRECT(KV)                                                                                             \
-  template void direct_products<Product>(int, const KV *const *, const KV *const *, int, bool, int,                   \
-                                         const OperandOf<KV>::type *, int, float *);                                  \
-  template void direct_products<SquaredDistance>(int, const KV *const *, const KV *const *, int, bool, int,           \
-                                                 const float *, int, float *);                                        \
+  template void direct_products(int, const KV *const *, const KV *const *, int, bool, int, const OperandOf<KV>::type *, \
+                                int, float *);                                                                        \
   template void direct_sums(int, const KV *const *, const KV *const *, int, int, const OperandOf<KV>::type *, int, float *);
 WINNOW_EACH_FORMAT(WINNOW_DIRECT)
 #undef WINNOW_DIRECT

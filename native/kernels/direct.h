@@ -22,20 +22,9 @@ constexpr int MOST_DIRECT_ROWS = 4 * DIRECT_ROWS;
 template <class T>
 constexpr int LINE = 64 / sizeof(T);
 
-/// Of a query and a key: a logit.
-struct Product {
-  static vf add(vf sum, vf a, vf b) { return sum + a * b; }
-};
-
-/// Of an output and a value.
-struct SquaredDistance {
-  static vf add(vf sum, vf a, vf b) { return sum + (a - b) * (a - b); }
-};
-
-/// `What` of each of the rows [rows, padded] and the first round_up(n, WIDTH) of TILE keys or values: [rows, TILE]. `each`
-/// and `next` are as pack_keys takes them; keys of a scattered tile, which is a whole one, are read from several blocks in
-/// turn.
-template <class What, class KV, class Operand>
+/// Products of each of the rows [rows, padded] and the first round_up(n, WIDTH) of TILE keys: [rows, TILE]. `each` and `next`
+/// are as pack_keys takes them; keys of a scattered tile, which is a whole one, are read from several blocks in turn.
+template <class KV, class Operand>
 void direct_products(int rows, const KV *const *each, const KV *const *next, int n, bool scattered, int dim,
                      const Operand *with, int padded, float *out);
 

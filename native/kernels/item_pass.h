@@ -56,8 +56,8 @@ inline void scale_row(float *row, int64_t n, float factor) {
 }
 
 /// Write the finished attention of one token and query head.
-inline void finish(const Attend &call, float *outputs, float *statistics, int64_t token, int64_t query_head, float *sums,
-            float row_max, float row_sum) {
+inline void finish(const Attend &call, float *statistics, int64_t token, int64_t query_head, float *sums, float row_max,
+                   float row_sum) {
   const int dim = static_cast<int>(call.cache.head_dim), padded = round_up(dim, WIDTH);
   const int64_t at = token * call.num_query_heads + query_head;
   if (call.sinks) {
@@ -70,7 +70,6 @@ inline void finish(const Attend &call, float *outputs, float *statistics, int64_
   const float inverse = row_sum > 0 ? 1.0f / row_sum : 0.0f;
   statistics[2 * at] = row_max;
   statistics[2 * at + 1] = inverse;
-  for (int d = 0; outputs && d < padded; d += WIDTH) store(outputs + at * padded + d, load(sums + d) * inverse);
   if (call.cache.coded) hadamard(sums, dim, static_cast<int>(call.cache.values.rotation));  // back from what is stored
   with_act(call.dtype, [&](auto type) {
     using Act = decltype(type);
@@ -148,7 +147,6 @@ void prefetch_rest(const KV *const *next, int first, int n, int dim) {
 /// Memory of a call that all threads share.
 struct Results {
   float *partials;    // unfinished items
-  float *outputs;     // [T, num_query_heads, padded] in float32; null: no score reads them
   float *statistics;  // see statistics_of
 };
 
@@ -161,7 +159,7 @@ struct ThreadState {
   const Scratch<Operand> scratch;
   Lookahead<KV> ahead;
   Buffer decoded;  // a tile of coded vectors
-  std::optional<KeptScores<KV>> waiting;  // scores of an earlier row, computed between the products of this item
+  std::optional<KeptScores> waiting;  // scores of an earlier row, computed between the products of this item
 };
 
 /// Tiles of an item that are left when its thread takes the next item: few, so that the threads end together, but enough for
@@ -191,7 +189,7 @@ class ItemPass {
         token_(call.batch.starts[item.seq] + item.first_query),
         sees_(row_of(item).length - call.batch.counts[item.seq] + item.first_query + 1),
         direct_(rows_ <= MOST_DIRECT_ROWS),
-        values_(item.read || results.outputs),
+        values_(item.read),
         at_once_(direct_ ? item.num_queries : std::max<int64_t>(1, ROWS_AT_ONCE / group_)),
         only_scales_(call.scale > 0 && call.softcap == 0 && !call.reads_positions() && !call.cache.bias.data) {}
 
@@ -337,9 +335,9 @@ class ItemPass {
           }
         decode_keys(cache, tile, next, padded_, scratch_.keys);
         const DecodedTile keys(scratch_.keys, tile.n, TILE, padded_);
-        direct_products<Product>(rows, keys.at, keys.at, tile.n, false, padded_, packed, padded_, scratch_.logits);
+        direct_products(rows, keys.at, keys.at, tile.n, false, padded_, packed, padded_, scratch_.logits);
       } else {
-        direct_products<Product>(rows, tile.key, first_half, tile.n, tile.scattered(), dim_, packed, padded_,
+        direct_products(rows, tile.key, first_half, tile.n, tile.scattered(), dim_, packed, padded_,
                                  scratch_.logits);
       }
       return;
@@ -401,8 +399,8 @@ class ItemPass {
     for (; finished_ < end; ++finished_) {
       float *sums = scratch_.sums + finished_ * padded_;
       if (direct_) put_in_order<Operand>(sums, padded_);
-      finish(call_, results_.outputs, results_.statistics, token_ + finished_ / group_,
-             item_.head * group_ + finished_ % group_, sums, scratch_.row_max[finished_], scratch_.row_sum[finished_]);
+      finish(call_, results_.statistics, token_ + finished_ / group_, item_.head * group_ + finished_ % group_, sums,
+             scratch_.row_max[finished_], scratch_.row_sum[finished_]);
     }
   }
 

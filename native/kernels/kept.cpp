@@ -26,17 +26,14 @@ inline void with_term(Term term, F f) {
   switch (term) {
     case Term::attention: return f(std::integral_constant<Term, Term::attention>{});
     case Term::squared: return f(std::integral_constant<Term, Term::squared>{});
-    case Term::group_squared: return f(std::integral_constant<Term, Term::group_squared>{});
     case Term::below_average: return f(std::integral_constant<Term, Term::below_average>{});
-    case Term::value_aware: return f(std::integral_constant<Term, Term::value_aware>{});
   }
 }
 
 }  // namespace
 
-template <class KV>
-KeptScores<KV>::KeptScores(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key,
-                           const float *kept_weights, const float *statistics, const float *outputs)
+KeptScores::KeptScores(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key,
+                       const float *kept_weights, const float *statistics)
     : call_(call),
       observer_(*score_row.observer),
       row_(call.cache, call.batch.slots[score_row.seq], call.layer, score_row.head),
@@ -47,21 +44,15 @@ KeptScores<KV>::KeptScores(const Attend &call, const ScoreRow &score_row, int64_
       first_(first_key),
       last_(last_key),
       kept_(kept_weights),
-      value_aware_(has_term(observer_, terms_, Term::value_aware)),
-      distance_(value_aware_ ? group_ * TILE : 0),
       factor_(group_),
       row_max_(group_, NEG_INF) {
-  const int64_t head = token_ * call.num_query_heads + score_row.head * group_;
-  statistic_ = statistics + 2 * head;
-  output_ = value_aware_ ? outputs + head * round_up(static_cast<int>(call.cache.head_dim), WIDTH) : nullptr;
+  statistic_ = statistics + 2 * (token_ * call.num_query_heads + score_row.head * group_);
   if (has_term(observer_, terms_, Term::below_average))
     average_ = 1.0f / static_cast<float>(visible_keys(call, row_, row_.length, position_));
-  if (value_aware_) tiles_[0].find(call, row_, first_, last_, position_);
   for (int64_t first = first_; first < first_ + TILES_AHEAD * TILE; first += TILE) prefetch_tile(first);
 }
 
-template <class KV>
-void KeptScores<KV>::prefetch_tile(int64_t first) {
+void KeptScores::prefetch_tile(int64_t first) {
   if (first >= last_) return;
   const int64_t n = std::min<int64_t>(TILE, last_ - first);
   int64_t *slot = slots_[first / TILE % TILES_AHEAD];
@@ -69,30 +60,13 @@ void KeptScores<KV>::prefetch_tile(int64_t first) {
   for (int64_t i = 0; i < n; i += LINE<float>) prefetch_accumulators(call_.cache, observer_, slot[i]);
 }
 
-template <class KV>
-bool KeptScores<KV>::finish_tile() {
+bool KeptScores::finish_tile() {
   if (first_ >= last_) return false;
   const Cache &cache = call_.cache;
   const AttentionObserver &observer = observer_;
   const int64_t n = std::min<int64_t>(TILE, last_ - first_), *slot = slots_[first_ / TILE % TILES_AHEAD];
   int32_t tile_position[TILE] = {};
   if (observer.exclude_first) positions_of(cache, slot, n, tile_position);
-  if (value_aware_) {
-    const int dim = static_cast<int>(cache.head_dim), padded = round_up(dim, WIDTH);
-    const Tile<KV> &tile = tiles_[current_];
-    if (first_ + TILE < last_) current_ ^= 1;
-    Tile<KV> &next = tiles_[current_];
-    if (&next != &tile) next.find(call_, row_, first_ + TILE, last_, position_);
-    if constexpr (is_coded<KV>) {
-      decoded_.resize(TILE * padded);
-      decode_values(cache, tile, next, padded, decoded_.data());
-      const DecodedTile values(decoded_.data(), static_cast<int>(n), TILE, padded);
-      direct_products<SquaredDistance>(group_, values.at, values.at, n, false, padded, output_, padded, distance_.data());
-    } else {
-      direct_products<SquaredDistance>(group_, tile.value, next.value, n, tile.scattered(), dim, output_, padded,
-                                       distance_.data());
-    }
-  }
   const float *row_max = kept_ + group_ * TILE;
   for (int64_t h = 0; h < group_; ++h) {
     if (row_max[h] == row_max_[h]) continue;
@@ -108,11 +82,9 @@ bool KeptScores<KV>::finish_tile() {
         for (int64_t h = 0; h < group_; ++h) {
           vf p, counted;
           from_weight(load(kept_ + h * TILE + j), factor_[h], p, counted);
-          const vf x = contribution(kind, p, counted, average_, distance_.data() + h * TILE + j);
-          together = join(together, x, h, observer.group);
+          together = join(together, contribution(kind, p, counted, average_), h, observer.group);
         }
         together *= share(observer, group_);
-        if (kind == Term::group_squared) together *= together;
         store(out + j, far(observer, tile_position + j, position_, together));
       }
     });
@@ -183,7 +155,7 @@ void observe_item(const Attend &call, const ScoreRow &score_row, const WorkItem 
       if (heads == group)
         std::copy(sums, sums + group * TILE, partial_scores + term * group * TILE);
       else
-        aggregate(sums, grouped_at_once(observer, observer.terms[term]) ? 1 : group, TILE, TILE, observer,
+        aggregate(sums, grouped_at_once(observer) ? 1 : group, TILE, TILE, observer,
                   partial_scores + term * TILE);
     }
   }
@@ -208,14 +180,10 @@ void add_partial_scores(const Attend &call, const Plan &plan, const ScoreRow &sc
         const float *from = partial_scores + item.partial_scores + (first / TILE * terms + term) * heads * TILE;
         for (int64_t j = 0; j < heads * TILE; j += WIDTH) store(&sums[j], load(&sums[j]) + load(from + j));
       }
-      aggregate(sums.data(), grouped_at_once(observer, observer.terms[term]) ? 1 : heads, TILE, n, observer, out);
+      aggregate(sums.data(), grouped_at_once(observer) ? 1 : heads, TILE, n, observer, out);
       update_accumulators(call.cache, term, slot, out, n, observer.replace);
     }
   }
 }
-
-#define WINNOW_KEPT(KV) template class KeptScores<KV>;
-WINNOW_EACH_KV(WINNOW_KEPT)
-#undef WINNOW_KEPT
 
 }  // namespace winnow::WINNOW_ISA

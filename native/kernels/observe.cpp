@@ -1,14 +1,11 @@
 // Scores from attention: the second pass over the rows that have an observer (winnow.attention.AttentionObserver).
 //
 // Probabilities come from the weights that attention kept and the statistics of the first pass (kept.cpp). A decoding row's
-// scores are finished from them; items of a chunk leave partial scores. Where weights are not enough (smoothing, and values
-// of several queries), or the row of a chunk is cut into several items of the same queries, probabilities come from a second
-// product with the keys. Few rows are computed there as in attention (direct.h): where a probability p close to 1 is divided
-// by 1 - p, the last bit of its logit matters. Sums over queries are per key, in the order of the queries, so work is cut by
-// keys.
+// scores are finished from them; items of a chunk leave partial scores. For smoothing, and where the row of a chunk is cut into
+// several items of the same queries, probabilities come from a second product with the keys. Sums over queries are per key, in
+// the order of the queries, so work is cut by keys.
 #include <numeric>
 
-#include "direct.h"
 #include "kept.h"
 #include "neighbours.h"
 #include "scores.h"
@@ -17,22 +14,10 @@ namespace winnow::WINNOW_ISA {
 
 namespace {
 
-/// |v_j - o|^2 for the values of a tile, packed as keys are, [dim, TILE], and one output.
-void squared_distances(const float *values, const float *output, int dim, int width, float *out) {
-  for (int j = 0; j < width; j += WIDTH) {
-    vf total{};
-    for (int d = 0; d < dim; ++d) {
-      const vf difference = load(values + d * TILE + j) - output[d];
-      total += difference * difference;
-    }
-    store(out + j, total);
-  }
-}
-
 /// The scores of some keys of a row: written at once, or left in `unsmoothed`.
 template <class KV, class Operand>
 void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_key, int64_t last_key, const float *statistics,
-                   const float *outputs, float *unsmoothed, Buffer &memory) {
+                   float *unsmoothed, Buffer &memory) {
   const Cache &cache = call.cache;
   const Batch &batch = call.batch;
   const AttentionObserver &observer = *score_row.observer;
@@ -42,16 +27,10 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
   const int64_t terms = used_terms(observer, cache), block = queries_of_item(group, row.length);
   const int64_t before = row.length - count;  // keys that every query of the chunk sees
   const bool below = has_term(observer, terms, Term::below_average);
-  const bool value_aware = has_term(observer, terms, Term::value_aware);
   const int64_t sums_size = TileSums::size(terms, group);
-  const int64_t tile_size = padded * TILE, coded_size = is_coded<KV> ? 2 * tile_size : 0;
-  const Scratch<Operand> scratch(memory, block * group, padded, sums_size + coded_size + (value_aware ? tile_size : 0));
+  const Scratch<Operand> scratch(memory, block * group, padded, sums_size + (is_coded<KV> ? padded * TILE : 0));
   const TileSums work(scratch.extra, group);
-  Decoded *decoded_keys = reinterpret_cast<Decoded *>(scratch.extra + sums_size);
-  Decoded *decoded_values = decoded_keys + coded_size / 2;
-  float *values = scratch.extra + sums_size + coded_size;
-  // Whether the item of attention that begins with a query has so few rows that keys are multiplied in place.
-  const auto direct = [&](int64_t query) { return std::min(block, count - query) * group <= MOST_DIRECT_ROWS; };
+  [[maybe_unused]] Decoded *decoded_keys = reinterpret_cast<Decoded *>(scratch.extra + sums_size);
 
   Tile<KV> tiles[2];
   tiles[0].find(call, row, first_key, last_key, batch.position[start + score_row.first_query]);
@@ -62,38 +41,22 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
     const float *bias = tile.biases(cache);
     const int width = round_up(tile.n, WIDTH);
     std::fill(work.sums, work.sums + terms * group * TILE, 0.0f);
-    const auto load_tile = [&](const auto *const *key, const auto *const *next_key, const auto *const *value,
-                               const auto *const *next_value, int size) {
-      if (!direct(0)) pack_keys(key, next_key, tile.n, size, scratch.keys);
-      if (value_aware) pack_keys(value, next_value, tile.n, size, values);
-    };
     if (!tile.outside_window) {
       if constexpr (is_coded<KV>) {
         decode_keys(cache, tile, next, padded, decoded_keys);
-        if (value_aware) decode_values(cache, tile, next, padded, decoded_values);
-        const DecodedTile key(decoded_keys, tile.n, TILE, padded), value(decoded_values, tile.n, TILE, padded);
-        load_tile(key.at, key.at, value.at, value.at, padded);
+        const DecodedTile key(decoded_keys, tile.n, TILE, padded);
+        pack_keys(key.at, key.at, tile.n, padded, scratch.keys);
       } else {
-        load_tile(tile.key, next.key, tile.value, next.value, dim);
+        pack_keys(tile.key, next.key, tile.n, dim, scratch.keys);
       }
     }
     const int64_t first_query = std::max(score_row.first_query, first - before);  // others see nothing of this tile
     int64_t queries = 0;
     for (int64_t query = first_query; query < count && !tile.outside_window; query += queries) {
-      const int64_t item = query / block * block;
-      queries = std::min(item + block, count) - query;
+      queries = std::min(query / block * block + block, count) - query;
       const int rows = static_cast<int>(queries * group);
       pack_queries(call, start + query, queries, score_row.head, scratch.queries);
-      if (direct(item)) {
-        if constexpr (is_coded<KV>) {
-          const DecodedTile key(decoded_keys, tile.n, TILE, padded);
-          direct_products<Product>(rows, key.at, key.at, tile.n, false, padded, scratch.queries, padded, scratch.logits);
-        } else {
-          direct_products<Product>(rows, tile.key, next.key, tile.n, tile.scattered(), dim, scratch.queries, padded,
-                                   scratch.logits);
-        }
-      } else
-        product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
+      product(rows, width, padded, scratch.queries, padded, scratch.keys, TILE, scratch.logits, TILE, false);
       for (int64_t i = 0; i < queries; ++i) {
         const int64_t token = start + query + i, position = batch.position[token], sees = before + query + i + 1;
         for (int64_t h = 0; h < group; ++h) {
@@ -108,14 +71,13 @@ void observe_piece(const Attend &call, const ScoreRow &score_row, int64_t first_
             store(work.p + h * TILE + j, far(observer, tile.position + j, position, p));
             store(work.counted + j, far(observer, tile.position + j, position, counted));
           }
-          if (value_aware) squared_distances(values, outputs + at * padded, dim, width, work.distance + h * TILE);
         }
         const float average = below ? 1.0f / static_cast<float>(visible_keys(call, row, sees, position)) : 0.0f;
         add_query(observer, terms, group, width, average, work);
       }
     }
     for (int64_t term = 0; term < terms; ++term) {
-      const int64_t heads = grouped_at_once(observer, observer.terms[term]) ? 1 : group;
+      const int64_t heads = grouped_at_once(observer) ? 1 : group;
       const float *sums = work.sums + term * group * TILE;
       if (observer.smoothing_size) {
         for (int64_t h = 0; h < heads; ++h)
@@ -155,7 +117,7 @@ void smooth_score_row(const Attend &call, const ScoreRow &score_row, const float
     smooth(x, order.data(), n, pooled, observer.smoothing_size, observer.smoothing_max, ordered.data(), out);
   };
   for (int64_t term = 0; term < used_terms(observer, cache); ++term) {
-    const int64_t heads = grouped_at_once(observer, observer.terms[term]) ? 1 : group;
+    const int64_t heads = grouped_at_once(observer) ? 1 : group;
     const float *sums = unsmoothed + score_row.sums + term * group * n;
     if (observer.smoothing_per_query_head) {
       for (int64_t h = 0; h < heads; ++h)
@@ -174,7 +136,6 @@ void smooth_score_row(const Attend &call, const ScoreRow &score_row, const float
 template <class KV, class Operand>
 void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thread_memory) {
   const float *kept = work.kept.get<float>(plan.kept), *statistics = statistics_of(call, work);
-  const float *outputs = plan.keeps_outputs ? work.outputs.get<float>(0) : nullptr;
   float *sums = work.sums.get<float>(plan.sums);
   const float *partial_scores = work.partial_scores.get<float>(plan.partial_scores);
 #pragma omp for schedule(dynamic, 1)
@@ -185,12 +146,12 @@ void observe(const Attend &call, const Plan &plan, Workspace &work, Buffer &thre
     const int64_t last_key = std::min(row.length, first_key + observed_keys(score_row.kept >= 0));
     if (score_row.kept >= 0) {
       const float *weights = kept + score_row.kept + first_key / TILE * kept_size(call.group());
-      KeptScores<KV> scores(call, score_row, first_key, last_key, weights, statistics, outputs);
+      KeptScores scores(call, score_row, first_key, last_key, weights, statistics);
       while (scores.finish_tile()) continue;
     } else if (score_row.first_item < score_row.last_item)
       add_partial_scores(call, plan, score_row, first_key, last_key, partial_scores);
     else
-      observe_piece<KV, Operand>(call, score_row, first_key, last_key, statistics, outputs, sums, thread_memory);
+      observe_piece<KV, Operand>(call, score_row, first_key, last_key, statistics, sums, thread_memory);
   }
   if (plan.sums) {
 #pragma omp for schedule(dynamic, 1)

@@ -15,11 +15,6 @@ bool are_read(const Attend &call, int64_t first, int64_t count) {
   return std::find(from, from + count, true) != from + count;
 }
 
-/// Whether scores need no more than the weights of the queries, and the values where there is one query.
-bool scored_by_weights(const AttentionObserver &observer, int64_t terms, int64_t queries) {
-  return !observer.smoothing_size && (queries == 1 || !has_term(observer, terms, Term::value_aware));
-}
-
 }  // namespace
 
 Plan::Plan(const Attend &call) {
@@ -38,7 +33,7 @@ Plan::Plan(const Attend &call) {
       const Row row(cache, batch.slots[seq], call.layer, head);
       const int64_t max_queries = queries_of_item(group, row.length);
       const int64_t score_row = static_cast<int64_t>(score_rows.size()), first_item = static_cast<int64_t>(items.size());
-      const bool by_weights = terms && scored_by_weights(*observer, terms, count);
+      const bool by_weights = terms && !observer->smoothing_size;  // scores need no more than the weights
       // A decoding row of one item finishes its scores at once; a row of several needs all of them.
       const bool finishes = by_weights && count == 1 && row.length <= keys_of_item(group);
       int64_t weights = -1;
@@ -80,7 +75,6 @@ Plan::Plan(const Attend &call) {
         score_rows.push_back({seq, head, from, weights, sums, observer, first_item,
                          by_items ? static_cast<int64_t>(items.size()) : first_item});
         if (observer->smoothing_size) sums += terms * group * row.length;
-        keeps_outputs |= has_term(*observer, terms, Term::value_aware);
       }
     }
   }

@@ -5,9 +5,6 @@
 
 namespace winnow::WINNOW_ISA {
 
-// Where a KV takes all attention, leaving it out would change the output without bound; so 1 - p is kept above this.
-constexpr float LEAST_REST = 1e-4f;
-
 /// KVs that a query of a row sees.
 inline int64_t visible_keys(const Attend &call, const Row &row, int64_t sees, int64_t query_position) {
   if (call.window == 0) return sees;
@@ -35,17 +32,13 @@ inline float share(const AttentionObserver &observer, int64_t group) {
 /// What one query head adds to the scores of WIDTH KVs of its row.
 ///
 /// p: zero where the query does not see a KV, or the KV is too near. counted: 1 where neither is so, else 0. average: 1 / KVs
-/// the query sees. distance: |v - o|^2.
-inline vf contribution(Term term, vf p, vf counted, float average, const float *distance) {
+/// the query sees.
+inline vf contribution(Term term, vf p, vf counted, float average) {
   switch (term) {
     case Term::squared:
       return p * p;
     case Term::below_average:
       return p < average ? counted : vf{};
-    case Term::value_aware: {
-      const vf ratio = p / vmax(1.0f - p, broadcast(LEAST_REST));
-      return ratio * ratio * load(distance);
-    }
     default:
       return p;
   }
@@ -60,37 +53,33 @@ inline vf far(const AttentionObserver &observer, const int32_t *position, int64_
 
 /// A thread's memory for one tile.
 struct TileSums {
-  float *p;         // [group, TILE], see contribution
-  float *counted;   // [TILE]
-  float *distance;  // [group, TILE]
-  float *sums;      // [terms, group, TILE]; [terms, 0] where query heads become one at once
+  float *p;        // [group, TILE], see contribution
+  float *counted;  // [TILE]
+  float *sums;     // [terms, group, TILE]; [terms, 0] where query heads become one at once
 
-  TileSums(float *memory, int64_t group)
-      : p(memory), counted(p + group * TILE), distance(counted + TILE), sums(distance + group * TILE) {}
+  TileSums(float *memory, int64_t group) : p(memory), counted(p + group * TILE), sums(counted + TILE) {}
 
-  static int64_t size(int64_t terms, int64_t group) { return (2 * group + 1 + terms * group) * TILE; }
+  static int64_t size(int64_t terms, int64_t group) { return (group + 1 + terms * group) * TILE; }
 };
 
 /// Add one query to the scores of a tile's KVs.
 inline void add_query(const AttentionObserver &observer, int64_t terms, int64_t group, int width, float average,
                       const TileSums &tile) {
+  const bool at_once = grouped_at_once(observer);
   for (int64_t term = 0; term < terms; ++term) {
-    const Term kind = observer.terms[term];
-    const bool at_once = grouped_at_once(observer, kind);
     float *to = tile.sums + term * group * TILE;
     for (int j = 0; j < width; j += WIDTH) {
       vf together{};
       for (int64_t h = 0; h < group; ++h) {
         const vf p = load(tile.p + h * TILE + j), counted = load(tile.counted + j);
-        const vf x = contribution(kind, p, counted, average, tile.distance + h * TILE + j);
+        const vf x = contribution(observer.terms[term], p, counted, average);
         if (at_once)
           together = join(together, x, h, observer.group);
         else
           store(to + h * TILE + j, load(to + h * TILE + j) + x);
       }
       if (at_once) {
-        together *= share(observer, group);
-        store(to + j, load(to + j) + (kind == Term::group_squared ? together * together : together));
+        store(to + j, load(to + j) + together * share(observer, group));
       }
     }
   }

@@ -254,9 +254,9 @@ class GroupPass {
       }
       decode_tile(cache_.keys, cache_.block_size, dim_, padded_, tile.coded(), next.coded(), memory_.decoded);
       const DecodedTile keys(memory_.decoded, tile.n, TILE, padded_);
-      direct_products<Product>(group_, keys.at, keys.at, tile.n, false, padded_, memory_.queries, padded_, memory_.tile);
+      direct_products(group_, keys.at, keys.at, tile.n, false, padded_, memory_.queries, padded_, memory_.tile);
     } else {
-      direct_products<Product>(group_, tile.at, next.n ? next.at : tile.at, tile.n, tile.scattered(), dim_,
+      direct_products(group_, tile.at, next.n ? next.at : tile.at, tile.n, tile.scattered(), dim_,
                                static_cast<const float *>(memory_.queries), padded_, memory_.tile);
     }
   }

@@ -67,16 +67,7 @@ def compare(batch: PagedBatch, spec: AttentionSpec, isas: Sequence[str] = ISAS) 
         assert torch.equal(ours.position, theirs.position), isa
         for name, field in ours.of_layer(-1).fields.items():
             close(isa, field, theirs.of_layer(-1).fields[name])
-        score = ours.accumulators
-        if any(kind and Term.VALUE_AWARE in kind.terms for kind in batch.spans.observe):
-            # A KV alone is the output, and leaving it out weighs 1e12 times their difference: none, but for the
-            # reference's rounding of it.
-            alone = (score == 0.0) | (score == batch.cache.pool.accumulators)
-            score = torch.where(
-                alone & ((score - theirs.accumulators).abs() < 0.5), theirs.accumulators, score
-            )
-        # Sums of norms of values over queries: float32 in another order differs by a few units of the fourth digit.
-        close(isa, score, theirs.accumulators, max(tolerance, 3e-4), max(tolerance, 1e-5))
+        close(isa, ours.accumulators, theirs.accumulators, tolerance, max(tolerance, 1e-5))
 
 
 def attended(batch: PagedBatch, computes: AttentionBackend, spec: AttentionSpec) -> tuple[Tensor, KVPool]:
@@ -159,24 +150,6 @@ def test_an_unknown_dtype_is_refused() -> None:
         )
 
 
-def test_a_probability_close_to_1_and_a_pool() -> None:
-    """p is .998 here, which (p / (1 - p))^2 magnifies: pooled scores need the very logits of attention, not others."""
-    observe = AttentionObserver((Term.VALUE_AWARE,), group=Group.SUM, replace=True, smoothing=Smoothing(1))
-    batch = paged_batch(
-        6561107,
-        [1, 1],
-        longest=30,
-        kv_heads=3,
-        group=5,
-        head_dim=72,
-        block_size=16,
-        dtype=torch.float16,
-        num_accumulators=2,
-        observe=[observe, None],
-    )
-    compare(batch, AttentionSpec(0.3))
-
-
 @pytest.mark.parametrize("head_dim", [16, 24, 40, 64, 80, 128])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("longest", [0, 300])
@@ -185,7 +158,7 @@ def test_rests_of_tile_registers(head_dim: int, group: int, longest: int, most: 
     """One row and one key fewer and more than registers hold, and items hold; `most` is what a batch needs them for."""
     counts = [1, 5, 6, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97]
     counts = [count for count in counts if count <= most]
-    observe = AttentionObserver((Term.ATTENTION, Term.VALUE_AWARE))
+    observe = AttentionObserver((Term.ATTENTION, Term.SQUARED))
     batch = paged_batch(
         head_dim,
         counts,
@@ -219,20 +192,6 @@ def test_tile_registers_multiply_chunks_alone(isa: str) -> None:
     assert same_bits([1, 1, 7], torch.bfloat16) == (True, True)  # 14 rows
     assert same_bits([40], torch.bfloat16) == (False, False)
     assert same_bits([40], torch.float16) == same_bits([40], torch.float32) == (True, True)
-
-
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("softcap", [None, 2.0])
-def test_a_kv_alone_is_the_output(isa: str, softcap: float | None) -> None:
-    for seed in range(20):
-        observe = [AttentionObserver((Term.VALUE_AWARE,))]
-        batch = paged_batch(seed, [1], longest=0, kv_heads=2, group=3, head_dim=40, observe=observe)
-        backend(isa).prepare(batch.cache, batch.spans).write(batch.layer, batch.k, batch.v)
-        before = batch.cache.pool.accumulators.clone()
-        step = backend(isa).prepare(batch.cache, batch.spans)
-        out = step.attend(batch.layer, 4 * batch.q, AttentionSpec(0.3, softcap=softcap))
-        assert torch.equal(out, batch.v.repeat_interleave(3, dim=1))
-        assert torch.equal(batch.cache.pool.accumulators, before), "no distance of the value from the output"
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -83,7 +83,7 @@ def test_equals_the_reference(data: st.DataObject) -> None:
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_decoding_and_chunks(codec: KVCodec) -> None:
     """As models have them: heads of 64 in blocks of 16, scores watched."""
-    observe = [AttentionObserver((Term.ATTENTION, Term.VALUE_AWARE)), None, None]
+    observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED)), None, None]
     observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]
     batch = paged_batch(
         2,
@@ -163,7 +163,7 @@ def test_threads_and_places_change_nothing(codec: KVCodec) -> None:
 )
 def test_wide_kvs_are_read_where_they_lie(wide: WideParts, codec: KVCodec, dtype: torch.dtype) -> None:
     """Decoding, chunks and scores, and the window itself after the write."""
-    observe = [AttentionObserver((Term.ATTENTION, Term.VALUE_AWARE)), None, None]
+    observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED)), None, None]
     observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]
     batch = paged_batch(
         4,

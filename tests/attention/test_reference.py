@@ -126,7 +126,6 @@ class Seen:
 
     weight: float
     average: float  # 1 / (KVs the query sees)
-    moved: float  # |v - o|^2
 
 
 # What attention does for one KV, by query and query head of its group.
@@ -166,25 +165,22 @@ def naive(case: Case, spec: AttentionSpec, exclude_first: int = 0) -> tuple[Tens
                 weights = [math.exp(x) / total for x in logits]
                 for (_, _, _, v), weight in zip(seen, weights, strict=True):
                     out[token, query_head] += weight * v
-                for (i, p, _, v), weight in zip(seen, weights, strict=True):
+                for (i, p, _, _), weight in zip(seen, weights, strict=True):
                     if at >= case.spans.observe_from[sequence] and at - p >= exclude_first:
-                        moved = float(((v - out[token, query_head]) ** 2).sum())
                         heads = observed.setdefault((sequence, head, i), {}).setdefault(token, {})
-                        heads[query_head] = Seen(weight, 1 / len(seen), moved)
+                        heads[query_head] = Seen(weight, 1 / len(seen))
             token += 1
     return out, observed
 
 
 def told(term: Term, seen: Seen) -> float:
     match term:
-        case Term.ATTENTION | Term.GROUP_SQUARED:
+        case Term.ATTENTION:
             return seen.weight
         case Term.SQUARED:
             return seen.weight**2
         case Term.BELOW_AVERAGE:
             return float(seen.weight < seen.average)
-        case Term.VALUE_AWARE:
-            return (seen.weight / max(1 - seen.weight, 1e-4)) ** 2 * seen.moved
 
 
 def aggregate(group: Group, values: list[float]) -> float:
@@ -196,8 +192,6 @@ def aggregate(group: Group, values: list[float]) -> float:
 def naive_score(term: Term, group: Group, replace: bool, queries: dict[int, dict[int, Seen]]) -> float:
     """The sum of what queries told about one KV."""
     by_query = [[told(term, seen) for seen in heads.values()] for heads in queries.values()]
-    if term is Term.GROUP_SQUARED:
-        return sum(aggregate(group, heads) ** 2 for heads in by_query)
     if group is Group.MAX and replace:
         return max((sum(column) for column in zip(*by_query, strict=True)), default=0.0)
     return sum(aggregate(group, heads) for heads in by_query)
@@ -225,7 +219,7 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     softcap=None,
     with_sinks=False,
     with_slopes=False,
-    terms=(Term.VALUE_AWARE,),
+    terms=(Term.ATTENTION,),
     aggregation=Group.SUM,
     exclude_first=0,
     replace=False,
@@ -241,7 +235,7 @@ def scores(case: Case) -> dict[tuple[int, int, int, int], float]:
     chunked=st.booleans(),
     with_sinks=st.booleans(),
     with_slopes=st.booleans(),
-    terms=st.sampled_from([*((term,) for term in Term), (Term.ATTENTION, Term.GROUP_SQUARED)]),
+    terms=st.sampled_from([*((term,) for term in Term), (Term.ATTENTION, Term.SQUARED)]),
     aggregation=st.sampled_from(Group),
     exclude_first=st.sampled_from([0, 1, 5]),
     replace=st.booleans(),

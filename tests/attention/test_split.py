@@ -12,7 +12,6 @@ from winnow.attention import (
     PagedCache,
     RankedRows,
     ReferenceBackend,
-    Term,
     open_backend,
 )
 from winnow.cache import make_codec
@@ -122,13 +121,10 @@ def test_prompts_read_all_values_whatever_n() -> None:
     assert traffic.bytes_read == traffic.rows_prefilled * 16 * 4
 
 
-@pytest.mark.parametrize("terms", [(Term.ATTENTION,), (Term.VALUE_AWARE,)])
 @pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: type(backend).__name__)
-def test_accumulators_see_all_weights(backend: AttentionBackend, terms: tuple[Term, ...]) -> None:
-    observe = [AttentionObserver(terms)] * len(COUNTS)
-    # Where no value is left out the outputs, which value-aware terms depend on, are the same, too.
-    top_n = 3 if terms == (Term.ATTENTION,) else 1000
-    batch = paged_batch(6, COUNTS, observe=observe, value_tier=f"host:N={top_n}")
+def test_accumulators_see_all_weights(backend: AttentionBackend) -> None:
+    observe = [AttentionObserver()] * len(COUNTS)
+    batch = paged_batch(6, COUNTS, observe=observe, value_tier="host:N=3")
     other = paged_batch(6, COUNTS, observe=observe)
     attend(batch, backend=backend)
     attend(other)

@@ -89,12 +89,12 @@ def same_codes(ours: KVPool, theirs: KVPool, codec: PairCodec) -> None:
 @pytest.mark.parametrize(
     ("name", "rotate", "group", "head_dim", "term"),
     [
-        ("int8", "none", None, 8, Term.VALUE_AWARE),
+        ("int8", "none", None, 8, Term.SQUARED),
         ("int4", "auto", 8, 16, Term.ATTENTION),
         ("int4-outlier", "kv", None, 24, Term.ATTENTION),
         ("fp8_e4m3", "kv", 8, 16, Term.ATTENTION),
         ("int3", "none", None, 8, Term.SQUARED),
-        ("k=float32,v=int2", "kv", None, 8, Term.VALUE_AWARE),
+        ("k=float32,v=int2", "kv", None, 8, Term.SQUARED),
         ("k=int4-outlier,v=int8", "kv", None, 8, Term.ATTENTION),
         ("k=int2,v=float16", "auto", None, 16, Term.ATTENTION),
     ],

@@ -20,7 +20,7 @@ SPEC = AttentionSpec(
     slopes=0.3 ** torch.arange(6, device=DEVICE),
     chunked=True,
 )
-TERMS = [*((term,) for term in Term), (Term.ATTENTION, Term.GROUP_SQUARED)]
+TERMS = [*((term,) for term in Term), (Term.ATTENTION, Term.SQUARED)]
 EVERY = [
     AttentionObserver(terms, group, 2 * (n % 2), replace)
     for n, (terms, group, replace) in enumerate(itertools.product(TERMS, Group, [False, True]))
@@ -32,7 +32,7 @@ POOLED = [
     for group, (size, kind), per_query_head, skip_window in itertools.product(
         Group, [(3, "max"), (5, "average")], [False, True], [False, True]
     )
-] + [AttentionObserver((Term.GROUP_SQUARED,), replace=True, smoothing=Smoothing(3, per_query_head=True))]
+]
 
 
 def of_six(observers: list[AttentionObserver]) -> list[list[AttentionObserver | None]]:

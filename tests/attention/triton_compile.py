@@ -100,7 +100,7 @@ def variants(
 
     tiles = {"BLOCK_M": tuning.chunk.queries, "BLOCK_N": tuning.chunk.keys}
     launch = tuning.chunk.num_warps, tuning.chunk.num_stages
-    nothing = dict.fromkeys(("slopes", "sinks", "exact", "statistics"))
+    nothing = dict.fromkeys(("slopes", "sinks", "statistics"))
     yield chunk.attend_chunk, {**plain, **tiles, **nothing}, *launch
     yield chunk.attend_chunk, {**bent, **tiles}, *launch
 
@@ -112,21 +112,13 @@ def variants(
         "TERM": "below average",
         "SUMS": False,
         "HEADS": GROUP,
-        "exact": None,
         "slopes": None,
     }
-    summed = {**observer_args, "TERM": "value aware", "SUMS": True, "HEADS": 1}
+    summed = {**observer_args, "TERM": "squared", "SUMS": True, "HEADS": 1}
     yield observer.observe_chunk, {**plain, **tiles, **added}, *launch
     yield observer.observe_chunk, {**bent, **tiles, **summed}, *launch
-    observed = {**LAYOUT, **sizes, **observer_args, "VALUE": plain["VALUE"], "GROUP": GROUP, "BLOCK_G": 4}
-    few = {"TERM": "group squared", "AGGREGATE": "max", "BLOCK_N": 128, "exact": None, "storage": None}
-    yield observer.observe_decode, {**observed, **few}, 4, 3
-    yield (
-        observer.observe_decode,
-        {**observed, "TERM": "value aware", "BLOCK_N": 4096 // sizes["BLOCK_D"]},
-        4,
-        3,
-    )
+    observed = {**LAYOUT, **observer_args, "GROUP": GROUP, "BLOCK_G": 4, "BLOCK_N": 128}
+    yield observer.observe_decode, {**observed, "TERM": "squared", "AGGREGATE": "max"}, 4, 3
     yield observer.replace_accumulators, {**LAYOUT, "BLOCK_N": 128}, 4, 3
     rotation = {
         "QUERY_HEADS": 32,

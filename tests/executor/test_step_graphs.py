@@ -120,8 +120,8 @@ class Engine:
 
 @pytest.mark.parametrize(
     "observe",
-    [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1), AttentionObserver((Term.VALUE_AWARE,))],
-    ids=["unwatched", "watched", "values"],
+    [None, AttentionObserver((Term.SQUARED,), Group.MAX, 1)],
+    ids=["unwatched", "watched"],
 )
 def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(static_batch, "_LEAST_LENGTH", 4)

@@ -70,14 +70,19 @@ def random_blocks(kind: str, out_features: int, in_features: int) -> Blocks:
     data = chance.integers(0, 256, (out_features, in_features // inputs, size), dtype=np.uint8)
     if kind == "MXFP4":
         data[..., 0] = chance.integers(110, 130, data.shape[:-1])
-    for at in () if kind == "MXFP4" else _HALVES.get(kind, (0,)):
+    if kind == "F8_E4M3":
+        data[..., 4:][data[..., 4:] & 127 == 127] = 0
+        data[..., :4] = chance.normal(0, 0.01, (*data.shape[:-1], 1)).astype(np.float32).view(np.uint8)
+    for at in () if kind in ("MXFP4", "F8_E4M3") else _HALVES.get(kind, (0,)):
         scale = chance.standard_normal((*data.shape[:-1], 1)) * 0.01
         data[..., at : at + 2] = scale.astype(np.float16).view(np.uint8)
     return Blocks(kind, torch.from_numpy(data.reshape(out_features, -1)))
 
 
 def their_numbers(blocks: Blocks) -> Tensor:
-    """By the package of llama.cpp."""
+    """By the package of llama.cpp, or torch."""
+    if blocks.kind == "F8_E4M3":
+        return _numbers(blocks)
     return torch.from_numpy(
         gguf.quants.dequantize(blocks.data.numpy(), gguf.GGMLQuantizationType[blocks.kind])
     )
@@ -110,7 +115,7 @@ def test_products_are_of_these_numbers(kernels: LayerKernels, dtype: torch.dtype
         assert float((found - expected).norm()) <= TOLERANCE[dtype] * float(expected.norm())
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "Q8_0", "F8_E4M3"])
 @pytest.mark.parametrize(("dtype", "rows"), [(torch.float32, 200), (torch.bfloat16, 32)])
 def test_a_row_does_not_depend_on_those_beside_it(
     kernels: LayerKernels, dtype: torch.dtype, rows: int, kind: str

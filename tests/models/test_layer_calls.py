@@ -182,7 +182,7 @@ def two_threads() -> Iterator[None]:
 OBSERVED = {
     "nothing": None,
     "attention": AttentionObserver((Term.ATTENTION,)),
-    "values": AttentionObserver((Term.VALUE_AWARE,)),
+    "squared": AttentionObserver((Term.SQUARED,)),
     "pooled": AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5)),
 }
 

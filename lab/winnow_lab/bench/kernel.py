@@ -30,9 +30,8 @@ from winnow_lab.bench.timing import Call, interleave
 DECODE_OBSERVED = {
     "attention": AttentionObserver((Term.ATTENTION,)),
     "squared": AttentionObserver((Term.SQUARED,), exclude_first=10),
-    "value aware": AttentionObserver((Term.VALUE_AWARE,)),
 }
-"""Observers of decoding queries: H2O, KV-Compress (eq. 19), DropKV."""
+"""Observers of decoding queries: H2O, KV-Compress (eq. 19)."""
 WINDOW = 8
 WINDOW_OBSERVED = AttentionObserver((Term.SQUARED,), Group.SUM, replace=True, smoothing=Smoothing(7))
 """Observer of a prompt's last queries in KV-Compress."""

@@ -161,7 +161,6 @@ class BlockOutput(NamedTuple):
 
     sums: Tensor  # float32 [G, H, g, n, d]
     weights: Weights  # of all KVs
-    values: Tensor | None = None  # float32 [G, H, N, d]; None: they were not read
 
 
 class AttendBlock(Protocol):
@@ -198,7 +197,7 @@ def attend_group(
         end = min([start + step, count, *(b for b in breaks if b > start)])
         found = attend(q_group[:, start:end], position[:, start:end], start)
         if observation is not None:
-            _observe(observation, found.weights, position[:, start:end], rows, found.sums, found.values)
+            _observe(observation, found.weights, position[:, start:end], rows)
         pieces.append(found.sums.permute(0, 3, 1, 2, 4).flatten(2, 3))
         start = end
     out[group.tokens] = torch.cat(pieces, dim=1).flatten(0, 1).to(q.dtype)
@@ -208,15 +207,8 @@ def attend_group(
         )
 
 
-def _observe(
-    observation: Observation,
-    weights: Weights,
-    position: Tensor,
-    rows: GatheredRows,
-    out: Tensor,
-    v: Tensor | None,
-) -> None:
-    """Accumulate a block of queries at `position`, [G, n], with their output, [G, H, g, n, d]."""
+def _observe(observation: Observation, weights: Weights, position: Tensor, rows: GatheredRows) -> None:
+    """Accumulate a block of queries at `position`, [G, n]."""
     n = position.shape[1]
     counts = position >= rows.observe_from[:, None]
     first = n - int(counts.sum(dim=1).max())  # no earlier query counts in any sequence
@@ -226,6 +218,4 @@ def _observe(
             weights.visible[:, :, first:],
             weights.age[:, :, first:],
             counts[:, first:],
-            v,
-            out[:, :, :, first:],
         )

@@ -11,12 +11,8 @@ class Term(Enum):
     """p_h, aggregated over the group (H2O, SnapKV, Batch-Max)."""
     SQUARED = "squared"
     """p_h ** 2, then aggregated (KV-Compress eq. 19)."""
-    GROUP_SQUARED = "group squared"
-    """p_h aggregated, then squared (RoCo's second moment)."""
     BELOW_AVERAGE = "below average"
     """1 where p_h < 1 / (KVs the query sees), aggregated (Scissorhands)."""
-    VALUE_AWARE = "value aware"
-    """(p_h / (1 - p_h)) ** 2 * |v_j - o_h|^2, aggregated: how the output o_h changes without j (DropKV)."""
 
 
 class Group(Enum):

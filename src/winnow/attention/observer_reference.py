@@ -6,10 +6,6 @@ from torch import Tensor
 
 from winnow.attention.observer import AttentionObserver, Group, Smoothing, Term
 
-# Lower bound of 1 - p: a KV that takes all attention would change the output without bound if it were removed. A much
-# smaller bound would amplify float32's errors in p and v - o.
-_LEAST_REST = 1e-4
-
 
 class Observation:
     """Accumulation of attention probabilities of the same rows over blocks of queries.
@@ -21,9 +17,7 @@ class Observation:
         self._observe = observe
         self._sums: list[Tensor] = []  # per term [G, H, g, N], or [G, H, 1, N] where aggregated per query
 
-    def accumulate(
-        self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor, v: Tensor | None, out: Tensor
-    ) -> None:
+    def accumulate(self, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor) -> None:
         """Add a block of queries. `p` may be overwritten.
 
         Args:
@@ -31,38 +25,22 @@ class Observation:
             visible: bool [G, H, n, N].
             age: [G, H, n, N], positions from key to query.
             counts: bool [G, n], which queries count.
-            v: float32 [G, H, N, d]; None where no term needs it.
-            out: float32 [G, H, g, n, d], the output of attention.
         """
         _exclude_near(p, age, self._observe.exclude_first)
-        sums = [self._sum(term, p, visible, age, counts, v, out) for term in self._observe.terms]
+        sums = [self._sum(term, p, visible, age, counts) for term in self._observe.terms]
         self._sums = [a + b for a, b in zip(self._sums, sums, strict=True)] if self._sums else sums
 
-    def _sum(
-        self,
-        term: Term,
-        p: Tensor,
-        visible: Tensor,
-        age: Tensor,
-        counts: Tensor,
-        v: Tensor | None,
-        out: Tensor,
-    ) -> Tensor:
-        if term in (Term.ATTENTION, Term.GROUP_SQUARED):
+    def _sum(self, term: Term, p: Tensor, visible: Tensor, age: Tensor, counts: Tensor) -> Tensor:
+        if term is Term.ATTENTION:
             added = p
         elif term is Term.SQUARED:
             # In place where it is the only term: fresh memory of this size costs more than the arithmetic.
             added = p.square_() if len(self._observe.terms) == 1 else p.square()
-        elif term is Term.BELOW_AVERAGE:
+        else:
             average = 1.0 / visible.sum(dim=-1, keepdim=True)
             added = p < average[:, :, None]
             added = (added & (visible & (age >= self._observe.exclude_first))[:, :, None]).float()
-        else:
-            assert v is not None, "this term needs values"
-            added = (p / (1.0 - p).clamp_min(_LEAST_REST)).square() * _squared_distance(v, out)
-        if term is Term.GROUP_SQUARED:
-            added = _aggregate(added, self._observe.group).square()
-        elif self._observe.group is Group.MAX and not self._observe.replace:
+        if self._observe.group is Group.MAX and not self._observe.replace:
             added = _aggregate(added, self._observe.group)
         # [1, n] @ [n, N]: the sum over the queries that count
         return (counts[:, None, None, None, :].float() @ added)[..., 0, :]
@@ -142,14 +120,3 @@ def smooth(x: Tensor, position: Tensor, pooled: Tensor, smoothing: Smoothing) ->
     else:
         smoothed = F.avg_pool1d(sorted_x, smoothing.size, stride=1, padding=padding)
     return torch.empty_like(x).scatter_(-1, order, smoothed[:, 0].view_as(x))
-
-
-def _squared_distance(v: Tensor, out: Tensor) -> Tensor:
-    """Return |v_j - o_i|^2 for v [G, H, N, d] and out [G, H, g, n, d]: [G, H, g, n, N].
-
-    Computed from products in float64: where one KV takes nearly all attention, o is nearly v and float32 would cancel.
-    """
-    v, out = v.double(), out.double()
-    dot = (out.flatten(2, 3) @ v.transpose(2, 3)).unflatten(2, out.shape[2:4])
-    square = v.square().sum(dim=-1)[:, :, None, None] - 2 * dot + out.square().sum(dim=-1, keepdim=True)
-    return square.clamp_min_(0.0).float()

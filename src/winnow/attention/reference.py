@@ -64,7 +64,7 @@ class ReferenceStep(TorchStep):
             ) -> BlockOutput:
                 last = self.last_visible(spec, first, position.shape[1])
                 weights = softmax_over(q, position, rows, spec, last)
-                return BlockOutput(weighted_sum(weights.p, v), weights, v)
+                return BlockOutput(weighted_sum(weights.p, v), weights)
 
             attend_group(cache, spans, group, rows, q, attend, out)
         return out

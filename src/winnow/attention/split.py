@@ -23,7 +23,6 @@ from winnow.attention.gathered_rows import (
     weighted_sum,
 )
 from winnow.attention.interface import AttentionSpec
-from winnow.attention.observer import Term
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
 from winnow.cache.tiers.tier_traffic import TierTraffic
@@ -40,7 +39,7 @@ def attend_split(
 ) -> Tensor:
     """Return `BackendStep.attend` of a layer whose values lie on a tier; counts what is read in `KVPool.traffic`.
 
-    Accumulators see all weights, whichever values were read. `Term.VALUE_AWARE` reads all values.
+    Accumulators see all weights, whichever values were read.
 
     Args:
         last: as `ReferenceStep.last_visible`, of this layer.
@@ -79,17 +78,14 @@ class _TierRows:
     ) -> None:
         self._rows, self._group, self._store, self._tier, self._spec = rows, group, store, store.tier, spec
         self._last = last
-        observe = group.observe
-        self._observed = observe is not None and Term.VALUE_AWARE in observe.terms
         self._all: Tensor | None = None
 
     def attend(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
         """See `AttendBlock`."""
         weights = softmax_over(q, position, self._rows, self._spec, self._last(first, position.shape[1]))
         if first < self._group.select_from:
-            return BlockOutput(weighted_sum(weights.p, self._read_all()), weights, self._all)
-        everything = self._read_all() if self._observed else None
-        return BlockOutput(self._selected(weights.p), weights, everything)
+            return BlockOutput(weighted_sum(weights.p, self._read_all()), weights)
+        return BlockOutput(self._selected(weights.p), weights)
 
     def _read_all(self) -> Tensor:
         if self._all is None:

@@ -24,8 +24,6 @@ from winnow.cache.layout import ceil_div
 
 # KVs of one program of the kernels that only touch accumulators.
 _KVS_PER_PROGRAM = 128
-# Elements of values that a program of them holds in registers.
-_VALUES_PER_PROGRAM = 4096
 
 
 class Attend:
@@ -94,12 +92,10 @@ class Attend:
         splits = max(1, min(tuning.max_splits, ceil_div(part.longest, split)))
         partial = q.new_empty((part.count, query_heads, splits, head_dim), dtype=torch.float32)
         statistics = q.new_empty((3, part.count, query_heads, splits), dtype=torch.float32)
-        raw = merged = exact = None
+        raw = merged = None
         if part.observe is not None:
             raw = q.new_empty((part.count, query_heads, part.longest), dtype=torch.float32)
             merged = q.new_empty((3, part.count, query_heads), dtype=torch.float32)
-            if Term.VALUE_AWARE in part.observe.terms:
-                exact = q.new_empty((part.count, query_heads, head_dim), dtype=torch.float32)
         cut = {"MIN_SPLIT": split, "MAX_SPLITS": tuning.max_splits}
         attend_split[(part.count, kv_heads, splits)](
             q, *self._kvs, *self._rows, part.index, self._spans.position, self._slopes, partial, statistics,
@@ -109,13 +105,13 @@ class Attend:
             num_stages=tuning.decode.num_stages,
         )  # fmt: skip
         merge_splits[(part.count, query_heads)](
-            partial, statistics, self._spec.sinks, *self._rows[2:], part.index, self.out, exact, merged,
+            partial, statistics, self._spec.sinks, *self._rows[2:], part.index, self.out, merged,
             self._layer, splits, LAYERS=self._layout["LAYERS"], KV_HEADS=kv_heads, HEAD_DIM=head_dim,
             GROUP=self._group, **cut, BLOCK_S=triton.next_power_of_2(splits),
             BLOCK_D=self._formula["BLOCK_D"], num_warps=4,
         )  # fmt: skip
         if part.observe is not None:
-            self._observe_decodes(part, part.observe, raw, merged, exact)
+            self._observe_decodes(part, part.observe, raw, merged)
 
     def _observe_decodes(
         self,
@@ -123,19 +119,14 @@ class Attend:
         observe: AttentionObserver,
         raw: Tensor | None,
         merged: Tensor | None,
-        exact: Tensor | None,
     ) -> None:
         for term, accumulator in zip(observe.terms, self._accumulators, strict=False):
-            needs_values = term is Term.VALUE_AWARE
-            keys = _VALUES_PER_PROGRAM // self._formula["BLOCK_D"] if needs_values else _KVS_PER_PROGRAM
-            grid = part.count, self._layout["KV_HEADS"], ceil_div(part.longest, keys)
+            grid = part.count, self._layout["KV_HEADS"], ceil_div(part.longest, _KVS_PER_PROGRAM)
             observe_decode[grid](
-                raw, merged, exact if needs_values else None, self._pool.storage if needs_values else None,
-                self._cache.pool.position, accumulator, *self._rows, part.index, self._spans.position,
-                self._layer, part.longest, **self._layout, VALUE=self._formula["VALUE"],
-                HEAD_DIM=self._formula["HEAD_DIM"], BLOCK_D=self._formula["BLOCK_D"], GROUP=self._group,
+                raw, merged, self._cache.pool.position, accumulator, *self._rows, part.index, self._spans.position,
+                self._layer, part.longest, **self._layout, GROUP=self._group,
                 TERM=term.value, AGGREGATE=observe.group.value, EXCLUDE_FIRST=observe.exclude_first,
-                REPLACE=observe.replace, BLOCK_G=triton.next_power_of_2(self._group), BLOCK_N=keys,
+                REPLACE=observe.replace, BLOCK_G=triton.next_power_of_2(self._group), BLOCK_N=_KVS_PER_PROGRAM,
                 num_warps=4,
             )  # fmt: skip
 
@@ -144,20 +135,18 @@ class Attend:
     def prefill(self, chunks: Chunks) -> None:
         """Compute chunks; update the accumulators of those with an observer in a second pass over their keys."""
         tuning, q = self._tuning, self._q
-        exact = statistics = None
+        statistics = None
         if chunks.watched:
             statistics = q.new_empty((3, *q.shape[:2]), dtype=torch.float32)
-        if chunks.asks_for(Term.VALUE_AWARE):
-            exact = q.new_empty(q.shape, dtype=torch.float32)
         attend_chunk[(len(chunks.tiles), self._layout["KV_HEADS"])](
             q, *self._kvs, *self._rows, chunks.extents, chunks.tiles, self._spans.position, self._slopes,
-            self._spec.sinks, self.out, exact, statistics, self._layer, q.stride(0), q.stride(1), len(q),
+            self._spec.sinks, self.out, statistics, self._layer, q.stride(0), q.stride(1), len(q),
             self._scale, **self._layout, **self._formula, BLOCK_M=self._tile, BLOCK_N=tuning.chunk.keys,
             num_warps=tuning.chunk.num_warps, num_stages=tuning.chunk.num_stages,
         )  # fmt: skip
         for watched in chunks.watched:
             for term, accumulator in zip(watched.observe.terms, self._accumulators, strict=False):
-                self._observe_chunks(chunks, watched, term, accumulator, exact, statistics)
+                self._observe_chunks(chunks, watched, term, accumulator, statistics)
 
     def _observe_chunks(
         self,
@@ -165,7 +154,6 @@ class Attend:
         watched: Watched,
         term: Term,
         accumulator: Tensor,
-        exact: Tensor | None,
         statistics: Tensor | None,
     ) -> None:
         """Update `accumulator`, float32 [slots of the pool], by one term of chunks with the same observer."""
@@ -174,7 +162,7 @@ class Attend:
         # Pooling per query head, and a maximum of sums, need the sums of single heads.
         apart = observe.smoothing is not None and observe.smoothing.per_query_head
         apart |= observe.replace and observe.group is Group.MAX
-        heads = 1 if apart and term is not Term.GROUP_SQUARED else self._group
+        heads = 1 if apart else self._group
         parts = q.shape[1] // heads
         longest = ceil_div(watched.longest, block_size) * block_size
         sums = None
@@ -182,7 +170,7 @@ class Attend:
             sums = q.new_empty((len(watched.index), parts, longest), dtype=torch.float32)
         observe_chunk[(ceil_div(watched.longest, tuning.keys), parts, len(watched.index))](
             q, *self._kvs, *self._rows, chunks.extents, watched.index, self._spans.position, self._slopes,
-            exact, statistics, accumulator if sums is None else sums, self._layer, q.stride(0), q.stride(1),
+            statistics, accumulator if sums is None else sums, self._layer, q.stride(0), q.stride(1),
             len(q), longest, self._scale, **self._layout, **self._formula, TERM=term.value,
             AGGREGATE=observe.group.value, EXCLUDE_FIRST=observe.exclude_first, REPLACE=observe.replace,
             SUMS=sums is not None, HEADS=heads, BLOCK_Q=tuning.queries, BLOCK_N=tuning.keys,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from winnow.attention.observer import AttentionObserver, Term
+from winnow.attention.observer import AttentionObserver
 from winnow.attention.spans import Spans
 
 # Bytes of the largest scratch for logits of decoding sequences; larger batches take several launches.
@@ -44,9 +44,6 @@ class Chunks:
     extents: Tensor
     """See `Spans.chunk_layout`."""
     watched: tuple[Watched, ...]
-
-    def asks_for(self, term: Term) -> bool:
-        return any(term in watched.observe.terms for watched in self.watched)
 
 
 @dataclass(frozen=True)

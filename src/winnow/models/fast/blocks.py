@@ -6,6 +6,7 @@ block stands for is GGUF's own formula, computed in float32:
     Q8_0: code * scale, codes from -128 to 127        Q4_0: (code - 8) * scale, codes from 0 to 15
 
 These two are also what weights of 16 bits are quantized to, here in plain torch; the others come from files alone.
+F8_E4M3 is none of GGUF's: codes are floats of 8 bits, and scales of 32, as checkpoints in fp8 have them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ RAW = {
     "Q6_K": (256, 210),
     "IQ4_NL": (32, 18),
     "MXFP4": (32, 17),
+    "F8_E4M3": (32, 36),
 }
 """Inputs and bytes of a block, by its name in llama.cpp."""
 _ROWS_AT_ONCE = 4096
@@ -87,7 +89,9 @@ class BlockWeights(WideLayers):
             return None
         found = [own_blocks(each) for each in linears]
         if self.kind is None:
-            return None if None in found else [own for own in found if own is not None]
+            # Codes that are floats lie beside no others: some kernels multiply them as floats.
+            floats = {own is not None and own.kind == "F8_E4M3" for own in found}
+            return None if None in found or len(floats) > 1 else [own for own in found if own is not None]
         return [
             own if own is not None and own.kind == self.kind else quantize(dense_weight(each), self.kind)
             for own, each in zip(found, linears, strict=True)
@@ -163,8 +167,11 @@ def quantize(weight: Tensor, kind: str) -> Blocks:
 
 
 def _numbers(blocks: Blocks) -> Tensor:
-    """Return the numbers of Q8_0 or Q4_0 in float32, in plain torch."""
+    """Return the numbers of Q8_0, Q4_0 or F8_E4M3 in float32, in plain torch."""
     raw = blocks.data.view(len(blocks.data), -1, RAW[blocks.kind][1])
+    if blocks.kind == "F8_E4M3":
+        scale, codes = raw[..., :4].contiguous().view(torch.float32), raw[..., 4:].contiguous()
+        return (scale * codes.view(torch.float8_e4m3fn).float()).flatten(1)
     scale, stored = raw[..., :2].contiguous().view(torch.float16).float(), raw[..., 2:]
     if blocks.kind == "Q8_0":
         return (scale * stored.view(torch.int8)).flatten(1)

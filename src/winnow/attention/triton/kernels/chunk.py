@@ -56,7 +56,7 @@ def attend_tile(
 @triton.jit(do_not_specialize=["layer", "tokens"])
 def attend_chunk(
     q, storage, position_pool, pages, page_table, lengths, slots, extents, tiles, position, slopes, sinks,
-    out, exact, statistics, layer, q_token_stride, q_head_stride, tokens, scale, LAYERS: tl.constexpr,
+    out, statistics, layer, q_token_stride, q_head_stride, tokens, scale, LAYERS: tl.constexpr,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, DOT: tl.constexpr,
@@ -65,7 +65,7 @@ def attend_chunk(
     """Compute tiles of BLOCK_M rows, which are tokens times query heads of a group. Grid (tiles, H).
 
     tiles: int32 [tiles, 2], sequence and first token within the chunk; extents: see `Chunks.extents`. Writes out
-    [T, Hq, d]; if given, `exact` receives the same in float32, and `statistics`, float32 [3, T, Hq], the largest logit,
+    [T, Hq, d]; if given, `statistics`, float32 [3, T, Hq], receives the largest logit,
     to base 2, the sum of exponentials (sink included) and the number of KVs seen.
     """
     tile, head = tl.program_id(0), tl.program_id(1)
@@ -129,8 +129,6 @@ def attend_chunk(
     mine = token * (KV_HEADS * GROUP) + query_head
     out_at = mine[:, None] * HEAD_DIM + d[None, :]
     tl.store(out + out_at, result.to(out.dtype.element_ty), shown)
-    if exact is not None:
-        tl.store(exact + out_at, result, shown)
     if statistics is not None:
         plane = tokens.to(tl.int64) * (KV_HEADS * GROUP)
         tl.store(statistics + mine, row_max, real)

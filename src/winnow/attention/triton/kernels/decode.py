@@ -104,14 +104,14 @@ def attend_split(
 
 @triton.jit(do_not_specialize=["layer", "splits"])
 def merge_splits(
-    partial, statistics, sinks, lengths, slots, index, out, exact, merged, layer, splits,
+    partial, statistics, sinks, lengths, slots, index, out, merged, layer, splits,
     LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP: tl.constexpr,
     MIN_SPLIT: tl.constexpr, MAX_SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one row and query head. Grid (R, Hq).
 
-    Writes out, [T, Hq, d], for the sequences' tokens (zeros for an empty row), and, if given, exact, float32
-    [R, Hq, d], the same, and merged, float32 [3, R, Hq], the statistics of whole rows, the sum including the sink.
+    Writes out, [T, Hq, d], for the sequences' tokens (zeros for an empty row), and, if given,
+    merged, float32 [3, R, Hq], the statistics of whole rows, the sum including the sink.
     """
     row, query_head = tl.program_id(0), tl.program_id(1)
     sequence = sequence_of(row, index)
@@ -142,8 +142,6 @@ def merge_splits(
     result = tl.sum(parts * weight[:, None], axis=0) / tl.where(row_sum > 0, row_sum, 1.0)
     out_at = out + (sequence.to(tl.int64) * (KV_HEADS * GROUP) + query_head) * HEAD_DIM + d
     tl.store(out_at, result.to(out.dtype.element_ty), d < HEAD_DIM)
-    if exact is not None:
-        tl.store(exact + mine * HEAD_DIM + d, result, d < HEAD_DIM)
     if merged is not None:
         seen = tl.sum(tl.load(statistics + 2 * plane + at, mask=there, other=0.0), axis=0)
         rows = tl.num_programs(0) * tl.num_programs(1)

@@ -3,26 +3,21 @@
 import triton
 import triton.language as tl
 
-from winnow.attention.triton.kernels.codec import load_keys, load_vectors
+from winnow.attention.triton.kernels.codec import load_keys
 from winnow.attention.triton.kernels.decode import sequence_of
 from winnow.attention.triton.kernels.rows import find_slots, logits_of, row_length, sees
 
 # Tolerance for KVs of average weight, since recomputed logits may differ in their last bits.
 CLEARLY_BELOW: tl.constexpr = tl.constexpr(1.0 - 1e-5)
-# Lower bound of 1 - p, as in `winnow.attention.observer_reference`.
-LEAST_REST: tl.constexpr = tl.constexpr(1e-4)
 
 
 @triton.jit
 def term_of(p, counted, seen, TERM: tl.constexpr):
-    """Apply a term to probabilities before aggregation; the caller multiplies by VALUE_AWARE's distance."""
+    """Apply a term to probabilities before aggregation."""
     if TERM == "squared":
         p = p * p
     elif TERM == "below average":
         p = (counted & (p * seen < CLEARLY_BELOW)).to(tl.float32)
-    elif TERM == "value aware":
-        p = p / tl.maximum(1.0 - p, LEAST_REST)
-        p = p * p
     return p
 
 
@@ -38,16 +33,15 @@ def put(accumulator, flat, added, inside, REPLACE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["layer", "raw_stride"])
 def observe_decode(
-    raw, statistics, exact, storage, position_pool, accumulator, pages, page_table, lengths, slots, index,
+    raw, statistics, position_pool, accumulator, pages, page_table, lengths, slots, index,
     position, layer, raw_stride, LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr, GROUP: tl.constexpr, TERM: tl.constexpr, AGGREGATE: tl.constexpr,
-    EXCLUDE_FIRST: tl.constexpr, REPLACE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
+    PAGE_ENTRIES: tl.constexpr, PAGES_PER_SEQ: tl.constexpr, GROUP: tl.constexpr, TERM: tl.constexpr,
+    AGGREGATE: tl.constexpr, EXCLUDE_FIRST: tl.constexpr, REPLACE: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Observe one query per row, from the logits of `attend_split`. Grid (R, H, blocks of KVs).
 
-    statistics: float32 [3, R, Hq], and exact, float32 [R, Hq, d], of `merge_splits`; accumulator: float32 [slots of
-    the pool].
+    statistics: float32 [3, R, Hq], of `merge_splits`; accumulator: float32 [slots of the pool].
     """
     row, head, block = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     sequence = sequence_of(row, index)
@@ -79,54 +73,18 @@ def observe_decode(
         counted = counted & (age >= EXCLUDE_FIRST)[None, :]
     p = tl.where(counted, tl.exp2(logits - row_max[:, None]) * (1.0 / row_sum)[:, None], 0.0)
     p = term_of(p, counted, seen[:, None], TERM)
-    if TERM == "value aware":  # every value is read once for the whole group
-        d = tl.arange(0, BLOCK_D)
-        values = load_vectors(
-            storage, flat[:, None], inside[:, None], d[None, :], (d < HEAD_DIM)[None, :],
-            VALUE, BLOCK_SIZE, 1, tl.float32,
-        ).to(tl.float32)  # fmt: skip
-        distance = tl.zeros([BLOCK_G, BLOCK_N], tl.float32)
-        first = (row.to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP) * HEAD_DIM
-        for h in range(GROUP):
-            output = tl.load(exact + first + h * HEAD_DIM + d, mask=d < HEAD_DIM, other=0.0)
-            # Channels that pad a tile may hold a minimum.
-            apart = tl.where((d < HEAD_DIM)[None, :], values - output[None, :], 0.0)
-            distance = tl.where((g == h)[:, None], tl.sum(apart * apart, axis=1)[None, :], distance)
-        p = p * distance
     if AGGREGATE == "max":
         added = tl.max(p, axis=0)
     else:
         added = tl.sum(p, axis=0)
         if AGGREGATE == "mean":
             added = added / GROUP
-    if TERM == "group squared":
-        added = added * added
     put(accumulator, flat, added, inside, REPLACE)
-
-
-@triton.jit
-def squared_distance(
-    storage, exact, flat, inside, out_row, real, VALUE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Return |v_j - o_i|^2 of outputs [BLOCK_Q] and of the values in slots `flat`, [BLOCK_N], from differences.
-
-    Products would be faster but cancel: where one KV takes nearly all attention, o is nearly v.
-    """
-    distance = tl.zeros([BLOCK_Q, BLOCK_N], tl.float32)
-    for d in range(HEAD_DIM):
-        value = load_vectors(
-            storage, flat, inside, d, d < HEAD_DIM, VALUE, BLOCK_SIZE, None, tl.float32
-        ).to(tl.float32)  # fmt: skip
-        output = tl.load(exact + out_row * HEAD_DIM + d, mask=real, other=0.0)
-        apart = value[None, :] - output[:, None]
-        distance += apart * apart
-    return distance
 
 
 @triton.jit(do_not_specialize=["layer", "tokens", "longest"])
 def observe_chunk(
-    q, storage, position_pool, pages, page_table, lengths, slots, extents, index, position, slopes, exact,
+    q, storage, position_pool, pages, page_table, lengths, slots, extents, index, position, slopes,
     statistics, target, layer, q_token_stride, q_head_stride, tokens, longest, scale, LAYERS: tl.constexpr,
     KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr, PAGE_ENTRIES: tl.constexpr,
     PAGES_PER_SEQ: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -136,7 +94,7 @@ def observe_chunk(
 ):  # fmt: skip
     """Recompute the probabilities of a chunk's queries that count. Grid (blocks of KVs, Hq / HEADS, R).
 
-    A program aggregates HEADS query heads: the group, or one head. `statistics` and `exact` come from `attend_chunk`.
+    A program aggregates HEADS query heads: the group, or one head. `statistics` come from `attend_chunk`.
     With SUMS, target is float32 [R, Hq / HEADS, longest] and receives the sums; entries past a row's length stay
     unchanged. Otherwise it is an accumulator of the pool, float32 [slots].
     """
@@ -187,18 +145,12 @@ def observe_chunk(
             seen = tl.load(statistics + 2 * plane + mine, mask=real, other=0.0)
             p = tl.where(counted, tl.exp2(logits * unit - row_max[:, None]) * (1.0 / row_sum)[:, None], 0.0)
             p = term_of(p, counted, seen[:, None], TERM)
-            if TERM == "value aware":
-                p *= squared_distance(
-                    storage, exact, flat, inside, mine, real, VALUE, BLOCK_SIZE, HEAD_DIM, BLOCK_Q, BLOCK_N
-                )  # fmt: skip
             if AGGREGATE == "max":
                 together = tl.maximum(together, p)
             else:
                 together += p
         if AGGREGATE == "mean":
             together = together / HEADS
-        if TERM == "group squared":
-            together = together * together
         added += tl.sum(together, axis=0)
     if SUMS:
         parts = tl.num_programs(1)
