@@ -1,14 +1,15 @@
 """A tiny Llama of random weights in a GGUF file, with tokenizer and chat template, as llama.cpp writes them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quants
 from tokenizer_kinds import EOS, UNKNOWN, byte_level
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from winnow_lab.peers.to_gguf import in_llama_cpp_order, tensor_name, write_shape
 
@@ -39,9 +40,40 @@ def tiny_llama(seed: int = 0) -> LlamaForCausalLM:
     return model.eval()
 
 
+def tiny_moe() -> Qwen3MoeForCausalLM:
+    """One of experts."""
+    experts: dict[str, Any] = {
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "head_dim": 16,
+        "norm_topk_prob": True,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = Qwen3MoeConfig(**SHAPE, **experts, vocab_size=len(byte_level()), tie_word_embeddings=False)
+        model = Qwen3MoeForCausalLM(config)
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.data.normal_(0, 0.3)
+    return model.eval()
+
+
+def _moe_tensors(model: Qwen3MoeForCausalLM) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    names = get_tensor_name_map(MODEL_ARCH.QWEN3MOE, SHAPE["num_hidden_layers"])
+    for name, weight in model.state_dict().items():
+        if name.endswith("experts.gate_up_proj"):
+            layer = name.split(".")[2]
+            for part, half in zip(("gate", "up"), weight.chunk(2, dim=1), strict=True):
+                yield f"blk.{layer}.ffn_{part}_exps.weight", half.contiguous().numpy()
+        else:
+            stem = name.removesuffix(".weight")
+            yield f"{names.get_name(stem)}.weight", weight.numpy()
+
+
 def save_gguf(
     path: Path,
-    model: LlamaForCausalLM,
+    model: LlamaForCausalLM | Qwen3MoeForCausalLM,
     kind: str = "F32",
     *,
     architecture: str = "llama",
@@ -49,6 +81,7 @@ def save_gguf(
     extra: dict[str, np.ndarray[Any, Any]] | None = None,
     tokenizer: str | None = "gpt-2",
     last: tuple[tuple[str, int], ...] = (),
+    other: dict[str, str] | None = None,
 ) -> Path:
     """Write `model` to `path`.
 
@@ -57,6 +90,7 @@ def save_gguf(
         values: more metadata.
         extra: more tensors.
         tokenizer: by what rule of llama.cpp's it cuts text; None: there is none.
+        other: types of tensors whose names hold a part.
         last: texts and types in place of those of the last tokens.
     """
     writer = GGUFWriter(path, architecture)
@@ -68,8 +102,16 @@ def save_gguf(
         kinds[type(value)](name, value)
     if tokenizer is not None:
         _add_tokenizer(writer, tokenizer, last)
-    for name, weight in model.state_dict().items():
-        _add_tensor(writer, tensor_name(name), in_llama_cpp_order(name, weight.numpy(), SHAPE), kind)
+    if isinstance(model, Qwen3MoeForCausalLM):
+        tensors = list(_moe_tensors(model))
+    else:
+        tensors = [
+            (tensor_name(name), in_llama_cpp_order(name, weight.numpy(), SHAPE))
+            for name, weight in model.state_dict().items()
+        ]
+    for name, weight in tensors:
+        own = next((own for part, own in (other or {}).items() if part in name), kind)
+        _add_tensor(writer, name, weight, own)
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()
@@ -104,7 +146,7 @@ def _add_tokenizer(writer: GGUFWriter, rule: str, last: tuple[tuple[str, int], .
 
 
 def _add_tensor(writer: GGUFWriter, name: str, weight: np.ndarray[Any, Any], kind: str) -> None:
-    if kind == "F32" or weight.ndim == 1:
+    if kind == "F32" or weight.ndim == 1 or "ffn_gate_inp" in name:
         writer.add_tensor(name, weight)
         return
     stored = GGMLQuantizationType[kind if name.startswith("blk.") else "Q8_0"]

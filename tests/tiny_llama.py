@@ -4,13 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 VOCAB = 97
 
 
-def save_tiny_llama(path: Path, seed: int, spread: float = 0.3, **options: Any) -> Path:
-    """Write config.json and weights to `path`: 2 layers, 4 query and 2 KV heads, unless `options` say otherwise."""
+def save_tiny_llama(
+    path: Path, seed: int, spread: float = 0.3, kind: type[PretrainedConfig] = LlamaConfig, **options: Any
+) -> Path:
+    """Write config.json and weights to `path`: 2 layers, 4 query and 2 KV heads, unless `options` say otherwise.
+
+    kind: of a model like Llama.
+    """
     shape: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
@@ -24,7 +29,7 @@ def save_tiny_llama(path: Path, seed: int, spread: float = 0.3, **options: Any) 
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(LlamaConfig(**shape | options))
+        model = AutoModelForCausalLM.from_config(kind(**shape | options))
         for weight in model.parameters():
             if weight.ndim > 1:
                 weight.data.normal_(0, spread)

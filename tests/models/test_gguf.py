@@ -17,13 +17,15 @@ from winnow.cli.main import main
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model, load_plain_model, pack_model
+from winnow.models.fast.experts import GroupedExperts
 from winnow.models.load import automatic
 from winnow.models.load.automatic import settle_formats
+from winnow.models.load.gguf.file import GgufFile
 from winnow.report.fingerprint import model_digest
 from winnow_lab.cli.plan import PlanOptions, deployments
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
-from tiny_gguf import save_gguf, tiny_llama
+from tiny_gguf import save_gguf, tiny_llama, tiny_moe
 from tokenizer_kinds import byte_level
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -72,6 +74,33 @@ def test_blocks_stay_as_they_are(kind: str, tmp_path: Path) -> None:
     assert winnow_answer(path, prompt, dtype="float32") == expected
     pack_model(ModelConfig(path, dtype="float32"), tmp_path / "packed")
     assert winnow_answer(tmp_path / "packed", prompt) == expected
+
+
+@pytest.mark.parametrize(("kind", "other"), [("Q4_1", "Q4_1"), ("Q4_1", "Q5_0"), ("F32", "F32")])
+def test_blocks_of_experts(kind: str, other: str, tmp_path: Path) -> None:
+    """They stay as they are, but where gates and what they gate are of different kinds."""
+    pytest.importorskip("winnow._native")
+    values = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32}
+    values |= {"attention.key_length": 16, "attention.value_length": 16}
+    path = save_gguf(
+        tmp_path / "tiny.gguf",
+        tiny_moe(),
+        kind,
+        architecture="qwen3moe",
+        values={f"qwen3moe.{key}": value for key, value in values.items()},
+        other={"ffn_up_exps": other},
+    )
+    if kind != other:
+        assert not GgufFile.open(path).keeps_blocks
+        return
+    loaded = load_model(ModelConfig(path, dtype="float32"))
+    parts = [module for module in loaded.model.modules() if isinstance(module, GroupedExperts)]
+    packed = {getattr(each, "packed", None) for part in parts for each in (*part.up, *part.down)}
+    kinds = {"".join(weight.kinds) for weight in packed if weight is not None}
+    assert len(parts) == 2 and kinds == ({kind} if kind != "F32" else {""})
+    theirs: Any = load_plain_model(ModelConfig(path, dtype="float32")).model if kind != "F32" else tiny_moe()
+    prompt = byte_level().encode(TEXT)
+    assert winnow_answer(path, prompt, dtype="float32") == answer(theirs, prompt)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])

@@ -10,13 +10,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.tiny_llama import save_tiny_llama
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 from winnow import LLM, SamplingParams, native
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
 from winnow.models.fast import optimize
+from winnow.models.fast.experts import GroupedExperts, is_experts
 
 pytestmark = pytest.mark.cpu
 FORMS: dict[str, dict[str, Any]] = {
@@ -100,20 +101,72 @@ PACKINGS: dict[str, dict[str, Any]] = {
     "gptq-8": {"quant_method": "gptq", "bits": 8, "sym": True},
     "gptq-out-of-order": {"quant_method": "gptq", "bits": 4, "desc_act": True},
     "awq": {"quant_method": "awq", "bits": 4, "version": "gemm"},
+    "fp8": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [48, 32]},
+    "fp8-one": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "fp8-features": {"quant_method": "fbgemm_fp8"},
+    "fp8-experts": {"quant_method": "fp8", "weight_block_size": [16, 32]},
+}
+EXPERTS: dict[str, Any] = {
+    "kind": DeepseekV3Config,
+    **{
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "first_k_dense_replace": 1,
+    },
+    **{"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32, "n_group": 1, "topk_group": 1},
+    **{"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
 }
 
 
+def _fp8(
+    values: dict[str, Any], out: int, inputs: int, seed: int
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """A weight, and what a checkpoint holds of it: codes and scales of tiles, of features, or of all."""
+    chance = torch.Generator().manual_seed(seed)
+    codes = torch.randn(out, inputs, generator=chance).mul(100).to(torch.float8_e4m3fn)
+    codes[0, :8] = torch.arange(8, dtype=torch.uint8).view(torch.float8_e4m3fn)  # the smallest
+    rows, columns = values.get("weight_block_size") or (
+        1 if "fbgemm" in values["quant_method"] else out,
+        inputs,
+    )
+    scales = torch.rand(-(-out // rows), -(-inputs // columns), generator=chance) / 500
+    wide = scales.repeat_interleave(rows, 0)[:out].repeat_interleave(columns, 1)[:, :inputs]
+    tensors = {
+        "weight": codes,
+        "weight_scale_inv" if "weight_block_size" in values else "weight_scale": scales,
+    }
+    if values["quant_method"] == "modelopt":
+        tensors |= {"weight_scale": scales[0, 0], "input_scale": torch.tensor(0.5)}
+    return codes.float() * wide, tensors
+
+
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_codes_of_gptq_and_awq_are_multiplied_as_they_are(packing: str, tmp_path: Path) -> None:
+def test_codes_are_multiplied_as_they_are(packing: str, tmp_path: Path) -> None:
     values = PACKINGS[packing]
-    bits, group_size = values["bits"], 32
-    save_tiny_llama(tmp_path, seed=0, hidden_size=64, intermediate_size=96)
+    bits, group_size = values.get("bits", 8), 32
+    kind = EXPERTS if packing == "fp8-experts" else {}
+    save_tiny_llama(tmp_path, seed=0, hidden_size=64, intermediate_size=96, **kind)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     tensors, rng = dict(model.state_dict()), np.random.default_rng(1)
     for name, part in model.model.named_modules():
+        if is_experts(part):
+            for index in range(len(part.down_proj)):
+                gate, up = part.gate_up_proj.data[index].chunk(2)
+                halves = {"gate_proj": gate, "up_proj": up, "down_proj": part.down_proj.data[index]}
+                for which, weight in halves.items():
+                    numbers, made = _fp8(values, *weight.shape, seed=index)
+                    weight.copy_(numbers)
+                    tensors |= {f"model.{name}.{index}.{which}.{end}": x for end, x in made.items()}
+            for both in ("gate_up_proj", "down_proj"):
+                del tensors[f"model.{name}.{both}"]
         if not isinstance(part, torch.nn.Linear):
             continue
         out, inputs = part.weight.shape
+        if "bits" not in values:
+            part.weight.data, made = _fp8(values, out, inputs, len(name))
+            tensors |= {f"model.{name}.{end}": tensor for end, tensor in made.items()}
+            continue
         codes = rng.integers(0, 1 << bits, (out, inputs))
         shape = (out, inputs // group_size)
         zeros = np.full(shape, 1 << (bits - 1)) if values.get("sym") else rng.integers(1, 1 << bits, shape)
@@ -154,6 +207,9 @@ def test_codes_of_gptq_and_awq_are_multiplied_as_they_are(packing: str, tmp_path
         }
     loaded = load_model(ModelConfig(tmp_path, device="cpu", model_cache=False))
     assert (loaded.blocks is not None) == native.is_installed()
+    if kind and native.is_installed():
+        experts = [each for each in loaded.model.modules() if isinstance(each, GroupedExperts)]
+        assert {name for each in experts for part in each.up for name in part.packed.kinds} == {"F8_E4M3"}
 
 
 @pytest.mark.parametrize(

@@ -98,9 +98,8 @@ STUDIES = (
     _module("answers.same_answers", "Are answers those of plain torch: is nothing skipped?"),
     _module("answers.architectures", "Which of transformers' models are served? (docs/architectures.md)"),
     _module(
-        "speed.int8_weights",
-        "What do int8 weights cost in accuracy?",
-        ("int8_weights.json", "int8 costs .8 % of perplexity, q8_0 .5 %"),
+        "speed.weight_bits",
+        "What do a file's own bits, and fewer, cost in accuracy?",
     ),
     Entry("python -m winnow_lab seeds", "The five texts' experiments on one card in twelve minutes"),
     _module(

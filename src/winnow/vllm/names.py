@@ -79,7 +79,7 @@ ENGINE: Mapping[str, ForeignName] = {
     ),
     "quantization": ForeignName(
         "weights are read as they were stored, also quantized ones; weight_dtype quantizes others",
-        ("none", "gguf", "compressed-tensors", "gptq", "awq"),
+        ("none", "gguf", "compressed-tensors", "gptq", "awq", "fp8", "modelopt", "fbgemm_fp8"),
         short="-q",
     ),
     **_group(

@@ -29,6 +29,7 @@ class GroupedExperts(nn.Module):
         )
         self.rest: Any = copy.copy(own)  # its activation and norm, without the weights
         self.rest._parameters = {}
+        self.rest.__dict__.pop("kept_blocks", None)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Map hidden states [T, size] -> [T, size], by experts [T, k] and their weights."""

@@ -75,15 +75,16 @@ def load_checkpoint(
         kept=kept,
         tower=has_tower_class(model_class),
     )
+    for name, part in model.named_modules():
+        if name.endswith("kv_b_proj"):  # its weight is read beside the layer
+            widen_for_good(part)
     set_attention(model, ATTENTION_NAME)
     geometry = probe_geometry(model)
     bind_counted_positions(model)
     limit = limit.less(bind_positions(model, attention_of(model, "eager")))
     trained_len = limit.take(wanted)
-    four_bits = blocks is not None and blocks.kind == "Q4_0"
-    if geometry.latent or four_bits:  # weights are read beside layers
+    if blocks is not None and blocks.kind == "Q4_0":  # too far from the model's own to be compared with it
         widen_for_good(model)
-    if blocks is not None and four_bits:  # too far from the model's own to be compared with it
         round_to_blocks(model, geometry.num_layers, blocks)
     report("reading the tokenizer")
     tokenizer = _tokenizer(path, published, model_config, config)

@@ -1,15 +1,17 @@
-"""Linear layers of 4 and 8 bits in safetensors, as GPTQ, AWQ and compressed-tensors write them.
+"""Linear layers of 4 and 8 bits in safetensors: GPTQ, AWQ, compressed-tensors, and fp8 of several makers.
 
-A weight is scale * (code - zero), with a scale and a zero for each group of inputs of a feature. Groups of whole blocks
-of 32 inputs become blocks of GGUF kinds, which hold the same codes:
+A weight of integers is scale * (code - zero), with a scale and a zero for each group of inputs of a feature. Groups of
+whole blocks of 32 inputs become blocks of GGUF kinds, which hold the same codes:
 
     Q4_0, Q8_0: scale * (code - 8), scale * (code - 128)      Q4_1: scale * code + minimum
 
 The minimum, -scale * zero, is rounded to float16, by less than scale / 250; nothing else is rounded. Groups out of
-order (GPTQ's `desc_act`) and scales that float16 does not hold become plain numbers.
+order (GPTQ's `desc_act`) and scales that float16 does not hold become plain numbers. A weight of fp8 is scale * code,
+with a scale for a tile of it, a feature or all: blocks of F8_E4M3, not rounded. Activations stay wide, whatever the
+checkpoint says of theirs.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +22,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from winnow.errors import UnsupportedModelError
 from winnow.models.fast.blocks import BLOCK, Blocks
 from winnow.models.load.directory import ModelDirectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_OF_EXPERT = ("gate_proj", "up_proj", "down_proj")
 _AWQ_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 """Which of eight codes of a word belongs to each of eight features."""
 
@@ -81,6 +85,40 @@ class Codes:
         return Blocks(kind, torch.cat([of_blocks, stored], dim=-1).flatten(1))
 
 
+@dataclass(frozen=True)
+class FloatCodes:
+    """A weight as scale * code.
+
+    Args:
+        codes: float8_e4m3fn [out_features, in_features].
+        scales: one for each tile, [tiles of features, tiles of inputs]; the last tiles may be cut.
+        tile: features and inputs of a tile.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    tile: tuple[int, int]
+
+    def numbers(self) -> Tensor:
+        """Return the weight, float32 [out_features, in_features]."""
+        return self.codes.float() * self._scales(self.tile[1], self.codes.shape[1])
+
+    def blocks(self) -> Blocks | None:
+        """Return the weight in blocks; None: a block would lie in two tiles."""
+        out_features, in_features = self.codes.shape
+        if in_features % BLOCK or (self.tile[1] % BLOCK and self.scales.shape[1] > 1):
+            return None
+        codes = self.codes.view(torch.uint8).view(out_features, -1, BLOCK)
+        scales = self._scales(-(-self.tile[1] // BLOCK), in_features // BLOCK)
+        scales = scales.masked_fill((codes & 127 == 127).any(dim=-1), float("nan"))[..., None]
+        return Blocks("F8_E4M3", torch.cat([scales.contiguous().view(torch.uint8), codes], dim=-1).flatten(1))
+
+    def _scales(self, each: int, columns: int) -> Tensor:
+        """Return float32 [out_features, columns], `each` of which share a tile."""
+        wide = self.scales.float().repeat_interleave(self.tile[0], 0)[: len(self.codes)]
+        return wide.repeat_interleave(each, 1)[:, :columns]
+
+
 def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
     """Return the unsigned codes of 32-bit words, the lowest first, along a dimension; uint8."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device="cpu")
@@ -117,7 +155,25 @@ def _read_awq(take: Take, values: Mapping[str, Any]) -> Codes:
     return Codes(4, codes.contiguous(), scales.T, stored)
 
 
-def _read_compressed(take: Take, values: Mapping[str, Any]) -> Codes:
+def _read_fp8(take: Take, values: Mapping[str, Any], tile: Sequence[int] | None = None) -> FloatCodes:
+    codes, scales = take("weight"), take("weight_scale_inv")
+    scales = take("weight_scale") if scales is None else scales
+    assert codes is not None and scales is not None
+    out_features, in_features = codes.shape
+    if scales.numel() == 1 or scales.numel() == len(scales) == out_features:
+        return FloatCodes(codes, scales.reshape(-1, 1), (out_features // scales.numel(), in_features))
+    tile = tile or values.get("weight_block_size") or (128, 128)
+    if tuple(scales.shape) != (-(-out_features // tile[0]), -(-in_features // tile[1])):
+        raise UnsupportedModelError(
+            f"model: a weight of fp8, {list(codes.shape)} in tiles of {list(tile)}, has scales {list(scales.shape)}"
+        )
+    return FloatCodes(codes, scales, (tile[0], tile[1]))
+
+
+def _read_compressed(take: Take, values: Mapping[str, Any]) -> Codes | FloatCodes:
+    if values["format"] == "float-quantized":
+        weights = next(iter(values["config_groups"].values()))["weights"]
+        return _read_fp8(take, values, weights.get("block_structure"))
     scales, group = take("weight_scale"), take("weight_g_idx")
     assert scales is not None
     scales = scales.view(len(scales), -1)
@@ -146,22 +202,55 @@ def _read_compressed(take: Take, values: Mapping[str, Any]) -> Codes:
 
 @dataclass(frozen=True)
 class _Method:
-    read: Callable[[Take, Mapping[str, Any]], Codes]
+    read: Callable[[Take, Mapping[str, Any]], Codes | FloatCodes]
     marks: tuple[str, ...]
     """Last parts of the names of tensors, one of which a quantized layer has."""
     parts: tuple[str, ...]
     """Of all the others."""
 
 
+_FP8 = _Method(
+    _read_fp8,
+    ("weight_scale_inv", "weight_scale"),
+    ("weight", "input_scale", "input_scale_ub", "activation_scale"),
+)
 _METHODS = {
+    "fp8": _FP8,
+    "fbgemm_fp8": _FP8,
+    "modelopt": _FP8,
     "gptq": _Method(_read_gptq, ("qweight",), ("qzeros", "scales", "g_idx")),
     "awq": _Method(_read_awq, ("qweight",), ("qzeros", "scales")),
     "compressed-tensors": _Method(
         _read_compressed,
         ("weight_packed", "weight_scale"),
-        ("weight", "weight_zero_point", "weight_shape", "weight_g_idx"),
+        ("weight", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale"),
     ),
 }
+
+
+def _join_experts(kept: dict[str, Blocks]) -> dict[str, Tensor]:
+    """Let experts of a layer have their blocks side by side, as their classes have them. Returns numbers of others."""
+    layers: dict[str, dict[str, dict[int, Blocks]]] = {}
+    for name in [name for name in kept if ".experts." in name]:
+        layer, _, rest = name.partition(".experts.")
+        index, part = rest.removesuffix(".weight").split(".", 1)
+        layers.setdefault(layer, {}).setdefault(part, {})[int(index)] = kept.pop(name)
+    numbers: dict[str, Tensor] = {}
+    for layer, parts in layers.items():
+        kinds = {own.kind for part in parts.values() for own in part.values()}
+        counts = {len(part) for part in parts.values()}
+        if parts.keys() == set(_OF_EXPERT) and len(kinds) == len(counts) == 1:
+            gate, up, down = ([own.data for _, own in sorted(parts[n].items())] for n in _OF_EXPERT)
+            both = [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+            for name, data in (("gate_up_proj", both), ("down_proj", down)):
+                kept[f"{layer}.experts.{name}"] = Blocks(min(kinds), torch.stack(data))
+        else:
+            numbers |= {
+                f"{layer}.experts.{index}.{part}.weight": own.numbers(torch.float32)
+                for part, each in parts.items()
+                for index, own in each.items()
+            }
+    return numbers
 
 
 def _is_read(values: Mapping[str, Any]) -> bool:
@@ -173,10 +262,18 @@ def _is_read(values: Mapping[str, Any]) -> bool:
         return (values.get("bits") or values.get("w_bit")) == 4 and values.get(
             "version", "gemm"
         ).lower() == "gemm"
+    if method == "fp8":
+        return values.get("fmt", "e4m3") == "e4m3" and values.get("expert_dtype", "fp8") == "fp8"
+    if method == "modelopt":
+        return values.get("quant_algo") == "FP8"
+    if method == "fbgemm_fp8":
+        return True
     if method != "compressed-tensors" or values.get("transform_config") or values.get("sparsity_config"):
         return False
     groups = (values.get("config_groups") or {}).values()
     weights = [group.get("weights") or {} for group in groups]
+    if values.get("format") == "float-quantized":
+        return all(each.get("type") == "float" and each.get("num_bits") == 8 for each in weights)
     return (
         values.get("format") in ("pack-quantized", "int-quantized")
         and len({each.get("num_bits") for each in weights}) == 1
@@ -241,13 +338,13 @@ class QuantizedDirectory(ModelDirectory):
 
             for layer in layers:
                 codes = self._method.read(partial(take, layer), self._values)
-                name = f"{layer}.weight"
-                # Experts are joined while they are read, which blocks cannot be.
-                blocks = None if self._kept is None or ".experts." in name else codes.blocks()
+                blocks = None if self._kept is None else codes.blocks()
                 if self._kept is None or blocks is None:
-                    found[name] = codes.numbers()
+                    found[f"{layer}.weight"] = codes.numbers()
                 else:
-                    self._kept[name] = blocks
+                    self._kept[f"{layer}.weight"] = blocks
+        if self._kept is not None:
+            found |= _join_experts(self._kept)
         return {"pretrained_model_name_or_path": None, "state_dict": found}
 
     def check_weights(self, model: "PreTrainedModel", left_out: Any) -> None:

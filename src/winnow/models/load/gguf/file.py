@@ -34,6 +34,12 @@ _MIXED_ROWS = ("gpt2", "bloom", "gpt-oss", "gpt_oss", "lfm2", "qwen35", "qwen35m
 # Layers of the models whose attention is scaled by the width of a head's share of the hidden state, and not by its own:
 # no key says so, llama.cpp knows them by this number (Gemma 2 and 3 of 27 billion parameters).
 _WIDE_SCALE = {"gemma2": 46, "gemma3": 62}
+# Models of experts, and whether weights of the chosen ones add up to 1.
+_OF_EXPERTS = {"qwen2moe": False, "qwen3moe": True}
+_WIDTHS = {
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 
 
 @lru_cache(maxsize=1)
@@ -96,6 +102,12 @@ class GgufFile:
         base = self._values.get(f"{arch}.rope.freq_base")
         if base is not None and not {"rope_theta", "rope_parameters"} & values.keys():
             values["rope_theta"] = base  # transformers' tables leave it out for some architectures
+        if (
+            arch in _OF_EXPERTS
+        ):  # transformers' tables name neither widths of experts nor what llama.cpp knows by the name
+            values["norm_topk_prob"] = self._values.get(f"{arch}.expert_weights_norm", _OF_EXPERTS[arch])
+            widths = {name: self._values.get(f"{arch}.{key}") for key, name in _WIDTHS.items()}
+            values |= {name: width for name, width in widths.items() if width is not None}
         if values.get("num_hidden_layers") == _WIDE_SCALE.get(arch):
             values["query_pre_attn_scalar"] = values["hidden_size"] // values["num_attention_heads"]
         elif arch in _WIDE_SCALE:
@@ -145,7 +157,18 @@ class GgufFile:
         """Return whether linear layers can keep the file's blocks: it has such, and transformers moves whole rows."""
         from winnow.models.fast.blocks import RAW
 
-        return self._header.architecture not in _MIXED_ROWS and next(iter(self.weight_kinds), "") in RAW
+        kinds = {tensor.name: tensor.kind for tensor in self._header.tensors}
+        # Gates and what they gate become one parameter of experts.
+        joined = all(
+            kinds.get(n.replace("_gate_exps", "_up_exps")) == kind
+            for n, kind in kinds.items()
+            if "_gate_exps" in n
+        )
+        return (
+            joined
+            and self._header.architecture not in _MIXED_ROWS
+            and next(iter(self.weight_kinds), "") in RAW
+        )
 
     def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
         from winnow.models.load.gguf.transformers_reader import reading

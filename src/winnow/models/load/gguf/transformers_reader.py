@@ -65,9 +65,17 @@ def reading(header: GgufHeader, *, keeps_blocks: bool = False) -> Iterator[dict[
             stack.enter_context(_replaced(gguf, "dequantize", _dequantize))
             loader = import_module(_LOADER)
             stack.enter_context(_replaced(loader, "np", _Mapped()))
-            theirs = loader.load_gguf_checkpoint
+            names: dict[str, str] = {}
+            own_names, theirs = loader.get_gguf_hf_weights_map, loader.load_gguf_checkpoint
+
+            def names_of(*args: Any, **options: Any) -> dict[str, str]:
+                found: dict[str, str] = own_names(*args, **options)
+                names.update(found)
+                return found
+
+            stack.enter_context(_replaced(loader, "get_gguf_hf_weights_map", names_of))
             stack.enter_context(
-                _replaced(loader, "load_gguf_checkpoint", partial(_load, theirs, header, kept))
+                _replaced(loader, "load_gguf_checkpoint", partial(_load, theirs, header, kept, names))
             )
         # The reader draws a progress bar that does not ask whether transformers may draw any.
         if not is_progress_bar_enabled():
@@ -96,6 +104,7 @@ def _load(
     theirs: Any,
     header: GgufHeader,
     kept: dict[str, Blocks],
+    names: dict[str, str],
     path: str,
     return_tensors: bool = False,
     model_to_load: Any = None,
@@ -107,21 +116,19 @@ def _load(
     if not return_tensors:
         return found
     shapes = {name: parameter.shape for name, parameter in model_to_load.named_parameters()}
-    kinds = {(tensor.kind.name, tensor.stored_shape[-1]): tensor.shape[-1] for tensor in header.tensors}
+    # Weights of experts are parts of parameters, which have no such end.
+    kinds = {
+        names.get(t.name, names.get(t.name.removesuffix(".weight"))): t.kind.name for t in header.tensors
+    }
     for name, tensor in found["tensors"].items():
         if tensor.dtype != torch.uint8:
             found["tensors"][name] = tensor.to(torch_dtype)
             continue
-        inputs = shapes[name][-1] if name in shapes else None
-        kind = next(
-            (k for (k, size), own in kinds.items() if size == tensor.shape[-1] and own == inputs), None
-        )
-        if kind is None or inputs is None:
-            raise ValueError(f"rows of {name} are not those of its shape")
-        kept[name] = Blocks(kind, tensor)
-        found["tensors"][name] = torch.zeros((), dtype=torch_dtype, device="cpu").expand(
-            *tensor.shape[:-1], inputs
-        )
+        own = Blocks(kinds[name], tensor)
+        if own.shape != shapes.get(name):
+            raise ValueError(f"{name} is of shape {list(own.shape)}, and has {list(shapes.get(name, ()))}")
+        kept[name] = own
+        found["tensors"][name] = torch.zeros((), dtype=torch_dtype, device="cpu").expand(own.shape)
     return found
 
 

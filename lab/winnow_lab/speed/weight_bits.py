@@ -1,9 +1,9 @@
-"""What int8 weights cost in accuracy, by which layers stay wide: WikiText-2's perplexity of one pass over each window.
+"""What a file's own bits, and fewer, cost in accuracy: WikiText-2's perplexity of one pass over each window.
 
-    python -m winnow_lab.speed.int8_weights --model models/SmolLM2-135M-Instruct.Q4_1.gguf --json FILE
+    python -m winnow_lab.speed.weight_bits --model models/SmolLM2-135M-Instruct.Q4_1.gguf --json FILE
 
-The full cache, the first 64 tokens of a window not counted. Ratios are of the same windows, geometric means and
-standard errors over them.
+Beside the same weights as numbers of float32, which plain torch computes with. The full cache, the first 64 tokens of a
+window not counted. Ratios are of the same windows, geometric means and standard errors over them.
 """
 
 import math
@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from winnow import LLM, SamplingParams
-from winnow.config import WIDE_WEIGHTS
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 GIVEN = 64
 SETTINGS: dict[str, dict[str, Any]] = {
-    "auto": {},
-    **{f"int8, wide: {wide}": {"weight_dtype": "int8", "weight_wide": wide} for wide in WIDE_WEIGHTS},
-    "q8_0": {"weight_dtype": "q8_0"},
+    "numbers, float32": {"dtype": "float32", "optimize": False},
+    "own bits, float32": {"dtype": "float32"},
+    "own bits, bfloat16": {"dtype": "bfloat16"},
+    "q8_0, bfloat16": {"dtype": "bfloat16", "weight_dtype": "q8_0"},
+    "q4_0, bfloat16": {"dtype": "bfloat16", "weight_dtype": "q4_0"},
 }
 
 
@@ -32,7 +33,6 @@ class Options(StudyOptions):
     """The model, and the text."""
 
     model: Path = flag()
-    dtype: str = flag("bfloat16", choices=("bfloat16", "float32"))
     windows: int = flag(16, least=1)
     tokens: int = flag(1024, "of a window", least=GIVEN + 1)
     threads: int = flag(1, "of torch", least=1)
@@ -42,7 +42,7 @@ def losses(options: Options, own: dict[str, Any]) -> list[float]:
     """Mean negative log likelihood of a token, by window."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
     found = []
-    with LLM(options.model, dtype=options.dtype, threads=options.threads, **own) as llm:
+    with LLM(options.model, threads=options.threads, **own) as llm:
         windows = cut_windows(llm.tokenizer, wikitext(), options.tokens, GIVEN, options.windows)
         prompts = [[*window.context, *window.continuation] for window in windows]
         for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
@@ -62,19 +62,19 @@ def change(mine: list[float], theirs: list[float]) -> tuple[float, float]:
 
 
 def study(options: Options) -> Result:
-    """Every setting beside the model's own weights."""
+    """Every setting beside the first."""
     found = {}
     for name, own in SETTINGS.items():
         found[name] = losses(options, own)
         print(f"{name}: {math.exp(statistics.fmean(found[name])):.4f}", file=sys.stderr, flush=True)
-    ratios = {name: change(own, found["auto"]) for name, own in found.items()}
+    ratios = {name: change(own, found[next(iter(SETTINGS))]) for name, own in found.items()}
     rows = tuple(
         (name, (f"{math.exp(statistics.fmean(own)):.3f}", f"{ratios[name][0]:.4f} ± {ratios[name][1]:.4f}"))
         for name, own in found.items()
     )
-    title = f"{options.model.name}, {options.dtype}, {options.windows} windows of {options.tokens} tokens"
-    table = TextTable(title, "weights", ("perplexity", "of auto"), rows)
-    return Result("What int8 weights cost", [table], numbers={"losses": found, "ratios": ratios})
+    title = f"{options.model.name}, {options.windows} windows of {options.tokens} tokens"
+    table = TextTable(title, "weights", ("perplexity", "of the first"), rows)
+    return Result("What bits of weights cost", [table], numbers={"losses": found, "ratios": ratios})
 
 
 if __name__ == "__main__":
