@@ -44,6 +44,10 @@ test-ray: $(READY) ## the tests on a Ray cluster of this machine, with Ray insta
 	$(BIN)/pip install -q -e '.[ray,ray-serve]'
 	$(BIN)/python -m pytest -q tests/test_ray.py
 
+test-dynamo: $(READY) ## the tests behind NVIDIA Dynamo's frontend, with Dynamo installed
+	$(BIN)/pip install -q -e '.[dynamo]'
+	$(BIN)/python -m pytest -q tests/test_dynamo.py
+
 size: ## lines of source by folder, against their budget
 	@$(PYTHON) tests/source_size.py
 

@@ -30,7 +30,7 @@ LAYERS = [
     ["server"],
     ["ray"],
     ["cli"],
-    ["vllm.engines"],
+    ["dynamo", "vllm.engines"],
 ]
 RANK = {part: rank for rank, parts in enumerate(LAYERS) for part in parts}
 # They export and start what is above everything.

@@ -311,9 +311,7 @@ def test_idle_sessions_are_compressed_then_moved_then_forgotten(open_llm: Any, t
     assert stats.session_compressions >= 1 and not stats.sessions_dropped
     for number in range(4):
         llm.generate([[number + 300] * 200], ANSWER)
-    files = llm._engine.memory.files
-    files.write(all_of_it=True)
-    files.cached.wait()
+    llm.write_prefixes()
     llm.check_integrity()
     assert llm.sessions()[0].tier == "disk" and llm.stats().sessions["disk"] == 1
     known = known_tokens(output)

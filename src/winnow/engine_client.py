@@ -271,6 +271,10 @@ class EngineClient:
         """Return what the prefix cache has learnt and forgotten since the last call."""
         return self._of_memory(Memory.take_prefix_events, [])
 
+    def write_prefixes(self) -> None:
+        """Write to `prefix_cache_dir` what ended requests have left, and wait until it is there."""
+        self._of_memory(lambda memory: memory.files.write_all(), None)
+
     def kv_bytes(self, num_kvs: int) -> int:
         """Return the bytes of a sequence of `num_kvs` tokens that keeps all that its layers see, in whole blocks."""
         return self._engine.kv_bytes(num_kvs)

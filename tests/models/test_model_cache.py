@@ -243,6 +243,8 @@ def test_the_commands_list_and_clear(
     assert (
         "model (float32)" in listed[0] and listed[1].startswith(f"{folder}: ") and "of 8.0 GiB" in listed[1]
     )
+    assert main(["list", str(model.parent)]) == 0
+    assert str(model) in capsys.readouterr().out
     assert main(["cache", "clear"]) == 0 and not list(folder.iterdir())
     monkeypatch.setenv(cache.SWITCH, "1KiB")
     load_model(ModelConfig(model))

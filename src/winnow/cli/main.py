@@ -40,6 +40,7 @@ COMMANDS = {
     "serve": "serve the OpenAI API over HTTP",
     "inspect": "show which tokens of a prompt survive eviction, in which layer and head",
     "pull": "fetch a model by its name",
+    "list": "list the models that are here",
     "cache": "list or clear the models that are kept for their next start",
     "pack": "keep a model as this processor reads it, to start in a second and with less memory",
     "check": "load a model and compare it with its own code",

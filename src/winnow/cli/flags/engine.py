@@ -216,15 +216,20 @@ def _known_lines(llm: "LLM") -> list[str]:
     return lines
 
 
+def conversation_defaults(recommended: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return how a person's questions are sampled: as a model's makers recommend, where they do; None: not known."""
+    if recommended is None or any(name in recommended for name in _SAMPLED_BY):
+        return dict(recommended or {})
+    return {**_CONVERSATION, **recommended}
+
+
 def conversation_params(llm: "LLM", defaults: Mapping[str, Any], typed: Mapping[str, Any]) -> SamplingParams:
     """Return the parameters of a person's questions; print them on standard error if neither model nor user set any.
 
     Args:
         defaults: the command's own, below the model's and what is typed.
     """
-    taken = dict(llm.sampling_defaults)
-    if not any(name in taken for name in _SAMPLED_BY):
-        taken = {**_CONVERSATION, **taken}
+    taken = conversation_defaults(llm.sampling_defaults)
     params = SamplingParams.from_mapping({**defaults, **taken, **typed})
     if taken.keys() != llm.sampling_defaults.keys() and "temperature" not in typed:
         most = "the end of the context" if params.max_tokens is None else f"{params.max_tokens} tokens"

@@ -143,6 +143,12 @@ class FileStore:
                 self._put_keys.difference_update(link.key for link in put.links)
                 self._write_run(files, put)
 
+    def write_all(self) -> None:
+        """Write all queued prefixes, and wait until they are there."""
+        self.write(all_of_it=True)
+        if self.cached is not None:
+            self.cached.wait()
+
     def close(self) -> None:
         """Write all queued prefixes, and end the threads."""
         try:

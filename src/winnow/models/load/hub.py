@@ -64,6 +64,18 @@ def locate_tokenizer(config: ModelConfig) -> Path | None:
     return path
 
 
+def fetched_repositories() -> list[tuple[str, int]]:
+    """Return the repositories of models in the Hub's local cache, and the bytes of each."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        found = scan_cache_dir().repos
+    except (CacheNotFound, OSError):
+        return []
+    return sorted((each.repo_id, each.size_on_disk) for each in found if each.repo_type == "model")
+
+
 def _fetch(repository: str, revision: str | None, patterns: Sequence[str] = PATTERNS) -> Path:
     # Imported here: a model in a directory does without the network's libraries.
     from huggingface_hub import snapshot_download
