@@ -47,7 +47,8 @@ class ImageFeatures(VisionTower):
         self._joined = False
         self.nbytes = 0
         self.num_runs = 0
-        self.windowed = two_way_layers(model.model.config) == "windowed"
+        own = getattr(model.model, "config", None)  # a packed model has none
+        self.windowed = own is not None and two_way_layers(own) == "windowed"
 
     def ready(self, images: Sequence[PromptImage], start: int, end: int) -> bool | str:
         self._collect()
