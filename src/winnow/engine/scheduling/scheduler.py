@@ -15,7 +15,7 @@ from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_order import AdmissionOrder
 from winnow.engine.scheduling.advance import advance
-from winnow.engine.scheduling.chunks import next_chunk
+from winnow.engine.scheduling.chunks import Chunks
 from winnow.engine.scheduling.drafts import Drafts, DraftSource
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.engine.scheduling.forks import Forks
@@ -57,7 +57,6 @@ class Scheduler:
         self.memory = memory
         self.ledger = memory.ledger
         self._executor = executor
-        self._failed: dict[Sequence, str] = {}  # whose pictures cannot be computed
         self.drafts = Drafts(config.speculative_config, executor.layout, draft_source)
         self.waiting = WaitingQueue(build_order(config))
         swapped = memory.swap.host_bytes
@@ -67,6 +66,7 @@ class Scheduler:
         self.lookahead = Lookahead(memory.ledger, self.running, self.waiting, self.accounts, self.rounds)
         self.forks = Forks(memory, executor, clock, self.running, self.waiting)
         self.decisions = CompressionDecisions(memory, self.rounds.total)
+        self._chunks = Chunks(config, memory, self.rounds, executor)
         self._order = AdmissionOrder(self.waiting, self.accounts, memory, config)
 
     @property
@@ -81,10 +81,7 @@ class Scheduler:
             self._prefetching.append(request.sequences[0])
 
     def schedule(self) -> ScheduledStep:
-        """Plan the next step and take the blocks that it needs.
-
-        The plan is empty only if nothing is unfinished, or all wait for pictures, or have failed.
-        """
+        """Plan the next step and take its blocks; empty if nothing is unfinished, or pictures are awaited or failed."""
         try:
             return self._schedule()
         except BaseException:
@@ -97,9 +94,7 @@ class Scheduler:
         memory.start_step(idle=not self.running)
         rounds.start_step()
         self._order.keep_limits(self.running)
-        while self._failed:
-            sequence, error = self._failed.popitem()
-            self.running.fail(sequence.request.sequences, error)
+        self._chunks.fail(self.running)
         gave_way = False
         while True:
             self._prefetching = [s for s in self._prefetching if not self._end_prefetch(s)]
@@ -119,7 +114,7 @@ class Scheduler:
             step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return rounds.foresee(step)
-            if self._executor.tower.wait() or self._failed:
+            if self._executor.tower.wait() or self._chunks.failed:
                 return step
             if memory.files.await_any(self.waiting) or waits or rounds.evict_under_pressure():
                 continue
@@ -130,8 +125,7 @@ class Scheduler:
     def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
         """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
 
-        Args:
-            urgent: waiting sequences that start before prompts in progress go on.
+        Waiting sequences that are `urgent` start before prompts in progress go on.
         """
         budget = self._config.max_num_batched_tokens
         planned, drafts = self._append_decodes(waits, budget)
@@ -151,10 +145,10 @@ class Scheduler:
             elif sequence.is_decoding or sequence in waits or not sequence.num_to_compute:
                 continue
             else:
-                count = self._chunk(sequence, budget)
-            if not count and sequence.awaits_tower:
-                continue
+                count = self._chunks.next(sequence, budget)
             if not count:
+                if sequence.awaits_tower:
+                    continue
                 break
             more = taken.plus(self.ledger.demand([sequence.kv.running_slot], [count]))
             if self.ledger.has_room_for(more):
@@ -191,21 +185,6 @@ class Scheduler:
                 if not drafts and not self.rounds.evict_under_pressure():
                     self.running.preempt()
 
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Return tokens of a prompt that this step computes; 0: it waits, for room or for its pictures.
-
-        A picture that cannot be computed fails its request.
-        """
-        count = next_chunk(sequence, budget, self._config, self.memory, self.rounds)
-        images, start = sequence.request.images, sequence.kv.num_computed
-        if not images:
-            return count
-        ready = sequence not in self._failed and self._executor.tower.ready(images, start, start + count)
-        sequence.awaits_tower = ready is not True
-        if isinstance(ready, str):
-            self._failed[sequence] = f"image cannot be computed: {ready}"
-        return count if ready is True else 0
-
     def _admit_next(self, budget: int) -> int:
         """Start the next waiting sequence that may enter. Returns the tokens it computes in this step, or 0."""
         if not self.waiting or not self.memory.room.is_open(self.running):
@@ -218,7 +197,7 @@ class Scheduler:
         if sequence.kv.host_id is not None or sequence in self._prefetching:
             return 0  # a swapped one resumes before the next step is planned
         self.decisions.note_start(sequence, self.waiting, self.running)
-        count = self.memory.take(sequence, self.running, lambda: self._chunk(sequence, budget))
+        count = self.memory.take(sequence, self.running, lambda: self._chunks.next(sequence, budget))
         if not count:
             return 0
         self.waiting.remove(sequence)
