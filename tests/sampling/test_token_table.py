@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from winnow.engine.requests.output_state import OutputState
 from winnow.engine.requests.request import Request
-from winnow.openai.logprobs import chat_logprobs, completion_logprobs
+from winnow.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from winnow.outputs import CompletionOutput, RequestMetrics
 from winnow.sampling import Logprob, SamplingParams, TextStream
 from winnow.sampling.token_table import TokenTable
@@ -62,7 +62,7 @@ def check(answer: CompletionOutput) -> None:
     ]
     joined = b"".join(entry.token_bytes or b"" for entry in own)
     assert joined.decode(errors="replace") == answer.text
-    chat, completion = chat_logprobs(answer), completion_logprobs(answer)
+    chat, completion = chat_logprobs(answer), completion_logprobs(answer, TextOffsets())
     assert chat is not None and completion is not None
     assert bytes(byte for entry in chat["content"] for byte in entry["bytes"]) == joined
     offsets = completion["text_offset"]
@@ -130,7 +130,7 @@ def test_parts_of_characters() -> None:
         (SENTENCEPIECE, byte_ids(SENTENCEPIECE, b"\xc3\xb6")),
     ):
         answer = answer_of(tokenizer, tokens, ids_of(tokenizer, "The"))
-        chat, completion = chat_logprobs(answer), completion_logprobs(answer)
+        chat, completion = chat_logprobs(answer), completion_logprobs(answer, TextOffsets())
         assert answer.text == "ö" and chat is not None and completion is not None
         assert [entry["bytes"] for entry in chat["content"]] == [[195], [182]]
         assert [entry["token"] for entry in chat["content"]] == ["\\xc3", "\\xb6"]
@@ -153,7 +153,7 @@ def test_tokens_of_one_text_do_not_hide_each_other() -> None:
     assert letter != byte
     logprobs = {byte: Logprob(-2.0, 2), letter: Logprob(-1.0, 1)}
     answer = CompletionOutput(0, "o", [byte], logprobs=[decoded(logprobs)])
-    completion = completion_logprobs(answer)
+    completion = completion_logprobs(answer, TextOffsets())
     assert completion is not None
     assert completion["tokens"] == ["o"] and completion["top_logprobs"] == [
         {"o": -2.0, f"token_id:{letter}": -1.0}
@@ -290,7 +290,7 @@ def test_offsets_stay_within_a_text_that_was_cut(
     answer = answer_of(
         tokenizer, tokens, ids_of(tokenizer, "The"), stop=[stop], include_stop_str_in_output=include
     )
-    completion = completion_logprobs(answer)
+    completion = completion_logprobs(answer, TextOffsets())
     assert completion is not None
     offsets = completion["text_offset"]
     assert offsets == sorted(offsets) and all(0 <= offset <= len(answer.text) for offset in offsets)

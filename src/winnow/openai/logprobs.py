@@ -32,12 +32,19 @@ class TextOffsets:
 
     Attributes:
         end: characters of the tokens so far.
+        shown: characters of the text so far, where a stop string may cut it before the tokens end.
     """
 
     end: int = 0
+    shown: int = 0
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
+
+    def skip(self, characters: int) -> None:
+        """Count characters that stand before the tokens."""
+        self.end += characters
+        self.shown += characters
 
     def add(self, piece: bytes) -> int:
         """Return where the character stands that a token begins or continues."""
@@ -52,11 +59,15 @@ def completion_logprobs(answer: CompletionOutput, offsets: TextOffsets) -> Recor
         return None
     pairs = _predicted(answer)
     chosen = [candidates[token] for token, candidates in pairs]
+    begins = [offsets.add(logprob_bytes(entry)) for entry in chosen]
+    offsets.shown += len(answer.text)
+    if answer.finish_reason is not None:
+        begins = [min(begin, offsets.shown) for begin in begins]
     return {
         "tokens": [_name(entry, "bytes:") for entry in chosen],
         "token_logprobs": [finite_logprob(entry) for entry in chosen],
         "top_logprobs": [_top_by_name(token, candidates) for token, candidates in pairs],
-        "text_offset": [offsets.add(logprob_bytes(entry)) for entry in chosen],
+        "text_offset": begins,
     }
 
 

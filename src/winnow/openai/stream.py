@@ -148,7 +148,7 @@ class ChunkStream:
         text = answer.text
         if echo is not None and first:
             prompt = echo.text_of(output)
-            choice.offsets.end += len(prompt)
+            choice.offsets.skip(len(prompt))
             if logprobs is not None:
                 logprobs = echo.logprobs(output, prompt, logprobs)
             text = prompt if echo.alone else prompt + text
