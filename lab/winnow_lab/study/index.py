@@ -49,6 +49,10 @@ STUDIES = (
         "How near does decoding with recurrent layers or experts come to the machine's limits?",
         ("hybrid.md", "half of what memory allows; experts 2.2 times transformers"),
     ),
+    _module(
+        "speed.images",
+        "What do pictures cost, in a random model of Qwen3-VL-2B's shape?",
+    ),
     _winnow(
         "bench agents",
         "Conversations of agents in memory for a few",
