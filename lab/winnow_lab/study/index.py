@@ -52,6 +52,7 @@ STUDIES = (
     _module(
         "speed.images",
         "What do pictures cost, in a random model of Qwen3-VL-2B's shape?",
+        ("images.md", "a picture costs what its tower costs; kept, .09 s"),
     ),
     _winnow(
         "bench agents",
@@ -109,7 +110,7 @@ STUDIES = (
     _module(
         "papers.headline",
         "Answers and speed by policy and compression, on the same prompts and memory",
-        ("headline.md", "int8 1.6 times at equal answers; 8x 2.6 times, 17 points lost"),
+        ("headline.md", "keys, P&D, int8 at 8x: 2.8 times, 11.5 points lost"),
     ),
     # -- papers --------------------------------------------------------------------------------------------------------
     _module(
