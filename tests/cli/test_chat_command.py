@@ -1,4 +1,4 @@
-"""`winnow chat`."""
+"""`winnow chat`, here and with a server."""
 
 import io
 import json
@@ -126,16 +126,20 @@ def test_images_go_before_the_next_question(
             return super().stream_chat(messages, *more, **options)
 
     monkeypatch.setattr("winnow.llm.LLM", Watched)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     image.new("RGB", (2, 3), "red").save(tmp_path / "a.png")
     (tmp_path / "b.png").write_text("no image")
     typed(f"/image {tmp_path}/none\n/image {tmp_path}/b.png\n/image {tmp_path}/a.png\nq\nr\n")
-    assert main(["chat", "--image", str(tmp_path / "a.png")]) == 0
+    assert main(["chat", "--image", str(tmp_path / "a.png"), "--session", "trip"]) == 0
     kinds = [part["type"] for part in asked[0][-1]["content"]]
     assert kinds == ["image_url", "image_url", "text"] and asked[1][-1]["content"] == "r"
     assert load_images(asked[0][-1]["content"][:2]) == [(2, 3), (2, 3)]
     shown = capsys.readouterr().err
     assert "none: No such file" in shown and "b.png of 8 B is no image file" in shown
     assert "2 images go before the next question" in shown
+    typed("/exit\n")
+    assert main(["chat", "--session", "trip"]) == 0
+    assert "resumed after 2 questions" in capsys.readouterr().err
     assert main(["chat", "--image", str(tmp_path / "b.png")]) == 2
 
 
@@ -177,6 +181,10 @@ def test_a_line_that_is_no_utf_8_is_one_error(
     [
         (("--system", "\udcff"), "--system must be UTF-8 text"),
         (("--stop", "\udcff"), "--stop: must be UTF-8 text"),
+        (("--url", "\udcff"), "--url must be the address of a server"),
+        (("--url", "http://a:b"), "--url must be the address of a server"),
+        (("--url", "127.0.0.1:8000"), "--url must be the address of a server"),
+        (("--url", "http://127.0.0.1:9", "--api-key", "\xe9"), "--api-key must be ASCII"),
     ],
 )
 def test_options_that_cannot_be_used(
@@ -185,3 +193,53 @@ def test_options_that_cannot_be_used(
     assert main(["chat", *words]) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("winnow: error: ") and message in shown and shown.count("\n") == 1
+
+
+def test_a_server_says_who_it_is(typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi")
+    from tests.server.running import running
+
+    from winnow import LLM
+
+    typed("Question: What is the hobby of Tom?\n")
+    with LLM(kv_memory="16MiB") as llm, running(llm) as server:
+        assert main(["chat", "--url", server.address, "--max-tokens", "4"]) == 0
+        shown = capsys.readouterr()
+        assert f"winnow: winnow-demo, context 4096 tokens at {server.address}" in shown.err
+        assert shown.out.strip()
+
+
+def test_options_of_a_model_here_mean_nothing_to_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:9", "--kv-memory", "1GiB"]) == 2
+    assert "option of a model here" in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there(typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    typed("hello\n")
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 1
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_conversation_is_kept_and_resumed(
+    typed: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("winnow.llm.LLM", FakeLLM)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    typed("ab\n")
+    assert main(["chat", "--session", "trip", "--system", "s"]) == 0
+    [kept] = (tmp_path / "winnow" / "chats").iterdir()
+    assert kept.name == "trip.json" and kept.stat().st_mode & 0o077 == 0
+    capsys.readouterr()
+    typed("cd\n")
+    assert main(["chat", "--session", "trip"]) == 0
+    shown = capsys.readouterr()
+    # The fake answers with the conversation's letters reversed: the first question is there again.
+    assert shown.out.splitlines()[0].startswith("dc>resu<") and "ba>resu<s>metsys<" in shown.out
+    assert "resumed after 1 questions" in shown.err and "> ab" in shown.err
+    typed("")
+    assert main(["chat", "--session", "trip", "--system", "other"]) == 2
+    assert "--system cannot change" in capsys.readouterr().err
+    kept.write_text("{}")
+    for name, message in (("trip", "holds no conversation"), ("../x", "must be 1 to 64 letters")):
+        assert main(["chat", "--session", name]) == 2
+        assert message in capsys.readouterr().err

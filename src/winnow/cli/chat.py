@@ -1,18 +1,22 @@
-"""`winnow chat`: a conversation with a model in the terminal."""
+"""`winnow chat`: a conversation in the terminal, with a model here or on a server."""
 
 import argparse
 import base64
 import io
+import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from winnow.cli.conversation_log import ConversationLog
 from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
+    conversation_defaults,
     conversation_params,
     engine_options,
     model_path,
@@ -22,13 +26,14 @@ from winnow.cli.flags.engine import (
 from winnow.cli.flags.options import add_model_argument
 from winnow.cli.prompt import read_image, read_prompt, require_utf8
 from winnow.cli.screen.banner import engine_lines
-from winnow.errors import UnsupportedModelError, WinnowError, known_names
+from winnow.errors import UnsupportedModelError, UsageError, WinnowError, known_names
 from winnow.process.resources import resident_bytes
 from winnow.values.units import format_bytes
 
 DESCRIPTION = """\
-Talk to a model in the terminal. A server has the same as a page, at /chat.
+Talk to a model in the terminal, here or, with --url, on a server of the OpenAI API.
 
+--session NAME keeps the conversation and resumes it.
 /file PATH puts a text before the next question, /image PATH an image, /stats shows what the conversation takes, /reset
 begins a new one, /exit or Ctrl-D ends, /help lists these. Ctrl-C stops an answer.
 """
@@ -37,7 +42,9 @@ examples:
   winnow chat path/to/model
   winnow chat path/to/model --file article.txt
   winnow chat path/to/vision-model --image photo.jpg
+  winnow chat --session holidays
   winnow chat --system "Answer in one sentence." --eviction winnow --compression 4
+  winnow chat --url http://127.0.0.1:8000 --api-key $KEY
 """
 _HELP = """\
 /file PATH  put a text before the next question
@@ -57,12 +64,41 @@ _DEFAULTS = {"max_tokens": 1024}
 Message = dict[str, Any]
 
 
+class Partner(Protocol):
+    """Conversation partner that answers.
+
+    Attributes:
+        session: the name of the conversation; None: it has none.
+        num_tokens: of the last answer, and of the prompt before it; None: it did not say.
+    """
+
+    session: str | None
+    num_tokens: tuple[int, int] | None
+
+    def introduction(self) -> list[str]:
+        """Return lines that say who it is."""
+        ...
+
+    def answer(self, messages: list[Message]) -> Iterator[str]:
+        """Yield the pieces of an answer."""
+        ...
+
+    def stats(self) -> list[str]:
+        """Return lines on what it takes; the first has a few words."""
+        ...
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.usage = "winnow chat [MODEL] [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     add_model_argument(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument(
+        "--session",
+        metavar="NAME",
+        help="keep the conversation under this name, or resume the one kept under it",
+    )
     parser.add_argument("--file", metavar="FILE", help="put this text before the first question")
     parser.add_argument(
         "--image",
@@ -71,6 +107,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="put this image before the first question; may be repeated",
     )
+    parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
+    parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
     add_engine_flags(parser)
     add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS)
 
@@ -82,13 +120,25 @@ def execute(namespace: argparse.Namespace) -> int:
         require_utf8("--system", namespace.system)
     text = None if namespace.file is None else read_prompt(None, namespace.file)
     images = [_image_uri(each) for each in namespace.image]
-    if options.get("model") is not None:
-        _require_template(model_path(options))
-    with open_llm(options) as llm:
-        partner = Partner(llm, conversation_params(llm, _DEFAULTS, typed))
+    with ExitStack() as stack:
+        partner: Partner
+        if namespace.url is not None:
+            if extra := sorted(set(options) - {"model"}):
+                raise UsageError(
+                    f"--{extra[0].replace('_', '-')} is an option of a model here, not of a server"
+                )
+            key = namespace.api_key or os.environ.get("WINNOW_API_KEY")
+            partner = _Remote(namespace.url, key, options.get("model"), typed)
+        else:
+            if options.get("model") is not None:
+                _require_template(model_path(options))
+            llm = stack.enter_context(open_llm(options))
+            partner = _Local(llm, conversation_params(llm, _DEFAULTS, typed))
+        log = None if namespace.session is None else ConversationLog(namespace.session)
+        partner.session = namespace.session
         for line in (*partner.introduction(), "winnow: /help lists commands, /exit or Ctrl-D ends"):
             print(line, file=sys.stderr)
-        return _talk(partner, namespace.system, text, images)
+        return _talk(partner, namespace.system, text, images, log)
 
 
 def _require_template(path: Path) -> None:
@@ -112,9 +162,14 @@ def _require_template(path: Path) -> None:
         )
 
 
-def _talk(partner: "Partner", system: str | None, document: str | None, images: list[str]) -> int:
+def _talk(
+    partner: Partner, system: str | None, document: str | None, images: list[str], log: ConversationLog | None
+) -> int:
     first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
     messages = list(first)
+    if log is not None and (kept := log.load()):
+        _resume(kept, system)
+        messages = kept
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # else a line that is no UTF-8 takes others with it
     failed = False  # which a program that pipes questions in must learn
@@ -128,6 +183,8 @@ def _talk(partner: "Partner", system: str | None, document: str | None, images: 
             return int(failed and not sys.stdin.isatty())
         if command == "/reset":
             messages = list(first)
+            if log is not None:
+                log.save(messages)
         elif command == "/help":
             print(_HELP, file=sys.stderr)
         elif command == "/stats":
@@ -154,13 +211,33 @@ def _talk(partner: "Partner", system: str | None, document: str | None, images: 
                 document, images = None, []
             else:
                 failed = True
+            if log is not None:
+                log.save(messages)
 
 
 def _image_uri(path: str) -> str:
     return f"data:;base64,{base64.b64encode(read_image(path)).decode()}"
 
 
-def _answer(partner: "Partner", messages: list[Message], text: str, images: Sequence[str] = ()) -> bool:
+def _said(message: Message) -> str:
+    content = message["content"]
+    if isinstance(content, str):
+        return content
+    return " ".join("[image]" if part["type"] == "image_url" else part["text"] for part in content)
+
+
+def _resume(kept: list[Message], system: str | None) -> None:
+    """Show what was said last. Raises UsageError where the system message would change it."""
+    given = kept[0]["content"] if kept[0]["role"] == "system" else None
+    if system is not None and system != given:
+        raise UsageError("--system cannot change in a session that is resumed: /reset it, or name another")
+    turns = sum(message["role"] == "user" for message in kept)
+    print(f"winnow: resumed after {turns} questions; the last was", file=sys.stderr)
+    for message in kept[-2:]:
+        print("> " * (message["role"] == "user") + _said(message), file=sys.stderr)
+
+
+def _answer(partner: Partner, messages: list[Message], text: str, images: Sequence[str] = ()) -> bool:
     """Show the answer to a question and add both to `messages`; where there is none, add nothing and return False."""
     answer, began, first = "", time.monotonic(), None
     try:
@@ -192,27 +269,20 @@ def _complain(message: str) -> None:
     print("winnow: error:", " ".join(message.split()), file=sys.stderr)
 
 
-class Partner:
-    """Model that answers.
-
-    Attributes:
-        num_tokens: of the last prompt, and of its answer; None: there was none.
-    """
-
+class _Local:
     def __init__(self, llm: Any, params: Any) -> None:
+        self.session: str | None = None
         self.num_tokens: tuple[int, int] | None = None
         self._llm, self._params = llm, params
 
     def introduction(self) -> list[str]:
-        """Return lines that say which model it is."""
         model = self._llm.config.model.model
         name = "the demo model (--model names another)" if model is None else Path(model).resolve().name
         return engine_lines(self._llm, name)
 
     def answer(self, messages: list[Message]) -> Iterator[str]:
-        """Yield the pieces of an answer."""
         shown, self.num_tokens = 0, None
-        with closing(self._llm.stream_chat(messages, self._params)) as outputs:
+        with closing(self._llm.stream_chat(messages, self._params, session_id=self.session)) as outputs:
             for output in outputs:
                 output.raise_for_error()
                 self.num_tokens = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
@@ -221,7 +291,6 @@ class Partner:
                 shown = len(text)
 
     def stats(self) -> list[str]:
-        """Return lines on what the conversation takes; the first has a few words."""
         stats, took = self._llm.stats(), resident_bytes()
         now, most, whole = map(
             format_bytes, (stats.kv_bytes_used, stats.kv_bytes_peak, stats.kv_bytes_budget)
@@ -233,3 +302,79 @@ class Partner:
             f"computed so far: {stats.prompt_tokens} tokens of prompts, {stats.generated_tokens} of answers; "
             f"{stats.cached_tokens} more of prompts were there already",
         ]
+
+
+class _Remote:
+    def __init__(self, url: str, key: str | None, model: str | None, typed: dict[str, Any]) -> None:
+        import httpx
+
+        self.session: str | None = None
+        self.num_tokens: tuple[int, int] | None = None
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(
+                f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"
+            )
+        if not (key or "").isascii():
+            raise UsageError("--api-key must be ASCII")
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        try:
+            self._client = httpx.Client(
+                base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=600
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError(f"--url must be the address of a server, got {url!r:.80}: {error}") from None
+        self._errors = httpx.HTTPError
+        self._typed = typed
+        self._body = _DEFAULTS | typed | ({} if model is None else {"model": str(model)})
+
+    def introduction(self) -> list[str]:
+        try:
+            models = self._client.get("/v1/models").json()["data"]
+            recommended = models[0].get("sampling_defaults")  # a server of another kind does not say
+            self._body |= conversation_defaults(recommended) | self._typed
+            names = ", ".join(
+                f"{each['id']}, context {each.get('max_model_len', '?')} tokens" for each in models[:1]
+            )
+        except (self._errors, ValueError, KeyError, TypeError):  # the first question will say why
+            names = "a server"
+        return [f"winnow: {self._body.get('model', names)} at {self._client.base_url}"]
+
+    def answer(self, messages: list[Message]) -> Iterator[str]:
+        session = {} if self.session is None else {"session_id": self.session}
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        body, self.num_tokens = {**self._body, **session, "messages": messages, **usage}, None
+        try:
+            with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if response.status_code != 200:
+                    response.read()
+                    raise UsageError(_message(response.text))
+                ended = False
+                for line in response.iter_lines():
+                    if line.startswith("data:") and line[5:].strip() != "[DONE]":
+                        chunk = json.loads(line[5:])
+                        if "error" in chunk:
+                            raise UsageError(chunk["error"]["message"])
+                        if spent := chunk.get("usage"):
+                            self.num_tokens = spent["prompt_tokens"], spent["completion_tokens"]
+                        for choice in chunk["choices"]:
+                            ended = ended or choice.get("finish_reason") is not None
+                            yield choice["delta"].get("content") or ""
+        except self._errors as error:
+            raise UsageError(f"the server does not answer: {error}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"the server's answer is no chat of OpenAI's API: {error!r:.80}") from None
+        if not ended:
+            raise UsageError("the server's answer breaks off, or is no chat of OpenAI's API")
+
+    def stats(self) -> list[str]:
+        return [
+            f"{sum(self.num_tokens or (0,))} tokens of context",
+            f"the server's page: {self._client.base_url}",
+        ]
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return text[:300]
