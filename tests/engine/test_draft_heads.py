@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from draft_answers import answers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -134,18 +135,6 @@ def pair(directory: Path) -> Iterator[tuple[LLM, LLM]]:
     config = {"method": "mtp", "num_speculative_tokens": count, "adaptive": False}
     with LLM(directory, **OPTIONS) as plain, LLM(directory, speculative_config=config, **OPTIONS) as llm:
         yield plain, llm
-
-
-def answers(llm: LLM, params: SamplingParams, prompts: list[list[int]]) -> list[Any]:
-    for number, prompt in enumerate(prompts):
-        llm.submit(prompt, params, request_id=str(number))
-    finished = {}
-    while llm.has_unfinished:
-        finished |= {output.request_id: output for output in llm.step() if output.finished}
-        llm.check_integrity()
-    return [
-        [(each.token_ids, each.finish_reason) for each in finished[name].outputs] for name in sorted(finished)
-    ]
 
 
 def noted_drafts(llm: LLM) -> list[tuple[list[int], list[int]]]:

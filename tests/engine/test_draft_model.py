@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from draft_answers import answers
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
@@ -52,24 +53,10 @@ def plain(target: Path) -> Iterator[LLM]:
         yield llm
 
 
-def answers(llm: LLM, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[Any]:
-    """Tokens and reasons, with the engine's invariants checked after each step."""
-    for number, prompt in enumerate(prompts):
-        llm.submit(prompt, params, request_id=str(number))
-    finished = {}
-    while llm.has_unfinished:
-        finished |= {output.request_id: output for output in llm.step() if output.finished}
-        llm.check_integrity()
-    return [
-        [(each.token_ids, each.finish_reason) for each in finished[name].outputs]
-        for name in sorted(finished, key=int)
-    ]
-
-
 @pytest.mark.parametrize("params", KINDS)
 def test_a_model_accepts_its_own_drafts(plain: LLM, target: Path, params: SamplingParams) -> None:
     with LLM(target, speculative_config=config(target), **OPTIONS) as llm:
-        assert answers(llm, params) == answers(plain, params)
+        assert answers(llm, params, PROMPTS) == answers(plain, params, PROMPTS)
         stats = llm.stats()
     # Sampled ones too: both models draw by the same noise.
     assert stats.num_draft_tokens > 50 and stats.num_accepted_tokens > 0.98 * stats.num_draft_tokens
@@ -80,7 +67,7 @@ def test_another_model_changes_no_answer(
     plain: LLM, target: Path, smaller: Path, params: SamplingParams
 ) -> None:
     with LLM(target, speculative_config=config(smaller), **OPTIONS) as llm:
-        assert answers(llm, params) == answers(plain, params)
+        assert answers(llm, params, PROMPTS) == answers(plain, params, PROMPTS)
         assert 0 <= llm.stats().num_accepted_tokens < 0.7 * llm.stats().num_draft_tokens
         # What ended takes no room: the next answers find all of it.
         assert answers(llm, params, PROMPTS[::-1]) == answers(plain, params, PROMPTS[::-1])
@@ -89,7 +76,7 @@ def test_another_model_changes_no_answer(
 def test_little_memory_is_shared(plain: LLM, target: Path) -> None:
     options = OPTIONS | {"kv_memory": "160KiB"}
     with LLM(target, speculative_config=config(target), **options) as llm:
-        assert answers(llm, SAMPLED) == answers(plain, SAMPLED)
+        assert answers(llm, SAMPLED, PROMPTS) == answers(plain, SAMPLED, PROMPTS)
         stats = llm.stats()
         assert stats.num_preemptions > 0 < stats.num_accepted_tokens
         assert stats.kv_bytes_peak <= stats.kv_bytes_budget == 160 * 2**10

@@ -93,7 +93,7 @@ class TuneOptions(EngineFlags):
 
     @property
     def search(self) -> "Search":
-        """How candidates are compared."""
+        """Options for the comparison of candidates."""
         from winnow_lab.plan.tuning.search import Search
 
         first, held_back, seed = self.first, self.held_back, self.split_seed

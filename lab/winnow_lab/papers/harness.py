@@ -1,4 +1,4 @@
-"""What the papers' experiments share: numbers of rows as text."""
+"""Format numbers of the papers' experiments as text."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping

@@ -92,7 +92,7 @@ def longest_wait(llm: LLM, disturb: Callable[[], object]) -> float:
 
 
 def study(options: Options) -> Any:
-    """Time cells in turn, each over pictures that nobody has seen."""
+    """Time cells in turn, each over new pictures."""
     seeds = count()
 
     def picture() -> Image.Image:

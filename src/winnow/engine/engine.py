@@ -116,7 +116,7 @@ class Engine:
         """Queue a request that continues from where a sample of an unfinished request is; see `LLM.fork`.
 
         Raises:
-            InvalidRequestError (or a subclass): there is nothing to fork, or it cannot go on in this way.
+            InvalidRequestError (or a subclass): there is nothing to fork, or it cannot continue in this way.
         """
         self._settle()
         parent = self.requests.unfinished_sample(request_id, index)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class AssistantDrafts:
     """Source of what an assistant would sample, with the randomness of the target at the same positions.
 
-    It stays at the last token's position, and goes on from its own hidden state.
+    It stays at the last token's position, and continues from its own hidden state.
     """
 
     reads_cache = True

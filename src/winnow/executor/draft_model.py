@@ -194,8 +194,8 @@ class HeadDrafts(DraftModel):
     """Source of what the model's own heads would sample: each token goes with the hidden state of the one before it.
 
     Their KVs of a sequence begin with the tokens whose hidden states are still held as drafts are first asked for. KVs
-    that depend on drafts go at once. One head goes on from its own states; of several, each says one token more, from
-    the states of the one before it.
+    that depend on drafts are dropped at once. One head continues from its own states; of several, each says one
+    token more, from the states of the one before it.
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, price: float, hidden: HiddenStates) -> None:

@@ -275,15 +275,15 @@ class TorchExecutor:
 
     def _begin_rounds(self, planned: SequenceType[PlannedEviction]) -> None:
         """Rank the KVs of sequences; their numbers are on their way."""
-        targets = []
+        groups: dict[EvictionPolicy, list[EvictionTarget]] = {}
         for each in planned:
             eviction = self._eviction(each.slot)
             if each.budget is not None:
                 eviction = replace(eviction, budget=each.budget)
-            targets.append(EvictionTarget(each.slot, eviction, each.computed))
+            target = EvictionTarget(each.slot, eviction, each.computed)
+            groups.setdefault(eviction.policy, []).append(target)
         self._planned_rounds = [
-            plan_round(self.cache, policy, [targets[i] for i in indices], self._signals)
-            for policy, indices in _by_policy(targets).items()
+            plan_round(self.cache, policy, targets, self._signals) for policy, targets in groups.items()
         ]
         self._planned = tuple(planned)
 
@@ -445,11 +445,3 @@ def _graph_forward(model: LoadedModel, backend: AttentionBackend, cache: PagedCa
         return model.compute(tokens, spans, wanted, step, None)
 
     return logits
-
-
-def _by_policy(targets: SequenceType[EvictionTarget]) -> dict[EvictionPolicy, list[int]]:
-    """Return the indices of the targets under each policy."""
-    groups: dict[EvictionPolicy, list[int]] = {}
-    for index, target in enumerate(targets):
-        groups.setdefault(target.eviction.policy, []).append(index)
-    return groups

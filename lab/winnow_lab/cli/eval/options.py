@@ -77,7 +77,7 @@ class EvalOptions(EngineFlags):
 
     @property
     def amounts(self) -> "tuple[Amount, ...]":
-        """How much cells keep."""
+        """Options for the amount of KVs that cells keep."""
         from winnow_lab.evaluate.cell import amounts_of
 
         compressions = self.compression or (() if self.kv_budget else (4.0,))
@@ -85,7 +85,7 @@ class EvalOptions(EngineFlags):
 
     @property
     def journal(self) -> Path | None:
-        """Where finished answers are kept."""
+        """Options for the output folder and its journal."""
         return self.output and self.output / self.JOURNAL
 
     def opened(self, needs: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class EvalOptions(EngineFlags):
 
 
 def run_head(llm: "LLM", options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every output begins with: the command, when, where, the model and the engine's options."""
+    """Return the header of an output: command, date, machine, model and engine options."""
     from winnow.report.provenance import Machine, report_head
 
     model = llm.config.model.model

@@ -39,7 +39,7 @@ _QUERIES = {"aware": ("aware",), "agnostic": ("agnostic",), "both": ("aware", "a
 
 @dataclass(frozen=True)
 class Options(EvalOptions):
-    """How policies judge, and the prompts."""
+    """Options for the prompts and for what policies see of them."""
 
     query: str = flag(
         "both", "whether policies judge the question too, or the context before it", choices=_QUERIES

@@ -125,7 +125,7 @@ class Scheduler:
     def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
         """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
 
-        Waiting sequences that are `urgent` start before prompts in progress go on.
+        Waiting sequences that are `urgent` start before prompts in progress continue.
         """
         budget = self._config.max_num_batched_tokens
         planned, drafts = self._append_decodes(waits, budget)

@@ -84,7 +84,7 @@ class Assistant:
     def compute(
         self, tokens: Tensor, hidden: Tensor, position: Tensor, step: BackendStep
     ) -> tuple[Tensor, Tensor]:
-        """Return logits [B, V] of the tokens behind `tokens`, int64 [B], and hidden states to go on from, [B, D].
+        """Return logits [B, V] of the tokens behind `tokens`, int64 [B], and hidden states to continue from, [B, D].
 
         Args:
             hidden: states of the tokens before, [B, D].
