@@ -237,7 +237,7 @@ struct Attend : AttentionSpec {
   int64_t group() const { return num_query_heads / cache.num_heads; }
 };
 
-/// Queries of a pass that repeats a context, and the KVs that they score; see winnow.eviction.reconstruction.
+/// Queries of a pass that repeats a context, and the KVs that they score; see winnow.eviction.replay.
 ///
 /// A query's softmax goes over the context's KVs [0, head) and [start, end), and those behind the context up to itself. KVs of
 /// a row are in the order of their positions, from 0 on without a gap.

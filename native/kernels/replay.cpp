@@ -1,4 +1,4 @@
-// The largest attention that a repetition's queries pay the KVs of their context (winnow.eviction.reconstruction).
+// The largest attention that a repetition's queries pay the KVs of their context (winnow.eviction.replay).
 //
 // A log probability is a logit minus the log of the query's sum, so the largest needs no exponential per KV. Logits of few
 // queries at a time fit L2: computed once, read twice. Keys are packed once for all queries. A maximum does not depend on the

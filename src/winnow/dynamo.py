@@ -22,7 +22,7 @@ from dynamo.common.configuration.groups import DynamoRuntimeArgGroup, DynamoRunt
 from dynamo.common.constants import DisaggregationMode
 from dynamo.common.utils.token_ids import normalize_request_token_ids
 
-from winnow.cache.accounting.prefix_events import PrefixEvent, PrefixStored
+from winnow.cache.accounting.prefix_chain import PrefixEvent, PrefixStored
 from winnow.chat import TokenizedPrompt
 from winnow.cli.flags.engine import add_engine_flags, engine_options
 from winnow.cli.flags.options import add_model_argument

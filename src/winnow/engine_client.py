@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from winnow.cache.accounting.prefix_events import PrefixEvent
+from winnow.cache.accounting.prefix_chain import PrefixEvent
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
 from winnow.engine.driver import EngineDriver
 from winnow.engine.engine import Engine

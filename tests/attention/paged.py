@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from winnow.attention import AttentionObserver, PagedCache, Spans
-from winnow.cache import BlockCount, CacheLayout, CacheSize, KVCodec, KVPool, LocalCache
+from winnow.cache import BlockCount, CacheLayout, CacheSize, KVPool, LocalCache, PairCodec
 from winnow.values.kv_dtype import WideParts
 from winnow.values.value_tier import ValueTier
 
@@ -37,7 +37,7 @@ class PagedBatch:
         return PagedCache(pool, self.cache.tables, wide=deepcopy(self.cache.wide))
 
 
-def with_codec(layout: CacheLayout, codec: KVCodec) -> CacheLayout:
+def with_codec(layout: CacheLayout, codec: PairCodec) -> CacheLayout:
     """The same rows, stored otherwise."""
     return replace(layout, groups=tuple(replace(group, codec=codec) for group in layout.groups))
 
@@ -58,7 +58,7 @@ def paged_batch(
     head_dim: int = 16,
     block_size: int = 4,
     dtype: torch.dtype = torch.float32,
-    kv_dtype: KVCodec | str | torch.dtype | None = None,
+    kv_dtype: PairCodec | str | torch.dtype | None = None,
     num_accumulators: int = 1,
     observe: Sequence[AttentionObserver | None] | None = None,
     wide: WideParts = WideParts(),  # noqa: B008  # frozen

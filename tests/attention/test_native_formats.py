@@ -19,8 +19,8 @@ from winnow.attention import (
     Smoothing,
     Term,
 )
-from winnow.attention.native_views import reads
-from winnow.cache import KVCodec, KVPool
+from winnow.attention.native import reads
+from winnow.cache import KVPool
 from winnow.cache.codec import PairCodec, PlainCodec, make_codec
 from winnow.values.kv_dtype import KV_FORMATS, PLAIN_FORMATS, KVDtype, WideParts
 
@@ -81,7 +81,7 @@ def test_equals_the_reference(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_decoding_and_chunks(codec: KVCodec) -> None:
+def test_decoding_and_chunks(codec: PairCodec) -> None:
     """As models have them: heads of 64 in blocks of 16, scores watched."""
     observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED)), None, None]
     observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]
@@ -133,7 +133,7 @@ def test_integers_lose_less_than_activations(isa: str, name: str, head_dim: int)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
-def test_threads_and_places_change_nothing(codec: KVCodec) -> None:
+def test_threads_and_places_change_nothing(codec: PairCodec) -> None:
     """Bit for bit, where rows are so long that several threads share one."""
     observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED))] * 4
     batch = paged_batch(7, [1, 1, 40, 150], longest=5000, kv_dtype=codec, num_accumulators=2, observe=observe)
@@ -161,7 +161,7 @@ def test_threads_and_places_change_nothing(codec: KVCodec) -> None:
     ],
     ids=str,
 )
-def test_wide_kvs_are_read_where_they_lie(wide: WideParts, codec: KVCodec, dtype: torch.dtype) -> None:
+def test_wide_kvs_are_read_where_they_lie(wide: WideParts, codec: PairCodec, dtype: torch.dtype) -> None:
     """Decoding, chunks and scores, and the window itself after the write."""
     observe = [AttentionObserver((Term.ATTENTION, Term.SQUARED)), None, None]
     observe += [AttentionObserver((Term.SQUARED,), replace=True, smoothing=Smoothing(5))]

@@ -20,10 +20,9 @@ from winnow.attention import (
     backends,
     open_backend,
 )
-from winnow.attention.triton import TritonBackend, batch
-from winnow.attention.triton.launch import product_dtype
-from winnow.attention.triton.tuning import tuning_for
-from winnow.cache import CacheLayout, KVCodec, KVPool, codec_of
+from winnow.attention.triton import TritonBackend, attend
+from winnow.attention.triton.launch import product_dtype, tuning_for
+from winnow.cache import CacheLayout, KVPool, PairCodec, codec_of
 from winnow.errors import ConfigError
 
 SPECS = {
@@ -124,7 +123,7 @@ def test_an_empty_sequence_fills_a_batch(nobody: bool) -> None:
 @pytest.mark.parametrize("moves", [0, 3, 37])
 @pytest.mark.parametrize("kv_format", ["bfloat16", "k=int8,v=fp8_e4m3", ScaledKeys()], ids=str)
 @pytest.mark.parametrize("head_dim", [8, 5])
-def test_compact_moves_all_of_a_kv(moves: int, kv_format: KVCodec | str, head_dim: int) -> None:
+def test_compact_moves_all_of_a_kv(moves: int, kv_format: PairCodec | str, head_dim: int) -> None:
     pool = KVPool(CacheLayout.even(1, 1, head_dim, 4, kv_format, num_accumulators=2), 25, DEVICE)
     slots = torch.arange(100, device=DEVICE)
     pool.of_layer(-1).write(
@@ -166,9 +165,9 @@ def test_real_shapes(dtype: torch.dtype, group: int, head_dim: int) -> None:
 
 
 def test_scratch_for_logits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_RAW_BYTES", 4 * 6 * 60)  # one row of 60 KVs
+    monkeypatch.setattr(attend, "_RAW_BYTES", 4 * 6 * 60)  # one row of 60 KVs
     lengths = build(3, [1, 1, 1]).spans.lengths
-    parts = list(batch._parts(lengths, [0, 1, 2], 6))
+    parts = list(attend._parts(lengths, [0, 1, 2], 6))
     assert sorted(i for part in parts for i in part) == [0, 1, 2] and len(parts) > 1
     assert all(len(part) == 1 or lengths[part].max() * len(part) <= 60 for part in parts)
 

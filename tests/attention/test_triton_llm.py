@@ -15,7 +15,7 @@ from winnow.attention.triton import backend as backend_module
 from winnow.executor import torch_executor
 from winnow.executor.step_graphs import StepGraphs
 from winnow.models.fast import optimize
-from winnow.models.fast.fused.triton.passes import TritonPasses
+from winnow.models.fast.fused.triton_passes import TritonPasses
 
 
 def test_fused_layers_rotate_and_store_in_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

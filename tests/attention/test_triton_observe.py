@@ -10,7 +10,7 @@ import torch
 from triton_case import DEVICE, SMALL, build, compare, compute, with_observers
 
 from winnow.attention import AttentionObserver, AttentionSpec, Group, ReferenceBackend, Smoothing, Term
-from winnow.attention.triton import TritonBackend, attend, batch
+from winnow.attention.triton import TritonBackend, attend
 
 SPEC = AttentionSpec(
     1.0,
@@ -96,7 +96,7 @@ class Counted:
 
 
 def test_several_launches_when_scratch_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_RAW_BYTES", 4 * 6 * 40)
+    monkeypatch.setattr(attend, "_RAW_BYTES", 4 * 6 * 40)
     compare(build(41, [1] * 4, observe=[AttentionObserver()] * 4), SPEC)
 
 

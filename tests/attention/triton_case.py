@@ -10,8 +10,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionBackend, AttentionObserver, AttentionSpec, ReferenceBackend
 from winnow.attention.triton import TritonBackend
-from winnow.attention.triton.launch import interpreted
-from winnow.attention.triton.tuning import Launch, Tuning
+from winnow.attention.triton.launch import Launch, Tuning, interpreted
 from winnow.cache import KVPool
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -22,10 +22,9 @@ from triton.compiler import ASTSource
 
 from winnow.attention.triton.kernels import chunk, decode, key_difference, move, observer, rotate
 from winnow.attention.triton.key_difference import Turn
-from winnow.attention.triton.launch import product_dtype
+from winnow.attention.triton.launch import product_dtype, tuning_for
 from winnow.attention.triton.side_format import Window, side_formats
-from winnow.attention.triton.tuning import tuning_for
-from winnow.cache import CacheLayout, KVCodec, KVPool
+from winnow.cache import CacheLayout, KVPool, PairCodec
 from winnow.cache.codec import make_codec
 from winnow.sampling import triton_kernels
 from winnow.values.kv_dtype import KVDtype
@@ -72,7 +71,7 @@ FLOAT32 = {
 
 
 def variants(
-    dtype: torch.dtype, codec: KVCodec, head_dim: int, capability: int
+    dtype: torch.dtype, codec: PairCodec, head_dim: int, capability: int
 ) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     """Each kernel, plain and with all that it may be asked for; constants, warps, stages."""
     pool = KVPool(CacheLayout.even(32, 8, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1)
@@ -176,7 +175,7 @@ def alignment(kernel: Any, name: str, kind: str) -> bool:
 
 
 def compile_all(
-    capability: int, dtype: torch.dtype, head_dim: int, codec: KVCodec, only: frozenset[str]
+    capability: int, dtype: torch.dtype, head_dim: int, codec: PairCodec, only: frozenset[str]
 ) -> Iterator[dict[str, Any]]:
     """Each kernel's name, tile and resources; `only`: names of kernels, without windows; empty: all."""
     word = KVPool(CacheLayout.even(1, 1, head_dim, LAYOUT["BLOCK_SIZE"], codec), 1).kinds[0].words.dtype

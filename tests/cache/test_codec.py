@@ -9,13 +9,13 @@ from scaled_keys import ScaledKeys
 from torch import Tensor
 
 from winnow.attention import AttentionSpec, RankedRows, ReferenceBackend, Spans
-from winnow.cache import CacheLayout, CacheSize, KVCodec, KVPool, LocalCache, codec_of
+from winnow.cache import CacheLayout, CacheSize, KVPool, LocalCache, PairCodec, codec_of
 from winnow.cache.codec import CODECS, BlockFormat
 from winnow.cache.formats import Field
 from winnow.errors import ConfigError
 
 
-def pool_of(kv_format: KVCodec | str, blocks: int = 6, head_dim: int = 5, block_size: int = 3) -> KVPool:
+def pool_of(kv_format: PairCodec | str, blocks: int = 6, head_dim: int = 5, block_size: int = 3) -> KVPool:
     """A pool that is full of KVs."""
     pool = KVPool(CacheLayout.even(1, 1, head_dim, block_size, kv_format, 2), blocks)
     slots = torch.arange(blocks * block_size)
@@ -71,7 +71,7 @@ def test_fields_of_a_block_are_aligned_and_apart(sizes: list[tuple[str, int]], b
 
 
 @pytest.mark.parametrize("kv_format", [*CODECS, ScaledKeys()], ids=str)
-def test_the_pool_holds_what_the_codec_says(kv_format: KVCodec | str) -> None:
+def test_the_pool_holds_what_the_codec_says(kv_format: PairCodec | str) -> None:
     pool = pool_of(kv_format)
     assert pool.nbytes == 6 * pool.layout.block_bytes
     slots, codec = torch.tensor([[4, 17], [0, 9]]), pool.layout.codecs[0]
@@ -98,7 +98,7 @@ def test_the_pool_holds_what_the_codec_says(kv_format: KVCodec | str) -> None:
 
 @pytest.mark.parametrize("kv_format", [*CODECS, ScaledKeys()], ids=str)
 @pytest.mark.parametrize("head_dim", [5, 8])
-def test_moving_and_copying_keep_every_bit(kv_format: KVCodec | str, head_dim: int) -> None:
+def test_moving_and_copying_keep_every_bit(kv_format: PairCodec | str, head_dim: int) -> None:
     pool = pool_of(kv_format, head_dim=head_dim)
     source, target = torch.tensor([17, 3, 10]), torch.tensor([0, 9, 1])
     rest = torch.tensor([slot for slot in range(18) if slot not in target])

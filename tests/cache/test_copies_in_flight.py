@@ -14,7 +14,7 @@ from torch import Tensor
 
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec, ReferenceBackend
-from winnow.cache.kind_pool import KindPool
+from winnow.cache.pool import KindPool
 from winnow.cache.tiers.copies_in_flight import CopiesInFlight
 from winnow.engine.memory.swap_costs import FixedCosts
 

@@ -19,8 +19,7 @@ from winnow.cache import (
     RowsRestored,
     RowsSaved,
 )
-from winnow.cache.accounting.prefix_chain import PrefixChain
-from winnow.cache.accounting.snapshot import Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, Snapshot
 from winnow.cache.layout import IntArray
 
 LAYOUT = CacheLayout.even(2, 2, 4, 4, "float32")

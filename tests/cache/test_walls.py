@@ -54,7 +54,7 @@ def test_only_the_cache_and_the_backends_touch_the_pools_memory() -> None:
         if lines and not name.startswith(("cache/", "attention/"))
     }
     assert not outside, "ask the pool through its methods"
-    assert touched["attention/native_views.py"], "the test sees such lines"
+    assert touched["attention/native.py"], "the test sees such lines"
 
 
 def test_no_backend_is_told_by_its_class() -> None:

@@ -36,8 +36,7 @@ from winnow.eviction import (
     When,
     Window,
 )
-from winnow.eviction.costs import RowCosts
-from winnow.eviction.ranking import Ranking
+from winnow.eviction.costs import Ranking, RowCosts
 
 PEERS = Path(__file__).parent / "peers"
 PAGE = Path(__file__).parents[2] / "docs" / "kvpress.md"

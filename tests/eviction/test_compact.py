@@ -20,7 +20,7 @@ from winnow.attention.replay import replay_shortened_rows
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, EvictionPolicy, Fit, KeyNorm, Reconstruction, Replay, When
-from winnow.eviction.references import ReferenceProbe
+from winnow.eviction.probes import ReferenceProbe
 from winnow.eviction.signals import ReferenceQueries
 
 BLOCK = 4

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from winnow.attention.ranked_rows import moves
-from winnow.eviction.budgets.heads import above_floor, block_costs, cheapest_blocks, length_without
+from winnow.eviction.budgets import above_floor, block_costs, cheapest_blocks, length_without
 
 BLOCK, HELD = 2, (5, 2)
 # By logical index. Five KVs are three blocks: the first freed costs 1 (any KV may be that in the half-empty block, so

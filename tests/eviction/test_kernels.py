@@ -15,15 +15,14 @@ from torch import Tensor
 _native = pytest.importorskip("winnow._native", reason="built without a compiler")
 from winnow.attention import Smoothing  # noqa: E402
 from winnow.attention.native import NativeBackend  # noqa: E402
-from winnow.attention.observer_reference import smooth  # noqa: E402
+from winnow.attention.observer import smooth  # noqa: E402
 from winnow.attention.reference import ReferenceBackend  # noqa: E402
 from winnow.cache import CacheLayout, CacheSize, LocalCache  # noqa: E402
 from winnow.eviction import KeyDifference, Leverage, Scorer  # noqa: E402
+from winnow.eviction.costs import Ranking  # noqa: E402
 from winnow.eviction.kernels import RowKernels  # noqa: E402
-from winnow.eviction.ranking import Ranking  # noqa: E402
 from winnow.eviction.round_rows import LayerRows, RoundInputs, RoundRows  # noqa: E402
-from winnow.eviction.scores.keys import key_difference  # noqa: E402
-from winnow.eviction.scores.leverage import leverage  # noqa: E402
+from winnow.eviction.scores.keys import key_difference, leverage  # noqa: E402
 from winnow.eviction.signals import KeyDirections  # noqa: E402
 from winnow.models.bind.rotation import LayerRotation  # noqa: E402
 

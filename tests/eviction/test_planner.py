@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from winnow.attention.ranked_rows import moves, score_of, sort_key
-from winnow.eviction.budgets.heads import above_floor, block_costs, cheapest_blocks, length_without
-from winnow.eviction.ranking import Ranking, ranks
+from winnow.eviction.budgets import above_floor, block_costs, cheapest_blocks, length_without
+from winnow.eviction.costs import Ranking, ranks
 
 # A row: its KVs as (score, protected). Few different scores, so that ties are common.
 Row = list[tuple[float, bool]]

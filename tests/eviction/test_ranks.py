@@ -18,8 +18,7 @@ from winnow.eviction import (
     Fixed,
     Pyramid,
 )
-from winnow.eviction.costs import RowCosts
-from winnow.eviction.ranking import Ranking
+from winnow.eviction.costs import Ranking, RowCosts
 from winnow.eviction.round_rows import RoundInputs
 
 BLOCK = 4

@@ -30,7 +30,7 @@ from winnow.eviction import (
     ReplayPass,
     replay_passes,
 )
-from winnow.eviction.reconstruction import ReplaySpan, observe_replay
+from winnow.eviction.replay import ReplaySpan, observe_replay
 
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy

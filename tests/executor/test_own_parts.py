@@ -13,8 +13,7 @@ from winnow.attention import AttentionSpec, Spans, open_backend
 from winnow.attention.parts import PartedStep
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import PRESETS, EvictionPolicy, Reconstruction, Replay
-from winnow.eviction.reconstruction import ReplaySpan
-from winnow.eviction.replay import ReplayPass
+from winnow.eviction.replay import ReplayPass, ReplaySpan
 from winnow.executor.own_parts import visible_blocks, with_own_parts
 
 HEADS, DIM, SIZE = 2, 8, 4

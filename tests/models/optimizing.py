@@ -10,8 +10,8 @@ from torch import Tensor, nn
 pytest.importorskip("winnow._native")
 from winnow.attention import AttentionSpec
 from winnow.models.bind.binding import ATTENTION_NAME
+from winnow.models.bind.geometry import decoder_layers
 from winnow.models.bind.geometry_probe import probe_geometry
-from winnow.models.bind.layers import decoder_layers
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.optimize import optimize_model
 from winnow.models.fast.packed_linear import (

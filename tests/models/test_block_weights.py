@@ -27,8 +27,11 @@ from winnow.models.fast.fused.kernels import LayerKernels  # noqa: E402
 from winnow.models.fast.fused.layer import FusedLayer  # noqa: E402
 from winnow.models.fast.fused.probe import run_model  # noqa: E402
 from winnow.models.fast.packed.description import DESCRIPTION  # noqa: E402
-from winnow.models.fast.packed_embedding import PackedEmbedding  # noqa: E402
-from winnow.models.fast.packed_linear import linear_maker, linear_of  # noqa: E402
+from winnow.models.fast.packed_linear import (  # noqa: E402
+    PackedEmbedding,
+    linear_maker,
+    linear_of,
+)
 
 pytestmark = pytest.mark.cpu
 

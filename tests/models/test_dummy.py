@@ -8,12 +8,12 @@ from transformers import LlamaConfig
 
 from winnow.config import ModelConfig
 from winnow.models import load_model
-from winnow.models.load import dummy
-from winnow.models.load.dummy import RepeatedRandom
+from winnow.models.load import checkpoint
+from winnow.models.load.checkpoint import RepeatedRandom
 
 
 def test_large_weights_are_random_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dummy, "_PATTERN", 499)
+    monkeypatch.setattr(checkpoint, "_PATTERN", 499)
     torch.manual_seed(0)
     with RepeatedRandom():
         weight = torch.empty(64, 48).normal_(1.0, 0.5)
@@ -28,7 +28,7 @@ def test_large_weights_are_random_by_row(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_dummy_model_depends_on_its_seed_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dummy, "_PATTERN", 499)
+    monkeypatch.setattr(checkpoint, "_PATTERN", 499)
     LlamaConfig(
         vocab_size=97,
         hidden_size=32,

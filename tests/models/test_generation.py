@@ -10,7 +10,7 @@ from architectures import ARCHITECTURES, save
 from winnow import LLM, SamplingParams
 from winnow.cli.main import main
 from winnow.errors import UnsupportedModelError
-from winnow.models.load.generation import sampling_defaults
+from winnow.models.load.directory import sampling_defaults
 
 
 def tell(path: Path, **values: Any) -> Path:

@@ -20,8 +20,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter,
 from tiny_gguf import SHAPE, save_gguf, tiny_llama
 
 from winnow.models.load.gguf.file import GgufFile
-from winnow.models.load.gguf.header import GgufHeader
 from winnow.models.load.gguf.keys import linear_factor, refused_keys
+from winnow.models.load.gguf.transformers_reader import GgufHeader
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 PROMPT = list(range(3, 90))

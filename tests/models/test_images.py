@@ -17,7 +17,7 @@ from winnow.engine.requests.protected import with_spans
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EvictionPolicy, When
 from winnow.eviction.scores import KeyNorm
-from winnow.models.bind.images import run_tower
+from winnow.models.load.processor import run_tower
 from winnow.sampling.token_table import TokenTable
 
 MAX_TOKENS = 10

@@ -14,7 +14,7 @@ from winnow import LLM, SamplingParams
 from winnow.config import CacheConfig, ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.models import load_model
-from winnow.models.bind.latent import LatentHeads
+from winnow.models.bind.binding import LatentHeads
 from winnow.models.load.kv_layout import configured_layout
 from winnow_lab.plan.models import find_model
 

@@ -14,8 +14,8 @@ from winnow.attention import AttentionObserver, AttentionSpec, PagedCache, Smoot
 from winnow.attention.native import NativeBackend  # noqa: E402
 from winnow.attention.native_step import NativeSpec  # noqa: E402
 from winnow.models.fast.blocks import quantize  # noqa: E402
-from winnow.models.fast.fused.forms import NormWeight  # noqa: E402
 from winnow.models.fast.fused.kernels import NO_NORM, LayerKernels, PackedWeight  # noqa: E402
+from winnow.models.fast.fused.parts import NormWeight  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.models.fast.fused.forms import Activation, NormWeight  # noqa: E402
 from winnow.models.fast.fused.kernels import LayerKernels  # noqa: E402
+from winnow.models.fast.fused.parts import Activation, NormWeight  # noqa: E402
 
 pytestmark = pytest.mark.cpu
 

@@ -23,8 +23,8 @@ from winnow.attention import AttentionSpec
 from winnow.config import ModelConfig
 from winnow.models import load_model
 from winnow.models.bind.binding import ATTENTION_NAME
+from winnow.models.bind.geometry import decoder_layers
 from winnow.models.bind.geometry_probe import probe_geometry
-from winnow.models.bind.layers import decoder_layers
 from winnow.models.fast.fused.layer import FusedFeedForward, FusedLayer, FusedNorm
 from winnow.models.fast.fused.probe import record_calls, run_model
 from winnow.models.fast.optimize import optimize_model

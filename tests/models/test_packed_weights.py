@@ -23,9 +23,9 @@ from winnow.models.bind.binding import ATTENTION_NAME
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.fused.probe import run_model
-from winnow.models.fast.packed_embedding import PackedEmbedding
 from winnow.models.fast.packed_linear import (
     OneDnnLinear,
+    PackedEmbedding,
     PackedLinear,
     linear_maker,
     one_dnn_works,

@@ -11,7 +11,7 @@ from winnow import LLM, SamplingParams
 from winnow.config import ModelConfig
 from winnow.errors import UnsupportedModelError
 from winnow.models import load_model
-from winnow.models.bind.carried import Carrier
+from winnow.models.bind.geometry_probe import Carrier
 
 PROMPTS = [list(range(3, 3 + length)) for length in (1, 17, 40)]
 PADDING = 2

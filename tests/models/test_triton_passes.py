@@ -13,10 +13,10 @@ pytest.importorskip("triton")
 from optimizing import FUSED, MAX_POSITION, Step, bound, layers_of, optimized
 
 from winnow.models.fast import optimize
-from winnow.models.fast.fused.forms import Activation, NormWeight
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
+from winnow.models.fast.fused.parts import Activation, NormWeight
 from winnow.models.fast.fused.probe import record_calls, run_model
-from winnow.models.fast.fused.triton.passes import TritonPasses
+from winnow.models.fast.fused.triton_passes import TritonPasses
 from winnow.models.fast.packed_linear import join_linears
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,7 +11,7 @@ import zmq
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
-from winnow.cache.accounting.prefix_events import PrefixRemoved, PrefixStored
+from winnow.cache.accounting.prefix_chain import PrefixRemoved, PrefixStored
 from winnow.errors import ConfigError
 from winnow.server.kv_events import KVEventPublisher
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from winnow.attention import AttentionObserver, ReferenceBackend, Spans
 from winnow.cache import CacheLayout, CacheSize, LocalCache, PagedCache
-from winnow.cache.codec import KVCodec, codec_of
+from winnow.cache.codec import PairCodec, codec_of
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
 from winnow.values.units import format_bytes
@@ -187,14 +187,14 @@ def torch_device(config: KernelConfig) -> torch.device:
     return device
 
 
-def kernel_layout(config: KernelConfig, codec: KVCodec, layers: int = 1) -> CacheLayout:
+def kernel_layout(config: KernelConfig, codec: PairCodec, layers: int = 1) -> CacheLayout:
     """Return the layout of a cache that holds KVs so."""
     return CacheLayout.even(
         layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1
     )
 
 
-def _kv_bytes(codec: KVCodec, head_dim: int) -> int:
+def _kv_bytes(codec: PairCodec, head_dim: int) -> int:
     return sum(field.slot_bytes for field in codec.fields(head_dim))
 
 

@@ -21,7 +21,7 @@ from winnow_lab.bench.limits import Limits
 from winnow_lab.gpu.rows import PRODUCT, READ, milliseconds, put
 
 if TYPE_CHECKING:
-    from winnow.attention.triton.tuning import Tuning
+    from winnow.attention.triton.launch import Tuning
 
 FORMATS = ("fp8_e4m3", "int8", "int4", "k=int8,v=int4")
 SHAPES: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ def limits(device: str) -> None:
 
 def attention(device: str) -> None:
     """One layer's attention with the table's launches: formats, observers, shapes; then a sweep."""
-    from winnow.attention.triton.tuning import Launch, tuning_for
+    from winnow.attention.triton.launch import Launch, tuning_for
 
     if device != "cpu":
         _compile(device)
@@ -104,7 +104,7 @@ def warm(device: str, part: int, parts: int) -> None:
 
 def _launches(device: str) -> Iterator[tuple[str, str, "Tuning"]]:
     """Launches around the table's, those of decoding and of prefill in turn: a sweep may be cut off."""
-    from winnow.attention.triton.tuning import Launch, tuning_for
+    from winnow.attention.triton.launch import Launch, tuning_for
 
     base = tuning_for(128, torch.bfloat16, 90)
     decode = [

@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from winnow.cache.codec import KVCodec, make_codec
+from winnow.cache.codec import PairCodec, make_codec
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError
 from winnow.models.load.loader import load_plain_model
@@ -77,7 +77,7 @@ class Options(RealModelOptions):
 class Recorder:
     """Adds up what each layer's attention would become."""
 
-    def __init__(self, codecs: dict[str, KVCodec]) -> None:
+    def __init__(self, codecs: dict[str, PairCodec]) -> None:
         self._codecs = codecs
         self._found: dict[str, dict[str, list[float]]] = {name: defaultdict(list) for name in codecs}
         self._shape: dict[str, list[float]] = defaultdict(list)
@@ -123,7 +123,7 @@ class Recorder:
 
 
 def measure_errors(
-    model: PreTrainedModel, token_ids: Sequence[int], codecs: dict[str, KVCodec]
+    model: PreTrainedModel, token_ids: Sequence[int], codecs: dict[str, PairCodec]
 ) -> tuple[Errors, dict[str, float]]:
     """Errors of each codec on a text, and what keys and values are like.
 
@@ -152,7 +152,7 @@ def _recording(model: PreTrainedModel, recorder: Recorder) -> Iterator[None]:
         model.set_attn_implementation(before or "sdpa")
 
 
-def _round_trip(codec: KVCodec, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _round_trip(codec: PairCodec, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return codec.keys(codec.encode_keys(k)).float(), codec.values(codec.encode_values(v)).float()
 
 
@@ -204,7 +204,7 @@ def study(options: Options) -> Result:
     return Result("What rounding does to attention", [table(errors)], facts, "", numbers, ())
 
 
-def codec_of(name: str) -> KVCodec:
+def codec_of(name: str) -> PairCodec:
     """The codec that the text names; what would lie wider is rounded, too."""
     options = Codec(name.removesuffix(_CENTRED)).options
     options.pop("kv_wide", None)

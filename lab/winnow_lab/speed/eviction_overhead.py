@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from winnow import LLM, SamplingParams
-from winnow.attention import observer_reference
+from winnow.attention import observer
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
 from winnow.eviction import PRESETS
 from winnow_lab.checkout import ROOT
@@ -81,7 +81,7 @@ def study(options: Options) -> Result:
     """Every preset beside the full cache."""
     lines = sorted(PROMPTS.read_text(encoding="utf-8").splitlines(), key=len, reverse=True)
     prompts = [json.loads(line)["prompt"] for line in lines[: options.requests]]
-    scoring, observation = Stopwatch(), observer_reference.Observation
+    scoring, observation = Stopwatch(), observer.Observation
     for method in ("accumulate", "store"):
         setattr(observation, method, scoring.around(getattr(observation, method)))
     sizes: dict[str, Any] = {

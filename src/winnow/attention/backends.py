@@ -66,7 +66,7 @@ def _native_refusal(device: torch.device, layout: CacheLayout | None) -> str | N
         return "computes on the CPU: set device to cpu, or leave the backend to auto"
     if native_kernels() is None:
         return "is not in this installation: it was built without a compiler"
-    from winnow.attention.native_views import reads
+    from winnow.attention.native import reads
 
     if layout is not None and any(group.key_size != group.value_size for group in layout.groups):
         return "reads keys and values of one size: leave the backend to auto, or take reference"

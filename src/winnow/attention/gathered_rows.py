@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec
-from winnow.attention.observer import AttentionObserver
-from winnow.attention.observer_reference import Observation
+from winnow.attention.observer import AttentionObserver, Observation
 from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
-from winnow.cache.kind_pool import KindPool
 from winnow.cache.layout import ceil_div
+from winnow.cache.pool import KindPool
 
 TEMPORARY = 2**24
 """Elements of the largest temporary: 64 MiB of float32."""

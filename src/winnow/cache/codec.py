@@ -17,7 +17,6 @@ With a bias (`PairCodec.bias`) a last field follows: bias f16[16][1].
 """
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -81,62 +80,11 @@ class BlockFormat:
         return replace(self, nbytes=round_up(self.nbytes, 8))
 
 
-class KVCodec(ABC):
-    """Codec of a token's key and value in a slot.
+@dataclass(frozen=True)
+class PairCodec:
+    """Codec of a token's key and value in a slot: keys in one format and values in another.
 
     Everything needed to decode one KV lies in its slot (scales too), so a KV moves by copying its fields.
-    """
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """The name by which options and reports know the codec."""
-
-    @abstractmethod
-    def key_fields(self, head_dim: int) -> tuple[Field, ...]:
-        """Return the fields that store a key of `head_dim` elements, in the order in which a block holds them."""
-
-    @abstractmethod
-    def value_fields(self, head_dim: int) -> tuple[Field, ...]:
-        """Return the fields that store a value of `head_dim` elements, in order, behind those of keys in a block."""
-
-    @property
-    def further_fields(self) -> tuple[Field, ...]:
-        """Return fields that are of no side, behind those of values in a block; they start at 0."""
-        return ()
-
-    def fields(self, head_dim: int) -> tuple[Field, ...]:
-        """Return all fields of a slot, in the order in which a block holds them."""
-        return self.key_fields(head_dim) + self.value_fields(head_dim) + self.further_fields
-
-    @abstractmethod
-    def encode_keys(self, k: "Tensor") -> "dict[str, Tensor]":
-        """Encode keys, [..., d]: the fields that store them, [..., length] each.
-
-        The pool converts each to its field's dtype when it stores it, rounding to nearest even.
-        """
-
-    @abstractmethod
-    def encode_values(self, v: "Tensor") -> "dict[str, Tensor]":
-        """Encode values, [..., d]; as `encode_keys`."""
-
-    @abstractmethod
-    def keys(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        """Decode keys from `key_fields`, [..., length] each: float32 [..., d], which may share memory with them."""
-
-    @abstractmethod
-    def values(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        """Decode values from `value_fields`, [..., length] each; as `keys`."""
-
-    def encode(self, k: "Tensor", v: "Tensor") -> "dict[str, Tensor]":
-        """Encode KVs, [..., d] each: all fields."""
-        further = {each.name: k.new_zeros((*k.shape[:-1], each.length)) for each in self.further_fields}
-        return self.encode_keys(k) | self.encode_values(v) | further
-
-
-@dataclass(frozen=True)
-class PairCodec(KVCodec):
-    """Keys in one format and values in another.
 
     Where a side is rotated, what is stored is its Hadamard transform in blocks of `rotation_block` channels: it spreads
     what few channels hold over all of them, so that no group has a much wider range than another. The transform is
@@ -156,49 +104,62 @@ class PairCodec(KVCodec):
 
     @property
     def name(self) -> str:
+        """The name by which options and reports know the codec."""
         return str(KVDtype(self.key.name, self.value.name)) + WITH_BIAS * self.bias
 
     @property
     def further_fields(self) -> tuple[Field, ...]:
+        """Fields that are of no side, behind those of values in a block; they start at 0."""
         return (BIAS,) if self.bias else ()
 
     def key_fields(self, head_dim: int) -> tuple[Field, ...]:
+        """Return the fields that store a key of `head_dim` elements, in the order in which a block holds them."""
         if (self.rotate_keys or self.rotate_values) and rotation_block(head_dim) == 1:
             raise ConfigError(f"kv_rotate needs an even head_dim, the model's is {head_dim}: give none")
         return self.key.fields("k", head_dim)
 
     def value_fields(self, head_dim: int) -> tuple[Field, ...]:
+        """Return the fields that store a value of `head_dim` elements, in order, behind those of keys in a block."""
         return self.value.fields("v", head_dim)
 
+    def fields(self, head_dim: int) -> tuple[Field, ...]:
+        """Return all fields of a slot, in the order in which a block holds them."""
+        return self.key_fields(head_dim) + self.value_fields(head_dim) + self.further_fields
+
+    def encode(self, k: "Tensor", v: "Tensor") -> "dict[str, Tensor]":
+        """Encode KVs, [..., d] each: all fields, [..., length] each, not yet rounded to their dtypes."""
+        further = {each.name: k.new_zeros((*k.shape[:-1], each.length)) for each in self.further_fields}
+        return self.encode_keys(k) | self.encode_values(v) | further
+
     def encode_keys(self, k: "Tensor") -> "dict[str, Tensor]":
-        return self._encode("k", self.key, k, self.rotate_keys)
+        return _encode("k", self.key, k, self.rotate_keys)
 
     def encode_values(self, v: "Tensor") -> "dict[str, Tensor]":
-        return self._encode("v", self.value, v, self.rotate_values)
+        return _encode("v", self.value, v, self.rotate_values)
 
     def keys(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        return self._decode("k", self.key, fields, self.rotate_keys)
+        """Decode keys from `key_fields`, [..., length] each: float32 [..., d], which may share memory with them."""
+        return _decode("k", self.key, fields, self.rotate_keys)
 
     def values(self, fields: "Mapping[str, Tensor]") -> "Tensor":
-        return self._decode("v", self.value, fields, self.rotate_values)
+        """Decode values from `value_fields`, as `keys`."""
+        return _decode("v", self.value, fields, self.rotate_values)
 
-    def _encode(self, side: str, form: VectorFormat, x: "Tensor", rotate: bool) -> "dict[str, Tensor]":
-        if rotate:
-            from winnow.cache.packing import hadamard
 
-            x = hadamard(x, rotation_block(x.shape[-1]))
-        names = (f"{side}{suffix}" for suffix in form.suffixes)
-        return dict(zip(names, form.encode(x), strict=True))
+def _encode(side: str, form: VectorFormat, x: "Tensor", rotate: bool) -> "dict[str, Tensor]":
+    encoded = form.encode(_turned(x) if rotate else x)
+    return {f"{side}{suffix}": each for suffix, each in zip(form.suffixes, encoded, strict=True)}
 
-    def _decode(
-        self, side: str, form: VectorFormat, fields: "Mapping[str, Tensor]", rotate: bool
-    ) -> "Tensor":
-        x = form.decode(*(fields[f"{side}{suffix}"] for suffix in form.suffixes))
-        if rotate:
-            from winnow.cache.packing import hadamard
 
-            x = hadamard(x, rotation_block(x.shape[-1]))
-        return x
+def _decode(side: str, form: VectorFormat, fields: "Mapping[str, Tensor]", rotate: bool) -> "Tensor":
+    x = form.decode(*(fields[f"{side}{suffix}"] for suffix in form.suffixes))
+    return _turned(x) if rotate else x
+
+
+def _turned(x: "Tensor") -> "Tensor":
+    from winnow.cache.packing import hadamard
+
+    return hadamard(x, rotation_block(x.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -218,11 +179,13 @@ def rotation_block(head_dim: int) -> int:
     return head_dim & -head_dim
 
 
-CODECS: Mapping[str, KVCodec] = {name: PlainCodec(name) for name in PLAIN_FORMATS}
+CODECS: Mapping[str, PairCodec] = {name: PlainCodec(name) for name in PLAIN_FORMATS}
 """The codecs of plain vectors by name."""
 
 
-def make_codec(kind: KVDtype, group: int | None = None, rotate: str = "auto", bias: bool = False) -> KVCodec:
+def make_codec(
+    kind: KVDtype, group: int | None = None, rotate: str = "auto", bias: bool = False
+) -> PairCodec:
     """Return the codec of two formats, neither of them `auto`.
 
     Args:
@@ -242,7 +205,7 @@ def make_codec(kind: KVDtype, group: int | None = None, rotate: str = "auto", bi
     )
 
 
-def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:
+def codec_of(kind: "PairCodec | str | torch.dtype") -> PairCodec:
     """Return the codec of that name, as `kv_cache_dtype` has it; a torch dtype stands for vectors stored in it.
 
     With `WITH_BIAS` behind the name each KV has a bias.
@@ -250,7 +213,7 @@ def codec_of(kind: "KVCodec | str | torch.dtype") -> KVCodec:
     Raises:
         ConfigError: no codec has that name.
     """
-    if isinstance(kind, KVCodec):
+    if isinstance(kind, PairCodec):
         return kind
     name = str(kind).removeprefix("torch.")
     parsed = KVDtype.parse(name.removesuffix(WITH_BIAS), "KV format")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from winnow.cache.codec import KVCodec, codec_of, round_up
+from winnow.cache.codec import PairCodec, codec_of, round_up
 from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.row_groups import BlockCount, BlockKind, RowGroup
 from winnow.errors import ConfigError
@@ -66,7 +66,7 @@ class CacheLayout:
         num_kv_heads: int,
         head_dim: int,
         block_size: int,
-        kv_format: "KVCodec | str | torch.dtype",
+        kv_format: "PairCodec | str | torch.dtype",
         num_accumulators: int = 0,
         windows: Sequence[int | None] = (),
         chunk: int | None = None,
@@ -161,7 +161,7 @@ class CacheLayout:
         return sizes.pop()
 
     @cached_property
-    def codecs(self) -> tuple[KVCodec, ...]:
+    def codecs(self) -> tuple[PairCodec, ...]:
         """Codecs by which KVs are stored, each once."""
         return tuple(dict.fromkeys(group.codec for group in self.groups))
 

@@ -1,14 +1,239 @@
 """Memory of the cache: the KVs of all rows, in blocks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from winnow.cache.kind_pool import KindPool
+from winnow.cache.block_bytes import BlockPart, SlotNumbers, Storage, widest_word
+from winnow.cache.codec import BIAS
+from winnow.cache.formats import Field
 from winnow.cache.layout import CacheLayout
-from winnow.cache.row_groups import BlockCount
-from winnow.cache.slot_numbers import SlotNumbers
+from winnow.cache.memory import empty_in_large_pages
+from winnow.cache.row_groups import BlockCount, BlockKind
+from winnow.cache.tiers.copies_in_flight import CopiesInFlight
+from winnow.cache.tiers.tier_traffic import TierTraffic
+from winnow.cache.tiers.value_store import ValueStore
+
+
+class KindPool:
+    """Blocks first to first + num_blocks - 1 of a pool, which are of one kind.
+
+    All blocks in the tables of a layer's rows lie here. Slots are numbered as in the whole pool, by block * block_size
+    + offset. A table entry past the end of a row may name a block of another kind; one of this kind is read instead.
+
+    Attributes:
+        numbers: positions and accumulators, those of the whole pool.
+        storages: uint8 [num_blocks, bytes of a block's KVs], as `BlockKind.form` describes it; where values lie on a
+            tier, two.
+        fields: each field of the codec by name, [num_blocks, block_size, length], a view of a storage: first those of a
+            block's keys, then those of its values, so that a read is contiguous. Keys are rotated at their position.
+        tier: the values that lie on a tier; None: all lie on the device.
+        copies: copies to the tier that are under way; None: the device writes to the tier directly, as a CPU does.
+    """
+
+    def __init__(
+        self, kind: BlockKind, first: int, num_blocks: int, numbers: SlotNumbers, *, alone: bool = True
+    ) -> None:
+        self.kind, self.first, self.num_blocks, self.numbers = kind, first, num_blocks, numbers
+        self._alone, device = alone, numbers.device
+        self.tier = None if kind.tier is None else ValueStore(kind, num_blocks, device)
+        if self.tier is None:
+            data = empty_in_large_pages((num_blocks, kind.form.nbytes), torch.uint8, device)
+            self.storages: tuple[Storage, ...] = (Storage(data, kind.form),)
+        else:
+            keys = empty_in_large_pages((num_blocks, kind.key_form.nbytes), torch.uint8, device)
+            self.storages = Storage(keys, kind.key_form), Storage(self.tier.data, kind.value_form)
+        placed = [(storage, *field) for storage in self.storages for field in storage.form.fields]
+        self.fields: Mapping[str, Tensor] = {
+            field.name: storage.view(field, offset, kind.size, getattr(torch, field.dtype))
+            for storage, field, offset in placed
+        }
+        self.copies: CopiesInFlight | None = None
+        if self.tier is not None and device.type == "cuda":
+            self.copies = CopiesInFlight(self.tier_fields, device)
+        self._field_words = [
+            storage.view(field, offset, kind.size, widest_word(storage.form))
+            for storage, field, offset in placed
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        """Device that computes with the keys and holds them."""
+        return self.numbers.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the device, positions and accumulators not counted."""
+        kvs = sum(storage.data.nbytes for storage in self.storages)
+        return kvs - (0 if self.tier is None else self.tier.nbytes)
+
+    @property
+    def tier_fields(self) -> dict[str, Tensor]:
+        form = self.storages[-1].form
+        return {} if self.tier is None else {field.name: self.fields[field.name] for field, _ in form.fields}
+
+    @property
+    def storage(self) -> Tensor:
+        """The bytes of blocks that lie on the device as a whole."""
+        [storage] = self.storages
+        return storage.data
+
+    @property
+    def words(self) -> Tensor:
+        """`storage` viewed as the widest integers that divide every field: [num_blocks, words of a block's KVs]."""
+        return self.storages[0].words
+
+    @property
+    def fields_in_words(self) -> tuple[tuple[int, int], ...]:
+        """For each field, its offset in a block and its length in a slot, in words."""
+        size = self.words.itemsize
+        return tuple(
+            (offset // size, field.slot_bytes // size) for field, offset in self.storages[0].form.fields
+        )
+
+    @property
+    def k(self) -> Tensor:
+        """The field of that name; KeyError: the codec has none."""
+        return self.fields["k"]
+
+    @property
+    def v(self) -> Tensor:
+        """The field of that name; KeyError: the codec has none."""
+        return self.fields["v"]
+
+    @property
+    def parts(self) -> tuple[BlockPart, ...]:
+        """Contents of a block in parts: KVs as `BlockKind.form`, positions, and each accumulator."""
+        self._wait_for_copies()
+        numbers = (self.numbers.position, *self.numbers.accumulators)
+        own = (BlockPart((each.narrow(0, self.first, self.num_blocks),)) for each in numbers)
+        return BlockPart.of(self.storages), *own
+
+    def covers(self, block: Tensor) -> Tensor:
+        """Return the mask of the blocks, int64 of any shape, that are of this kind."""
+        return (block >= self.first) & (block < self.first + self.num_blocks)
+
+    def local(self, block: Tensor) -> Tensor:
+        """Return the indices of blocks in this kind's tensors, counted from its first block."""
+        if self._alone:
+            return block
+        return (block - self.first).clamp_(0, self.num_blocks - 1)
+
+    # -- KVs -----------------------------------------------------------------------------------------------------
+
+    def write(self, slot: Tensor, k: Tensor, v: Tensor, position: Tensor) -> None:
+        """Store new KVs, whose accumulators start at 0.
+
+        Args:
+            slot: int64 [...], distinct; k, v: [..., d], of any floating-point dtype; position: [...].
+        """
+        place = self.numbers.place(slot)
+        self._store(place, self.kind.codec.encode(k, v))
+        self.numbers.position[place] = position.to(torch.int32)
+        self.numbers.accumulators[:, *place] = 0.0
+
+    def keys(self, slot: Tensor) -> Tensor:
+        """Return the keys in slots, int64 [...], rotated at their positions: float32 [..., d]."""
+        return self.kind.codec.keys(self._read(self.kind.key_fields, self.numbers.place(slot)))
+
+    def values(self, slot: Tensor) -> Tensor:
+        """Return the values in slots, int64 [...]: float32 [..., d]."""
+        return self.kind.codec.values(self._read(self.kind.value_fields, self.numbers.place(slot)))
+
+    def keys_of(self, block: Tensor) -> Tensor:
+        """Return the keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
+        return self.kind.codec.keys(self._read(self.kind.key_fields, (block,))).flatten(-3, -2)
+
+    def values_of(self, block: Tensor) -> Tensor:
+        """Return the values in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
+        return self.kind.codec.values(self._read(self.kind.value_fields, (block,))).flatten(-3, -2)
+
+    @property
+    def has_bias(self) -> bool:
+        """Return whether KVs have a bias that attention adds to their logits."""
+        return BIAS.name in self.fields
+
+    def biases(self, slot: Tensor) -> Tensor:
+        """Return the biases in slots, int64 [...], where KVs have one: float32 [...]."""
+        return self._read((BIAS,), self.numbers.place(slot))[BIAS.name][..., 0].float()
+
+    def biases_of(self, block: Tensor) -> Tensor:
+        """Return the biases in all slots of blocks, int64 [..., n]: float32 [..., n * block_size]."""
+        return self._read((BIAS,), (block,))[BIAS.name].flatten(-3).float()
+
+    def set_fitted(self, slot: Tensor, v: Tensor, bias: Tensor) -> None:
+        """Replace values and biases in slots, int64 [...], by v, [..., d], and bias, [...]; keys and numbers stay."""
+        encoded = self.kind.codec.encode_values(v) | {BIAS.name: bias[..., None]}
+        self._store(self.numbers.place(slot), encoded)
+
+    # -- tiers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def traffic(self) -> TierTraffic:
+        assert self.tier is not None, "there is a tier"
+        return self.tier.traffic
+
+    def count_scored(self, num_rows: int) -> None:
+        """Count values that a policy reads, where they lie on a tier."""
+        if self.tier is not None:
+            nbytes = num_rows * self.tier.slot_bytes
+            self.traffic.add(TierTraffic(rows_scored=num_rows, bytes_read=nbytes))
+
+    def _wait_for_copies(self) -> None:
+        if self.copies is not None:
+            self.traffic.seconds_waited += self.copies.wait()
+
+    # -- moving --------------------------------------------------------------------------------------------------
+
+    def copy_blocks(self, source: Tensor, target: Tensor) -> None:
+        """Copy the KVs of whole blocks of this kind, int64 [n] each, on the device of the pool."""
+        self._wait_for_copies()
+        for storage in self.storages:
+            words = storage.words
+            at, to = (self.local(block).to(words.device) for block in (source, target))
+            words[to] = words[at]
+
+    def move(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
+        """Copy KVs between slots of this kind, given by block and offset, int64 [n] each."""
+        self._wait_for_copies()
+        for words in self._field_words:
+            at, to = (
+                (self.local(block).to(words.device), offset.to(words.device))
+                for block, offset in (source, target)
+            )
+            words[to] = words[at]
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _read(self, fields: Sequence[Field], index: tuple[Tensor, ...]) -> dict[str, Tensor]:
+        """Return what fields hold at an index into [num_blocks, block_size] or [num_blocks], by block ids of the pool.
+
+        Rows that lie elsewhere are packed there, and cross in one piece.
+        """
+        found = {}
+        for field in fields:
+            tensor = self.fields[field.name]
+            if self.copies is not None and field.name in self.copies.fields:
+                found[field.name] = self.copies.read(field.name, (self.local(index[0]), *index[1:]))
+                continue
+            found[field.name] = tensor[self._index(index, tensor)].to(self.device)
+        return found
+
+    def _store(self, index: tuple[Tensor, ...], encoded: Mapping[str, Tensor]) -> None:
+        """Let fields hold what is given for an index, as in `_read`."""
+        if self.copies is not None:
+            block, offset = index
+            self.traffic.seconds_waited += self.copies.write(self.local(block), offset, encoded)
+        for name, values in encoded.items():
+            if self.copies is not None and name in self.copies.fields:
+                continue
+            tensor = self.fields[name]
+            tensor[self._index(index, tensor)] = values.to(tensor.device, tensor.dtype)
+
+    def _index(self, index: tuple[Tensor, ...], tensor: Tensor) -> tuple[Tensor, ...]:
+        block, *offset = index
+        return self.local(block).to(tensor.device), *(x.to(tensor.device) for x in offset)
 
 
 class KVPool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
 
-from winnow.cache.codec import BlockFormat, KVCodec
+from winnow.cache.codec import BlockFormat, PairCodec
 from winnow.cache.formats import Field
 from winnow.values.value_tier import ValueTier
 
@@ -47,7 +47,7 @@ class BlockKind:
     size: int
     key_size: int
     value_size: int
-    codec: KVCodec
+    codec: PairCodec
     tier: ValueTier | None = None
     values_in_keys: bool = False
     rank: int = 0
@@ -124,7 +124,7 @@ class RowGroup:
     num_kv_heads: int
     key_size: int
     value_size: int
-    codec: KVCodec
+    codec: PairCodec
     window: int | None = None
     tier: ValueTier | None = None
     values_in_keys: bool = False

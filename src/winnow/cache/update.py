@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from winnow.cache.accounting.table_pages import TablePages
 from winnow.cache.layout import IntArray
 
 
@@ -115,54 +114,3 @@ class CacheUpdate:
     """Slots whose table pages changed, each with all of its pages in order."""
     lengths: tuple[RowLengths, ...] = ()
     """Set one after the other; the last one for a slot counts."""
-
-
-class PendingUpdate:
-    """Builder of the next `CacheUpdate` while a ledger changes; it has the same fields.
-
-    Attributes:
-        paged: slots whose table pages changed.
-    """
-
-    def __init__(self) -> None:
-        self.closed: list[int] = []
-        self.copies: list[Copy] = []
-        self.entries: list[IntArray] = []
-        self.paged: set[int] = set()
-        self.lengths: list[RowLengths] = []
-        self._last = CacheUpdate()
-
-    def restores(self, slot: int) -> bool:
-        """Return whether a copy in host memory is to be restored to a slot."""
-        return any(isinstance(each, RowsRestored) and each.slot == slot for each in self.copies)
-
-    def close(self, slot: int) -> None:
-        """Record that the sequence of a slot has ended. Pending restores to the slot are dropped."""
-        restored = RowsRestored, StateRestored
-        self.copies = [c for c in self.copies if not (isinstance(c, restored) and c.slot == slot)]
-        self.closed.append(slot)
-
-    def take(self, pages: TablePages) -> CacheUpdate:
-        """Return all that changed since the last call; `pages` are as they are now."""
-        entries = np.concatenate(self.entries) if self.entries else np.empty(0, dtype=np.int64)
-        update = CacheUpdate(
-            closed=tuple(self.closed),
-            copies=tuple(self.copies),
-            # An index may stand here twice; what it names is read now, so both say the same.
-            entries=entries,
-            blocks=pages.entries.reshape(-1)[entries],
-            pages=tuple((slot, tuple(pages.of(slot).tolist())) for slot in sorted(self.paged)),
-            lengths=tuple(self.lengths),
-        )
-        self.closed, self.copies, self.entries, self.lengths = [], [], [], []
-        self.paged = set()
-        self._last = update
-        return update
-
-    def repeat(self) -> None:
-        """Repeat the last update in the next one, without its copies of blocks."""
-        last, self._last = self._last, CacheUpdate()
-        self.closed[:0], self.lengths[:0] = last.closed, last.lengths
-        self.copies[:0] = [c for c in last.copies if isinstance(c, CopyDiscarded | StateDiscarded)]
-        self.entries.insert(0, last.entries)
-        self.paged |= {slot for slot, _ in last.pages}

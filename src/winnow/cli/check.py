@@ -84,7 +84,7 @@ def _states(loaded: "LoadedModel") -> dict[str, str]:
 
 def _facts(loaded: "LoadedModel") -> dict[str, str]:
     from winnow.eviction import PAPER_POOL
-    from winnow.models.load.text_pool import text_pool
+    from winnow.models.load.tokens import text_pool
 
     geometry, verified = loaded.geometry, loaded.verified
     facts = {

@@ -12,8 +12,7 @@ from winnow.eviction.budgets import (
 )
 from winnow.eviction.evict import EvictionTarget, PlannedRound, compact_round, plan_round
 from winnow.eviction.fit import Fit
-from winnow.eviction.keep import Keep
-from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.policy import EvictionPolicy, Keep, When
 from winnow.eviction.presets import KEYS, PRESETS, SEEN, Preset, find_preset
 from winnow.eviction.probes import Probe, Watched
 from winnow.eviction.replay import Instruction, Replay, ReplayPass, replay_passes
@@ -46,7 +45,6 @@ from winnow.eviction.scores import (
 )
 from winnow.eviction.sequence import LATE_STEPS, SequenceEviction
 from winnow.eviction.signals import KeyDirections, Needs, RotationTable, Signals
-from winnow.eviction.when import When
 
 __all__ = [
     "KEYS", "LATE_STEPS", "OWN", "PAPER_POOL", "PRESETS", "SEEN", "UNKNOWN_MODEL", "AdaptiveHeads",

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from winnow.attention import PagedCache
 from winnow.attention.ranked_rows import RankedRows
+from winnow.eviction.costs import Ranking
 from winnow.eviction.fit import Fit, RowKVs, RowQueries, fit_row, shares_of
-from winnow.eviction.ranking import Ranking
-from winnow.eviction.references import ReferenceProbe
+from winnow.eviction.probes import ReferenceProbe
 from winnow.eviction.signals import ReferenceQueries, Signals
 
 

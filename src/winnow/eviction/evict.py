@@ -11,9 +11,9 @@ from torch import Tensor
 from winnow.attention import AttentionBackend, PagedCache
 from winnow.cache.layout import IntArray
 from winnow.eviction.compact import FittedRow, fit_round, store_fitted
+from winnow.eviction.costs import Ranking
 from winnow.eviction.kernels import RowKernels
 from winnow.eviction.policy import EvictionPolicy
-from winnow.eviction.ranking import Ranking
 from winnow.eviction.round_rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.signals import Signals

@@ -17,7 +17,7 @@ class RowKernels:
     """Scores of the rows of a layer by CPU kernels. Results do not depend on the number of threads."""
 
     def __init__(self, kernels: "native.Kernels", rows: LayerRows) -> None:
-        from winnow.attention.native_views import key_rows  # needs the extension
+        from winnow.attention.native import key_rows  # needs the extension
 
         self._kernels = kernels
         self._threads = torch.get_num_threads()
@@ -33,7 +33,7 @@ class RowKernels:
         kernels = native_kernels() if rows.slot.device.type == "cpu" else None
         if kernels is None:
             return None
-        from winnow.attention.native_views import reads
+        from winnow.attention.native import reads
 
         return cls(kernels, rows) if reads(rows.pool.kind.codec) else None
 

@@ -7,8 +7,7 @@ from winnow.config import COMPRESSING
 from winnow.errors import ConfigError, nearest_name
 from winnow.eviction.budgets import AdaptiveHeads, AdaptiveRows, EqualHeads, Fixed, Pyramid
 from winnow.eviction.fit import Fit
-from winnow.eviction.keep import Keep
-from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.policy import EvictionPolicy, Keep, When
 from winnow.eviction.replay import Replay
 from winnow.eviction.scores import (
     Average,
@@ -25,7 +24,6 @@ from winnow.eviction.scores import (
     Reconstruction,
     Window,
 )
-from winnow.eviction.when import When
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,10 @@ from typing import Any
 from winnow.config import AUTO, COMPRESSING, EvictionConfig
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction.budgets import AdaptiveRows
-from winnow.eviction.keep import Keep
-from winnow.eviction.policy import EvictionPolicy
+from winnow.eviction.policy import EvictionPolicy, Keep, When
 from winnow.eviction.presets import KEYS, SEEN, find_preset
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.sequence import SequenceEviction
-from winnow.eviction.when import When
 from winnow.values.eviction_request import OWN_AMOUNT, Amount, EvictionRequest
 
 OWN = "own"

@@ -9,7 +9,7 @@ from winnow.attention import AttentionSpec, BackendStep, HeadRotation
 from winnow.attention.native_step import NativeStep
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.eviction.probes import Probe, Watched
-from winnow.eviction.reconstruction import ReplaySpan, observe_replay
+from winnow.eviction.replay import ReplaySpan, observe_replay
 from winnow.executor.occupants import Occupants
 
 

@@ -19,7 +19,7 @@ from winnow.executor.rank_team import RankTeam
 from winnow.executor.tensor_parallel import TensorParallelExecutor
 from winnow.models import LoadedModel, load_model
 from winnow.models.load.hub import locate_model
-from winnow.models.load.text_pool import text_pool
+from winnow.models.load.tokens import text_pool
 from winnow.report.fingerprint import model_digest
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.checks import require

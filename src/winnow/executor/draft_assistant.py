@@ -13,7 +13,7 @@ from winnow.models import LoadedModel
 from winnow.sampling import Sampler
 
 if TYPE_CHECKING:
-    from winnow.models.load.assistant import Assistant
+    from winnow.models.load.drafts import Assistant
 
 
 class AssistantDrafts:

@@ -18,7 +18,7 @@ from winnow.models import LoadedModel
 from winnow.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from winnow.models.load.heads import DraftHeads
+    from winnow.models.load.drafts import DraftHeads
 
 
 @dataclass

@@ -14,12 +14,12 @@ from winnow.executor.draft_model import DraftModel, HeadDrafts
 from winnow.executor.hidden_states import HiddenStates, hidden_size
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, load_model
+from winnow.models.load.damage import read_object
 from winnow.models.load.hub import locate_model
-from winnow.models.load.json_files import read_object
 from winnow.models.load.memory import weight_bytes
 
 if TYPE_CHECKING:
-    from winnow.models.load.heads import DraftHeads
+    from winnow.models.load.drafts import DraftHeads
 
 # Tokens of a text by which the memory of two caches is compared.
 _COMPARED = 1024
@@ -59,7 +59,7 @@ def open_drafts(
         return own, lambda _: DraftModel(model, of_draft, _price(target, model.forward_model))
     # They import transformers' classes.
     if options.model is None:
-        from winnow.models.load.heads import load_heads
+        from winnow.models.load.drafts import load_heads
 
         heads = load_heads(config.model, target)
         parts = cast("DraftHeads", heads.model)
@@ -69,7 +69,7 @@ def open_drafts(
         return own, lambda executor: HeadDrafts(
             heads, of_draft, price, executor.keep_hidden(HiddenStates(target, seqs, window))
         )
-    from winnow.models.load.assistant import Assistant
+    from winnow.models.load.drafts import Assistant
 
     if not _is_assistant(config, options):
         raise ConfigError(

@@ -15,8 +15,7 @@ from winnow.engine.plan import StepPlan
 from winnow.errors import describe_error
 from winnow.executor.occupants import Occupants
 from winnow.models import LoadedModel
-from winnow.models.bind.images import PackedImages, run_tower
-from winnow.models.load.processor import two_way_layers
+from winnow.models.load.processor import PackedImages, run_tower, two_way_layers
 from winnow.values.images import PromptImage, rotary_positions
 
 _BATCH = 8

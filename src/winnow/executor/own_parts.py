@@ -12,9 +12,8 @@ from winnow.attention.parts import BatchPart, PartedStep
 from winnow.attention.reference import TwoWayStep
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
-from winnow.cache.tables import BlockTables
-from winnow.eviction.reconstruction import ReplaySpan
-from winnow.eviction.replay import ReplayPass
+from winnow.cache.paged import BlockTables
+from winnow.eviction.replay import ReplayPass, ReplaySpan
 
 
 def with_own_parts(

@@ -7,8 +7,7 @@ from torch import Tensor
 from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import EvictionPolicy, KeyDirections, RotationTable
-from winnow.eviction.probes import Probe, Watched
-from winnow.eviction.references import probes_of
+from winnow.eviction.probes import Probe, Watched, probes_of
 from winnow.executor.key_directions import DirectionStates
 from winnow.executor.occupants import Occupants
 from winnow.models import LoadedModel

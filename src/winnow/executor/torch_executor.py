@@ -37,7 +37,7 @@ from winnow.eviction import (
     compact_round,
     plan_round,
 )
-from winnow.eviction.references import probes_of
+from winnow.eviction.probes import probes_of
 from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
 from winnow.executor.contents import check_contents, kept_positions, kept_weights
 from winnow.executor.image_features import ImageFeatures

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from winnow.cache.accounting.prefix_events import PrefixEvent, PrefixRemoved, PrefixStored
+from winnow.cache.accounting.prefix_chain import PrefixEvent, PrefixRemoved, PrefixStored
 from winnow.errors import ConfigError
 from winnow.eviction import SequenceEviction
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from winnow.cache import CacheLayout
-from winnow.cache.accounting.prefix_chain import PrefixKey
-from winnow.cache.accounting.snapshot import Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixKey, Snapshot
 from winnow.cache.formats import ITEM_BYTES
 from winnow.cache.layout import IntArray, round_up
 from winnow.values.json_values import dump_json

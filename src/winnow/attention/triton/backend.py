@@ -7,16 +7,22 @@ import triton
 from torch import Tensor
 
 from winnow.attention.interface import AttentionSpec, BackendStep, HeadRotation
+from winnow.attention.reference import TorchBackend, TorchStep, write_rows
 from winnow.attention.spans import Spans
 from winnow.attention.split import attend_split
-from winnow.attention.torch_backend import TorchBackend, TorchStep, write_rows
-from winnow.attention.triton.attend import Attend
-from winnow.attention.triton.batch import Batch
+from winnow.attention.triton.attend import Attend, Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
 from winnow.attention.triton.kernels.rotate import rotate_and_write_heads
-from winnow.attention.triton.launch import cache_layout, capability_of, padded, product_dtype, unit_stride
-from winnow.attention.triton.side_format import pair_codec, side_formats
-from winnow.attention.triton.tuning import Tuning, tuning_for
+from winnow.attention.triton.launch import (
+    Tuning,
+    cache_layout,
+    capability_of,
+    padded,
+    product_dtype,
+    tuning_for,
+    unit_stride,
+)
+from winnow.attention.triton.side_format import readable, side_formats
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.codec import rotation_block
 from winnow.cache.packing import hadamard
@@ -85,7 +91,7 @@ class _TritonStep(TorchStep):
         if pool.tier is not None:
             write_rows(cache, spans, layer, k, v)
             return
-        codec = pair_codec(pool.kind.codec)
+        codec = readable(pool.kind.codec)
         k = unit_stride(turned(k) if codec.rotate_keys else k)
         v = unit_stride(turned(v) if codec.rotate_values else v)
         with torch.cuda.device_of(k):
@@ -96,7 +102,7 @@ class _TritonStep(TorchStep):
 
     def rotate_and_write(self, layer: int, heads: Tensor, query_heads: int, rotation: HeadRotation) -> bool:
         pool, cos = self.cache.pool.of_layer(layer), rotation.cos
-        codec, half = pair_codec(pool.kind.codec), cos.shape[1] // 2
+        codec, half = readable(pool.kind.codec), cos.shape[1] // 2
         if pool.tier is not None or codec.rotate_keys or codec.rotate_values or not len(heads):
             return False
         assert heads.stride(1) == 1 and cos.is_contiguous() and rotation.sin.is_contiguous()
@@ -145,7 +151,7 @@ class _TritonStep(TorchStep):
         pool = cache.pool.of_layer(layer)
         if pool.tier is not None:
             return attend_split(cache, spans, layer, q, spec)
-        codec = pair_codec(pool.kind.codec)
+        codec = readable(pool.kind.codec)
         tuning = self._tuning or tuning_for(
             padded(q.shape[2]), product_dtype(q, codec), capability_of(q.device)
         )

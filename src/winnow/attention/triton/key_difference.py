@@ -9,7 +9,7 @@ from torch import Tensor
 from winnow.attention.triton.kernels.key_difference import compare_keys
 from winnow.attention.triton.launch import padded
 from winnow.attention.triton.side_format import key_format
-from winnow.cache.kind_pool import KindPool
+from winnow.cache.pool import KindPool
 
 # KVs of a program: few, so that short contexts fill a GPU; enough for partial sums to be small beside the keys.
 _TILE = 256

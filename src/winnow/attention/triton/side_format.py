@@ -6,7 +6,7 @@ from typing import Any
 import triton.language as tl
 
 from winnow.cache import BlockKind
-from winnow.cache.codec import BIAS, BlockFormat, KVCodec, PairCodec
+from winnow.cache.codec import BIAS, BlockFormat, PairCodec
 from winnow.cache.formats import AffineFormat, PlainFormat, SymmetricFormat, VectorFormat
 from winnow.errors import ConfigError
 from winnow.values.kv_dtype import KV_FORMATS
@@ -66,22 +66,19 @@ class Window:
     chunked: bool
 
 
-def reads(*codecs: KVCodec) -> bool:
+def reads(*codecs: PairCodec) -> bool:
     """Return whether the kernels read KVs that the codecs store."""
     known = PlainFormat | SymmetricFormat | AffineFormat
-    return all(
-        isinstance(codec, PairCodec) and all(isinstance(form, known) for form in (codec.key, codec.value))
-        for codec in codecs
-    )
+    return all(isinstance(form, known) for codec in codecs for form in (codec.key, codec.value))
 
 
-def pair_codec(codec: KVCodec) -> PairCodec:
-    """Return the codec of KVs that kernels read.
+def readable(codec: PairCodec) -> PairCodec:
+    """Return a codec of KVs that kernels read.
 
     Raises:
         ConfigError: it is another; names it.
     """
-    if isinstance(codec, PairCodec) and reads(codec):
+    if reads(codec):
         return codec
     raise ConfigError(
         f"attention_backend triton reads KVs stored as one of {', '.join(KV_FORMATS[1:])}, got {codec.name}"
@@ -94,7 +91,7 @@ def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
     Raises:
         ConfigError: the kernels do not read such KVs.
     """
-    codec, form = pair_codec(kind.codec), kind.form
+    codec, form = readable(kind.codec), kind.form
     return {
         "KEY": _side_format(form, "k", codec.key, kind.key_size),
         "VALUE": _side_format(form, "v", codec.value, kind.value_size),
@@ -104,7 +101,7 @@ def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
 def key_format(kind: BlockKind) -> SideFormat | None:
     """Return how keys are stored, wherever values lie; None: not as they are, or as kernels do not read."""
     codec = kind.codec
-    if not isinstance(codec, PairCodec) or not reads(codec) or codec.rotate_keys:
+    if not reads(codec) or codec.rotate_keys:
         return None
     return _side_format(kind.form if kind.tier is None else kind.key_form, "k", codec.key, kind.key_size)
 

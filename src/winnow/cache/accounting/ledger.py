@@ -13,12 +13,11 @@ from winnow.cache.accounting.allocator import BlockAllocator, OutOfBlocksError
 from winnow.cache.accounting.host_ledger import HostLedger
 from winnow.cache.accounting.prefix_index import PrefixIndex
 from winnow.cache.accounting.prefix_rows import PrefixRows
-from winnow.cache.accounting.row_tables import Demand, Growth, RowTables
+from winnow.cache.accounting.row_tables import Demand, Growth, PendingUpdate, RowTables, SlidingWindows
 from winnow.cache.accounting.shared_blocks import SharedBlocks
-from winnow.cache.accounting.sliding_windows import SlidingWindows
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import CacheLayout, IntArray, ceil_div
-from winnow.cache.update import CacheUpdate, CopyDiscarded, PendingUpdate, RowsRestored, RowsSaved
+from winnow.cache.update import CacheUpdate, CopyDiscarded, RowsRestored, RowsSaved
 
 
 @dataclass(frozen=True, eq=False)

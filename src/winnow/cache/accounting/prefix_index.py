@@ -26,9 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from winnow.cache.accounting.allocator import BlockAllocator
-from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.cache.accounting.prefix_events import PrefixLog
-from winnow.cache.accounting.snapshot import Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, PrefixLog, Snapshot
 from winnow.cache.layout import CacheLayout, IntArray
 
 _COMPARED = 64

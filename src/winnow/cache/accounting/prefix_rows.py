@@ -3,11 +3,10 @@
 from collections.abc import Hashable, Sequence
 
 from winnow.cache.accounting.allocator import OutOfBlocksError
-from winnow.cache.accounting.prefix_chain import PrefixKey
+from winnow.cache.accounting.prefix_chain import PrefixKey, Snapshot
 from winnow.cache.accounting.prefix_index import PrefixIndex
 from winnow.cache.accounting.row_tables import RowTables
 from winnow.cache.accounting.shared_blocks import SharedBlocks
-from winnow.cache.accounting.snapshot import Snapshot
 from winnow.cache.layout import IntArray
 from winnow.cache.update import BlockCopies, StateDiscarded, StateRestored, StateSaved
 

@@ -6,11 +6,95 @@ from typing import NamedTuple
 import numpy as np
 
 from winnow.cache.accounting.allocator import BlockAllocator
-from winnow.cache.accounting.table_pages import TablePages
 from winnow.cache.cache_size import CacheSize
-from winnow.cache.layout import CacheLayout, IntArray
+from winnow.cache.layout import PAGE_ENTRIES, CacheLayout, IntArray, ceil_div
 from winnow.cache.row_groups import BlockCount
-from winnow.cache.update import PendingUpdate, RowLengths
+from winnow.cache.update import (
+    CacheUpdate,
+    Copy,
+    CopyDiscarded,
+    RowLengths,
+    RowsRestored,
+    StateDiscarded,
+    StateRestored,
+)
+
+
+class TablePages:
+    """Pages of block ids; `winnow.cache.paged` says why there are two levels.
+
+    Attributes:
+        entries: int32 [num_pages, layers, heads, PAGE_ENTRIES]; those past a row's length mean nothing.
+        page_table: int32 [max_num_seqs, pages_per_seq].
+    """
+
+    def __init__(self, layout: CacheLayout, size: CacheSize) -> None:
+        self._num_rows = layout.num_layers * layout.num_kv_heads
+        # Memory that is never touched is never taken from the system.
+        self.entries = np.zeros(
+            (size.num_pages, layout.num_layers, layout.num_kv_heads, PAGE_ENTRIES), dtype=np.int32
+        )
+        self.page_table = np.zeros((size.max_num_seqs, size.pages_per_seq), dtype=np.int32)
+        self._num_pages = np.zeros(size.max_num_seqs, dtype=np.int64)
+        self._free_pages = list(range(size.num_pages))
+
+    @property
+    def nbytes(self) -> int:
+        return self.entries.nbytes + self.page_table.nbytes
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free_pages)
+
+    def missing(self, slots: IntArray, num_blocks: IntArray) -> IntArray:
+        """Return pages each sequence lacks to hold `num_blocks` blocks in its longest row; both [B]."""
+        return np.maximum(-(-num_blocks // PAGE_ENTRIES) - self._num_pages[slots], 0)
+
+    def grow(self, slots: IntArray, missing: IntArray) -> list[int]:
+        """Give each sequence `missing` further pages; both [B]. The caller has checked `num_free`.
+
+        Returns:
+            The slots that got any.
+        """
+        growing = slots[missing > 0].tolist()
+        for slot, count in zip(growing, missing[missing > 0].tolist(), strict=True):
+            start, end = int(self._num_pages[slot]), int(self._num_pages[slot]) + count
+            self.page_table[slot, start:end] = [self._free_pages.pop() for _ in range(count)]
+            self._num_pages[slot] = end
+        return growing
+
+    def trim(self, slot: int, num_blocks: int) -> None:
+        """Take back the pages that a sequence of `num_blocks` blocks in its longest row does not need."""
+        needed = ceil_div(num_blocks, PAGE_ENTRIES)
+        self._free_pages.extend(self.of(slot)[needed:].tolist())
+        self._num_pages[slot] = min(needed, int(self._num_pages[slot]))
+
+    def of(self, slot: int) -> IntArray:
+        """Return the pages of a sequence, in order."""
+        return self.page_table[slot, : self._num_pages[slot]]
+
+    def index(self, slots: IntArray, first: IntArray, last: IntArray) -> IntArray:
+        """Return where the entries first <= j < last of each row lie in the flattened `entries`, int64 [n], row by row.
+
+        Args:
+            slots: int64 [B].
+            first: [B, layers, heads]; last: likewise.
+        """
+        counts = (last - first).ravel()
+        rows = np.repeat(np.arange(counts.size), counts)
+        blocks = np.arange(rows.size) + np.repeat(first.ravel() - (np.cumsum(counts) - counts), counts)
+        sequences = rows // self._num_rows
+        page = self.page_table[slots[sequences], blocks // PAGE_ENTRIES].astype(np.int64)
+        row = rows - sequences * self._num_rows
+        index: IntArray = (page * self._num_rows + row) * PAGE_ENTRIES + blocks % PAGE_ENTRIES
+        return index
+
+    def check_integrity(self) -> None:
+        """Assert that every page is free or owned by one sequence."""
+        owned = [page for slot in range(len(self._num_pages)) for page in self.of(slot).tolist()]
+        assert sorted(owned + self._free_pages) == list(range(len(self.entries))), (
+            "a page is lost or owned twice"
+        )
 
 
 class Demand(NamedTuple):
@@ -36,6 +120,57 @@ class Growth(NamedTuple):
     want: IntArray  # and afterwards
     pages: IntArray  # that each sequence lacks, int64 [B]
     demand: Demand
+
+
+class PendingUpdate:
+    """Builder of the next `CacheUpdate` while a ledger changes; it has the same fields.
+
+    Attributes:
+        paged: slots whose table pages changed.
+    """
+
+    def __init__(self) -> None:
+        self.closed: list[int] = []
+        self.copies: list[Copy] = []
+        self.entries: list[IntArray] = []
+        self.paged: set[int] = set()
+        self.lengths: list[RowLengths] = []
+        self._last = CacheUpdate()
+
+    def restores(self, slot: int) -> bool:
+        """Return whether a copy in host memory is to be restored to a slot."""
+        return any(isinstance(each, RowsRestored) and each.slot == slot for each in self.copies)
+
+    def close(self, slot: int) -> None:
+        """Record that the sequence of a slot has ended. Pending restores to the slot are dropped."""
+        restored = RowsRestored, StateRestored
+        self.copies = [c for c in self.copies if not (isinstance(c, restored) and c.slot == slot)]
+        self.closed.append(slot)
+
+    def take(self, pages: TablePages) -> CacheUpdate:
+        """Return all that changed since the last call; `pages` are as they are now."""
+        entries = np.concatenate(self.entries) if self.entries else np.empty(0, dtype=np.int64)
+        update = CacheUpdate(
+            closed=tuple(self.closed),
+            copies=tuple(self.copies),
+            # An index may stand here twice; what it names is read now, so both say the same.
+            entries=entries,
+            blocks=pages.entries.reshape(-1)[entries],
+            pages=tuple((slot, tuple(pages.of(slot).tolist())) for slot in sorted(self.paged)),
+            lengths=tuple(self.lengths),
+        )
+        self.closed, self.copies, self.entries, self.lengths = [], [], [], []
+        self.paged = set()
+        self._last = update
+        return update
+
+    def repeat(self) -> None:
+        """Repeat the last update in the next one, without its copies of blocks."""
+        last, self._last = self._last, CacheUpdate()
+        self.closed[:0], self.lengths[:0] = last.closed, last.lengths
+        self.copies[:0] = [c for c in last.copies if isinstance(c, CopyDiscarded | StateDiscarded)]
+        self.entries.insert(0, last.entries)
+        self.paged |= {slot for slot, _ in last.pages}
 
 
 class RowTables:
@@ -197,3 +332,28 @@ class RowTables:
         """Return blocks that each row has at least, int32 [B, layers, heads], or what broadcasts to it."""
         reserved: IntArray = self.reserved[slots, None, None]
         return reserved * self.layout.has_row if reserved.any() else reserved
+
+
+class SlidingWindows:
+    """The windows of a layout's layers.
+
+    Attributes:
+        any: whether any layer has one.
+    """
+
+    def __init__(self, layout: CacheLayout) -> None:
+        windows = layout.windows or (None,) * layout.num_layers
+        self.any = layout.has_windows
+        self._block_size = layout.block_size
+        self._has_window = np.array([window is not None for window in windows])
+        self._windows = np.array([window or 1 for window in windows], dtype=np.int64)
+
+    def num_passed(self, lengths: IntArray) -> IntArray:
+        """Return blocks at the front of rows that no later token sees, int64 [B, layers].
+
+        Args:
+            lengths: [B, layers], the last KVs of a sequence in order; heads of a layer are alike.
+        """
+        # The next token sees itself, and window - 1 KVs before it.
+        passed = np.maximum(lengths - (self._windows - 1), 0)
+        return np.where(self._has_window, passed // self._block_size, 0)

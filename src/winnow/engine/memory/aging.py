@@ -6,9 +6,8 @@ from winnow.engine.memory.session import Session
 from winnow.engine.requests.new_request import NewRequest
 from winnow.eviction import EvictionPolicy
 from winnow.eviction.budgets import AdaptiveRows
-from winnow.eviction.keep import Keep
+from winnow.eviction.policy import Keep, When
 from winnow.eviction.scores import Leverage
-from winnow.eviction.when import When
 from winnow.sampling import SamplingParams
 from winnow.values.session_request import SessionRequest
 

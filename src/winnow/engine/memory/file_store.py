@@ -9,8 +9,7 @@ from typing import Any
 from weakref import WeakSet
 
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.cache.accounting.snapshot import Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapshot
 from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
 from winnow.engine.memory.chains import stored_accumulators

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from winnow.cache import Ledger, OutOfBlocksError
-from winnow.cache.accounting.prefix_events import PrefixEvent, PrefixLog
+from winnow.cache.accounting.prefix_chain import PrefixEvent, PrefixLog
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor

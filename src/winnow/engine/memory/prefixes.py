@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from winnow.cache import Ledger
-from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.cache.accounting.snapshot import Snapshot
+from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapshot
 from winnow.engine.memory.chains import SessionRule, chain_of, is_portable, known_snapshots, snapshots_of
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.memory.sessions import Sessions

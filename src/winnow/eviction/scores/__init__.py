@@ -1,12 +1,16 @@
 """Scorers of KVs."""
 
-from winnow.eviction.scores.attention import Average, BelowAverage, Cumulative, LastQuery, Window
+from winnow.eviction.scores.attention import (
+    Average,
+    BelowAverage,
+    Cumulative,
+    LastQuery,
+    Reconstruction,
+    Window,
+)
 from winnow.eviction.scores.base import Scorer
 from winnow.eviction.scores.factors import ByKeyDeviation, ByValueNorm
-from winnow.eviction.scores.keys import KeyDeviation, KeyDifference, KeyNorm
-from winnow.eviction.scores.leverage import Leverage
-from winnow.eviction.scores.reconstruction import Reconstruction
-from winnow.eviction.scores.tokens import Random, Recency
+from winnow.eviction.scores.keys import KeyDeviation, KeyDifference, KeyNorm, Leverage, Random, Recency
 
 __all__ = [
     "Average", "BelowAverage", "ByKeyDeviation", "ByValueNorm", "Cumulative", "KeyDeviation", "KeyDifference",

@@ -1,12 +1,13 @@
 """Scorers that use attention weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
 from winnow.attention import AttentionObserver, Group, Smoothing, Term
 from winnow.errors import ConfigError
+from winnow.eviction.replay import Replay
 from winnow.eviction.round_rows import LayerRows
 from winnow.eviction.scores.base import Scorer
 
@@ -133,3 +134,19 @@ _TERM = {1: Term.ATTENTION, 2: Term.SQUARED}
 def _check_power(power: int) -> None:
     if power not in _TERM:
         raise ConfigError(f"power must be 1 or 2, got {power}")
+
+
+@dataclass(frozen=True)
+class Reconstruction(Scorer):
+    """The largest attention that a KV receives from a replay of the context (KVzip, eq. 2)."""
+
+    num_accumulators: ClassVar[int] = 1
+    asked: Replay = field(default_factory=Replay)
+    """Settings of the replay."""
+
+    @property
+    def replay(self) -> Replay:
+        return self.asked
+
+    def score(self, rows: LayerRows) -> Tensor:
+        return rows.accumulators[0]

@@ -5,18 +5,67 @@ computed travels as a keyword argument of the model's own forward, down to each 
 """
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PretrainedConfig, PreTrainedModel
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
-from winnow.models.bind.latent import LatentHeads
 from winnow.models.load.kinds import takes_attention
+
+
+class LatentHeads(nn.Module):
+    """Expansion of latents to keys and values of heads (MLA), in place of a module's `kv_b_proj`.
+
+    A token keeps its latent and one rotated key of all heads, side by side: the only key there is, whose first part is
+    the value. With k = U c and v = V c for a latent c, q . k = (U^T q) . c, and a sum of values is V times that of
+    latents. Source: DeepSeek-V2 (2405.04434), section 2.1.2. Packing leaves this weight alone, which is no `nn.Linear`.
+    """
+
+    def __init__(self, own: nn.Linear, key_size: int, num_heads: int) -> None:
+        super().__init__()
+        self.weight = own.weight
+        self._key_size, self._num_heads = key_size, num_heads
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Return keys and values, as the layer in whose place it is."""
+        return nn.functional.linear(latents, self.weight)
+
+    def absorb(self, query: Tensor) -> Tensor:
+        """Return queries of latents and rotated keys, [1, Hq, T, rank + rotated], from those of keys."""
+        up = self.weight.unflatten(0, (self._num_heads, -1))[:, : self._key_size]
+        own, rotated = query.tensor_split([self._key_size], dim=-1)
+        return torch.cat([own @ up, rotated], dim=-1)
+
+    def expand(self, out: Tensor) -> Tensor:
+        """Return attention of values, [T, Hq, v], from that of keys, [T, Hq, rank + rotated]."""
+        up = self.weight.unflatten(0, (self._num_heads, -1))[:, self._key_size :]
+        latents = out[..., : self.weight.shape[1]]
+        return (latents.transpose(0, 1) @ up.mT).transpose(0, 1).contiguous()
+
+
+def bind_latents(model: nn.Module, attentions: Collection[str]) -> None:
+    """Let modules that expand latents hand latents to attention, where it is one of these implementations."""
+    module: Any
+    for module in model.modules():
+        own, up = (getattr(module, name, None) for name in ("expand_kv", "kv_b_proj"))
+        if own is not None and type(up) is nn.Linear and getattr(up, "bias", None) is None:
+            module.kv_b_proj = LatentHeads(up, module.qk_nope_head_dim, module.num_heads)
+            module.expand_kv = _latents_or(own, module, attentions)
+
+
+def _latents_or(own: Callable[..., Any], module: Any, attentions: Collection[str]) -> Callable[..., Any]:
+    def expand_kv(latents: Tensor, rotated: Tensor) -> Any:
+        if module.config._attn_implementation in attentions:
+            return torch.cat([latents, rotated], dim=-1), latents
+        return own(latents, rotated)
+
+    return expand_kv
+
 
 ATTENTION_NAME = "winnow"
 # What classes with attention of their own are told: it has masks, which some cannot do without.
@@ -201,3 +250,86 @@ def _no_mask(
 
 
 AttentionMaskInterface.register(_OWN, _no_mask)
+
+
+class _Counted(Cache):
+    """Cache of a packed pass that holds nothing: layers that count tokens behind those in a cache get positions."""
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__(layers=[])
+        self._before = positions - torch.arange(len(positions), device=positions.device)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        """Return the tokens before a sequence's first, for each token, [T]."""
+        return self._before
+
+
+def bind_counted_positions(model: PreTrainedModel) -> None:
+    """Let layers that scale queries by positions of their own count (Llama 4) take those of a packed pass."""
+    if not any(getattr(module, "attn_temperature_tuning", False) for module in model.modules()):
+        return
+    cache = cache_argument(model)
+
+    def enter(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if model.config._attn_implementation != ATTENTION_NAME:
+            return None
+        return args, kwargs | {cache: _Counted(kwargs["position_ids"][0])}
+
+    model.register_forward_pre_hook(enter, with_kwargs=True)
+
+
+def bind_positions(model: PreTrainedModel, attention: AbstractContextManager[None]) -> int:
+    """Let a model take positions that are counted from 0, whatever it calls the first; return that number.
+
+    RoBERTa's table begins with places that are none; the model adds them itself only where it is given no positions.
+
+    Args:
+        attention: a context in which the model attends by code of its own.
+    """
+    with attention:
+        first = _first_position(model)
+    if first:
+
+        def shift(
+            _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+            given = kwargs.get("position_ids")
+            return None if given is None else (args, kwargs | {"position_ids": given + first})
+
+        model.register_forward_pre_hook(shift, with_kwargs=True)
+    return first
+
+
+@torch.inference_mode()
+def _first_position(model: PreTrainedModel) -> int:
+    """Return what the model itself looks up for a first token beyond what it does for position 0."""
+    words = model.get_input_embeddings()
+    tables = [each for each in model.modules() if isinstance(each, nn.Embedding) and each is not words]
+    if not tables:
+        return 0
+    found: list[list[Tensor]] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...]) -> None:
+        if isinstance(args[0], Tensor):  # RoFormer asks for as many as there are tokens
+            found[-1].append(args[0])
+
+    hooks = [table.register_forward_pre_hook(note) for table in tables]
+    padding = getattr(model.config.get_text_config(), "pad_token_id", None)
+    token = torch.full((1, 1), int(padding == 0), device=model.device)
+    more: tuple[dict[str, Any], ...] = ({}, {"position_ids": torch.zeros_like(token)})
+    try:
+        for given in more:
+            found.append([])
+            model(input_ids=token, use_cache=False, **given)
+    except TypeError:  # it takes no positions
+        return 0
+    finally:
+        for hook in hooks:
+            hook.remove()
+    own, zero = found
+    return max((int(a.max() - b.max()) for a, b in zip(own, zero, strict=True)), default=0)

@@ -1,5 +1,6 @@
 """Geometry of a model's attention layers and states, learnt by watching one token pass through them."""
 
+import inspect
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -9,16 +10,51 @@ from transformers import AttentionInterface
 
 from winnow.attention import AttentionSpec
 from winnow.errors import UnsupportedModelError
-from winnow.models.bind.binding import ATTENTION_NAME, KVLayers, attention_of, cache_argument, paged_attention
+from winnow.models.bind.binding import (
+    ATTENTION_NAME,
+    KVLayers,
+    LatentHeads,
+    attention_of,
+    bind_latents,
+    cache_argument,
+    paged_attention,
+)
 from winnow.models.bind.captured import CapturedPasses
-from winnow.models.bind.carried import Carrier
 from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.bind.latent import LatentHeads, bind_latents
 from winnow.models.bind.mixers import StateProbe, bind_mixers
 from winnow.models.load.kinds import attending_layers, has_states, takes_attention
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+class Carrier:
+    """Holder of the steps of the passes that run, of the model or of a layer by itself; empty between them."""
+
+    def __init__(self) -> None:
+        self._steps: list[Any] = []
+
+    def bind(self, model: nn.Module) -> None:
+        """Let every part that takes further arguments get the step that the whole was called with."""
+        for module in model.modules():
+            if _takes_more(module):
+                module.register_forward_pre_hook(self._enter, with_kwargs=True)
+                module.register_forward_hook(self._leave, always_call=True)
+
+    def _enter(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        step = kwargs.get("winnow_step", self._steps[-1] if self._steps else None)
+        self._steps.append(step)
+        return None if step is None else (args, kwargs | {"winnow_step": step})
+
+    def _leave(self, *_: Any) -> None:
+        self._steps.pop()
+
+
+def _takes_more(module: nn.Module) -> bool:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
 
 
 class _Probe:

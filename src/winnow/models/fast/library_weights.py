@@ -11,7 +11,7 @@ from torch import nn
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError
 from winnow.extras import install_hint
-from winnow.models.bind.layers import decoder_layers
+from winnow.models.bind.geometry import decoder_layers
 from winnow.models.fast.blocks import WideLayers
 from winnow.models.fast.packed_linear import join_linears
 

@@ -10,20 +10,19 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from winnow.errors import UnsupportedModelError
-from winnow.models.bind.geometry import ModelGeometry
-from winnow.models.bind.layers import decoder_layers
-from winnow.models.fast.blocks import BlockWeights, own_blocks, widen_for_good, widened
+from winnow.models.bind.geometry import ModelGeometry, decoder_layers
+from winnow.models.fast.blocks import BlockWeights, own_blocks, round_to_blocks, widen_for_good, widened
 from winnow.models.fast.library_weights import LibraryWeights
-from winnow.models.fast.packed_embedding import PackedEmbedding, embedding_scale
 from winnow.models.fast.packed_linear import (
     MakeLinear,
+    PackedEmbedding,
     PackedLinear,
+    embedding_scale,
     join_linears,
     linear_maker,
     pack_linears,
     put_back,
 )
-from winnow.models.fast.quantize import round_to_blocks
 from winnow.models.fast.shards import JoinedLinear
 from winnow.models.load.kinds import text_part
 from winnow.models.load.memory import is_file_backed, release_pages, trim_heap
@@ -83,7 +82,7 @@ def optimize_model(
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fast.fused.parts import read_norm
     from winnow.models.fast.fused.probe import record_calls, selection_is_harmless
-    from winnow.models.fast.packed.extract import extract_parts
+    from winnow.models.fast.packed.write import extract_parts
 
     layer_kernels = LayerKernels(kernels)
     plain = linear_maker(layer_kernels, model.dtype, native=native or blocks is not None)
@@ -152,7 +151,7 @@ def _fuse_for_gpu(
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fast.fused.parts import read_norm
     from winnow.models.fast.fused.probe import record_calls
-    from winnow.models.fast.fused.triton.passes import TritonPasses
+    from winnow.models.fast.fused.triton_passes import TritonPasses
 
     passes, unfused = TritonPasses(), {}
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)

@@ -9,7 +9,7 @@ import torch
 from winnow.config import ModelConfig
 from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import is_packed
-from winnow.models.load.json_files import read_object
+from winnow.models.load.damage import read_object
 from winnow.native import is_installed, multiplies_bfloat16
 
 log = logging.getLogger("winnow.models")

@@ -1,32 +1,38 @@
 """A model as it was published, by transformers: safetensors or GGUF, no code from its files, no network."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from winnow.config import ModelConfig
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.models.bind.binding import ATTENTION_NAME, attention_by_part, attention_of, set_attention
+from winnow.models.bind.binding import (
+    ATTENTION_NAME,
+    attention_by_part,
+    attention_of,
+    bind_counted_positions,
+    bind_positions,
+    set_attention,
+)
 from winnow.models.bind.geometry_probe import probe_geometry
-from winnow.models.bind.positions import bind_counted_positions, bind_positions
 from winnow.models.bind.verify import Trial
-from winnow.models.fast.blocks import BlockWeights, attach_blocks, widen_for_good
+from winnow.models.fast.blocks import BlockWeights, attach_blocks, round_to_blocks, widen_for_good
 from winnow.models.fast.library_weights import LibraryWeights
 from winnow.models.fast.optimize import Optimized, optimize_model
-from winnow.models.fast.quantize import round_to_blocks
 from winnow.models.fast.shards import shard_model
 from winnow.models.load.automatic import keeps_blocks
 from winnow.models.load.context import ContextLimit, context_limit
 from winnow.models.load.damage import check_numbers, check_sizes, check_vocabulary, first_line
-from winnow.models.load.dummy import RepeatedRandom
-from winnow.models.load.generation import sampling_defaults
+from winnow.models.load.directory import sampling_defaults
 from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.kinds import causal_class, config_class, has_tower, has_tower_class, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
@@ -38,6 +44,33 @@ from winnow.process.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# Prime, so that rows of a weight are cuts of the pattern at different places.
+_PATTERN = 1_048_573
+_RANDOM = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)
+
+
+class RepeatedRandom(TorchDispatchMode):
+    """Filler of large tensors, by repeating the random numbers that their first `_PATTERN` elements got.
+
+    Billions of random numbers take a minute, a pattern of them as long as memory takes.
+    """
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _RANDOM or args[0].numel() <= _PATTERN or not args[0].is_contiguous():
+            return func(*args, **kwargs)
+        whole: Tensor = args[0].view(-1)
+        pattern = func(whole[:_PATTERN], *args[1:], **kwargs)
+        for part in whole[_PATTERN:].split(_PATTERN):
+            part.copy_(pattern[: len(part)])
+        return args[0]
 
 
 def load_checkpoint(

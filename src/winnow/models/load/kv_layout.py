@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from winnow.cache.codec import KVCodec, PairCodec, make_codec
+from winnow.cache.codec import PairCodec, make_codec
 from winnow.cache.layout import CacheLayout
 from winnow.config import CacheConfig
 from winnow.errors import ConfigError
@@ -80,7 +80,7 @@ def configured_layout(
     return replace(layout, state_bytes=state_bytes)
 
 
-def _of_latents(codec: KVCodec, tier: ValueTier | None) -> KVCodec:
+def _of_latents(codec: PairCodec, tier: ValueTier | None) -> PairCodec:
     """Return a codec by which the same bytes are a key and its value."""
     if tier is not None:
         raise ConfigError("value_tier does not go with latents, whose values are parts of keys: leave it out")
@@ -89,7 +89,7 @@ def _of_latents(codec: KVCodec, tier: ValueTier | None) -> KVCodec:
             "kv_bias, or a policy with compact, fits values apart from their keys, which latents do not have: leave it "
             "out"
         )
-    if not isinstance(codec, PairCodec) or codec.key != codec.value:
+    if codec.key != codec.value:
         raise ConfigError(
             "kv_cache_dtype must store keys and values alike for latents, whose values are parts of keys, "
             f"got {codec.name}"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from winnow.models.bind.binding import AttentionStep
-    from winnow.models.bind.images import PackedImages
     from winnow.models.fast.packed.decoder import PackedDecoder
+    from winnow.models.load.processor import PackedImages
     from winnow.prompts import ImageProcessor
 
     ServedModel: TypeAlias = PreTrainedModel | PackedDecoder

@@ -8,7 +8,7 @@ from torch import Tensor
 from winnow import native
 from winnow.attention.native_step import NativeSpec, NativeStep
 from winnow.models.fast.blocks import BLOCK, RAW, Blocks, quantize
-from winnow.models.fast.fused.forms import Activation, NormWeight
+from winnow.models.fast.fused.parts import Activation, NormWeight
 
 NO_NORM = native.RmsNorm(0, 0.0, False)
 """Value where a layer has no such norm."""

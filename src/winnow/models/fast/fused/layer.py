@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec, HeadRotation
 from winnow.attention.native_step import NativeSpec, NativeStep
-from winnow.models.fast.fused.forms import Activation, NormWeight
-from winnow.models.fast.fused.parts import LayerNorms
+from winnow.models.fast.fused.parts import Activation, LayerNorms, NormWeight
 from winnow.models.fast.packed_linear import PackedLinear
 
 if TYPE_CHECKING:

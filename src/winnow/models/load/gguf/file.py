@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from winnow.models.fast.blocks import Blocks
-    from winnow.models.load.gguf.header import GgufHeader
+    from winnow.models.load.gguf.transformers_reader import GgufHeader
 
 _PACKAGES = ("gguf", "accelerate")
 _MAGIC = b"GGUF"
@@ -44,7 +44,7 @@ _WIDTHS = {
 
 @lru_cache(maxsize=1)
 def _read_header(path: Path, _modified: int, _size: int) -> "GgufHeader":
-    from winnow.models.load.gguf.header import GgufHeader
+    from winnow.models.load.gguf.transformers_reader import GgufHeader
 
     return GgufHeader.read(path)
 

@@ -1,6 +1,8 @@
 """Budgets by how they split over heads."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import torch
 from torch import Tensor
@@ -8,10 +10,147 @@ from torch import Tensor
 from winnow.cache import CacheLayout
 from winnow.cache.layout import ceil_div
 from winnow.errors import ConfigError
-from winnow.eviction.budgets.base import Budget
-from winnow.eviction.budgets.layers import EqualLayers, LayerSplit
-from winnow.eviction.costs import RowCosts
-from winnow.eviction.ranking import Ranking, ranks
+from winnow.eviction.costs import Ranking, RowCosts, ranks
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Minimum numbers of KVs per row.
+
+    The even share is the number of KVs per row on average after a round. A floor is a share of it (a float between 0.0
+    and 1.0) or a number of KVs (an int), which is capped at the even share.
+    """
+
+    row_floor: int | float = field(default=0, kw_only=True)
+    """Minimum of every row; shorter rows keep all KVs."""
+    layer_floor: int | float = field(default=0, kw_only=True)
+    """Minimum of every layer, per row on average."""
+
+    def __post_init__(self) -> None:
+        for name in ("row_floor", "layer_floor"):
+            value = getattr(self, name)
+            if not (0.0 <= value <= 1.0 if isinstance(value, float) else value >= 0):
+                raise ConfigError(
+                    f"{name} must be a count, or a share between 0.0 and 1.0 of the even share, got {value}"
+                )
+
+    @property
+    def has_floors(self) -> bool:
+        return bool(self.row_floor or self.layer_floor)
+
+    def row_least(self, costs: RowCosts) -> Tensor:
+        """Return the floor of each row, int64 [B, L, H]; at most its length."""
+        return torch.minimum(self._amount(self.row_floor, costs.round.budget)[:, None, None], costs.length)
+
+    def layer_least_blocks(self, costs: RowCosts) -> Tensor:
+        """Return the floor of each layer in blocks, int64 [B, L]."""
+        kvs = self._amount(self.layer_floor, costs.round.budget) * costs.num_heads
+        least = -(-kvs // costs.block_size)
+        return torch.minimum(least[:, None], costs.blocks.sum(dim=2))
+
+    def raised(self, costs: RowCosts, shares: Tensor) -> Tensor:
+        """Raise shares of layers, KVs per row, int64 [B, L], to their floors.
+
+        Other layers give up the difference in proportion to their excess over their own floors.
+        """
+        if not self.has_floors:
+            return shares
+        budget = costs.round.budget
+        floor = torch.maximum(self._amount(self.row_floor, budget), self._amount(self.layer_floor, budget))
+        least = torch.maximum(floor[:, None], costs.protected.amax(dim=2))
+        above = (shares - least).clamp_min(0)
+        room = (shares.sum(dim=1) - least.sum(dim=1)).clamp_min(0)
+        return least + above * room[:, None] // above.sum(dim=1, keepdim=True).clamp_min(1)
+
+    def _amount(self, floor: int | float, budget: Tensor) -> Tensor:
+        """Return a floor in KVs, int64 [B]."""
+        if isinstance(floor, int):
+            return budget.clamp_max(floor)
+        exact = Fraction(str(floor))  # the decimal as written, rounded down
+        return budget * exact.numerator // exact.denominator
+
+
+@dataclass(frozen=True)
+class Budget(Floors, ABC):
+    """Split of a sequence's budget, in KVs per row on average, over its rows; with floors of rows and layers."""
+
+    @property
+    def equal_rows(self) -> bool:
+        """Return whether all rows of a sequence keep the same number."""
+        return False
+
+    @property
+    def fixed(self) -> int | None:
+        """Its own KVs per row, if it does not take the request's budget."""
+        return None
+
+    def costs(self, ranking: Ranking) -> RowCosts:
+        """Return the costs of evicting from each row. Local to a rank: a row's costs depend on that row alone."""
+        return RowCosts.of(ranking)
+
+    @abstractmethod
+    def allot(self, costs: RowCosts) -> Tensor:
+        """Split the budget over the rows.
+
+        Args:
+            costs: of all heads, those of all ranks put together.
+
+        Returns:
+            KVs that each row keeps, int64 [B, L, H], the same on every rank. The planner never goes below what is
+            protected.
+        """
+
+    def blocks_after(self, layout: CacheLayout, budget: int, protected: int) -> int:
+        """Return an upper bound on blocks of a sequence after a round, with `protected` protected KVs in every row."""
+        # Rows of uneven length waste less than one block each.
+        return ceil_div(budget * layout.rows_per_seq, layout.block_size) + layout.rows_per_seq
+
+
+@dataclass(frozen=True)
+class LayerSplit(ABC):
+    """Split of a budget over layers; the mean over layers is the budget, up to rounding."""
+
+    @abstractmethod
+    def budgets(self, costs: RowCosts) -> Tensor:
+        """Return KVs per row of each layer, int64 [B, L]."""
+
+
+@dataclass(frozen=True)
+class EqualLayers(LayerSplit):
+    """The same for all layers."""
+
+    def budgets(self, costs: RowCosts) -> Tensor:
+        return costs.round.budget[:, None].expand(-1, costs.num_layers)
+
+
+@dataclass(frozen=True)
+class Pyramid(LayerSplit):
+    """Pyramid of budgets: from large shares for the first layers to small ones for the last, in equal steps.
+
+    PyramidKV, without profiling.
+
+    The share above the recent window, on average `base`, falls from 2 base - base // beta to base // beta. The first
+    layer gets at most what exists, and prompts shorter than 2 base are split equally.
+    """
+
+    beta: int = 20
+
+    def __post_init__(self) -> None:
+        if self.beta < 1:
+            raise ConfigError(f"beta must be at least 1, got {self.beta}")
+
+    def budgets(self, costs: RowCosts) -> Tensor:
+        window, there = costs.round.recent, costs.round.tokens - costs.round.recent
+        base = costs.round.budget - window
+        least = base // self.beta
+        most = 2 * base - least
+        least = torch.where(most >= there, 2 * base - there, least)
+        most = torch.minimum(most, there)
+        step = (most - least) // max(costs.num_layers - 1, 1)
+        layer = torch.arange(costs.num_layers, device=base.device)
+        steps = most[:, None] - layer * step[:, None] + window[:, None]
+        short = costs.round.tokens < 2 * base
+        return torch.where(short[:, None], costs.round.budget[:, None], steps)
 
 
 @dataclass(frozen=True)

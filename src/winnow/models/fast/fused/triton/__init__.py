@@ -1,1 +1,0 @@
-"""The passes around a layer's matrix products as Triton kernels, for GPUs."""
