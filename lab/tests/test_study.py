@@ -89,7 +89,7 @@ def test_the_list_names_what_exists_and_every_result() -> None:
     drawn = {f"{Path(file).stem}.svg" for file in files}
     here = {path.name for path in RESULTS.iterdir()} - {"README.md"}
     assert set(files) <= here
-    others = {name for name in here - set(files) - drawn if not name.startswith(("baton_", "kv_compress_"))}
+    others = {name for name in here - set(files) - drawn if not name.startswith("baton_")}
     # Numbers beside a page that code or the page itself reads.
     assert {f"{Path(name).stem}.md" for name in others} <= set(files)
     for each in STUDIES:

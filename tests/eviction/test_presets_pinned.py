@@ -15,7 +15,7 @@ import pytest
 from winnow.config import EvictionConfig
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import full_preset
-from winnow_lab.papers.h2h.variants import VARIANTS
+from winnow_lab.evaluate.variants import VARIANTS
 
 Source = str
 Number = tuple[object, Source]
@@ -67,12 +67,15 @@ SEEN: Row = {
     "keep.sinks": (4, "StreamingLLM: start_size = 4"),
 }
 
-LEVERAGE: Row = {
+LEVERAGE_SCORE: Row = {
     "score.class": ("Leverage", "own: Compactor's score, exact"),
     "score.ridge": (0.1, "own: docs/eviction.md, searched on seeds 5 and 6"),
     "score.pool.class": ("Smoothing", "own: the same search"),
     "score.pool.size": (3, "own: the same search"),
     "score.pool.kind": ("average", "own: the same search"),
+}
+LEVERAGE: Row = {
+    **LEVERAGE_SCORE,
     **COMPETE,
     "keep.recent": (16, "own: the same search"),
     "when.after_prefill": (True, "own"),
@@ -128,6 +131,18 @@ def h2o(**keep: Number) -> Row:
 _HALF: Number = (0.5, "H2O: heavy = recent = 0.1 of the prompt, half of what is kept each")
 _SINKS: Number = (4, "StreamingLLM start_size = 4; 'A text on KV cache memory': first k, typically 4")
 RECENCY: Row = {"score.class": ("Recency", "the latest stay")}
+BATCH_MAX_LOOP: Row = {
+    **EQUAL,
+    "when.prefill_every": (64, "Batch-Max Algorithm 1: p = 64"),
+    "when.decode_every": (64, "Batch-Max Algorithm 1: p = 64"),
+    "when.within": (True, "Batch-Max Algorithm 1: |kv| never passes its maximum"),
+}
+EXTREME: Row = {
+    **RECENCY,
+    **EQUAL,
+    "budget.class": ("Fixed", "Batch-Max Algorithm 2"),
+    "budget.kvs": (1, "Batch-Max Algorithm 2 with |kv| = 2: all but the most recent go (ERRATA)"),
+}
 STREAMING: Row = {
     "kv_budget": (516, "StreamingLLM: start_size 4 + recent_size 512"),
     **RECENCY,
@@ -214,17 +229,15 @@ PINNED: dict[str, Row] = {
         "score.class": ("Average", "Batch-Max 3.2"),
         "score.power": (1, "Batch-Max 3.2: the sum of attention weights, averaged"),
         "score.group": ("sum", "own: Batch-Max has no groups; sum and mean rank alike"),
-        **EQUAL,
-        "when.prefill_every": (64, "Batch-Max Algorithm 1: p = 64"),
-        "when.decode_every": (64, "Batch-Max Algorithm 1: p = 64"),
-        "when.within": (True, "Batch-Max Algorithm 1: |kv| never passes its maximum"),
+        **BATCH_MAX_LOOP,
     },
-    "extreme-decode": {
-        **RECENCY,
-        **EQUAL,
-        "budget.class": ("Fixed", "Batch-Max Algorithm 2"),
-        "budget.kvs": (1, "Batch-Max Algorithm 2 with |kv| = 2: all but the most recent go (ERRATA)"),
-        **EACH_TOKEN,
+    "batch-max-leverage": {**BATCH_MAX_LOOP, **LEVERAGE_SCORE},
+    "batch-max-recent": {**BATCH_MAX_LOOP, **RECENCY},
+    "extreme-decode": {**EXTREME, **EACH_TOKEN},
+    "extreme-decode-65": {
+        **EXTREME,
+        "when.after_prefill": (True, "Batch-Max Algorithm 2"),
+        "when.decode_every": (64, "Batch-Max 4.1: |kv| = 65 was slower there"),
     },
     "h2o": {**h2o(recent=_HALF), **EQUAL, **EACH_TOKEN},
     "h2o-sinks": {**h2o(sinks=_SINKS, recent=_HALF), **EQUAL, **EACH_TOKEN},

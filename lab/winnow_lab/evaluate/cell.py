@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TypedDict
 
 from winnow.errors import EvaluationError, known_names
 from winnow.eviction import PRESETS, EvictionPolicy, concrete_preset, find_preset
 from winnow.values.checks import check_choice
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow_lab.evaluate.variants import VARIANTS
 
 FULL = "full"
 AWARE, AGNOSTIC = "aware", "agnostic"
@@ -85,7 +85,6 @@ def plan_cells(
     amounts: Iterable[Amount],
     queries: Sequence[str],
     controls: Sequence[str] = (),
-    own: Mapping[str, EvictionPolicy] = MappingProxyType({}),
 ) -> tuple[Cell, ...]:
     """Return the full cache, then in every query mode every preset at every amount but compression 1, and the
     controls beside them.
@@ -94,19 +93,20 @@ def plan_cells(
     preset is called as its score's class is, with a number where there are several.
 
     Args:
-        own: policies of a study, which `presets` may name too.
+        presets: also the names of `VARIANTS`.
 
     Raises:
         EvaluationError: no such preset or query mode.
     """
-    own = named = dict(own)
+    own: dict[str, EvictionPolicy] = {}
     names = []
     for each in presets:
         name = each if isinstance(each, str) else type(each.score).__name__
         if isinstance(each, EvictionPolicy):
             name += f" {len(own) + 1}" * (name in own)
-            named[name] = each
+            own[name] = each
         names.append(name)
+    own |= VARIANTS
     check_presets([*names, *controls], [*PRESETS, *own])
     for query in queries:
         check_choice("query", query, QUERIES, EvaluationError)

@@ -9,19 +9,16 @@ PROGRAM = "python -m winnow_lab.papers"
 DESCRIPTION = """\
 Repeat the experiments of papers on KV cache eviction and batching, and set the numbers beside theirs.
 
-All of them run on the embedded demo model. The first three take another one with --model.
+The first two run on the embedded demo model, or on another one with --model. KV-Compress' and Batch-Max' tables are
+those of `python -m winnow_lab.papers.headline`.
 """
 EPILOG = f"""\
 examples:
-  {PROGRAM} kv-compress
   {PROGRAM} baton --sets short --batches 2,8 --modes static,embedding
 docs/benchmarks.md says what the columns mean.
 """
 STUDIES = {
-    "kv-compress": "throughput, decoding batch and accuracy against compression (KV-Compress, figures 1, 7 and 8)",
     "baton": "padded batches that queries join and leave, beside static ones (BATON, Tables 1 and 2, Figures 5 to 7)",
-    "h2h": "eviction presets head to head: accuracy by category, perplexity, beside the papers' numbers",
-    "batch-max": "the experiment of the Batch-Max paper on the demo model: memory is given, the batch is free",
     "kcache": "values that weigh most from the host: answers and tokens per second (KCache, Tables 2 and 3)",
     "plan": "what the texts print for their machines beside a planner fitted to some of it; runs nothing",
 }

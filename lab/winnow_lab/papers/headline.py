@@ -1,48 +1,65 @@
-"""The headline: answers and tokens per second by policy and compression, in the same memory, on the same prompts.
+"""The headline: answers and tokens per second by policy and amount, in the same memory, on the same prompts.
 
     python -m winnow_lab.papers.headline --part answers --seconds 100    # repeat: resumes cell by cell
     python -m winnow_lab.papers.headline --part speed --seconds 280      # on a quiet machine
     python -m winnow_lab.papers.headline                                 # the page of what there is
+    python -m winnow_lab.papers.headline --methods full,kv-compress,snapkv-w8:pool=text,int8 --kv-budgets 64,128
+    python -m winnow_lab.papers.headline --methods extreme-decode,batch-max --task gsm8k --shots 16 --new-tokens 512
 
-KV-Compress, figures 1, 4, 7 and 8; Batch-Max's rule and P&D eviction with their answers beside their speed.
+KV-Compress, figures 1, 4, 7 and 8, tables 1 and 2; Batch-Max, tables 1 and 2. A method is `full`, `int8`, or a preset
+or a variant of one (winnow_lab.evaluate.variants), and options of the engine behind colons. `kv-compress` and
+`kv-compress-pd` pool over text, unless they say otherwise (`kv-compress:pool=7`).
 """
 
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from winnow import LLM
-from winnow.config import EngineConfig
-from winnow.errors import EvaluationError
-from winnow.report.journal import create_journal, owner_differences, parse_object, whole_lines
-from winnow.report.provenance import commit
+from winnow.cli.flags.engine import add_engine_flags, engine_options
+from winnow.cli.main import Parser
+from winnow.config import DTYPES, EngineConfig
+from winnow.errors import ConfigError, WinnowError
+from winnow.eviction import find_preset
 from winnow.sampling import SamplingParams
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.bench.kv_memory import kv_memory_for
-from winnow_lab.papers.judged import AskedTask, TimedPrompt, judge, judged_prompts
+from winnow_lab.evaluate.cell import amounts_of
+from winnow_lab.evaluate.variants import VARIANTS
+from winnow_lab.papers.judged import AskedTask, TimedPrompt, categories_of, judge, judged_prompts
+from winnow_lab.report.plots import Axis, Panel, line_chart
+from winnow_lab.report.plots import Line as Curve
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
+from winnow_lab.study.journal import CellJournal
 
-FULL = "full cache"
-METHODS: Mapping[str, dict[str, Any]] = {
-    FULL: {"kv_reservation": "prompt"},
-    "int8 KVs": {"kv_reservation": "prompt", "kv_cache_dtype": "int8"},
-    "kv-compress": {"eviction": "kv-compress", "pool": "text"},
-    "kv-compress, pool of 7": {"eviction": "kv-compress"},
-    "winnow-seen": {"eviction": "winnow-seen"},
-    "winnow-keys": {"eviction": "winnow-keys"},
-    "winnow-keys-pd, int8 KVs": {"eviction": "winnow-keys-pd", "kv_cache_dtype": "int8"},
-    "batch-max": {"eviction": "batch-max"},
-    "kv-compress-pd": {"eviction": "kv-compress-pd", "pool": "text"},
-}
-"""Engines. The first two have one cell; the others one for each compression."""
-KINDS = ("niah_single_1", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "vt")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FULL = "full"
+METHODS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        FULL: {"kv_reservation": "prompt"},
+        "int8": {"kv_reservation": "prompt", "kv_cache_dtype": "int8"},
+        "kv-compress": {"eviction": "kv-compress", "pool": "text"},
+        "kv-compress-pd": {"eviction": "kv-compress-pd", "pool": "text"},
+    }
+)
+"""Options of the engine behind names that are no preset's, or that do not stand for the preset alone."""
+_USUAL = (
+    *(FULL, "int8", "kv-compress", "kv-compress:pool=7", "winnow-seen", "winnow-keys"),
+    *("winnow-keys-pd:kv_cache_dtype=int8", "batch-max", "kv-compress-pd"),
+)
+_KINDS = ("niah_single_1", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery", "vt")
+_COMPRESSIONS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 _BLOCK = 8
 NOTES = """\
 - **right**: mean score and its standard error over prompts; the question stands last, and policies have seen it.
@@ -51,107 +68,138 @@ NOTES = """\
 - **reached**: tokens for each KV held at an answer's end.
 - **tokens/s**: of prompts and answers, median over the rounds [least, most]; **gain**: over the full cache's within the
   same KV memory. Only quiet machines measured it. **batch**: requests that got a token in a step, mean and most.
-  **timed**: right and lost of the very answers that were timed, in memory that was short.
+  **rounds**: part of the time that eviction took. **timed**: right and lost of the very answers that were timed, in
+  memory that was short.
 """
 
 
 @dataclass(frozen=True)
-class Options(RealModelOptions):
+class Cell:
+    """A method at an amount of KVs."""
+
+    method: str
+    amount: Amount = OWN_AMOUNT
+
+    @property
+    def label(self) -> str:
+        """Its name in the journal and on the page."""
+        return f"{self.method} {self.amount.label}".rstrip()
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What its requests ask of eviction."""
+        return {name: value for name, value in vars(self.amount).items() if value is not None}
+
+
+def engine_of(method: str) -> dict[str, Any]:
+    """Return the options of the engine that a method's name stands for.
+
+    Raises:
+        ConfigError: no such preset or option, or a value out of range.
+    """
+    name, *typed = method.split(":")
+    options = dict(METHODS.get(name, {"eviction": VARIANTS.get(name, name)}))
+    parser = Parser(prog="winnow run")
+    add_engine_flags(parser)
+    pairs = (each.partition("=") for each in typed)
+    words = [f"--{option.replace('_', '-')}={value}" for option, _, value in pairs]
+    try:
+        options |= engine_options(parser.parse_args(words))
+        if isinstance(options.get("eviction"), str):
+            find_preset(options["eviction"])
+    except WinnowError as error:
+        raise ConfigError(f"--methods {method}: {error}") from None
+    return options
+
+
+@dataclass(frozen=True)
+class Options(AskedTask, RealModelOptions):
     """The grid, and which part of it is measured now."""
 
     part: str = flag("page", "measured now", choices=("answers", "speed", "page"))
-    contexts: tuple[int, ...] = flag((2000, 3500), "tokens of a prompt", least=500)
-    compressions: tuple[float, ...] = flag((2.0, 4.0, 8.0, 16.0, 32.0, 64.0), least=1)
-    methods: tuple[str, ...] = flag(tuple(METHODS), choices=tuple(METHODS), read=None)
-    kinds: tuple[str, ...] = flag(KINDS, "categories of RULER")
+    contexts: tuple[int, ...] = flag(
+        (2000, 3500), "tokens of a prompt, where the task leaves that free", least=500
+    )
+    compressions: tuple[float, ...] = flag((), f"(default: {_COMPRESSIONS} without --kv-budgets)", least=1)
+    kv_budgets: tuple[int, ...] = flag(
+        (), "KVs kept in each row on average, in place of compressions", least=1
+    )
+    methods: tuple[str, ...] = flag(_USUAL, "full is always among them")
+    kinds: tuple[str, ...] = flag((), "categories of the task (default: six of RULER's, all of others)")
     prompts: int = flag(40, "of each kind", least=_BLOCK)
     new_tokens: int = flag(500, "of timed answers", least=2)
     requests: int = flag(24, "timed together", least=1)
     kv_seqs: int = flag(2, "whole sequences of a context that the KV memory of timed runs holds", least=1)
     rounds: int = flag(3, "of timed runs, in turn", least=1)
+    dtype: str = flag("bfloat16", "of weights and KVs", choices=DTYPES[1:])
     seed: int = flag(72, "of the prompts; policies were chosen on others")
     seconds: float = flag(float("inf"), "after which no cell begins")
     journal: Path = flag(Path("runs/headline.jsonl"), "of what was measured")
 
-    @property
-    def cells(self) -> list[tuple[str, float]]:
-        """Methods with their compressions."""
-        found = product(self.methods, self.compressions)
-        return [(FULL, 1.0), *((m, 1.0) for m in self.methods if m == "int8 KVs")] + [
-            (method, each) for method, each in found if "eviction" in METHODS[method]
-        ]
-
-
-@dataclass
-class Journal:
-    """Rows by cell, each with its commit, on disk as they come.
-
-    Raises:
-        EvaluationError: the file is of other work.
-    """
-
-    path: Path
-    identity: dict[str, Any]
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-
     def __post_init__(self) -> None:
-        if not self.path.exists():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            create_journal(self.path, "winnow_headline", 1, self.identity)
-        with self.path.open("rb") as file:
-            found = owner_differences(file.readline(), "winnow_headline", 1, self.identity)
-            if found is None or found.every:
-                why = "no journal of this study" if found is None else "; ".join(found.every)
-                raise EvaluationError(f"--journal {self.path} is of other work: {why}")
-            for row in filter(None, map(parse_object, whole_lines(file))):
-                self.rows[row["cell"]] = row
+        RealModelOptions.__post_init__(self)
+        AskedTask.__post_init__(self)
+        usual = _KINDS if self.task == "ruler" else ()
+        object.__setattr__(self, "kinds", categories_of(self.task, self.kinds or usual))
+        assert self.cells
 
-    def add(self, cell: str, row: dict[str, Any]) -> None:
-        """Keep a row; it survives this process."""
-        where = {"commit": commit(), "date": time.strftime("%Y-%m-%d", time.gmtime())}
-        self.rows[cell] = {"cell": cell, **row, **where}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(self.rows[cell]) + "\n")
+    @cached_property
+    def engines(self) -> dict[str, dict[str, Any]]:
+        """Options of the engine, by method; the full cache comes first."""
+        return {method: engine_of(method) for method in dict.fromkeys((FULL, *self.methods))}
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Methods at every amount; one cell of those that do not evict, or decide themselves how much."""
+        compressions = self.compressions or (() if self.kv_budgets else _COMPRESSIONS)
+        amounts, found = amounts_of(sorted(compressions), self.kv_budgets), []
+        for method, options in self.engines.items():
+            eviction = options.get("eviction", FULL)
+            policy = find_preset(eviction).policy if isinstance(eviction, str) else eviction
+            decides = policy.when.never or policy.budget.fixed is not None
+            found += [Cell(method)] if decides else [Cell(method, amount) for amount in amounts]
+        return found
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What rows depend on beside their cell."""
+        names = ("task", "shots", "dtype", "new_tokens", "requests", "kv_seqs", "seed", "prompts")
+        own = {name: getattr(self, name) for name in names}
+        return own | {"model": Path(self.model).name, "data": self.data and str(self.data)}
 
 
 def _name(*parts: Any) -> str:
-    return "/".join(f"{part:g}" if isinstance(part, float) else str(part) for part in parts)
+    return "/".join(map(str, parts))
 
 
-def engine(options: Options, method: str, context: int, timed: bool) -> LLM:
+def open_engine(options: Options, method: str, context: int, *, timed: bool) -> LLM:
     """Open an engine: with memory for all, or where it is timed for `kv_seqs` whole sequences."""
     longest = context + options.new_tokens
-    own: dict[str, Any] = {"model": options.model, "dtype": "bfloat16", "max_model_len": longest}
+    own: dict[str, Any] = {"model": options.model, "dtype": options.dtype, "max_model_len": longest}
     own |= {"max_num_seqs": options.requests if timed else _BLOCK, "enable_prefix_caching": False}
     memory = kv_memory_for(EngineConfig.from_options(own), options.kv_seqs, longest) if timed else "1GiB"
-    return LLM(**own | {"kv_memory": memory} | METHODS[method])
+    return LLM(**own | {"kv_memory": memory} | options.engines[method])
 
 
 def prompts_of(options: Options, llm: LLM, context: int, kind: str) -> list[TimedPrompt]:
     """The prompts of a kind, the question last."""
     most = context + options.new_tokens
-    each = options.prompts
-    return list(judged_prompts(llm, AskedTask(task="ruler"), [kind], context, each, options.seed, most))
+    return list(judged_prompts(llm, options, [kind], context, options.prompts, options.seed, most))
 
 
-def amount(method: str, compression: float) -> dict[str, Any]:
-    """Return the request's compression as an option; empty for a method without eviction."""
-    return {"compression": compression} if "eviction" in METHODS[method] else {}
-
-
-def answers(options: Options, journal: Journal, until: float) -> None:
+def answers(options: Options, journal: CellJournal, until: float) -> None:
     """Score the cells that lack, block of prompts by block, so that all cells have about as many."""
-    blocks, methods = range(0, options.prompts, _BLOCK), dict.fromkeys(method for method, _ in options.cells)
-    for first, context, method in product(blocks, options.contexts, methods):
-        cells = product(options.kinds, (each for name, each in options.cells if name == method))
-        named = {_name("answers", context, method, each, kind, first): (kind, each) for kind, each in cells}
+    blocks = range(0, options.prompts, _BLOCK)
+    for first, context, method in product(blocks, options.contexts, options.engines):
+        cells = product(options.kinds, (cell for cell in options.cells if cell.method == method))
+        named = {_name("answers", context, cell.label, kind, first): (kind, cell) for kind, cell in cells}
         wanted = {name: cell for name, cell in named.items() if name not in journal.rows}
         if not wanted:
             continue
-        with engine(options, method, context, False) as llm:
-            for name, (kind, compression) in wanted.items():
+        with open_engine(options, method, context, timed=False) as llm:
+            for name, (kind, cell) in wanted.items():
                 prompts = prompts_of(options, llm, context, kind)[first : first + _BLOCK]
-                journal.add(name, _scored(llm, prompts, amount(method, compression)))
+                journal.add(name, _scored(llm, prompts, cell.asked))
                 if time.monotonic() > until:
                     return
 
@@ -164,35 +212,37 @@ def _scored(llm: LLM, prompts: Sequence[TimedPrompt], own: Mapping[str, Any]) ->
     return {"scores": [round(score, 4) for score in scores], "reached": reached}
 
 
-def speed(options: Options, journal: Journal, until: float) -> None:
+def speed(options: Options, journal: CellJournal, until: float) -> None:
     """Time the cells that lack, in turn, and score these answers too."""
     asked: dict[int, list[TimedPrompt]] = {}
-    every = product(range(options.rounds), options.contexts, options.cells)
-    for number, context, (method, compression) in every:
-        cell = _name("speed", context, method, compression, number)
-        if cell in journal.rows:
+    for number, context, cell in product(range(options.rounds), options.contexts, options.cells):
+        name = _name("speed", context, cell.label)
+        if len(journal.rows.get(name, [])) > number:
             continue
-        with engine(options, method, context, True) as llm:
+        with open_engine(options, cell.method, context, timed=True) as llm:
             if context not in asked:
                 by_kind = [prompts_of(options, llm, context, kind) for kind in options.kinds]
                 asked[context] = [each for turn in zip(*by_kind, strict=True) for each in turn]
-            prompts = asked[context][: options.requests]
-            llm.generate(list(prompts[0].token_ids), fixed_length(2))
-            params = fixed_length(options.new_tokens, **amount(method, compression))
-            done = answer_all(llm, [(each.token_ids, params) for each in prompts])
-            batches = [step.outputs for step in done.steps if step.outputs]
-            pairs = zip(prompts, done.answers, strict=True)
-            row = {
-                "seconds": done.seconds,
-                "tokens": sum(len(each.token_ids) for each in prompts) + sum(map(len, done.answers)),
-                "batch": statistics.fmean(batches),
-                "most": max(batches),
-                "preemptions": done.counted("num_preemptions"),
-                "scores": [prompt.score(answer, llm.tokenizer) for prompt, answer in pairs],
-            }
-        journal.add(cell, row)
+            journal.add(name, _timed(llm, asked[context][: options.requests], options.new_tokens, cell))
         if time.monotonic() > until:
             return
+
+
+def _timed(llm: LLM, prompts: Sequence[TimedPrompt], new_tokens: int, cell: Cell) -> dict[str, Any]:
+    llm.generate(list(prompts[0].token_ids), fixed_length(2))
+    params = fixed_length(new_tokens, **cell.asked)
+    done = answer_all(llm, [(each.token_ids, params) for each in prompts])
+    batches = [step.outputs for step in done.steps if step.outputs]
+    pairs = zip(prompts, done.answers, strict=True)
+    return {
+        "seconds": done.seconds,
+        "rounds": done.parts["evict"] / done.seconds,
+        "tokens": sum(len(each.token_ids) for each in prompts) + sum(map(len, done.answers)),
+        "batch": statistics.fmean(batches),
+        "most": max(batches),
+        "preemptions": done.counted("num_preemptions"),
+        "scores": [prompt.score(answer, llm.tokenizer) for prompt, answer in pairs],
+    }
 
 
 def mean_error(values: Sequence[float]) -> tuple[float, float]:
@@ -203,29 +253,29 @@ def mean_error(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """Measurements of one method at one compression and context length.
+    """Measurements of one cell at one context length.
 
     Attributes:
         blocks: rows of answers, by kind and first prompt.
         timed: rows of the rounds.
-        full: the line of the full cache.
+        full: the line of the full cache; None: this is it.
     """
 
     blocks: Mapping[str, dict[str, Any]]
     timed: Sequence[dict[str, Any]]
-    full: "Line | None"
+    full: "Line | None" = None
 
     @classmethod
-    def of(cls, options: Options, journal: Journal, *cell: Any, full: "Line | None" = None) -> "Line":
+    def of(
+        cls, options: Options, journal: CellJournal, context: int, cell: Cell, full: "Line | None" = None
+    ) -> "Line":
         """Collect what the journal has."""
-
-        def found(part: str, *more: tuple[Any, ...]) -> dict[str, dict[str, Any]]:
-            names = {_name(*each): _name(part, *cell, *each) for each in more}
-            return {short: journal.rows[name] for short, name in names.items() if name in journal.rows}
-
-        blocks = found("answers", *product(options.kinds, range(0, options.prompts, _BLOCK)))
-        timed = found("speed", *((number,) for number in range(options.rounds)))
-        return cls(blocks, list(timed.values()), full)
+        blocks = {}
+        for kind, first in product(options.kinds, range(0, options.prompts, _BLOCK)):
+            for row in journal.rows.get(_name("answers", context, cell.label, kind, first), []):
+                blocks[_name(kind, first)] = row
+        timed = journal.rows.get(_name("speed", context, cell.label), [])
+        return cls(blocks, timed[: options.rounds], full)
 
     def scores(self, kind: str = "") -> list[float]:
         """Return the scores of all prompts, or of one kind of prompt."""
@@ -258,22 +308,21 @@ class Line:
         return f"{statistics.median(rates):.0f} [{min(rates):.0f}-{max(rates):.0f}]" if rates else None
 
     @property
-    def gain(self) -> str | None:
+    def gain(self) -> float | None:
         """Over the full cache."""
         base = self.full.rates if self.full else []
-        both = self.rates and base
-        return f"{statistics.median(self.rates) / statistics.median(base):.2f}x" if both else None
+        return statistics.median(self.rates) / statistics.median(base) if self.rates and base else None
 
-    def mean_of(self, name: str, form: str) -> str | None:
+    def mean_of(self, name: str) -> float | None:
         """The mean of a number of answers or of rounds."""
         values = [row[name] for row in (*self.blocks.values(), *self.timed) if name in row]
-        return form.format(statistics.fmean(values)) if values else None
+        return statistics.fmean(values) if values else None
 
     @property
-    def right_timed(self) -> str | None:
+    def right_timed(self) -> float | None:
         """Mean score of the answers that were timed."""
         scores = [each for row in self.timed for each in row["scores"]]
-        return f"{statistics.fmean(scores):.0%}" if scores else None
+        return statistics.fmean(scores) if scores else None
 
 
 def _lost(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str | None:
@@ -284,18 +333,28 @@ def _lost(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str | Non
     return "equal, " * (mean >= -error) + f"{100 * mean:+.1f} ± {100 * error:.1f}"
 
 
+def _shown(form: str, value: float | None) -> str | None:
+    return None if value is None else form.format(value)
+
+
 _COLUMNS: Mapping[str, Callable[[Line], str | None]] = {
     "prompts": lambda line: f"{len(line.scores())}",
     "right": lambda line: "{:.1%} ± {:.1%}".format(*mean_error(line.scores())) if line.blocks else None,
     "lost": lambda line: line.lost,
-    "reached": lambda line: line.mean_of("reached", "{:.1f}x"),
+    "reached": lambda line: _shown("{:.1f}x", line.mean_of("reached")),
     "tokens/s": lambda line: line.rate,
-    "gain": lambda line: line.gain,
-    "batch": lambda line: line.mean_of("batch", "{:.1f}"),
-    "most": lambda line: line.mean_of("most", "{:.0f}"),
-    "preempted": lambda line: line.mean_of("preemptions", "{:.0f}"),
-    "right, timed": lambda line: line.right_timed,
+    "gain": lambda line: _shown("{:.2f}x", line.gain),
+    "batch": lambda line: _shown("{:.1f}", line.mean_of("batch")),
+    "most": lambda line: _shown("{:.0f}", line.mean_of("most")),
+    "preempted": lambda line: _shown("{:.0f}", line.mean_of("preemptions")),
+    "rounds": lambda line: _shown("{:.1%}", line.mean_of("rounds")),
+    "right, timed": lambda line: _shown("{:.0%}", line.right_timed),
     "lost, timed": lambda line: line.lost_timed,
+}
+_DRAWN: Mapping[str, Callable[[Line], float | None]] = {
+    "right answers": lambda line: statistics.fmean(line.scores()) if line.blocks else None,
+    "times the full cache's tokens/s": lambda line: line.gain,
+    "requests in a step": lambda line: line.mean_of("batch"),
 }
 
 
@@ -303,47 +362,60 @@ def _of_kind(kind: str) -> Callable[[Line], str | None]:
     return lambda line: f"{statistics.fmean(found):.2f}" if (found := line.scores(f"{kind}/")) else None
 
 
-def tables(options: Options, journal: Journal) -> Iterator[TextTable]:
+def lines_of(options: Options, journal: CellJournal, context: int) -> dict[Cell, Line]:
+    """Return the cells of which something was measured; the full cache comes first."""
+    first, *others = options.cells
+    full = Line.of(options, journal, context, first)
+    every = {first: full} | {each: Line.of(options, journal, context, each, full) for each in others}
+    return {cell: line for cell, line in every.items() if line.blocks or line.timed}
+
+
+def tables(options: Options, journal: CellJournal) -> Iterator[TextTable]:
     """Two tables by context: all kinds, and each kind's mean."""
+    by_kind = {kind: _of_kind(kind) for kind in options.kinds}
     for context in options.contexts:
-        full = Line.of(options, journal, context, FULL, 1.0)
-        every = {
-            _shown(*cell): Line.of(options, journal, context, *cell, full=full) for cell in options.cells[1:]
-        }
-        lines = {name: line for name, line in every.items() if line.blocks or line.timed}
-        if full.blocks or full.timed:
-            lines = {FULL: full} | lines
-            yield TextTable.of(f"{context} + {options.new_tokens} tokens", "policy", lines, _COLUMNS)
-            by_kind = {kind: _of_kind(kind) for kind in options.kinds}
+        lines = {cell.label: line for cell, line in lines_of(options, journal, context).items()}
+        if lines:
+            columns = {head: read for head, read in _COLUMNS.items() if any(map(read, lines.values()))}
+            yield TextTable.of(f"{context} + {options.new_tokens} tokens", "policy", lines, columns)
             yield TextTable.of(f"{context} tokens: mean score by kind", "policy", lines, by_kind)
 
 
-def _shown(method: str, compression: float) -> str:
-    return f"{method} {compression:g}x" if "eviction" in METHODS[method] else method
+def figure(options: Options, journal: CellJournal) -> "Figure":
+    """Draw answers, speed and batch by compression, a row of panels for each context."""
+    panels = []
+    for context, (what, read) in product(options.contexts, _DRAWN.items()):
+        curves: dict[str, dict[float, float]] = {}
+        for cell, line in lines_of(options, journal, context).items():
+            value, compression = read(line), cell.amount.compression
+            if value is not None and compression is not None:
+                curves.setdefault(cell.method, {})[compression] = value
+        drawn = [Curve(method, list(points), list(points.values())) for method, points in curves.items()]
+        panels.append(Panel(f"{context} tokens", Axis("compression", "log2"), Axis(what, low=0), drawn))
+    return line_chart(panels, columns=len(_DRAWN))
 
 
 def study(options: Options) -> Result:
     """Measure the part that is asked for, and show all there is."""
-    names = ("new_tokens", "requests", "kv_seqs", "seed", "prompts")
-    identity = {name: getattr(options, name) for name in names} | {"model": Path(options.model).name}
-    journal, until = Journal(options.journal, identity), time.monotonic() + options.seconds
+    journal, until = CellJournal(options.journal, options.identity), time.monotonic() + options.seconds
     if options.part != "page":
         {"answers": answers, "speed": speed}[options.part](options, journal, until)
-    commits = sorted({str(row["commit"]) for row in journal.rows.values()})
-    dates = sorted({row["date"] for row in journal.rows.values()})
     facts = [
-        f"{identity['model']}, bfloat16, RULER: {', '.join(options.kinds)}; seed {options.seed}.",
+        f"{Path(options.model).name}, {options.dtype}; seed {options.seed}.",
+        f"Task {options.task}: {', '.join(options.kinds)}.",
         f"Timed: {options.requests} requests with {options.new_tokens} tokens each, KV memory of "
         f"{options.kv_seqs} whole sequences.",
-        *(f"Measured at commit {each}." for each in commits),
-        f"Dates: {', '.join(dates)}.",
+        journal.origins,
     ]
+    rows = [{"cell": name, **row} for name, found in journal.rows.items() for row in found]
+    drawn = {"": lambda: figure(options, journal)} if rows else {}
     return Result(
         "Answers and speed by compression",
         tuple(tables(options, journal)),
         facts,
         NOTES,
-        {"rows": list(journal.rows.values())},
+        {"rows": rows},
+        figures=drawn,
     )
 
 

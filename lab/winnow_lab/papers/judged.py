@@ -15,8 +15,6 @@ from winnow_lab.evaluate.scoring import until_stop
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.tasks import TASKS, load_task
 
-DEMO = "demo"
-
 
 @dataclass(frozen=True, kw_only=True)
 class AskedTask:
@@ -26,16 +24,12 @@ class AskedTask:
         ConfigError: there is no such task.
     """
 
-    task: str | None = option(
-        None,
-        f"whose answers are judged: of {', '.join(TASKS)}; left out: demo for the demo model, random tokens for others",
-        parse=str,
-    )
+    task: str = option("ruler", f"whose answers are judged: of {', '.join(TASKS)}", parse=str)
     data: Path | None = option(None, "directory with the task's files; left out: those that ship", parse=Path)
     shots: int | None = option(None, "worked examples in front; left out: the task's own", parse=int)
 
     def __post_init__(self) -> None:
-        if self.task is not None and self.task not in TASKS:
+        if self.task not in TASKS:
             raise ConfigError(f"task must be one of {', '.join(TASKS)}; {known_names(self.task, TASKS)}")
 
 
@@ -71,22 +65,22 @@ def judge(question: Question, text: str) -> float:
     return score(question.metric, until_stop(text, question.stop), question.references, question.classes)
 
 
-def categories_of(asked: AskedTask, names: Sequence[str], field: str = "categories") -> tuple[str, ...]:
+def categories_of(task: str, names: Sequence[str]) -> tuple[str, ...]:
     """Return the categories of a task that are asked for; empty: all.
 
     Raises:
         ConfigError: the task has no such category.
     """
-    known = tuple(load_task(asked.task or DEMO).categories)
+    known = tuple(load_task(task).categories)
     for name in names:
         if name not in known:
-            raise ConfigError(f"{field} must be of {', '.join(known)}, got {name!r}")
+            raise ConfigError(f"--kinds must be of {', '.join(known)}, got {name!r}")
     return tuple(names) or known
 
 
 def chat_mode(task: str, tokenizer: Any) -> str:
     """Return `EvaluationPlan.chat`: through a model's template, but for tasks that know which samples are messages."""
-    knows = task.startswith((DEMO, "longbench", "summaries"))
+    knows = task.startswith(("demo", "longbench", "summaries"))
     return "auto" if knows or not getattr(tokenizer, "chat_template", None) else "on"
 
 
@@ -103,7 +97,6 @@ def judged_prompts(
     Raises:
         EvaluationError: the model has no tokenizer, or `tokens` are too few for a task.
     """
-    name = asked.task or DEMO
     settings = settings_for(
         llm,
         samples=each,
@@ -114,7 +107,7 @@ def judged_prompts(
         seed=seed,
     )
     settings = replace(settings, max_model_len=min(settings.max_model_len, most))
-    maker = PromptMaker(llm.tokenizer, chat_mode(name, llm.tokenizer))
-    for sample in load_task(name).samples(settings):
+    maker = PromptMaker(llm.tokenizer, chat_mode(asked.task, llm.tokenizer))
+    for sample in load_task(asked.task).samples(settings):
         for question in sample.questions:
             yield TimedPrompt(maker.make(sample, question).token_ids, question, sample.category)

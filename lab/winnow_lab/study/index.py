@@ -114,29 +114,10 @@ STUDIES = (
     ),
     # -- papers --------------------------------------------------------------------------------------------------------
     _module(
-        "papers kv-compress",
-        "KV-Compress: throughput, batch and answers by compression",
-        ("kv_compress.md", "16x: 5.4 times at 2,000 tokens with equal answers"),
-        ("kv_compress_6000.md", "1.9 times at 64x and 6,000 tokens with equal answers"),
-        ("gemma.md", "Gemma-3-270M: windows leave 1.3 to 1.6 times"),
-    ),
-    _module(
-        "papers h2h",
-        "Presets head to head, beside the papers' tables",
-        ("h2h.md", "a pool of 7 tokens loses needles of digits under every preset"),
-        ("h2h_pooled.md", "pools as wide as the paper's text keep 1.00 at 16x"),
-        ("h2h_text.md", "sinks matter most; H2O keeps text best at 4x"),
-    ),
-    _module(
-        "papers batch-max",
-        "Batch-Max: memory is given, the batch is free",
-        ("batch_max.md", "6 % over ED with equal answers; prompts take most time"),
-        ("batch_max_summaries.md", "a batch larger by one does not pay on summaries"),
-    ),
-    _module(
         "papers baton",
         "BATON: four ways to batch",
         ("baton.md", "BATON's embedding: 1.28 and 1.25 times static, same tokens"),
+        ("gemma.md", "Gemma-3-270M: BATON, KCache; asked later nothing is kept"),
         ("baton_demo.md", "mixed set: embedding 2.5 and 2.8 times static"),
     ),
     _module(

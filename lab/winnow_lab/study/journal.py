@@ -153,4 +153,4 @@ class CellJournal:
         """Where rows come from, as a sentence."""
         rows = [row for each in self.rows.values() for row in each]
         commits, dates = (sorted({str(row[name]) for row in rows}) for name in ("commit", "date"))
-        return f"Measured at {', '.join(commits)} on {', '.join(dates)}."
+        return f"Measured at commits {', '.join(commits)} on {', '.join(dates)}."

@@ -5,7 +5,7 @@ import hashlib
 import json
 import sys
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +53,9 @@ class Options(EvalOptions):
     tokens: int = flag(1024, "of a window", least=2)
     context: int | None = flag(None, "of them given, not predicted (default: half of them)", least=1)
     windows: int | None = flag(None, "from the front (default: the whole text)", least=1)
+    round_every: int | None = flag(
+        None, "tokens, under every policy (default: each has its own rounds)", least=1
+    )
     data: Path | None = flag(None, "folder of the text (default: the sample that ships)")
     JOURNAL: ClassVar[str] = "windows.jsonl"
 
@@ -84,7 +87,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow_lab.evaluate.reports.perplexity_report import NOTE, perplexity_table
 
     cells = plan_cells(tuple(dict.fromkeys(asked.eviction)), asked.amounts, (AGNOSTIC,))
-    keepings = {cell.label: Keeping.of(cell) for cell in cells}
+    keepings = {cell.label: _in_rounds(Keeping.of(cell), asked.round_every) for cell in cells}
     options = asked.opened(engine_needs(cells))
     with open_llm(options) as llm:
         windows = _windows(asked, llm)
@@ -99,6 +102,15 @@ def execute(namespace: argparse.Namespace) -> int:
     show_tables(head, f"{len(windows)} windows", [table])
     write_table("perplexity", head, NOTE, table, rows, asked.output)
     return 0
+
+
+def _in_rounds(keeping: "Keeping", every: int | None) -> "Keeping":
+    """Return what is kept with rounds behind the prompt and every so many tokens."""
+    policy = keeping.policy
+    if every is None or policy.when.never:
+        return keeping
+    when = replace(policy.when, after_prefill=True, prefill_every=None, within=False, decode_every=every)
+    return replace(keeping, policy=replace(policy, when=when))
 
 
 def _windows(asked: Options, llm: "LLM") -> "list[Pair]":

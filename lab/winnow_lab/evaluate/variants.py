@@ -1,9 +1,9 @@
-"""Baselines and ablations of the papers that differ from a preset in a number or two; `h2h --presets` takes them."""
+"""Baselines and ablations of the papers that differ from a preset in a number or two; studies take them by name."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from winnow.eviction import PRESETS, EvictionPolicy, Keep, When, Window
+from winnow.eviction import PRESETS, EvictionPolicy, Keep, Recency, When, Window
 
 
 def _window(preset: str, size: int, power: int | None = None) -> EvictionPolicy:
@@ -25,6 +25,11 @@ ADA_SNAPKV_W8, ADA_PYRAMIDKV_W8 = _window("ada-snapkv", 8), _window("ada-pyramid
 KV_COMPRESS_W32_L2 = _window("kv-compress", 32)
 KV_COMPRESS_W32_L1 = _window("kv-compress", 32, power=1)
 KV_COMPRESS_STEPS = replace(_KV_COMPRESS, when=When(after_prefill=True, every_steps=1))
+# Batch-Max (Metel et al. 2024): ED with |kv| = 65; Algorithm 1 with another score, and as a control with none.
+_ED, _BATCH_MAX = PRESETS["extreme-decode"].policy, PRESETS["batch-max"].policy
+EXTREME_DECODE_65 = replace(_ED, when=replace(_ED.when, decode_every=64))
+BATCH_MAX_LEVERAGE = replace(_BATCH_MAX, score=PRESETS["leverage"].policy.score)
+BATCH_MAX_RECENT = replace(_BATCH_MAX, score=Recency())
 
 VARIANTS: Mapping[str, EvictionPolicy] = {
     "h2o-once": H2O_ONCE,
@@ -36,4 +41,7 @@ VARIANTS: Mapping[str, EvictionPolicy] = {
     "kv-compress-w32-l1": KV_COMPRESS_W32_L1,
     "kv-compress-w32-l2": KV_COMPRESS_W32_L2,
     "kv-compress-steps": KV_COMPRESS_STEPS,
+    "extreme-decode-65": EXTREME_DECODE_65,
+    "batch-max-leverage": BATCH_MAX_LEVERAGE,
+    "batch-max-recent": BATCH_MAX_RECENT,
 }
