@@ -19,8 +19,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "kv-compress-pd, 4x": {"eviction": "kv-compress-pd", "compression": 4},
     "fp8 KVs": {"kv_cache_dtype": "fp8_e4m3"},
 }
-if find_spec("torchao") is not None:
-    CONFIGURATIONS |= {f"{form} weights": {"weight_dtype": form} for form in ("fp8", "int4")}
+if find_spec("humming") is not None:
+    CONFIGURATIONS |= {f"{form} weights": {"weight_dtype": form} for form in ("fp8", "int8", "int4")}
 PROFILED_STEPS = 6
 KERNELS = 16
 

@@ -56,11 +56,11 @@ class ModelConfig:
     )
     weight_dtype: str = option(
         "auto",
-        "how linear layers keep their weights; auto: in dtype, those of a quantized GGUF file on a CPU as they are in "
-        "the file; on a CPU q8_0, which int8 stands for there: 8 bits and a scale for each 32 inputs of a feature, as "
-        "in GGUF's Q8_0 blocks, or q4_0: 4 bits likewise; on a GPU, by torchao, int8: "
-        "half the memory, widened for each product; fp8: multiplied as such from compute capability 8.9 on; or int4: "
-        "a scale for each 128 inputs of a feature",
+        "how linear layers keep their weights; auto: in dtype, those of a quantized checkpoint as they are in its "
+        "files, on a GPU by humming where dtype holds their scales; on a CPU q8_0, which int8 stands for there: 8 bits "
+        "and a scale for each 32 inputs of a feature, as in GGUF's Q8_0 blocks, or q4_0: 4 bits likewise; on a GPU, by "
+        "humming, int8; fp8: multiplied as such from compute capability 8.9 on; or int4: a scale and a zero for each "
+        "128 inputs of a feature",
         choices=WEIGHT_DTYPES,
         engine="paged",
     )

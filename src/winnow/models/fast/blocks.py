@@ -192,7 +192,7 @@ def dense_weight(linear: nn.Linear) -> Tensor:
     return linear.weight.detach() if own is None else own.numbers(torch.float32)
 
 
-def keep_blocks(module: nn.Module, name: str, blocks: Blocks, dtype: torch.dtype) -> None:
+def keep_blocks(module: nn.Module, name: str, blocks: Blocks, like: Tensor) -> None:
     """Let a module's parameter have blocks, whose numbers are there only while it computes.
 
     What reads the parameter in between finds numbers that are none, so that no answer comes of it.
@@ -203,11 +203,15 @@ def keep_blocks(module: nn.Module, name: str, blocks: Blocks, dtype: torch.dtype
         module.register_forward_hook(_take_back)
     kept: dict[str, Blocks] = module.kept_blocks  # type: ignore[assignment]
     kept[name] = blocks
-    setattr(module, name, _nan_parameter(blocks.shape, dtype))
+    setattr(module, name, _nan_parameter(blocks.shape, like))
 
 
-def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks]) -> None:
-    """Let layers, embeddings and experts that names of parameters belong to keep their blocks; others get numbers."""
+def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks], device: torch.device) -> None:
+    """Let layers, embeddings and experts that names of parameters belong to keep their blocks; others get numbers.
+
+    Args:
+        device: where those have their numbers while they compute.
+    """
     given = {n: parameter for n, parameter in model.named_parameters() if n in blocks}
     assert not any(any(parameter.stride()) for parameter in given.values()), (
         "zeros were copied in place of blocks"
@@ -220,7 +224,7 @@ def attach_blocks(model: nn.Module, blocks: Mapping[str, Blocks]) -> None:
                 continue
             plain = type(module) is nn.Linear or isinstance(module, nn.Embedding)
             if plain or (is_experts(module) and not getattr(module, "is_transposed", False)):
-                keep_blocks(module, name, own, parameter.dtype)
+                keep_blocks(module, name, own, parameter.new_empty((), device=device))
             else:
                 setattr(module, name, nn.Parameter(own.numbers(parameter.dtype), requires_grad=False))
 
@@ -264,19 +268,20 @@ def _widen(module: Any) -> bool:
     kept: dict[str, Blocks] = getattr(module, "kept_blocks", {})
     narrow = {name: own for name, own in kept.items() if not any(getattr(module, name).stride())}
     for name, own in narrow.items():
-        numbers = own.numbers(getattr(module, name).dtype)
+        like = getattr(module, name)
+        numbers = own.numbers(like.dtype).to(like.device)
         setattr(module, name, nn.Parameter(numbers, requires_grad=False))
     return bool(narrow)
 
 
 def _narrow(module: Any) -> None:
     for name, own in module.kept_blocks.items():
-        setattr(module, name, _nan_parameter(own.shape, getattr(module, name).dtype))
+        setattr(module, name, _nan_parameter(own.shape, getattr(module, name)))
 
 
-def _nan_parameter(shape: Sequence[int], dtype: torch.dtype) -> nn.Parameter:
-    """Return a parameter of NaNs, all one number in memory: a shape and dtype while the weight is in blocks."""
-    rows = torch.full((), float("nan"), dtype=dtype, device="cpu").expand(*shape)
+def _nan_parameter(shape: Sequence[int], like: Tensor) -> nn.Parameter:
+    """Return a parameter of NaNs, all one number in memory: its shape, dtype and device while it is in blocks."""
+    rows = like.new_full((), float("nan")).expand(*shape)
     return nn.Parameter(rows, requires_grad=False)
 
 

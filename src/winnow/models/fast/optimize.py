@@ -67,13 +67,10 @@ def optimize_model(
     layers = decoder_layers(model, geometry.num_layers)
     if layers and blocks is None and _passes_fit(model):
         return _fuse_for_gpu(model, geometry, layers, trained_len, library)
-    if library is not None:
-        library.quantize_model(model, geometry.num_layers)
-        return Optimized()
     kernels = native_kernels() if model.device.type == "cpu" else None
     if kernels is None or not layers:
+        widen_for_good(model)
         if blocks is not None:
-            widen_for_good(model)
             round_to_blocks(model, geometry.num_layers, blocks)
         return Optimized()
     # They load the kernels, which an installation may lack.
@@ -156,16 +153,25 @@ def _fuse_for_gpu(
     passes, unfused = TritonPasses(), {}
     shape = (geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim)
     several = bool(geometry.states or geometry.by_layer)
-    for index, call in enumerate(() if several else record_calls(model, layers, trained_len)):
+    calls = [] if several and library is None else record_calls(model, layers, trained_len)
+    for index, call in enumerate(calls):
         narrow = library is not None and library.of_layer(index, len(layers))
         make_linear = library.join if library is not None and narrow else join_linears
-        fused = fuse_layer(layers[index], call, shape, passes, make_linear, rounds=narrow)
-        if isinstance(fused, FusedLayer):
-            layers[index] = fused
-        else:
+        with widened(layers[index]):
+            fused: FusedLayer | str = "the model has layers of several kinds"
+            if not several:
+                fused = fuse_layer(layers[index], call, shape, passes, make_linear, rounds=narrow)
+            if isinstance(fused, FusedLayer):
+                layers[index] = fused
+                continue
             unfused[index] = fused
-    if library is not None:
-        library.quantize_model(model, len(layers))
+            if narrow:
+                _pack_layer(layers[index], call, None, make_linear, rounds=True)
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    own = type(head) is nn.Linear and head.weight is not embedding.weight
+    if library is not None and own and not library.wide_head:
+        model.set_output_embeddings(library.join([head]))
+    widen_for_good(model)
     if several:
         return Optimized(unfused=dict.fromkeys(range(len(layers)), "the model has layers of several kinds"))
     base = text_part(model)
@@ -177,16 +183,25 @@ def _fuse_for_gpu(
 
 @torch.inference_mode()
 def _pack_layer(
-    layer: nn.Module, call: "LayerCall", kernels: "LayerKernels", make_linear: MakeLinear, *, rounds: bool
+    layer: nn.Module,
+    call: "LayerCall",
+    kernels: "LayerKernels | None",
+    make_linear: MakeLinear,
+    *,
+    rounds: bool,
 ) -> None:
-    """Replace a layer's parts by fused and packed ones, or only by packed ones, unless it needs them as they were."""
+    """Replace a layer's parts by fused and packed ones, or only by packed ones, unless it needs them as they were.
+
+    Args:
+        kernels: None: there are no fused parts, and experts stay.
+    """
     from winnow.models.fast.fused.build import fuse_parts
     from winnow.models.fast.fused.probe import ROUNDED_TOLERANCE
 
     expected = call.run(layer)
     for fuses in (True, False):
-        replaced = fuse_parts(layer, kernels, make_linear) if fuses else []
-        replaced += pack_linears(layer, make_linear)
+        replaced = fuse_parts(layer, kernels, make_linear) if fuses and kernels is not None else []
+        replaced += pack_linears(layer, make_linear, experts=kernels is not None)
         try:
             if call.run(layer).difference(expected, ROUNDED_TOLERANCE if rounds else None) is None:
                 return

@@ -116,7 +116,7 @@ def linear_maker(
 
 def join_weights(linears: Sequence[nn.Linear]) -> Tensor:
     """Return the weight of one layer that computes all of these side by side."""
-    weights = [dense_weight(part).to(part.weight.dtype) for part in linears]
+    weights = [dense_weight(part).to(part.weight) for part in linears]
     return weights[0] if len(weights) == 1 else torch.cat(weights)
 
 
@@ -152,15 +152,17 @@ def one_dnn_works() -> bool:
     return True
 
 
-def pack_linears(module: nn.Module, make: MakeLinear) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Pack every `nn.Linear` below a module, and all experts. Returns what it replaced, for `put_back`."""
+def pack_linears(
+    module: nn.Module, make: MakeLinear, *, experts: bool = True
+) -> list[tuple[nn.Module, str, nn.Module]]:
+    """Pack every `nn.Linear` below a module, and `experts`. Returns what it replaced, for `put_back`."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:  # a subclass may compute something else
                 setattr(parent, name, make([child]))
                 replaced.append((parent, name, child))
-            elif is_experts(child):
+            elif experts and is_experts(child):
                 setattr(parent, name, GroupedExperts(child, make))
                 replaced.append((parent, name, child))
     return replaced

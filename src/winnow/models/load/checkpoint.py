@@ -26,7 +26,7 @@ from winnow.models.bind.binding import (
 from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.bind.verify import Trial
 from winnow.models.fast.blocks import BlockWeights, attach_blocks, round_to_blocks, widen_for_good
-from winnow.models.fast.library_weights import LibraryWeights
+from winnow.models.fast.library_weights import LibraryWeights, holds_codes
 from winnow.models.fast.optimize import Optimized, optimize_model
 from winnow.models.fast.shards import shard_model
 from winnow.models.load.automatic import keeps_blocks
@@ -78,7 +78,8 @@ def load_checkpoint(
 ) -> tuple[LoadedModel, ContextLimit]:
     """Load as `load_model` does, from config.json and weights as published; with its limits."""
     device = _device(config.device)
-    published = open_published(path, on_cpu=device.type == "cpu")
+    codes = device.type == "cpu" or (ranks.size == 1 and holds_codes(config, device))
+    published = open_published(path, reads_codes=codes)
     model_config = _read_config(path, published)
     processor: Processor | str = f"models of type {model_config.model_type} have no vision tower"
     if has_tower(model_config):
@@ -94,7 +95,9 @@ def load_checkpoint(
     limit = context_limit(model_config)
     trained_len = limit.take(wanted)
     dtype = _dtype(config.dtype, model_config, device)
-    kept = device.type == "cpu" and ranks.size == 1 and keeps_blocks(config, path, published)
+    kept = codes and ranks.size == 1 and keeps_blocks(config, path, published)
+    if device.type == "cuda" and path.is_file() and dtype != torch.float16:
+        kept = False  # scales of GGUF's blocks are of float16
     blocks, library = _narrow_weights(config, device, dtype, kept=kept)
     report("reading weights")
     attention = "eager" if own else ATTENTION_NAME
@@ -130,8 +133,6 @@ def load_checkpoint(
         optimized = optimize_model(
             model, geometry, trained_len, native=native, blocks=blocks, library=library
         )
-    elif library is not None:
-        library.quantize_model(model, geometry.num_layers)
     elif blocks is not None:
         round_to_blocks(model, geometry.num_layers, blocks)
     loaded = LoadedModel(
@@ -157,7 +158,7 @@ def load_checkpoint(
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
     """Load as `winnow.models.load.loader.load_plain_model` does."""
-    published = open_published(path, on_cpu=_device(config.device).type == "cpu")
+    published = open_published(path, reads_codes=_device(config.device).type == "cpu")
     model_config = _read_config(path, published)
     causal_class(model_config)
     tokenizer = _tokenizer(path, published, model_config, config)
@@ -231,7 +232,7 @@ def _narrow_weights(
     """Return which weights are quantized: by Winnow on a CPU, by a library on a GPU."""
     config.check_weight_device(device.type)
     if device.type == "cuda":
-        return None, LibraryWeights.of(config, device, dtype)
+        return None, LibraryWeights.of(config, device, dtype, kept=kept)
     return BlockWeights.of(config, kept=kept), None
 
 
@@ -336,7 +337,7 @@ def _make_model(
             path, published, model_config, config, dtype, device, attention, kept=False, tower=tower
         )
     if blocks:
-        attach_blocks(model, blocks)
+        attach_blocks(model, blocks, device)
     return model
 
 

@@ -36,11 +36,11 @@ class Published(Protocol):
         """Return tokens that end an answer, as the model's makers say."""
 
 
-def open_published(path: Path, *, on_cpu: bool = True) -> Published:
+def open_published(path: Path, *, reads_codes: bool = True) -> Published:
     """Return the files of a model at `path`: a directory, or a GGUF file.
 
     Args:
-        on_cpu: weights of few bits in safetensors are read here; else by what transformers has for them.
+        reads_codes: weights of few bits in safetensors are read here; else by what transformers has for them.
 
     Raises:
         UnsupportedModelError: the file is no GGUF file, or a damaged one, or packages that read such files are missing.
@@ -49,7 +49,7 @@ def open_published(path: Path, *, on_cpu: bool = True) -> Published:
         from winnow.models.load.directory import ModelDirectory
         from winnow.models.load.quantized import QuantizedDirectory
 
-        return (QuantizedDirectory.at(path) if on_cpu else None) or ModelDirectory(path)
+        return (QuantizedDirectory.at(path) if reads_codes else None) or ModelDirectory(path)
     from winnow.models.load.gguf.file import GgufFile
 
     return GgufFile.open(path)
