@@ -22,6 +22,7 @@ from winnow.models.bind.binding import (
 from winnow.models.bind.captured import CapturedPasses
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.mixers import StateProbe, bind_mixers
+from winnow.models.fast.blocks import stand_ins
 from winnow.models.load.kinds import attending_layers, has_states, takes_attention
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def _run(model: "PreTrainedModel", probe: _Probe, states: StateProbe | None) -> 
     position = torch.arange(count, device=model.device)[None]
     token = torch.zeros_like(position)
     more: dict[str, Any] = {} if states is None else {cache_argument(model): states}
-    with attention_of(model, _PROBE), nullcontext() if states is None else states.watching():
+    watching = nullcontext() if states is None else states.watching()
+    with attention_of(model, _PROBE), stand_ins(model), watching:
         model(
             input_ids=token,
             position_ids=position,

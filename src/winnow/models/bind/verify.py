@@ -20,6 +20,7 @@ from winnow.errors import UnsupportedModelError
 from winnow.models.bind.binding import attention_of, cache_argument, kv_layer_of
 from winnow.models.bind.geometry import ModelGeometry
 from winnow.models.bind.paged_trial import HALF, differences_of, paged_logits, plain_layout
+from winnow.models.fast.blocks import stand_ins
 from winnow.models.load.kinds import takes_attention
 from winnow.models.load.loaded import LoadedModel, Verified
 
@@ -117,7 +118,7 @@ class Trial:
                 use_cache=False,
             )
         logits = output.logits[0].float()
-        with attention_of(model, _MASKS):
+        with attention_of(model, _MASKS), stand_ins(model):
             past = _check_masks(model, geometry, min(trained_len, _LONGEST_PAST) - 2)
         return cls(type(model).__name__, tokens, logits, past)
 

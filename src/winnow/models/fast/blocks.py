@@ -240,6 +240,23 @@ def widened(module: nn.Module) -> Iterator[None]:
             _narrow(each)
 
 
+@contextmanager
+def stand_ins(module: nn.Module) -> Iterator[None]:
+    """Let linear layers and embeddings in blocks be one row, repeated, while this lasts: for passes whose numbers do
+    not matter, which then do not wait for a whole model to be widened.
+    """
+    parts = [each for each in module.modules() if hasattr(each, "kept_blocks") and not is_experts(each)]
+    for each in parts:
+        for name, own in each.kept_blocks.items():
+            row = torch.linspace(-0.1, 0.1, own.shape[-1]).to(getattr(each, name))
+            setattr(each, name, nn.Parameter(row.expand(own.shape), requires_grad=False))
+    try:
+        yield
+    finally:
+        for each in parts:
+            _narrow(each)
+
+
 def widen_for_good(module: nn.Module) -> None:
     """Let all that still has blocks below a module have numbers in their place."""
     made: dict[Blocks, nn.Parameter] = {}
