@@ -61,10 +61,7 @@ class WinnowEngine(LLMEngine):
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple["WinnowEngine", WorkerConfig]:
         """Return the engine and Dynamo's configuration: its runtime's flags, and those of `winnow run` for an engine.
-
-        Raises:
-            ConfigError: the role is none of a worker that computes tokens, or a role needs `prefix_cache_dir`.
-        """
+        Raises ConfigError: the role is none of a worker that computes tokens, or a role needs `prefix_cache_dir`."""
         parser = argparse.ArgumentParser(prog="python -m winnow.dynamo", allow_abbrev=False, add_help=False)
         DynamoRuntimeArgGroup().add_arguments(parser)
         roles = [DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE]
@@ -112,12 +109,8 @@ class WinnowEngine(LLMEngine):
         )
 
     async def generate(self, request: GenerateRequest, context: Any) -> AsyncGenerator[GenerateChunk, None]:
-        """Yield tokens as they come.
-
-        Raises:
-            InvalidRequestError: parameters are out of range, or the prompt does not fit.
-            ValueError: a request to decode comes from no prefill.
-        """
+        """Yield tokens as they come. Raises InvalidRequestError: parameters are out of range, or the prompt does not
+        fit; ValueError: a request to decode comes from no prefill."""
         llm, engine = self._llm, self._engine
         assert llm is not None and engine is not None, "Dynamo calls `start` first"
         normalize_request_token_ids(request)
@@ -194,7 +187,6 @@ class WinnowEngine(LLMEngine):
         return self._llm.stats().kv_bytes_budget // self._llm.kv_bytes(self._llm.config.cache.block_size)
 
     def _publish(self) -> None:
-        """Say what a step has changed; the engine's thread calls it."""
         llm = self._llm
         if llm is None:
             return

@@ -24,11 +24,8 @@ _FIELDS = {
 
 
 def read_edits(given: Any) -> list[Record]:
-    """Return the edits of a body's `context_management`.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
-    """
+    """Return the edits of a body's `context_management`. Raises ApiError: names the field, the value and what is
+    allowed."""
     edits = given.get("edits") or [] if isinstance(given, dict) and set(given) <= {"edits"} else None
     if not isinstance(edits, list):
         _refuse("context_management", "an object with a list of edits", given)
@@ -53,11 +50,7 @@ def read_edits(given: Any) -> list[Record]:
 
 
 def is_due(edit: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], tokens: int) -> bool:
-    """Return whether an edit acts on a conversation of `tokens` tokens.
-
-    Raises:
-        ApiError: it does, and is not served.
-    """
+    """Return whether an edit acts on a conversation of `tokens` tokens. Raises ApiError: it does, and is not served."""
     if edit["type"] == THINKING:
         return True
     trigger = edit.get("trigger") or {"type": "input_tokens", "value": _TRIGGERS[edit["type"]]}

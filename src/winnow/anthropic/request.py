@@ -201,12 +201,10 @@ def _assistant(blocks: list[Any], name: str) -> Record:
 
 
 def _texts(given: Any, name: str) -> list[Record]:
-    """Return the parts of a text, or of a list of blocks of text."""
     return _parts(given, name, images=False)
 
 
 def _parts(given: Any, name: str, *, images: bool = True) -> list[Record]:
-    """Return the parts of a text, or of a list of blocks of text and images."""
     if isinstance(given, str):
         return [{"type": "text", "text": given}]
     if not isinstance(given, list):
@@ -251,7 +249,6 @@ def _switch(given: Mapping[str, Any], field: str, name: str) -> bool:
 
 
 def _thinking(values: Record) -> Record:
-    """Return what `thinking` and `output_config` ask, taken out of a body's `values`."""
     thinking, output = _object(values, "thinking"), _object(values, "output_config")
     found: Record = {}
     if thinking:
@@ -275,7 +272,6 @@ def _thinking(values: Record) -> Record:
 
 
 def _tools(values: Record) -> Record:
-    """Return `tools` and `tool_choice` in a chat's form, taken out of a body's `values`."""
     found: Record = {}
     tools = values.pop("tools", None)
     if tools is not None and not isinstance(tools, list):

@@ -30,8 +30,6 @@ _ENDS_THE_RUN = (OSError, MemoryError)
 
 
 class _StepError(Exception):
-    """The engine's step failed for `reason`."""
-
     def __init__(self, reason: Exception) -> None:
         super().__init__(str(reason))
         self.reason = reason
@@ -106,10 +104,7 @@ class Driver:
 
     def _single_out(self, error: Exception, on_step: Callable[[], None]) -> None:
         """Answer the requests in flight one by one after a step that failed with `error`, to find whose fault it is.
-
-        Raises:
-            Exception: `error`, if all of several requests fail alone too: then it is the engine that fails.
-        """
+        Raises Exception: `error`, if all of several requests fail alone too: then it is the engine that fails."""
         jobs, failed = list(self._in_flight.values()), dict[int, ApiError]()
         self._drop_all()
         for job in jobs:

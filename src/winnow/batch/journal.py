@@ -69,10 +69,8 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Find out what of `output` is done, changing nothing; `visit` is called with each finished record.
 
-    An output of the first lines of `prompts` may be continued; None: of all of them alone.
-
-    Raises:
-        UsageError: the output belongs to a run with another fingerprint, or to something else.
+    An output of the first lines of `prompts` may be continued; None: of all of them alone. Raises UsageError: the
+    output belongs to a run with another fingerprint, or to something else.
     """
     try:
         size = output.stat().st_size if output.exists() else 0
@@ -97,11 +95,8 @@ def read_checkpoint(
 
 
 def read_identity(output: Path) -> dict[str, Any]:
-    """Return the fingerprint of the run that wrote `output`.
-
-    Raises:
-        UsageError: its journal is missing, unreadable, or no journal of a run.
-    """
+    """Return the fingerprint of the run that wrote `output`. Raises UsageError: its journal is missing, unreadable, or
+    no journal of a run."""
     path = journal_path(output)
     try:
         with path.open("rb") as file:

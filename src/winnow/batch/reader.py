@@ -37,11 +37,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> "Shard":
-        """Read `NUMBER/COUNT`.
-
-        Raises:
-            UsageError: that is not what `text` says.
-        """
+        """Read `NUMBER/COUNT`. Raises UsageError: that is not what `text` says."""
         number, slash, count = text.partition("/")
         if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
             raise UsageError(f"--shard must be NUMBER/COUNT with 1 <= NUMBER <= COUNT, got {text!r:.80}")
@@ -84,11 +80,8 @@ class InputFile:
 
     @classmethod
     def scan(cls, path: Path) -> "InputFile":
-        """Read through the file, holding one line at a time.
-
-        Raises:
-            UsageError: the file is missing, no file, or unreadable.
-        """
+        """Read through the file, holding one line at a time. Raises UsageError: the file is missing, no file, or
+        unreadable."""
         lines_of: dict[str, int] = {}
         repeated = []
         num_requests = 0

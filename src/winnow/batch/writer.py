@@ -44,10 +44,7 @@ class ResultWriter(OrderedWriter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Continue after `checkpoint`, repairing what was torn; without one, start afresh and drop what is there.
-
-        Raises:
-            UsageError: the file cannot be written, or another process writes it.
-        """
+        Raises UsageError: the file cannot be written, or another process writes it."""
         self._clock = clock
         self._path = output
         try:
@@ -117,7 +114,6 @@ class ResultWriter(OrderedWriter):
             raise OutputError(f"cannot write {self._path}: {error.strerror}") from error
 
     def _write_due(self) -> None:
-        """Move every result whose turn has come to the output."""
         for line in self._take_due():
             self._output.write(line)
         self._output.flush()

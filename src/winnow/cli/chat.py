@@ -142,11 +142,7 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _require_template(path: Path) -> None:
-    """Refuse a model without a chat template before it is loaded.
-
-    Raises:
-        UnsupportedModelError: it has none.
-    """
+    """Refuse a model without a chat template before it is loaded. Raises UnsupportedModelError: it has none."""
     if path.is_file():
         with path.open("rb") as file:
             found = b"tokenizer.chat_template" in file.read(_METADATA_BYTES)

@@ -63,7 +63,6 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _stored(path: Path) -> dict[str, str]:
-    """Describe how a GGUF file holds the weights."""
     if not path.is_file():
         return {}
     from winnow.models.load.gguf.file import GgufFile
@@ -123,7 +122,6 @@ def _windows(windows: tuple[int | None, ...]) -> str:
 
 
 def _unfused(reasons: Mapping[int, str]) -> str:
-    """Return layers by the reason why they are not fused."""
     layers: dict[str, list[str]] = {}
     for layer, reason in reasons.items():
         layers.setdefault(reason, []).append(str(layer))
@@ -131,7 +129,6 @@ def _unfused(reasons: Mapping[int, str]) -> str:
 
 
 def _parts(loaded: "LoadedModel") -> str:
-    """Return the kinds of modules with weights, most frequent first."""
     model = loaded.forward_model
     counts = Counter(
         kind for module in model.modules() if "Linear" in (kind := type(module).__name__) or "Fused" in kind

@@ -12,11 +12,7 @@ _NAME = re.compile(r"[\w.-]{1,64}")
 
 
 class ConversationLog:
-    """File of a conversation's messages, in XDG_STATE_HOME/winnow/chats.
-
-    Raises:
-        UsageError: a name that is no file's.
-    """
+    """File of a conversation's messages, in XDG_STATE_HOME/winnow/chats. Raises UsageError: a wrong name."""
 
     def __init__(self, name: str) -> None:
         if not _NAME.fullmatch(name) or name.startswith("."):
@@ -27,11 +23,8 @@ class ConversationLog:
         self.path = state / "winnow" / "chats" / f"{name}.json"
 
     def load(self) -> list[dict[str, Any]]:
-        """Return its messages; none where there is no file.
-
-        Raises:
-            UsageError: the file is none of a conversation, or cannot be read.
-        """
+        """Return its messages; none where there is no file. Raises UsageError: the file is none of a conversation, or
+        cannot be read."""
         try:
             messages = json.loads(self.path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -49,11 +42,8 @@ class ConversationLog:
         return messages
 
     def save(self, messages: list[dict[str, Any]]) -> None:
-        """Write messages in place of those before, whole or not at all; the owner alone can read them.
-
-        Raises:
-            UsageError: the disk refuses.
-        """
+        """Write messages in place of those before, whole or not at all; the owner alone can read them. Raises
+        UsageError: the disk refuses."""
         part = self.path.with_suffix(f".{os.getpid()}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -108,11 +108,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _check_paths(written: list[tuple[str, Path]], file: str | None, options: dict[str, Any]) -> None:
-    """Refuse paths that would overwrite each other, or be found unusable only after the work.
-
-    Raises:
-        UsageError: names the path.
-    """
     read = [] if file is None else [("--file", Path(file))]
     require_distinct(written, [*read, *model_files(options)])
     for _, path in written:

@@ -75,11 +75,8 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _in_order(prompts: InputFile, parts: Sequence[Path]) -> list[Path]:
-    """Return the outputs of shards 1 to N of `prompts`.
-
-    Raises:
-        UsageError: one is missing, unfinished, named twice or of another run.
-    """
+    """Return the outputs of shards 1 to N of `prompts`. Raises UsageError: one is missing, unfinished, named twice or
+    of another run."""
     found = dict[Shard, Path]()
     first: tuple[Path, Fingerprint] | None = None
     for path in parts:
@@ -117,7 +114,6 @@ def _num_lines(path: Path) -> int:
 
 
 def _lines(parts: Sequence[Path], total: int) -> Iterator[bytes]:
-    """Yield the records of all lines in the order of the prompts."""
     with ExitStack() as stack:
         files = [stack.enter_context(path.open("rb")) for path in parts]
         for index in range(total):

@@ -80,7 +80,6 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _choices() -> Table:
-    """Return the policies to choose from, one row each."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     table.add_column("name", style="bold", no_wrap=True)
     for column in ("for", "costs", "needs", "known"):

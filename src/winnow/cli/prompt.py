@@ -8,11 +8,7 @@ from winnow.media.decode import decode_image
 
 
 def read_prompt(argument: str | None, file: str | None = None) -> str:
-    """Return the text of the prompt.
-
-    Raises:
-        UsageError: it is missing, given twice, empty, unreadable or not UTF-8.
-    """
+    """Return the text of the prompt. Raises UsageError: it is missing, given twice, empty, unreadable or not UTF-8."""
     if (argument is None) == (file is None):
         raise UsageError("give the prompt either as PROMPT or by --file")
     name = "PROMPT" if file is None else f"--file {file}"
@@ -41,11 +37,7 @@ def read_prompt(argument: str | None, file: str | None = None) -> str:
 
 
 def read_image(path: str) -> bytes:
-    """Return the bytes of an image's file.
-
-    Raises:
-        WinnowError: the file cannot be read, or is no image.
-    """
+    """Return the bytes of an image's file. Raises WinnowError: the file cannot be read, or is no image."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -55,11 +47,8 @@ def read_image(path: str) -> bytes:
 
 
 def require_utf8(name: str, text: str) -> None:
-    """Refuse text of bytes that were no UTF-8, which arrive as lone surrogates; it is called `name` to the user.
-
-    Raises:
-        UsageError: names it.
-    """
+    """Refuse text of bytes that were no UTF-8, which arrive as lone surrogates; it is called `name` to the user. Raises
+    UsageError: names it."""
     try:
         text.encode()
     except UnicodeError as error:

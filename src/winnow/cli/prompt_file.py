@@ -14,10 +14,7 @@ from winnow.errors import UsageError
 @contextmanager
 def open_prompts(path: Path) -> Iterator[Path]:
     """Yield a file with the prompts of `path`: itself, or a copy of what a stream holds, which is gone at the end.
-
-    Raises:
-        UsageError: the stream cannot be read or kept.
-    """
+    Raises UsageError: the stream cannot be read or kept."""
     is_standard = str(path) == STANDARD
     if not is_standard and (path.is_file() or path.is_dir() or not path.exists()):
         yield path

@@ -275,11 +275,6 @@ def _driver(plan: _Plan, llm: "LLM", writer: OrderedWriter, tally: Tally) -> Dri
 
 
 def _check_metrics(path: Path) -> None:
-    """Refuse metrics that there are not, before the model takes its time.
-
-    Raises:
-        UsageError: names the line.
-    """
     for raw in read_lines(path):
         metric = DEFAULT_METRIC
         if raw.data is not None and b'"metric"' in raw.data:
@@ -292,17 +287,11 @@ def _check_metrics(path: Path) -> None:
 
 
 def _leaves_sampling_out(path: Path) -> bool:
-    """Return whether some line says no temperature."""
     with path.open("rb") as lines:
         return any(b'"temperature"' not in line for line in lines if line.strip())
 
 
 def _check_paths(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
-    """Refuse paths that would overwrite each other, or be found unusable only after the work.
-
-    Raises:
-        UsageError: names the path.
-    """
     output: Path = namespace.output
     written = []
     if str(output) == STANDARD:

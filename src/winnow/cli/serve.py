@@ -92,11 +92,8 @@ def execute(namespace: argparse.Namespace) -> int:
 
 
 def _key_of_environment() -> tuple[str, ...]:
-    """Return the key that the environment names.
-
-    Raises:
-        UsageError: the variable is there and empty, as one that is made of a missing secret.
-    """
+    """Return the key that the environment names. Raises UsageError: the variable is there and empty, as one that is
+    made of a missing secret."""
     key = os.environ.get("WINNOW_API_KEY")
     if key == "":
         raise UsageError("WINNOW_API_KEY must hold a key, got ''; unset it to serve without keys")
@@ -104,11 +101,6 @@ def _key_of_environment() -> tuple[str, ...]:
 
 
 def _options(namespace: argparse.Namespace) -> tuple[dict[str, Any], ServerConfig]:
-    """Return the engine's options and the server's, as typed.
-
-    Raises:
-        ConfigError, UsageError: a value is out of range, or an option means nothing here.
-    """
     options, values = engine_options(namespace), given(namespace, ServerConfig)
     foreign = foreign_values(namespace, vllm_names.SERVER)
     # Every form of tool calls has reasoning in it, so that flag comes first.

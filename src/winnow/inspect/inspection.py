@@ -177,7 +177,6 @@ class Inspection:
         }
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame, as notebooks show it."""
         return f'<iframe srcdoc="{escape(self.to_html())}" style="width: 100%; height: 40rem; border: 0"></iframe>'
 
     def to_html(self) -> str:

@@ -21,11 +21,7 @@ _DEEP = ("I;16", "I;16B", "I;16L", "I;16N")
 
 
 def require_pillow(name: str) -> None:
-    """Refuse an image where Pillow is not installed.
-
-    Raises:
-        MediaError: says what to install.
-    """
+    """Refuse an image where Pillow is not installed. Raises MediaError: says what to install."""
     try:
         import PIL.Image  # noqa: F401
     except ImportError:
@@ -61,10 +57,8 @@ def decode_image(data: bytes, name: str = "image") -> "Image":
 def to_rgb(image: "Image", name: str = "image") -> "Image":
     """Return an image as RGB, turned as its EXIF data says, over white where it is transparent.
 
-    16-bit gray values become 8-bit ones; a file of several pictures gives its first.
-
-    Raises:
-        MediaError: it is empty, too large or damaged, or its pixels are 32-bit numbers, whose range is not known.
+    16-bit gray values become 8-bit ones; a file of several pictures gives its first. Raises MediaError: it is empty,
+    too large or damaged, or its pixels are 32-bit numbers, whose range is not known.
     """
     from PIL import Image, ImageOps
 

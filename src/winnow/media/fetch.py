@@ -60,11 +60,8 @@ class Fetcher:
         self._seconds = seconds
 
     def check(self, url: str, name: str) -> Any:
-        """Return a URL that may be asked for, as httpx reads it.
-
-        Raises:
-            MediaError: its host is none that the operator names, or it is no URL.
-        """
+        """Return a URL that may be asked for, as httpx reads it. Raises MediaError: its host is none that the operator
+        names, or it is no URL."""
         import httpx
 
         try:
@@ -82,11 +79,8 @@ class Fetcher:
         return parsed
 
     async def fetch(self, url: str, name: str) -> bytes:
-        """Return what stands at a URL.
-
-        Raises:
-            MediaError: it must not be asked for, does not answer in time, answers with an error or with too much.
-        """
+        """Return what stands at a URL. Raises MediaError: it must not be asked for, does not answer in time, answers
+        with an error or with too much."""
         import httpx
 
         try:

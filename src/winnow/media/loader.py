@@ -44,11 +44,8 @@ class MediaLoader:
         self._root = None if root is None else Path(root).resolve()
 
     def check(self, sources: Sequence[Any]) -> None:
-        """Refuse images before one is read.
-
-        Raises:
-            MediaError: there are too many, one may not be asked for, or Pillow is missing.
-        """
+        """Refuse images before one is read. Raises MediaError: there are too many, one may not be asked for, or Pillow
+        is missing."""
         if not sources:
             return
         require_pillow(_name(0))
@@ -61,11 +58,8 @@ class MediaLoader:
                 self._fetcher.check(source, _name(index))
 
     async def fetch(self, sources: Sequence[Any]) -> list[Any]:
-        """Return sources with the bytes of remote ones in place of their URLs, fetched at once.
-
-        Raises:
-            MediaError: as `check`, or one cannot be fetched; names which.
-        """
+        """Return sources with the bytes of remote ones in place of their URLs, fetched at once. Raises MediaError: as
+        `check`, or one cannot be fetched; names which."""
         self.check(sources)
 
         async def bytes_of(index: int, source: Any) -> Any:
@@ -74,11 +68,8 @@ class MediaLoader:
         return list(await asyncio.gather(*(bytes_of(*each) for each in enumerate(sources))))
 
     def load(self, sources: Sequence[Any]) -> "list[Image]":
-        """Return RGB images, in order; what is remote is fetched.
-
-        Raises:
-            MediaError: as `check`, or one cannot be read; names which.
-        """
+        """Return RGB images, in order; what is remote is fetched. Raises MediaError: as `check`, or one cannot be read;
+        names which."""
         self.check(sources)
         if any(map(_is_remote, sources)):
             with ThreadPoolExecutor(1) as thread:  # the caller's may have an event loop that runs
@@ -109,7 +100,6 @@ class MediaLoader:
         return decode_image(bytes(source), name)
 
     def _read(self, source: str | Path, name: str) -> bytes:
-        """Return a file below the directory that the operator names; a relative path begins there."""
         text = str(source)
         if text[:5].lower() == "file:":
             parts = urlsplit(text)
@@ -146,7 +136,6 @@ def _is_remote(source: Any) -> bool:
 
 
 def _bytes_of_uri(uri: str, name: str) -> bytes:
-    """Return what a data: URI holds."""
     match = _DATA.match(uri[:1024])
     if match is None or match[2].lower().split(";")[-1] != "base64":
         raise MediaError(f"{name} must be a data: URI in Base64, got {uri[:40]!r}")

@@ -38,10 +38,7 @@ class AnswerReader:
     @classmethod
     def of(cls, tokenizer: Any, template: Mapping[str, Any] | None = None) -> "AnswerReader":
         """Return the reader of a model; without a template by the tokenizer's own, or by what its chat template shows.
-
-        Raises:
-            ConfigError: the template cannot be used.
-        """
+        Raises ConfigError: the template cannot be used."""
         if tokenizer is None:
             if template is not None:
                 raise ConfigError("response_template needs a model with a tokenizer")
@@ -150,13 +147,11 @@ class AnswerReader:
 
     @cached_property
     def _has_special_marks(self) -> bool:
-        """Return whether a mark may hold a special token."""
         fields = [each.field for each in self._fields if each.opening is not None]
         texts = [text for each in fields for side in ("open", "close") for text in mark_texts(each, side)]
         return any(text is None or any(token in text for token in self._special_texts) for text in texts)
 
     def _regions_of(self, tools: Tools, calls: CallRule | None) -> list[Region]:
-        """Return the regions that an answer may hold."""
         regions = [each for each in self._fields if each.opening is not None]
         as_list = calls is not None and calls.demanded and self._call_form is None
         if as_list or not tools:
@@ -178,11 +173,6 @@ class AnswerReader:
         return next((text for text in texts if text and prompt.rstrip().endswith(text)), "")
 
     def _read_calls(self, region: Region, text: str, closed: bool, tools: Tools) -> list[dict[str, Any]]:
-        """Call between marks, by transformers' own parser.
-
-        Raises:
-            ValueError: they are none.
-        """
         if not closed and not region.checks_itself:
             raise ValueError("the call is incomplete")
         template = {"start_anchor": "\0", "fields": {region.name: region.closed_field()}}
@@ -198,11 +188,8 @@ class AnswerReader:
 
 
 def tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one call, its arguments as JSON text, under an id of its own.
-
-    Raises:
-        ValueError: it has no name, or arguments that JSON cannot hold.
-    """
+    """Return one call, its arguments as JSON text, under an id of its own. Raises ValueError: it has no name, or
+    arguments that JSON cannot hold."""
     function = call.get("function", call)
     name, arguments = function.get("name"), function.get("arguments", {})
     if not isinstance(name, str) or not name:

@@ -16,11 +16,8 @@ def endpoint_of(line: Mapping[str, Any]) -> Endpoint:
 
 
 def read_batch_line(line: Mapping[str, Any], defaults: Mapping[str, Any]) -> CompletionRequest:
-    """Read what a line asks; `defaults` are the sampling parameters of bodies that do not set them.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
-    """
+    """Read what a line asks; `defaults` are the sampling parameters of bodies that do not set them. Raises ApiError:
+    names the field, the value and what is allowed."""
     if not line.get("custom_id"):
         raise ApiError("invalid_request", "custom_id must be a text that is not empty")
     if line.get("method") != "POST":

@@ -146,7 +146,6 @@ def rules_around(
 
 
 def _around_arguments(name: str, form: CallForm | None) -> tuple[str, str]:
-    """Return what stands before and behind the arguments of a function's call."""
     before, after = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', "}"
     if form is None:
         return before, after

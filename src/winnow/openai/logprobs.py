@@ -155,7 +155,6 @@ def _offsets(text: str, pieces: Sequence[bytes], special: Sequence[bool] = ()) -
 
 
 def _predicted(answer: CompletionOutput) -> list[tuple[int, LogprobDict]]:
-    """Return the answer's tokens with their candidates."""
     assert answer.logprobs is not None
     pairs = zip(answer.token_ids, answer.logprobs, strict=True)
     return [(token, candidates) for token, candidates in pairs if candidates is not None]

@@ -136,7 +136,6 @@ class AnswerParser:
         return found
 
     def _openings(self) -> list[Region]:
-        """Return the regions that may begin here."""
         return [
             each
             for each in self._regions
@@ -158,7 +157,6 @@ class AnswerParser:
         self._buffer = ""
 
     def _read_outside(self, ended: bool) -> bool:
-        """Read up to the next region; whether there is one."""
         openings = self._openings()
         patterns = [each.opening for each in openings if each.opening is not None]
         index, match, safe = self._find(patterns, 0, ended)
@@ -185,7 +183,6 @@ class AnswerParser:
         return True
 
     def _read_region(self, region: Region, ended: bool) -> bool:
-        """Read reasoning, or content between marks; whether it ends."""
         patterns = [] if region.closing is None else [region.closing]
         _, match, safe = self._find(patterns, 0, ended)
         keep = len(self._buffer[:safe].rstrip()) if region.kind is Kind.REASONING else safe
@@ -202,7 +199,6 @@ class AnswerParser:
         return True
 
     def _read_call(self, region: Region, ended: bool) -> bool:
-        """Read up to a call's end; whether it is there."""
         if region.refuses(self._buffer[self._mark[1] : self._mark[1] + _STEP]):
             self._region = None
             self._text(self._mark[1], Kind.CONTENT)
@@ -267,7 +263,6 @@ class AnswerParser:
         return *found, found[1].start()
 
     def _text(self, end: int, kind: Kind) -> None:
-        """Add the buffer up to `end` as text outside of regions."""
         text = self._cut(end)
         if self._after_mark:
             text = _without_blank_lines(text)

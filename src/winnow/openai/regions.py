@@ -131,7 +131,6 @@ def mark_text(field: Mapping[str, Any], side: str, name: str = "") -> str | None
 
 
 def _fixed_text(pattern: str, name: str) -> str | None:
-    """Return the text that a regular expression stands for."""
     text, rest = "", pattern
     while rest:
         if found := _OPTIONAL_SPACE.match(rest):

@@ -196,11 +196,7 @@ def read_priority(priority: Any) -> int:
 
 
 def read_prompt(prompt: Any) -> Prompt:
-    """Check a prompt: text, or a list of token ids.
-
-    Raises:
-        ApiError: it is neither, or empty.
-    """
+    """Check a prompt: text, or a list of token ids. Raises ApiError: it is neither, or empty."""
     if isinstance(prompt, list):
         if not all(type(token) is int and token >= 0 for token in prompt):
             raise invalid("prompt", "must be text or a list of token ids from 0 on")
@@ -212,11 +208,8 @@ def read_prompt(prompt: Any) -> Prompt:
 
 
 def read_messages(messages: Any) -> list[Message]:
-    """Check the messages of a conversation, and join their parts of text.
-
-    Raises:
-        ApiError: names the message that cannot be used.
-    """
+    """Check the messages of a conversation, and join their parts of text. Raises ApiError: names the message that
+    cannot be used."""
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise invalid("messages", f"must be at most {MAX_MESSAGES}, got {len(messages)}")
     try:
@@ -246,7 +239,6 @@ def _parts(content: Any) -> Any:
 
 
 def _read_prompts(prompt: Any, *, several: bool) -> tuple[Prompt, ...]:
-    """Return the prompts of a body: one, or a list of such."""
     if not (isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)):
         return (read_prompt(prompt),)
     if len(prompt) > 1 and not several:

@@ -155,11 +155,7 @@ def _described(values: Record, name: str, known: Mapping[str, Sequence[Any]]) ->
 
 
 def conversation_id(body: Mapping[str, Any]) -> str | None:
-    """Return the conversation that a body names.
-
-    Raises:
-        ApiError: it is no id, or stands beside previous_response_id.
-    """
+    """Return the conversation that a body names. Raises ApiError: no id, or beside previous_response_id."""
     given = body.get("conversation")
     name = given.get("id") if isinstance(given, dict) else given
     if given is not None and not (isinstance(name, str) and name):
@@ -261,7 +257,6 @@ def is_hollow(tool: Any) -> bool:
 
 
 def _custom_text(tool: Mapping[str, Any]) -> str:
-    """Return a custom tool's description, with the form of its input where that is a grammar."""
     form = tool.get("format")
     grammar = form.get("definition") if isinstance(form, dict) else None
     return f"{tool.get('description') or ''}" + (f"\nThe input follows:\n{grammar}" if grammar else "")

@@ -186,7 +186,6 @@ class ChunkStream:
             yield self._chunk(_chat_choice(index, {}, None, reason) | ends)
 
     def _deltas(self, choice: _Choice, answer: CompletionOutput) -> list[Record]:
-        """Return what a piece of an answer adds to its message."""
         if choice.parser is None:
             return [{"content": answer.text}] if answer.text else []
         found: list[Record] = []

@@ -90,11 +90,8 @@ def _named(tools: Sequence[Mapping[str, Any]], choices: Sequence[Any]) -> Sequen
 
 
 def read_template_options(values: dict[str, Any], tools: Sequence[Mapping[str, Any]] = ()) -> TemplateOptions:
-    """Take what else is the template's out of a body's `values`.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
-    """
+    """Take what else is the template's out of a body's `values`. Raises ApiError: names the field, the value and what
+    is allowed."""
     if values.get("add_special_tokens") is False:  # templates write their own
         del values["add_special_tokens"]
     variables = values.pop("chat_template_kwargs", None) or {}

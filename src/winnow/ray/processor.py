@@ -90,8 +90,6 @@ def build_processor(
 
 
 class _Stage:
-    """Worker of a dataset's rows."""
-
     def __init__(self, options: Mapping[str, Any], should_continue_on_error: bool) -> None:
         self._worker = LineWorker(options, {})
         self._continues = should_continue_on_error

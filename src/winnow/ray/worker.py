@@ -40,11 +40,8 @@ class LineWorker:
         """Return once the model is loaded: calls of an actor begin when it is made."""
 
     async def answer(self, raw: RawLine) -> bytes:
-        """Return the record of a line as a line of JSON.
-
-        Raises:
-            ApiError: the engine failed, and answers no line any more.
-        """
+        """Return the record of a line as a line of JSON. Raises ApiError: the engine failed, and answers no line any
+        more."""
         self._engine.start()
         job = parse_line(raw, self._defaults, accounts=True)
         if isinstance(job, BadLine):

@@ -39,11 +39,7 @@ class TokenCounts:
         return self.output_counts.nbytes + self.in_prompt.nbytes
 
     def acquire(self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]) -> int:
-        """Return a row that has seen these tokens.
-
-        Raises:
-            InvalidRequestError: a token id is outside the vocabulary.
-        """
+        """Return a row that has seen these tokens. Raises InvalidRequestError: a token id is outside the vocabulary."""
         prompt, output = self._ids("prompt", prompt_token_ids), self._ids("output", output_token_ids)
         if not self._free:
             self._grow()

@@ -79,11 +79,8 @@ class GrammarCompiler:
         self._lock = Lock()
 
     def check(self, form: StructuredOutputs) -> None:
-        """Compile a form, so that the step that needs it need not.
-
-        Raises:
-            InvalidRequestError: it cannot be compiled, or only with more work than is allowed.
-        """
+        """Compile a form, so that the step that needs it need not. Raises InvalidRequestError: it cannot be compiled,
+        or only with more work than is allowed."""
         self._find(form)
 
     def matcher(self, form: StructuredOutputs) -> AnswerMatcher:
@@ -135,7 +132,6 @@ class GrammarCompiler:
 
 
 def _grammar(llguidance: Any, form: StructuredOutputs) -> str:
-    """Return a form in llguidance's own words."""
     matcher = llguidance.LLMatcher
     grammar: str
     if form.regex is not None:

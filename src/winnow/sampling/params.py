@@ -172,12 +172,9 @@ class SamplingParams(EvictionRequest):
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
         """Return parameters from JSON-like input.
 
-        Null stands for the default, except in `max_tokens`, where it means the model's limit. `logit_bias`
-        may have its token ids as strings, the only keys that JSON knows. `max_completion_tokens` is read as
-        `max_tokens`.
-
-        Raises:
-            InvalidRequestError: an unknown field, a field and its alias together, or a bad value.
+        Null stands for the default, except in `max_tokens`, where it means the model's limit. `logit_bias` may have its
+        token ids as strings, the only keys that JSON knows. `max_completion_tokens` is read as `max_tokens`. Raises
+        InvalidRequestError: an unknown field, a field and its alias together, or a bad value.
         """
         for name in READERS:
             if name in values:
@@ -244,11 +241,8 @@ class SamplingParams(EvictionRequest):
         return max(len(self.forced_for(sample)) for sample in range(self.n))
 
     def validate_for(self, vocab_size: int) -> None:
-        """Check every token id against the vocabulary.
-
-        Raises:
-            InvalidRequestError: an id of `logit_bias`, `stop_token_ids` or `forced_tokens` is `vocab_size` or more.
-        """
+        """Check every token id against the vocabulary. Raises InvalidRequestError: an id of `logit_bias`,
+        `stop_token_ids` or `forced_tokens` is `vocab_size` or more."""
         named: list[tuple[str, Iterable[int]]] = [
             ("logit_bias", self.logit_bias or ()),
             ("bad_words", [token for word in self.bad_tokens for token in word]),

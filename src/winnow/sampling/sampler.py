@@ -296,7 +296,6 @@ class Sampler:
         return PendingSample(read, rows[batch.order].tolist(), tables)
 
     def _allowed(self, slots: Sequence[int]) -> Tensor:
-        """Return which tokens the forms of these answers allow next, bool [R, V] on the sampler's device."""
         masks = np.stack([self._matchers[slot].allowed() for slot in slots])
         return torch.from_numpy(masks).to(self.device)
 
@@ -353,7 +352,6 @@ class Sampler:
         return self._draw_filtered(x, block, columns) if Feature.RANDOM in needs else x.argmax(1), left
 
     def _draw_filtered(self, x: Tensor, block: Block, columns: Columns) -> Tensor:
-        """Return sampled tokens [R] int64; the logits `x` [R, V] are used up."""
         scale(x, columns.temperature.float()[:, None])
         if Feature.MIN_P in block.features:
             keep_min_p(x, columns.log_min_p.float()[:, None])

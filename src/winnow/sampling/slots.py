@@ -255,7 +255,6 @@ class SlotTable:
         return SamplingBatch(order, blocks, packed, self._top[slots])
 
     def _needs(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the features that the token at each of the positions needs."""
         features = self._features[slots]
         features[positions >= self._min_tokens[slots]] &= ~Feature.MIN_TOKENS
         forced = positions < self._num_forced[slots]

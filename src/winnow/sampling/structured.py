@@ -62,11 +62,7 @@ class StructuredOutputs:
 
     @classmethod
     def from_mapping(cls, values: Any) -> Self:
-        """Read an object of JSON.
-
-        Raises:
-            InvalidRequestError: it is no object, or has an unknown field or a bad value.
-        """
+        """Read an object of JSON. Raises InvalidRequestError: no object, or an unknown field or a bad value in it."""
         if not isinstance(values, Mapping):
             raise InvalidRequestError(f"structured_outputs must be an object, got {show(values)}")
         if "before" in values:
@@ -81,11 +77,8 @@ StructuredOutputsParams = GuidedDecodingParams = StructuredOutputs
 
 
 def schema_text(schema: Any) -> str:
-    """Return a JSON schema as JSON text, its size and depth checked.
-
-    Raises:
-        InvalidRequestError: it is none, or too large.
-    """
+    """Return a JSON schema as JSON text, its size and depth checked. Raises InvalidRequestError: it is none, or too
+    large."""
     if isinstance(schema, str):
         _check_text("json", schema, MAX_GRAMMAR_CHARS)
         try:

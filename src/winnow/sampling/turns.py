@@ -110,5 +110,4 @@ class Turns:
             yield end, state.digest()
 
     def _starts(self, text: str) -> list[int]:
-        """Return where special tokens begin."""
         return [] if self._special is None else [each.start() for each in self._special.finditer(text)]

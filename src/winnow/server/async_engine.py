@@ -108,11 +108,7 @@ class AsyncEngine:
         return sum(each.params.n for stream in streams for each in stream.requests)
 
     def require_usable(self) -> None:
-        """Refuse requests that nothing would come of.
-
-        Raises:
-            ApiError: says why.
-        """
+        """Refuse requests that nothing would come of. Raises ApiError: says why."""
         if self.failure is not None:
             raise ApiError(
                 UNHEALTHY, "the engine has failed, and the server is about to end", retry_after=RETRY_SECONDS
@@ -285,7 +281,6 @@ class AsyncEngine:
         return True
 
     def _probe(self) -> bool:
-        """Return whether the engine computes a token for a request of its own."""
         params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         try:
             box = Mailbox()
@@ -300,7 +295,6 @@ class AsyncEngine:
         return False
 
     def _abort(self, names: Sequence[str]) -> None:
-        """End requests; the mailbox receives what each of them had."""
         gone = []
         for name in names:
             try:

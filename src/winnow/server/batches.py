@@ -64,11 +64,7 @@ class Batches:
             self._start(record)
 
     async def create(self, body: Record, tenant: str | None) -> Record:
-        """Begin a batch.
-
-        Raises:
-            ApiError: a field is wrong, or there is no such file.
-        """
+        """Begin a batch. Raises ApiError: a field is wrong, or there is no such file."""
         check_body("/v1/batches", body)
         source = body["input_file_id"]
         self._store.get(source, "file", tenant)
@@ -96,11 +92,8 @@ class Batches:
         return record
 
     async def cancel(self, name: str, tenant: str | None) -> Record:
-        """End a batch; lines that are not answered yet become errors.
-
-        Raises:
-            ApiError: there is no such batch, or it has ended.
-        """
+        """End a batch; lines that are not answered yet become errors. Raises ApiError: there is no such batch, or it
+        has ended."""
         record = self._store.get(name, "batch", tenant)
         if record["status"] in ENDED:
             raise ApiError("invalid_request", f"the batch is {record['status']}, and cannot be cancelled")
@@ -170,7 +163,6 @@ class Batches:
         return prompts
 
     async def _answer(self, record: Record, prompts: InputFile) -> None:
-        """Answer every line that has no result yet."""
         output, tally = self._store.content(record["id"]), Tally()
         identity = {"input": prompts.sha256, INPUT_BYTES: prompts.num_bytes}
 
@@ -210,7 +202,6 @@ class Batches:
         }
 
     async def _record_of(self, record: Record, raw: RawLine) -> tuple[Record, bytes]:
-        """Return the record that answers a line, and its bytes."""
         service = self._service
         line = parse_line(raw, service.llm.sampling_defaults)
         endpoint = Endpoint(record["endpoint"])
@@ -229,11 +220,8 @@ class Batches:
         return answered_line(line, output, model, int(time.time()), service.reader)
 
     async def _answered(self, record: Record, job: Job) -> RequestOutput:
-        """Return the output of a line that can be handed to the engine.
-
-        Raises:
-            WinnowError: it cannot be served, or its step failed too often.
-        """
+        """Return the output of a line that can be handed to the engine. Raises WinnowError: it cannot be served, or its
+        step failed too often."""
         service, asked = self._service, job.asked
         assert asked is not None, "a line without a body names no endpoint"
         seed = (
@@ -306,7 +294,6 @@ class Batches:
         return names
 
     async def _fail(self, record: Record, faults: list[Record], found: Record | None = None) -> None:
-        """End a batch; `found` are the files of what was answered."""
         await self._update(
             record,
             **(found or {}),

@@ -61,7 +61,6 @@ async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
 
 
 def _read(llm: "LLM", tenant: str | None) -> _Moment:
-    """Return numbers of one moment between two steps."""
     return llm.stats(), llm.sessions(tenant), llm.occupancy()
 
 

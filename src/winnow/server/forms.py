@@ -256,11 +256,7 @@ FORMS: dict[str, type[BaseModel]] = {
 
 
 def check_body(path: str, body: Mapping[str, Any]) -> None:
-    """Check what is posted to a path by its form.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
-    """
+    """Check what is posted to a path by its form. Raises ApiError: names the field, the value and what is allowed."""
     try:
         FORMS[path].model_validate(body, strict=True)
     except ValidationError as error:

@@ -134,11 +134,8 @@ class _Inflater:
         self._inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)  # either form, by its header
 
     def read(self, data: bytes, most: int, *, last: bool) -> bytes:
-        """Return what more of a body comes to, up to a limit of bytes, beyond which one more says so.
-
-        Raises:
-            ApiError: it is not compressed so, or ends early.
-        """
+        """Return what more of a body comes to, up to a limit of bytes, beyond which one more says so. Raises ApiError:
+        it is not compressed so, or ends early."""
         found = b""
         try:
             while data and len(found) <= most:
@@ -154,11 +151,6 @@ class _Inflater:
 
 
 def _decoder(headers: Headers) -> _Inflater | None:
-    """Return what reads a body by its Content-Encoding; None: it is plain.
-
-    Raises:
-        ApiError: it is none that is read; names it.
-    """
     given = ", ".join(headers.getlist("content-encoding")).strip().lower()
     if given in ("", "identity"):
         return None
@@ -196,11 +188,7 @@ def _too_large(most: int) -> ApiError:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    """Return the JSON object of a body.
-
-    Raises:
-        ApiError: it is none, or not strict JSON.
-    """
+    """Return the JSON object of a body. Raises ApiError: it is none, or not strict JSON."""
     # Also where there is none: a page of another site could send that without asking.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not kind.endswith("+json"):
@@ -227,11 +215,7 @@ class ClientLeft(Exception):  # noqa: N818 (no error: the client has disconnecte
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Do `work`, and cancel it when the client leaves.
-
-    Raises:
-        ClientLeft: it has left.
-    """
+    """Do `work`, and cancel it when the client leaves. Raises ClientLeft: it has left."""
     task = asyncio.create_task(work)
     listener = asyncio.create_task(_disconnected(request.receive))
     try:

@@ -24,11 +24,8 @@ class Keys:
 
     @classmethod
     def of(cls, keys: Sequence[str], file: str | None) -> "Keys":
-        """Return keys as they were given: some without a tenant's name, and a file `{tenant: key}`.
-
-        Raises:
-            ConfigError: the file cannot be read, or a key is unusable.
-        """
+        """Return keys as they were given: some without a tenant's name, and a file `{tenant: key}`. Raises ConfigError:
+        the file cannot be read, or a key is unusable."""
         named = {f"key-{hashlib.sha256(key.encode()).hexdigest()[:8]}": key for key in keys}
         if file is not None:
             named |= _read_file(Path(file))
@@ -49,11 +46,8 @@ class Keys:
         return bool(self._digests)
 
     def tenant(self, authorization: str | None, api_key: str | None = None) -> str | None:
-        """Return whose request it is, by its Authorization or x-api-key header; None: keys are not asked for.
-
-        Raises:
-            ApiError: there is no such key.
-        """
+        """Return whose request it is, by its Authorization or x-api-key header; None: keys are not asked for. Raises
+        ApiError: there is no such key."""
         if not self.asked:
             return None
         scheme, _, key = (authorization or "").partition(" ")

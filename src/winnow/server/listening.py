@@ -18,10 +18,7 @@ _OPEN_TO_ALL = 0o666
 @contextmanager
 def bound_sockets(config: ServerConfig) -> Iterator[list[socket.socket]]:
     """Bind the sockets that `config` names; they do not listen yet. At the end they are closed, and files removed.
-
-    Raises:
-        ConfigError: the address is taken, or cannot be bound.
-    """
+    Raises ConfigError: the address is taken, or cannot be bound."""
     sockets = _bind_hosts(config) if config.uds is None else [_bind_file(config, config.uds)]
     try:
         yield sockets

@@ -333,8 +333,6 @@ class Metrics:
 
 
 class _Snapshot(Collector):
-    """Families that were made for one reading."""
-
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = list(families)
 

@@ -25,11 +25,7 @@ class TokenQuota:
         self._buckets: dict[str | None, tuple[float, float]] = {}  # tokens, and when that was their number
 
     def require(self, tenant: str | None) -> None:
-        """Refuse a tenant whose bucket is empty.
-
-        Raises:
-            ApiError: says when to come again.
-        """
+        """Refuse a tenant whose bucket is empty. Raises ApiError: says when to come again."""
         if self._per_minute is None:
             return
         tokens = self._tokens(tenant)

@@ -65,11 +65,8 @@ class RequestStream:
         self._arrived.set()
 
     async def __aiter__(self) -> AsyncIterator[RequestOutput]:
-        """Yield outputs until the last request is finished.
-
-        Raises:
-            ApiError: the engine failed, or the server gave the requests up.
-        """
+        """Yield outputs until the last request is finished. Raises ApiError: the engine failed, or the server gave the
+        requests up."""
         while True:
             while self._outputs:
                 yield self._outputs.popleft()

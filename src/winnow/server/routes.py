@@ -150,7 +150,6 @@ def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
 
 
 def _fault(service: Service) -> ApiError | None:
-    """Return why the engine does not compute; None: it does."""
     if service.engine.failure is not None:
         return ApiError(UNHEALTHY, "the engine has failed")
     if service.engine.stuck_for() > service.config.step_timeout:

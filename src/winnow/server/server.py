@@ -55,11 +55,7 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to listen.
-
-        Raises:
-            ConfigError: another server has begun to listen there since the sockets were bound.
-        """
+        """Start to listen. Raises ConfigError: another server has begun to listen there since they were bound."""
         self._loop = asyncio.get_running_loop()
         try:
             await super().startup(sockets)
@@ -129,11 +125,8 @@ def serve(
     sockets: Sequence[socket.socket],
     started: "Callable[[str], None]" = lambda address: None,
 ) -> int:
-    """Serve on bound sockets until a signal or a failure of the engine. Returns the exit code.
-
-    Raises:
-        ConfigError: they cannot be listened on.
-    """
+    """Serve on bound sockets until a signal or a failure of the engine. Returns the exit code. Raises ConfigError: they
+    cannot be listened on."""
     server = Server(service, started)
     server.run(list(sockets))
     if not server.started:

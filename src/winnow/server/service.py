@@ -51,11 +51,8 @@ class Submitted:
     ids: list[str]
 
     async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Yield outputs as they come, each behind the number of the prompt that it answers.
-
-        Raises:
-            ApiError: a request failed.
-        """
+        """Yield outputs as they come, each behind the number of the prompt that it answers. Raises ApiError: a request
+        failed."""
         async for output in self.stream:
             if output.error is not None:
                 raise ApiError(FAILED, output.error)
@@ -123,11 +120,8 @@ class Service:
     # -- before the engine -----------------------------------------------------------------------------------------
 
     def check_model(self, name: str | None, *, strict: bool = False) -> str:
-        """Return the name that the response gives the model: one of its own.
-
-        Raises:
-            ApiError: no such model is served here, and `strict_model` or `strict` asks for it.
-        """
+        """Return the name that the response gives the model: one of its own. Raises ApiError: no such model is served
+        here, and `strict_model` or `strict` asks for it."""
         if name is None or (name not in self.names and not (strict or self.config.strict_model)):
             return self.names[0]
         if name not in self.names:
@@ -137,11 +131,8 @@ class Service:
         return name
 
     def require_room(self, tenant: str | None, answers: int) -> None:
-        """Refuse answers that would wait too long, or that are beyond their tenant's share.
-
-        Raises:
-            ApiError: 503 where the server is full, 429 where the tenant has its share.
-        """
+        """Refuse answers that would wait too long, or that are beyond their tenant's share. Raises ApiError: 503 where
+        the server is full, 429 where the tenant has its share."""
         self.engine.require_usable()
         self.quota.require(tenant)
         share = self.config.max_reqs_per_tenant
@@ -164,11 +155,8 @@ class Service:
             raise ApiError(OVERLOADED, f"the queue is full: {queue} answers wait already", retry_after=1)
 
     async def tokenize(self, prompt: Prompt, *, special: bool = True) -> TokenizedPrompt:
-        """Return a prompt as the engine takes it, made off the event loop.
-
-        Raises:
-            InvalidRequestError (or a subclass): it cannot be used.
-        """
+        """Return a prompt as the engine takes it, made off the event loop. Raises InvalidRequestError (or a subclass):
+        it cannot be used."""
         self._require_short(len(prompt) if isinstance(prompt, str) else 0)
         return await self.off_loop(lambda: self.llm.tokenize(prompt, add_special_tokens=special))
 
@@ -203,11 +191,8 @@ class Service:
     async def submit(
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
     ) -> Submitted:
-        """Tokenise what a body asks and hand it to the engine: all of it, or nothing.
-
-        Raises:
-            ApiError, InvalidRequestError: it cannot be served, or not now.
-        """
+        """Tokenise what a body asks and hand it to the engine: all of it, or nothing. Raises ApiError,
+        InvalidRequestError: it cannot be served, or not now."""
         answers = max(len(asked.prompts), 1) * asked.params.n
         self.require_room(tenant, answers)
         # Counted from here on: others may come while this one is tokenised.
@@ -276,7 +261,6 @@ class Service:
         return self._occupancy
 
     def _open_kv_events(self) -> "KVEventPublisher | None":
-        """Begin to publish what the prefix cache learns and forgets; None: that is not asked for."""
         config, kv_cache_dtype = self.config, self.llm.config.cache.kv_cache_dtype
         if config.kv_events_endpoint is None:
             return None
@@ -291,7 +275,6 @@ class Service:
         )
 
     def _publish_prefixes(self) -> None:
-        """Hand on what a step has changed in the prefix cache; the engine's thread calls this."""
         if self._kv_events is not None:
             self._kv_events.publish(self.llm.take_prefix_events())
 
@@ -305,7 +288,6 @@ class Service:
     # -- after the engine ------------------------------------------------------------------------------------------
 
     def _charge(self, tenant: str | None, prompt: int, answers: int) -> None:
-        """Charge a tenant for the tokens of a request, and count them."""
         self.quota.charge(tenant, prompt + answers)
         self.metrics.count_tokens(tenant, prompt, answers)
 

@@ -25,11 +25,7 @@ class Sites:
         self._checks_host = not keys.asked and config.uds is None and _is_loopback(config.host)
 
     def require_own(self, method: str, headers: Headers) -> None:
-        """Refuse a request that a page of another site made.
-
-        Raises:
-            ApiError: names the header.
-        """
+        """Refuse a request that a page of another site made. Raises ApiError: names the header."""
         host = headers.get("host")
         if self._checks_host and host is not None and not _is_loopback(_name(host)):
             raise ApiError("cross_site", f"Host must be a name of this machine's loopback, got {host!r:.80}")

@@ -24,10 +24,8 @@ Record = dict[str, Any]
 class Store:
     """Records of files and batches, each a JSON file that is replaced whole; files' contents beside them.
 
-    A record is seen by its own tenant alone.
-
-    Raises:
-        ConfigError: the directory cannot be used, or another server uses it.
+    A record is seen by its own tenant alone. Raises ConfigError: the directory cannot be used, or another server uses
+    it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -66,11 +64,7 @@ class Store:
         self._records[record["id"]] = record
 
     def get(self, name: str, kind: str, tenant: str | None) -> Record:
-        """Return a record.
-
-        Raises:
-            ApiError: the tenant has none of that name.
-        """
+        """Return a record. Raises ApiError: the tenant has none of that name."""
         record = self._records.get(name)
         if record is None or record["object"] != kind or record.get("tenant") != tenant:
             raise ApiError("not_found", f"there is no {kind} {name!r:.200}")
@@ -92,11 +86,8 @@ class Store:
                 yield record
 
     def keep_input(self, batch: str, name: str) -> None:
-        """Let a batch keep a file's content, whatever becomes of the file.
-
-        Raises:
-            ApiError: the file has just been deleted.
-        """
+        """Let a batch keep a file's content, whatever becomes of the file. Raises ApiError: the file has just been
+        deleted."""
         try:
             os.link(self.content(name), self._path(batch, ".input"))
         except FileNotFoundError:

@@ -95,11 +95,7 @@ class StoredResponses:
             self._release(self._turns.pop(next(iter(self._turns))))
 
     def get(self, name: str) -> Turn:
-        """Return a response's turn.
-
-        Raises:
-            ApiError: there is none of that id, or none any more.
-        """
+        """Return a response's turn. Raises ApiError: there is none of that id, or none any more."""
         turn = self._turns.pop(name, None)
         if turn is None:
             raise ApiError("not_found", f"there is no response {name!r:.200}, or it is no longer kept")
@@ -107,11 +103,8 @@ class StoredResponses:
         return turn
 
     def item(self, name: str) -> Any:
-        """Return an item of a response, or of what one answers.
-
-        Raises:
-            ApiError: there is none of that id, or none any more.
-        """
+        """Return an item of a response, or of what one answers. Raises ApiError: there is none of that id, or none any
+        more."""
         for turn in reversed(self._turns.values()):
             for item in (*json.loads(turn.items), *json.loads(turn.response)["output"]):
                 if isinstance(item, dict) and item.get("id") == name:
@@ -119,11 +112,8 @@ class StoredResponses:
         raise ApiError("not_found", f"there is no item {name!r:.200}, or it is no longer kept", "input")
 
     def before(self, name: Any, conversation: str | None = None) -> Turn | None:
-        """Return the turn that `previous_response_id` names, or the last of a conversation; None: there is none.
-
-        Raises:
-            ApiError: there is no such response.
-        """
+        """Return the turn that `previous_response_id` names, or the last of a conversation; None: there is none. Raises
+        ApiError: there is no such response."""
         if name is None and (name := self._last.get(conversation or "")) is None:
             return None
         try:

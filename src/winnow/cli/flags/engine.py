@@ -84,22 +84,15 @@ def _foreign(name: str) -> str:
 
 
 def typed_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine's options as typed, under Winnow's names.
-
-    Raises:
-        ConfigError: a flag of vLLM's asks for what Winnow does not do; names what it has instead.
-    """
+    """Return the engine's options as typed, under Winnow's names. Raises ConfigError: a flag of vLLM's asks for what
+    Winnow does not do; names what it has instead."""
     return present_options(given(namespace, *PARTS.values()) | foreign_values(namespace, vllm_names.ENGINE))
 
 
 def engine_options(namespace: argparse.Namespace) -> dict[str, Any]:
-    """Return the engine's options as typed, checked.
-
-    Raises:
-        ConfigError: a value is out of range.
-        UsageError: the model is neither a directory or file nor named as on the Hub.
-        UnsupportedModelError: the policy needs a fit that the model does not have.
-    """
+    """Return the engine's options as typed, checked. Raises ConfigError: a value is out of range; UsageError: the model
+    is neither a directory or file nor named as on the Hub; UnsupportedModelError: the policy needs a fit that the model
+    does not have."""
     options = typed_options(namespace)
     check_engine_options(options)
     return options
@@ -116,11 +109,8 @@ def check_engine_options(options: Mapping[str, Any]) -> None:
 
 
 def model_exists(model: str | Path | None) -> None:
-    """Check the name of a model before anything slow is done.
-
-    Raises:
-        UsageError: it is neither a directory or file nor a name as on the Hub.
-    """
+    """Check the name of a model before anything slow is done. Raises UsageError: it is neither a directory or file nor
+    a name as on the Hub."""
     if model is not None and not Path(model).exists() and not is_repository(model):
         raise UsageError(
             "model must be a directory with config.json and weights, a GGUF file, or org/name on the Hugging Face "
@@ -168,11 +158,8 @@ def add_sampling_flags(
 
 
 def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) -> dict[str, Any]:
-    """Return the sampling parameters as typed, checked; `also` as in `add_sampling_flags`.
-
-    Raises:
-        InvalidRequestError: a value is out of range.
-    """
+    """Return the sampling parameters as typed, checked; `also` as in `add_sampling_flags`. Raises InvalidRequestError:
+    a value is out of range."""
     typed = given(namespace, SamplingParams)
     options = {name: value for name, value in typed.items() if name not in UNFLAGGED or name in also}
     SamplingParams.from_mapping(options)

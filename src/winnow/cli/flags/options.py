@@ -70,21 +70,13 @@ def add_model_argument(
 
 
 def require_model(namespace: argparse.Namespace, command: str) -> None:
-    """Refuse a command that has no default model without one.
-
-    Raises:
-        UsageError: no model is given.
-    """
+    """Refuse a command that has no default model without one. Raises UsageError: no model is given."""
     if namespace.model is None:
         raise UsageError(f"the following arguments are required: MODEL (see `winnow {command} --help`)")
 
 
 def merge_model(namespace: argparse.Namespace) -> None:
-    """Put a model that was given by position where `--model` puts it.
-
-    Raises:
-        UsageError: both are given, and differ.
-    """
+    """Put a model that was given by position where `--model` puts it. Raises UsageError: both are given, and differ."""
     by_position = vars(namespace).pop("model_by_position", None)
     if by_position is None:
         return

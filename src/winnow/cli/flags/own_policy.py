@@ -17,10 +17,8 @@ def register_own_policies(namespace: argparse.Namespace) -> None:
     """Make each `path.py:name` and `package.module:name` among the policies that were typed a preset of that name, for
     this process.
 
-    Only what is typed is run; a request that names such a place finds what was typed, or nothing.
-
-    Raises:
-        UsageError: there is no such file or module, it does not run, or what it calls `name` is no policy.
+    Only what is typed is run; a request that names such a place finds what was typed, or nothing. Raises UsageError:
+    there is no such file or module, it does not run, or what it calls `name` is no policy.
     """
     typed = (getattr(namespace, name, None) for name in ("eviction", "presets"))
     texts = [

@@ -17,9 +17,7 @@ def require_writable(path: Path, name: str) -> None:
     """Refuse a path that would be found unusable only after the work. It is called `name` to the user.
 
     A link to a file that is not there yet counts as that file: it stays a link, and nothing is left where it leads.
-
-    Raises:
-        UsageError: names the path.
+    Raises UsageError: names the path.
     """
     there = path.exists()
     if there and not path.is_file() and not path.is_dir():
@@ -34,11 +32,7 @@ def require_writable(path: Path, name: str) -> None:
 
 
 def write_text(path: Path, text: str, name: str) -> None:
-    """Write a file, which is called `name` to the user.
-
-    Raises:
-        UsageError: names it.
-    """
+    """Write a file, which is called `name` to the user. Raises UsageError: names it."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -46,11 +40,7 @@ def write_text(path: Path, text: str, name: str) -> None:
 
 
 def check_json_path(path: Path | None) -> None:
-    """Refuse a path that would be found unusable only after the work.
-
-    Raises:
-        UsageError: names the path.
-    """
+    """Refuse a path that would be found unusable only after the work. Raises UsageError: names the path."""
     if path is not None:
         require_writable(path, f"--json {path}")
 
@@ -107,7 +97,6 @@ def _identities(path: Path, standard: int) -> set[object]:
 
 
 def _descriptor_identity(descriptor: int) -> set[object]:
-    """Return the file behind an open descriptor, where it is one."""
     try:
         found = os.fstat(descriptor)
     except OSError:

@@ -111,7 +111,6 @@ class Summary:
         return rows
 
     def _computed(self) -> Iterator[tuple[str, str]]:
-        """Yield the rows of what the last process computed."""
         stats, swaps = self.stats, f", {self.stats.num_swaps:,} swapped" if self.stats.num_swaps else ""
         yield "wall time", f"{self.seconds:.1f} s"
         yield "prompt tokens/s", f"{stats.prompt_tokens * self._rate:,.0f}"

@@ -14,10 +14,7 @@ from winnow.report.provenance import typed_command
 def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
     """Print what rich can render, text as it is, after the work: what a command is for lies elsewhere already.
 
-    So a reader who has left (`| head`) is no error.
-
-    Raises:
-        UsageError: the stream is closed, or takes no more.
+    So a reader who has left (`| head`) is no error. Raises UsageError: the stream is closed, or takes no more.
     """
     from rich.console import Console
 
@@ -48,11 +45,8 @@ def resume_hint() -> str:
 
 @contextmanager
 def named_standard_output() -> Iterator[None]:
-    """Let whatever is written to standard output fail by name, where the disk is full and the like.
-
-    Raises:
-        UsageError: from the writing itself, wherever that is.
-    """
+    """Let whatever is written to standard output fail by name, where the disk is full and the like. Raises UsageError:
+    from the writing itself, wherever that is."""
     stream = sys.stdout
     if stream is not None:
         sys.stdout = cast(TextIO, _Named(stream, "standard output"))

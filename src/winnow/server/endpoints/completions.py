@@ -33,11 +33,7 @@ class StrictResponse(JSONResponse):
 async def complete(
     service: Service, request: Request, endpoint: Endpoint, body: Mapping[str, Any]
 ) -> Response:
-    """Answer a body.
-
-    Raises:
-        ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
-    """
+    """Answer a body. Raises ApiError, InvalidRequestError: it cannot be served; before anything has been sent."""
     asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
     model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
@@ -99,11 +95,7 @@ async def write(
 
 
 async def collect(service: Service, submitted: Submitted) -> list[RequestOutput]:
-    """Wait for the outputs of requests, in the order of their prompts.
-
-    Raises:
-        ApiError: one of them failed.
-    """
+    """Wait for the outputs of requests, in the order of their prompts. Raises ApiError: one of them failed."""
     try:
         found = {place: output async for place, output in submitted.outputs()}
     finally:

@@ -90,11 +90,7 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
 
 
 def page(request: Request, records: Sequence[Record]) -> Response:
-    """Return the part of a list that the query asks for.
-
-    Raises:
-        ApiError: the query asks for none.
-    """
+    """Return the part of a list that the query asks for. Raises ApiError: the query asks for none."""
     query = request.query_params
     text = query.get("limit", "100")
     if not text.isdecimal() or not 1 <= int(text[:10]) <= _MAX_PAGE:

@@ -17,11 +17,7 @@ from winnow.server.service import Service, Submitted
 
 
 async def respond(service: Service, request: Request, body: Mapping[str, Any]) -> Response:
-    """Answer a body.
-
-    Raises:
-        ApiError, InvalidRequestError: it cannot be served; before anything has been sent.
-    """
+    """Answer a body. Raises ApiError, InvalidRequestError: it cannot be served; before anything has been sent."""
     tenant = request.state.tenant
     kept = service.responses[tenant]
     items = input_items(body, kept.item)

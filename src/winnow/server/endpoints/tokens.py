@@ -13,11 +13,8 @@ _TEXT_FIELDS = {"model", "prompt", "add_special_tokens", "return_token_strs"}
 
 
 async def tokenize(service: Service, body: dict[str, Any], tenant: str | None) -> dict[str, Any]:
-    """Return the tokens of `prompt`, or of `messages` through the model's chat template.
-
-    Raises:
-        ApiError, InvalidRequestError: a field is wrong.
-    """
+    """Return the tokens of `prompt`, or of `messages` through the model's chat template. Raises ApiError,
+    InvalidRequestError: a field is wrong."""
     _check_model(service, body)
     names = body.pop("return_token_strs", False)
     if "messages" in body:
@@ -45,11 +42,7 @@ async def tokenize(service: Service, body: dict[str, Any], tenant: str | None) -
 
 
 async def detokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
-    """Return the text of `tokens`.
-
-    Raises:
-        ApiError: a field is wrong, or the model has no tokenizer.
-    """
+    """Return the text of `tokens`. Raises ApiError: a field is wrong, or the model has no tokenizer."""
     check_body("/detokenize", body)
     service.check_model(body.get("model"))
     ids, tokenizer = body["tokens"], service.llm.tokenizer
