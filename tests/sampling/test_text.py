@@ -154,6 +154,9 @@ class CountingTokenizer:
         self.decoded += len(token_ids)
         return str(BYTE_LEVEL.decode(token_ids, **options))
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(BYTE_LEVEL, name)
+
 
 @pytest.mark.parametrize("kind", ["text", "end tokens", "broken bytes", "never whole"])
 def test_each_token_costs_the_same_however_long_the_answer(kind: str) -> None:

@@ -1,12 +1,64 @@
 """Text of answers: from tokens to text, one token at a time, up to a stop string."""
 
+import codecs
 from collections.abc import Sequence
 
-from winnow.sampling.detokenizer import Detokenizer
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.reasoning import ReasoningSplitter
 from winnow.sampling.stops import PlainCutter, SpecialCutter
 from winnow.sampling.token_table import Tokenizer, TokenTable
+
+# Tokens of a prompt that surely hold its last character: it may take four byte tokens.
+_CONTEXT = 6
+
+
+class Detokenizer:
+    """The text that each further token adds: bytes of tokens, decoded as far as characters are whole.
+
+    Model output need not be UTF-8 at all: each broken part of it becomes a replacement character.
+
+    Args:
+        table: of a tokenizer whose text, once complete, does not change when more tokens follow.
+        skip_special_tokens: leave them out.
+        prompt_token_ids: what the answer follows. It may finish a character that the prompt began; one that it does not
+            finish is none of its text.
+
+    Attributes:
+        at_start: whether nothing stands before the next token's text, neither of the prompt nor of the answer.
+    """
+
+    def __init__(self, table: TokenTable, skip_special_tokens: bool, prompt_token_ids: Sequence[int]) -> None:
+        self._table = table
+        self._skipped = table.special if skip_special_tokens else {}
+        self.at_start = all(token in self._skipped for token in prompt_token_ids)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in prompt_token_ids[-_CONTEXT:]:
+            if token not in self._skipped:
+                self._decoder.decode(table.bytes_of(token))
+        self._of_prompt = bool(self._pending)
+
+    @property
+    def _pending(self) -> bytes:
+        return self._decoder.getstate()[0]
+
+    def push(self, token_id: int) -> str:
+        """Return the text that is certain now and was not before."""
+        if token_id in self._skipped:
+            return ""
+        pending, own = self._pending, self._table.bytes_of(token_id, self.at_start)
+        self.at_start = False
+        text = self._decoder.decode(own)
+        if not self._of_prompt or not text:
+            return text
+        self._of_prompt = False
+        is_finished = (pending + own).startswith(text[0].encode())
+        return text if is_finished else text[len(pending.decode(errors="replace")) :]
+
+    def flush(self) -> str:
+        """Return what was still uncertain: the replacement of an incomplete character."""
+        text = self._decoder.decode(b"", final=True)
+        of_prompt, self._of_prompt = self._of_prompt, False
+        return "" if of_prompt else text
 
 
 class TextStream:

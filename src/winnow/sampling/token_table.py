@@ -82,12 +82,6 @@ class TokenTable:
         return {token: byte for token, byte in tokens.items() if token not in missing}
 
     @cached_property
-    def neutral_token(self) -> int | None:
-        """A byte token of a visible character; None: there is none."""
-        visible = range(ord("!"), ord("~") + 1)
-        return next((token for token, byte in self.byte_tokens.items() if byte in visible), None)
-
-    @cached_property
     def _decoder_kinds(self) -> frozenset[str] | None:
         """The kinds of steps of the tokenizer's decoder; None: it describes none."""
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
