@@ -12,8 +12,8 @@ from winnow.cli import serve
 from winnow.cli.main import Parser
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError, UsageError
+from winnow.server.access import Keys
 from winnow.server.config import ServerConfig
-from winnow.server.keys import Keys
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from winnow.openai.answers import AnswerReader
+from winnow.server.access import Keys
 from winnow.server.config import ServerConfig
-from winnow.server.keys import Keys
 from winnow.server.listening import bound_sockets
 from winnow.server.server import Server
 from winnow.server.service import Service

@@ -12,9 +12,9 @@ from tiny_llama import save_tiny_llama
 
 from winnow import LLM
 from winnow.cli import serve
+from winnow.server.access import Keys
 from winnow.server.app import create_app
 from winnow.server.config import ServerConfig
-from winnow.server.keys import Keys
 from winnow.server.service import Service
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,8 @@ import pytest
 from tests.server.running import Running, running
 
 from winnow import LLM
+from winnow.server.access import Keys, Sites
 from winnow.server.config import ServerConfig
-from winnow.server.keys import Keys
-from winnow.server.sites import Sites
 
 PAGE = {"origin": "https://pages.example"}
 FILE = {"files": {"file": ("in.jsonl", b"{}\n")}, "data": {"purpose": "batch"}}

@@ -21,8 +21,8 @@ from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.lazy import importing
 from winnow.report.provenance import Machine
+from winnow.server.access import Keys
 from winnow.server.config import ServerConfig
-from winnow.server.keys import Keys
 from winnow.server.listening import bound_sockets
 from winnow.values.foreign_names import translate
 from winnow.vllm import names as vllm_names

@@ -21,9 +21,9 @@ from starlette.responses import StreamingResponse
 from winnow.config import EngineConfig
 from winnow.errors import ConfigError
 from winnow.llm import LLM
+from winnow.server.access import Keys
 from winnow.server.app import create_app
 from winnow.server.config import ServerConfig
-from winnow.server.keys import Keys
 from winnow.server.service import Service, load_reader, model_names
 from winnow.values.json_values import dump_json
 

@@ -1,13 +1,11 @@
 """The ASGI app: routes, and what becomes of errors."""
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,18 +13,15 @@ from starlette.routing import Match, Route
 
 from winnow.errors import WinnowError
 from winnow.openai.errors import INTERNAL, ApiError
+from winnow.server.access import Sites
 from winnow.server.batches import Batches
-from winnow.server.dashboard import add_dashboard_stream
 from winnow.server.endpoints.file_routes import add_file_routes
-from winnow.server.endpoints.response_routes import add_response_routes
+from winnow.server.endpoints.responses import add_response_routes
 from winnow.server.http import ClientLeft, Gate, error_response
-from winnow.server.pages import add_pages, pages
+from winnow.server.pages import add_dashboard_stream, add_pages, pages
 from winnow.server.routes import add_routes
 from winnow.server.service import Service
-from winnow.server.sites import Sites
 from winnow.server.store import Store
-
-log = logging.getLogger("winnow.server")
 
 _OPEN = ("/health", "/ping", "/ready")
 _FILES = "/v1/files"
@@ -34,7 +29,8 @@ _FILES = "/v1/files"
 
 def create_app(service: Service) -> FastAPI:
     """Return the app that serves `service`; its engine starts and ends with the app."""
-    store = None if service.config.files_dir is None else Store(Path(service.config.files_dir))
+    config = service.config
+    store = None if config.files_dir is None else Store(Path(config.files_dir))
     batches = None if store is None else Batches(service, store)
 
     @asynccontextmanager
@@ -55,23 +51,18 @@ def create_app(service: Service) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its page would load scripts from elsewhere: pages.py has one
         redoc_url=None,
-        openapi_url="/openapi.json" if service.config.docs else None,
+        openapi_url="/openapi.json" if config.docs else None,
     )
     app.state.service = service
     add_routes(app, service)
     add_response_routes(app, service)
-    add_pages(app, service.config)
-    if service.config.dashboard:
+    add_pages(app, config)
+    if config.dashboard:
         add_dashboard_stream(app, service)
     if store is not None and batches is not None:
         add_file_routes(app, store, batches)
     add_error_handlers(app)
-    config = service.config
-    open_paths = {
-        *_OPEN,
-        *(["/metrics"] if config.open_metrics else []),
-        *pages(config),
-    }
+    open_paths = {*_OPEN, *pages(config), *(["/metrics"] if config.open_metrics else [])}
     app.add_middleware(
         Gate,
         keys=service.keys,
@@ -93,8 +84,8 @@ def add_error_handlers(app: FastAPI) -> None:
         app.add_exception_handler(kind, respond)
 
     handle(WinnowError, ApiError.wrap)
-    handle(RequestValidationError, _of_validation)
-    handle(Exception, _of_fault)
+    fault = ApiError(INTERNAL, "the server failed while it served this request; its log says why")
+    handle(Exception, lambda error: fault)
 
     async def no_client(request: Request, error: Exception) -> Response:
         return Response(status_code=499)
@@ -130,13 +121,3 @@ def _methods(app: FastAPI, request: Request) -> list[str]:
 def _of_http(error: HTTPException) -> ApiError:
     codes = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
     return ApiError(codes.get(error.status_code, "invalid_request"), str(error.detail))
-
-
-def _of_validation(error: RequestValidationError) -> ApiError:
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"] if part not in ("body", "query", "path"))
-    return ApiError("invalid_request", f"{path}: {first['msg']}", path or None)
-
-
-def _of_fault(error: Exception) -> ApiError:
-    return ApiError(INTERNAL, "the server failed while it served this request; its log says why")

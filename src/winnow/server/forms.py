@@ -4,7 +4,7 @@ them. What these may hold is checked in `winnow.openai`; the limits are its own.
 tests/server/test_openapi.py holds the fields against what is read.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import reduce
 from operator import or_
@@ -12,8 +12,11 @@ from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le
+from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from starlette.responses import Response
 
+from winnow.anthropic.errors import speaks_anthropic
 from winnow.config.option import documented
 from winnow.openai.errors import invalid
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES
@@ -206,20 +209,6 @@ class BatchForm(Form):
     output_expires_after: dict[str, Any] | None = None
 
 
-def describe_errors(anthropic: bool) -> dict[int | str, dict[str, Any]]:
-    """Return what /openapi.json says of a route's errors, in OpenAI's form or in Anthropic's."""
-    text = {"type": "string"}
-    error: dict[str, Any] = {"type": text, "message": text}
-    found: dict[str, Any] = {"error": {"type": "object", "properties": error}}
-    if anthropic:
-        found |= {"type": text, "request_id": text}
-    else:
-        error["param"] = error["code"] = {"type": ["string", "null"]}
-    content = {"application/json": {"schema": {"type": "object", "properties": found}}}
-    described = {"description": "an error", "content": content}
-    return {"4XX": described, "5XX": described}
-
-
 def _bounded(kind: Any, limits: Limits | None) -> Any:
     """Return a type annotation whose numbers are within `limits`, also those of lists."""
     if limits is not None and kind in (int, float):
@@ -268,8 +257,28 @@ def check_body(path: str, body: Mapping[str, Any]) -> None:
         raise invalid(".".join(where), f"is wrong: {fault}, got {first['input']!r:.80}", where[0]) from None
 
 
-def describe_body(path: str) -> dict[str, Any] | None:
-    """Return what /openapi.json says of a path beside its name: the form of its body; None: there is none."""
+def add_route(app: FastAPI, method: str, path: str) -> Callable[[Any], Any]:
+    """Return a decorator that adds a route to an app, with what /openapi.json says of it."""
+    described = _body(path) if method == "POST" else _parameters(path)
+    return app.api_route(
+        path, methods=[method], response_class=Response, responses=_errors(path), openapi_extra=described
+    )
+
+
+def _errors(path: str) -> dict[int | str, dict[str, Any]]:
+    text = {"type": "string"}
+    error: dict[str, Any] = {"type": text, "message": text}
+    found: dict[str, Any] = {"error": {"type": "object", "properties": error}}
+    if speaks_anthropic(path):
+        found |= {"type": text, "request_id": text}
+    else:
+        error["param"] = error["code"] = {"type": ["string", "null"]}
+    content = {"application/json": {"schema": {"type": "object", "properties": found}}}
+    described = {"description": "an error", "content": content}
+    return {"4XX": described, "5XX": described}
+
+
+def _body(path: str) -> dict[str, Any] | None:
     schema: dict[str, Any]
     if path == "/v1/files":
         schema = {
@@ -282,13 +291,13 @@ def describe_body(path: str) -> dict[str, Any] | None:
         }
         return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
     if path not in FORMS:
-        return describe_parameters(path)
+        return _parameters(path)
     schema = _inlined(FORMS[path].model_json_schema())
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def describe_parameters(path: str) -> dict[str, Any] | None:
-    """Do as `describe_body` does, for what stands in a path and behind it."""
+def _parameters(path: str) -> dict[str, Any] | None:
+    """Describe what stands in a path and behind it."""
     names = [part[1:-1].partition(":")[0] for part in path.split("/") if part.startswith("{")]
     found: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names

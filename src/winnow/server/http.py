@@ -15,8 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from winnow.anthropic.errors import error_body, speaks_anthropic, status_of
 from winnow.openai.errors import QUOTA, ApiError
-from winnow.server.keys import Keys
-from winnow.server.sites import Sites
+from winnow.server.access import Keys, Sites
 from winnow.values.json_values import json_kind, parse_strict
 from winnow.values.units import format_bytes
 

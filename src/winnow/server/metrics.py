@@ -1,65 +1,21 @@
 """Metrics for Prometheus, under `winnow_` names, and under vLLM's where that is asked for."""
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from winnow.outputs import EngineStats, RequestOutput
 
-_TTFT = (
-    *(
-        0.001,
-        0.005,
-        0.01,
-        0.02,
-        0.04,
-        0.06,
-        0.08,
-        0.1,
-        0.25,
-        0.5,
-        0.75,
-        1,
-        2.5,
-        5,
-        7.5,
-        10,
-        20,
-        40,
-        80,
-        160,
-        640,
-    ),
-    2560,
-)
-_ITL = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.2,
-    0.3,
-    0.4,
-    0.5,
-    0.75,
-    1,
-    2.5,
-    5,
-    10,
-    40,
-    80,
-)
+_FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_TTFT = (*_FIRST, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_NEXT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75)
+_ITL = (*_NEXT, 1, 2.5, 5, 10, 40, 80)
 _REQUEST = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 60, 120, 480, 1920, 7680)
 _TOKENS = tuple(2**power for power in range(21))
 _RATIOS = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -75,12 +31,19 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_prompt_tokens": ("tokens of a request's prompt", _TOKENS),
     "request_generation_tokens": ("tokens of a request's answers", _TOKENS),
     "request_params_n": ("answers asked for", _TOKENS[:8]),
-}
-_OWN_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "request_compression_ratio": ("tokens computed per KV kept, of answers under a policy", _RATIOS),
 }
-
-
+_OURS = ("request_compression_ratio",)
+"""Not under vLLM's names: it has none."""
+_SPANS = {
+    "time_to_first_token_seconds": ("arrival_time", "first_token_time"),
+    "e2e_request_latency_seconds": ("arrival_time", "finished_time"),
+    "request_queue_time_seconds": ("arrival_time", "first_scheduled_time"),
+    "request_prefill_time_seconds": ("first_scheduled_time", "first_token_time"),
+    "request_decode_time_seconds": ("first_token_time", "finished_time"),
+    "request_inference_time_seconds": ("first_scheduled_time", "finished_time"),
+}
+"""Beginning and end of what is measured, fields of `RequestMetrics`."""
 _SHOWN = {
     "time_to_first_token_seconds": "first token",
     "inter_token_latency_seconds": "between tokens",
@@ -106,28 +69,28 @@ class Metrics:
             text, labels = "blocks of the KV cache, of block_size tokens in every row", [*cache, "engine"]
             info = Gauge("vllm:cache_config_info", text, labels, registry=self.registry)
             info.labels(**cache, engine="0").set(1)
-        prefixes = ["winnow_", *(["vllm:"] if vllm else [])]
-        self._vllm = vllm
+        # Names begin so, and have these labels.
+        self._spaces = {
+            "winnow_": self._labels,
+            **({"vllm:": self._labels | {"engine": "0"}} if vllm else {}),
+        }
         self._histograms = {
-            name: [self._histogram(prefix + name, text, buckets) for prefix in prefixes]
+            name: [
+                Histogram(prefix + name, text, [*labels], buckets=buckets, registry=self.registry).labels(
+                    **labels
+                )
+                for prefix, labels in self._spaces.items()
+                if prefix == "winnow_" or name not in _OURS
+            ]
             for name, (text, buckets) in _HISTOGRAMS.items()
         }
-        self._histograms |= {
-            name: [self._histogram(f"winnow_{name}", text, buckets)]
-            for name, (text, buckets) in _OWN_HISTOGRAMS.items()
-        }
-        self.finished: dict[str, int] = {}
-        self._by_tenant: dict[tuple[str, str], int] = {}
+        self.finished = Counter[str]()
+        self._by_tenant = Counter[tuple[str, str]]()
         self._last_token: dict[str, float] = {}
-        self._seen: dict[str, int] = {}
+        self._seen = Counter[str]()
         self._recent = {name: deque[float](maxlen=_RECENT) for name in _SHOWN}
         self.evicted_kvs = 0
         self.prefix_queries = 0
-
-    def _histogram(self, name: str, text: str, buckets: Iterable[float]) -> Histogram:
-        labels = [*self._labels, *(["engine"] if name.startswith("vllm:") else [])]
-        family = Histogram(name, text, labels, buckets=tuple(buckets), registry=self.registry)
-        return family.labels(**self._labels, **({"engine": "0"} if "engine" in labels else {}))
 
     def _record(self, name: str, value: float) -> None:
         if name in self._recent:
@@ -143,7 +106,7 @@ class Metrics:
         for output in outputs:
             tokens = sum(len(answer.token_ids) for answer in output.outputs)
             name = output.request_id
-            self._seen[name] = self._seen.get(name, 0) + tokens
+            self._seen[name] += tokens
             last = self._last_token.get(name)
             if tokens:
                 if last is not None:
@@ -157,21 +120,19 @@ class Metrics:
         for name in request_ids:
             self._seen.pop(name, None)
             self._last_token.pop(name, None)
-            self.finished["abort"] = self.finished.get("abort", 0) + 1
+            self.finished["abort"] += 1
 
     def count_tokens(self, tenant: str | None, prompt: int, answers: int) -> None:
         """Count what a tenant's request used."""
-        for kind, tokens in (("prompt", prompt), ("generation", answers)):
-            key = (tenant or "", kind)
-            self._by_tenant[key] = self._by_tenant.get(key, 0) + tokens
+        self._by_tenant[tenant or "", "prompt"] += prompt
+        self._by_tenant[tenant or "", "generation"] += answers
 
     def _count_finished(self, output: RequestOutput) -> None:
         generated = self._seen.pop(output.request_id, 0)
         self._last_token.pop(output.request_id, None)
         self.prefix_queries += len(output.prompt_token_ids)
         for answer in output.outputs:
-            reason = answer.finish_reason or "error"
-            self.finished[reason] = self.finished.get(reason, 0) + 1
+            self.finished[answer.finish_reason or "error"] += 1
             if answer.eviction is not None:
                 self._record("request_compression_ratio", answer.eviction.compression)
                 report = answer.eviction
@@ -180,20 +141,10 @@ class Metrics:
         self._record("request_prompt_tokens", len(output.prompt_token_ids))
         self._record("request_generation_tokens", generated)
         self._record("request_params_n", len(output.outputs))
-        times = output.metrics
-        end, first, start = times.finished_time, times.first_token_time, times.first_scheduled_time
-        if end is not None:
-            self._record("e2e_request_latency_seconds", end - times.arrival_time)
-        if first is not None:
-            self._record("time_to_first_token_seconds", first - times.arrival_time)
-            if end is not None:
-                self._record("request_decode_time_seconds", end - first)
-        if start is not None:
-            self._record("request_queue_time_seconds", start - times.arrival_time)
-            if first is not None:
-                self._record("request_prefill_time_seconds", first - start)
-            if end is not None:
-                self._record("request_inference_time_seconds", end - start)
+        for name, (begin, end) in _SPANS.items():
+            began, ended = getattr(output.metrics, begin), getattr(output.metrics, end)
+            if began is not None and ended is not None:
+                self._record(name, ended - began)
 
     # -- what is read ----------------------------------------------------------------------------------------------
 
@@ -207,8 +158,7 @@ class Metrics:
 
     def render(self, stats: EngineStats, by_tenant: Mapping[str | None, tuple[int, int]]) -> bytes:
         """Return the text that Prometheus reads."""
-        snapshot = CollectorRegistry()
-        snapshot.register(_Snapshot(self._families(stats, by_tenant)))
+        snapshot: Any = SimpleNamespace(collect=lambda: self._families(stats, by_tenant))
         return bytes(generate_latest(snapshot)) + bytes(generate_latest(self.registry))
 
     def _families(
@@ -268,85 +218,50 @@ class Metrics:
                 "disk_dropped_files": ("files deleted for room", disk.num_dropped),
                 "disk_damaged_files": ("files that could not be read", disk.num_damaged),
             }
-        for prefix, labels in self._spaces():
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for prefix, labels in self._spaces.items():
             for name, (text, value) in gauges.items():
-                yield _gauge(prefix + name, text, labels, value)
+                yield _family(gauge, prefix + name, text, labels, [(value,)])
             for name, (text, value) in counters.items():
-                yield _counter(prefix + name, text, labels, value)
-            success = CounterMetricFamily(
-                f"{prefix}request_success", "answers that ended, by why", labels=[*labels, "finished_reason"]
-            )
-            for reason, count in sorted(self.finished.items()):
-                success.add_metric([*labels.values(), reason], count)
-            yield success
+                yield _family(counter, prefix + name, text, labels, [(value,)])
+            ended, text = sorted(self.finished.items()), "answers that ended, by why"
+            yield _family(counter, f"{prefix}request_success", text, labels, ended, "finished_reason")
+        labels = self._labels
         for name, (text, value) in own_gauges.items():
-            yield _gauge(f"winnow_{name}", text, self._labels, value)
+            yield _family(gauge, f"winnow_{name}", text, labels, [(value,)])
         for name, (text, value) in own_counters.items():
-            yield _counter(f"winnow_{name}", text, self._labels, value)
-        sessions = GaugeMetricFamily(
-            "winnow_sessions", "conversations, by where KVs lie", labels=[*self._labels, "tier"]
-        )
-        for tier, number in stats.sessions.items():
-            sessions.add_metric([*self._labels.values(), tier], number)
-        yield sessions
-        yield self._draft_rates(stats)
-        yield self._seconds(stats)
-        yield from self._tenants(by_tenant)
-
-    def _spaces(self) -> Iterator[tuple[str, dict[str, str]]]:
-        yield "winnow_", self._labels
-        if self._vllm:
-            yield "vllm:", {**self._labels, "engine": "0"}
-
-    def _draft_rates(self, stats: EngineStats) -> Metric:
+            yield _family(counter, f"winnow_{name}", text, labels, [(value,)])
+        text, tiers = "conversations, by where KVs lie", stats.sessions.items()
+        yield _family(gauge, "winnow_sessions", text, labels, tiers, "tier")
         text = "tokens a second with drafts (drafted) and without, by the most sequences measured together"
-        labels = [*self._labels, "running", "kind"]
-        family = GaugeMetricFamily("winnow_draft_tokens_per_second", text, labels=labels)
-        for each in stats.draft_rates:
-            for kind, value in (("plain", each.plain), ("drafted", each.drafted)):
-                if value is not None:
-                    family.add_metric([*self._labels.values(), str(each.most_running), kind], value)
-        return family
-
-    def _seconds(self, stats: EngineStats) -> Metric:
-        family = CounterMetricFamily(
-            "winnow_engine_seconds", "seconds of the engine, by phase", labels=[*self._labels, "phase"]
+        rates = [
+            (str(each.most_running), kind, value)
+            for each in stats.draft_rates
+            for kind, value in (("plain", each.plain), ("drafted", each.drafted))
+            if value is not None
+        ]
+        yield _family(gauge, "winnow_draft_tokens_per_second", text, labels, rates, "running", "kind")
+        phases = [(phase, max(0.0, seconds)) for phase, seconds in sorted(stats.elapsed.items())]
+        yield _family(
+            counter, "winnow_engine_seconds", "seconds of the engine, by phase", labels, phases, "phase"
         )
-        for phase, seconds in sorted(stats.elapsed.items()):
-            family.add_metric([*self._labels.values(), phase], max(0.0, seconds))
-        return family
-
-    def _tenants(self, by_tenant: Mapping[str | None, tuple[int, int]]) -> Iterator[Metric]:
-        gauge = GaugeMetricFamily(
-            "winnow_tenant_answers", "answers in progress", labels=[*self._labels, "tenant", "state"]
+        answers = [
+            (tenant or "", state, count)
+            for tenant, counts in by_tenant.items()
+            for state, count in zip(("running", "waiting"), counts, strict=True)
+        ]
+        yield _family(
+            gauge, "winnow_tenant_answers", "answers in progress", labels, answers, "tenant", "state"
         )
-        for tenant, counts in by_tenant.items():
-            for state, count in zip(("running", "waiting"), counts, strict=True):
-                gauge.add_metric([*self._labels.values(), tenant or "", state], count)
-        yield gauge
-        tokens = CounterMetricFamily(
-            "winnow_tenant_tokens", "tokens served", labels=[*self._labels, "tenant", "kind"]
-        )
-        for (name, kind), count in sorted(self._by_tenant.items()):
-            tokens.add_metric([*self._labels.values(), name, kind], count)
-        yield tokens
+        tokens = [(*key, count) for key, count in sorted(self._by_tenant.items())]
+        yield _family(counter, "winnow_tenant_tokens", "tokens served", labels, tokens, "tenant", "kind")
 
 
-class _Snapshot(Collector):
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = list(families)
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
-
-
-def _gauge(name: str, text: str, labels: Mapping[str, Any], value: float) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
-    return family
-
-
-def _counter(name: str, text: str, labels: Mapping[str, Any], value: float) -> Metric:
-    family = CounterMetricFamily(name, text, labels=list(labels))
-    family.add_metric(list(labels.values()), value)
+def _family(
+    kind: Any, name: str, text: str, labels: Mapping[str, str], rows: Iterable[tuple[Any, ...]], *more: str
+) -> Metric:
+    """Return metrics of one name: for each row the values of the labels `more`, and the number."""
+    family: Metric = kind(name, text, labels=[*labels, *more])
+    for *values, number in rows:
+        family.add_metric([*labels.values(), *values], number)  # type: ignore[attr-defined]
     return family

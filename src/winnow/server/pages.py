@@ -1,14 +1,36 @@
-"""The pages: a dashboard at /, a chat at /chat, the operations at /docs. Each is one file that loads nothing else."""
+"""The pages: a dashboard at /, a chat at /chat, the operations at /docs. Each is one file that loads nothing else. And
+the numbers that the dashboard shows, as they change.
+"""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import asdict
 from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from winnow import __version__
+from winnow.engine.memory.occupancy import Occupancy
+from winnow.openai.events import event
+from winnow.outputs import EngineStats, SessionStats
+from winnow.process.resources import resident_bytes
 from winnow.server.config import ServerConfig
+from winnow.server.http import EventStream
+from winnow.server.service import Service
 
+if TYPE_CHECKING:
+    from winnow.llm import LLM
+
+INTERVAL = 1.0
+"""Seconds between two events."""
+MAX_SHOWN = 50
+"""Sessions, those used last."""
+_Moment = tuple[EngineStats, list[SessionStats], Occupancy]
 # A page loads nothing from anywhere, asks this server alone, and may not be framed.
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
@@ -42,3 +64,91 @@ def _route(name: str) -> Callable[[Request], Awaitable[Response]]:
         return HTMLResponse(page, headers=_HEADERS)
 
     return show
+
+
+def add_dashboard_stream(app: FastAPI, service: Service) -> None:
+    """Add the stream to the app."""
+
+    async def stats(request: Request) -> Response:
+        """Return the numbers of the dashboard, once a second, as server-sent events."""
+        return EventStream(_events(service, request.state.tenant))
+
+    app.add_api_route(
+        "/stats/stream", stats, methods=["GET"], response_class=Response, include_in_schema=False
+    )
+
+
+async def _events(service: Service, tenant: str | None) -> AsyncIterator[str]:
+    moment: _Moment = await service.stats(), await service.sessions(tenant), await service.occupancy()
+    before, since = moment[0], time.monotonic() - INTERVAL
+    while service.engine.failure is None and not service.ending.is_set():
+        with suppress(TimeoutError):  # a step takes long: what was true before it
+            moment = await asyncio.wait_for(service.engine.call(lambda: _read(service.llm, tenant)), INTERVAL)
+        now, stats = time.monotonic(), moment[0]
+        snapshot = _snapshot(service, *moment)
+        seconds = max(now - since, INTERVAL / 2)
+        snapshot["generated_per_second"] = (stats.generated_tokens - before.generated_tokens) / seconds
+        snapshot["session_per_second"] = (stats.session_tokens - before.session_tokens) / seconds
+        snapshot["prompt_per_second"] = (stats.prompt_tokens - before.prompt_tokens) / seconds
+        before, since = stats, now
+        yield event(snapshot)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(service.ending.wait(), INTERVAL)
+    yield event({"failure": "the engine has failed" if service.engine.failure else "the server has ended"})
+
+
+def _read(llm: "LLM", tenant: str | None) -> _Moment:
+    return llm.stats(), llm.sessions(tenant), llm.occupancy()
+
+
+def _snapshot(
+    service: Service, stats: EngineStats, sessions: list[SessionStats], occupancy: Occupancy
+) -> dict[str, Any]:
+    answers = service.engine.by_tenant()
+    running, waiting = (sum(each[place] for each in answers.values()) for place in (0, 1))
+    names = sorted({tenant or "" for tenant in answers} | set(occupancy.tenants))
+    return {
+        "model": service.names[0],
+        "version": __version__,
+        "draining": service.engine.draining,
+        "running": running,
+        "waiting": waiting,
+        "batch_answers": service.engine.background,
+        "resident_bytes": resident_bytes() or 0,
+        "kv_bytes_used": stats.kv_bytes_used,
+        "kv_bytes_cached": stats.cached_bytes,
+        "kv_bytes_peak": stats.kv_bytes_peak,
+        "kv_bytes_budget": stats.kv_bytes_budget,
+        "prompt_tokens": stats.prompt_tokens,
+        "generated_tokens": stats.generated_tokens,
+        "cached_tokens": stats.cached_tokens,
+        "prefix_queries": service.metrics.prefix_queries,
+        "host_bytes_used": stats.host_bytes_used,
+        "host_bytes_budget": stats.host_bytes_budget,
+        "disk_bytes_used": 0 if stats.disk_tier is None else stats.disk_tier.bytes_used,
+        "disk_bytes_budget": 0 if stats.disk_tier is None else stats.disk_tier.bytes_budget,
+        "preemptions": {
+            "out of KV memory, copied to host memory": stats.num_swaps,
+            "out of KV memory, computed again": stats.num_preemptions - stats.num_swaps,
+        },
+        "steps": stats.num_steps,
+        "rounds": stats.num_rounds,
+        "evicted_kvs": service.metrics.evicted_kvs,
+        "kv_bytes_freed": stats.kv_bytes_freed,
+        "seconds": {phase: max(0.0, seconds) for phase, seconds in stats.elapsed.items()},
+        "finished": service.metrics.finished,
+        "latencies": service.metrics.latencies(),
+        "tenants": [
+            {
+                "name": name,
+                "bytes": occupancy.tenants.get(name, 0),
+                "answers": sum(answers.get(name or None, (0, 0))),
+            }
+            for name in names
+        ],
+        "sessions": [asdict(each) for each in sessions[:MAX_SHOWN]],
+        "session_tiers": stats.sessions,
+        "session_bytes": sum(each.num_bytes for each in sessions),
+        "session_seconds": stats.session_seconds,
+        "kept": occupancy.kept,
+    }

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from winnow import __version__
-from winnow.anthropic.errors import speaks_anthropic
 from winnow.openai.errors import SHUTTING_DOWN, UNHEALTHY, ApiError
 from winnow.openai.request import Endpoint
 from winnow.outputs import SessionStats
@@ -18,7 +17,7 @@ from winnow.server.endpoints.completions import StrictResponse, complete
 from winnow.server.endpoints.messages import count_tokens, create_message
 from winnow.server.endpoints.responses import respond
 from winnow.server.endpoints.tokens import detokenize, tokenize
-from winnow.server.forms import describe_body, describe_errors, describe_parameters
+from winnow.server.forms import add_route
 from winnow.server.http import error_response, read_json, read_turn
 from winnow.server.service import Service
 
@@ -26,41 +25,51 @@ from winnow.server.service import Service
 def add_routes(app: FastAPI, service: Service) -> None:
     """Add them to the app."""
 
+    @add_route(app, "POST", "/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await complete(service, request, Endpoint.CHAT, await read_turn(request))
 
+    @add_route(app, "POST", "/v1/completions")
     async def completions(request: Request) -> Response:
         """Continue prompts."""
         return await complete(service, request, Endpoint.COMPLETION, await read_turn(request))
 
+    @add_route(app, "POST", "/v1/responses")
     async def responses(request: Request) -> Response:
         """Answer a conversation, in the form of the Responses API."""
         return await respond(service, request, await read_turn(request))
 
+    @add_route(app, "POST", "/v1/messages")
     async def messages(request: Request) -> Response:
         """Answer a conversation, in the form of Anthropic's Messages API."""
         return await create_message(service, request, await read_turn(request))
 
+    @add_route(app, "POST", "/v1/messages/count_tokens")
     async def message_tokens(request: Request) -> Response:
         """Count the tokens of a conversation, in the form of Anthropic's Messages API."""
         return StrictResponse(await count_tokens(service, await read_json(request), request.state.tenant))
 
+    @add_route(app, "GET", "/v1/models")
     async def models(request: Request) -> Response:
         """List the model under each of its names."""
         return JSONResponse({"object": "list", "data": [_model(service, name) for name in service.names]})
 
+    @add_route(app, "GET", "/v1/models/{name:path}")
     async def model(request: Request) -> Response:
         """Describe the model."""
         name = request.path_params["name"]
         service.check_model(name, strict=True)
         return JSONResponse(_model(service, name))
 
+    @add_route(app, "GET", "/health")
+    @add_route(app, "GET", "/ping")
     async def health(request: Request) -> Response:
         """Return whether the engine computes."""
         error = _fault(service)
         return Response(status_code=200) if error is None else error_response(error)
 
+    @add_route(app, "GET", "/ready")
     async def ready(request: Request) -> Response:
         """Return whether requests are taken."""
         error = _fault(service)
@@ -68,11 +77,13 @@ def add_routes(app: FastAPI, service: Service) -> None:
             error = ApiError(SHUTTING_DOWN, "the server is shutting down", retry_after=RETRY_SECONDS)
         return Response(status_code=200) if error is None else error_response(error)
 
+    @add_route(app, "GET", "/v1/sessions")
     async def sessions(request: Request) -> Response:
         """List the conversations that are remembered, the most recently used first."""
         found = await service.sessions(request.state.tenant)
         return JSONResponse({"object": "list", "data": [_session(each) for each in found]})
 
+    @add_route(app, "DELETE", "/v1/sessions/{name:path}")
     async def delete_session(request: Request) -> Response:
         """Forget a conversation."""
         name, tenant = request.path_params["name"], request.state.tenant
@@ -80,6 +91,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
             raise ApiError("not_found", f"there is no session {name!r:.80}")
         return JSONResponse({"id": name, "object": "session", "deleted": True})
 
+    @add_route(app, "GET", "/load")
     async def load(request: Request) -> Response:
         """Return how much is in progress."""
         queued, tokens = service.engine.num_queued()
@@ -93,60 +105,26 @@ def add_routes(app: FastAPI, service: Service) -> None:
             }
         )
 
+    @add_route(app, "GET", "/version")
     async def version(request: Request) -> Response:
         """Return the version of Winnow."""
         return JSONResponse({"version": __version__})
 
+    @add_route(app, "GET", "/metrics")
     async def metrics(request: Request) -> Response:
         """Return what Prometheus reads."""
         text = service.metrics.render(await service.stats(), service.engine.by_tenant())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
 
+    @add_route(app, "POST", "/tokenize")
     async def tokenize_route(request: Request) -> Response:
         """Return the tokens of a text, or of a conversation."""
         return StrictResponse(await tokenize(service, await read_json(request), request.state.tenant))
 
+    @add_route(app, "POST", "/detokenize")
     async def detokenize_route(request: Request) -> Response:
         """Return the text of tokens."""
         return StrictResponse(await detokenize(service, await read_json(request)))
-
-    post: dict[str, Any] = {
-        "/v1/chat/completions": chat_completions,
-        "/v1/completions": completions,
-        "/v1/responses": responses,
-        "/v1/messages": messages,
-        "/v1/messages/count_tokens": message_tokens,
-        "/tokenize": tokenize_route,
-        "/detokenize": detokenize_route,
-    }
-    get: dict[str, Any] = {
-        "/v1/models": models,
-        "/v1/models/{name:path}": model,
-        "/v1/sessions": sessions,
-        "/health": health,
-        "/ping": health,
-        "/ready": ready,
-        "/load": load,
-        "/version": version,
-        "/metrics": metrics,
-    }
-    for path, route in post.items():
-        add_route(app, "POST", path, route)
-    for path, route in get.items():
-        add_route(app, "GET", path, route)
-    add_route(app, "DELETE", "/v1/sessions/{name:path}", delete_session)
-
-
-def add_route(app: FastAPI, method: str, path: str, route: Any) -> None:
-    """Add a route, with what /openapi.json says of it."""
-    app.add_api_route(
-        path,
-        route,
-        methods=[method],
-        response_class=Response,
-        responses=describe_errors(speaks_anthropic(path)),
-        openapi_extra=describe_body(path) if method == "POST" else describe_parameters(path),
-    )
 
 
 def _fault(service: Service) -> ApiError | None:

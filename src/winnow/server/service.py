@@ -23,11 +23,10 @@ from winnow.openai.errors import FAILED, OVERLOADED, RATE_LIMIT, ApiError, inval
 from winnow.openai.request import CompletionRequest, Message, Prompt
 from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
+from winnow.server.access import Keys, TokenQuota
 from winnow.server.async_engine import AsyncEngine
 from winnow.server.config import ServerConfig
-from winnow.server.keys import Keys
 from winnow.server.metrics import Metrics
-from winnow.server.quota import TokenQuota
 from winnow.server.request_stream import RequestStream
 from winnow.server.stored_responses import StoredResponses
 from winnow.values.json_values import json_kind
@@ -107,8 +106,7 @@ class Service:
         self._tokenising = ThreadPoolExecutor(_TOKENISING_THREADS, "winnow-tokenise")
         self._numbers = itertools.count()
         self._admitting: dict[str | None, int] = {}  # answers on their way to the engine, by tenant
-        self._stats, self._occupancy = EngineStats(), Occupancy({}, [])
-        self._sessions: dict[str | None, list[SessionStats]] = {}
+        self._read: dict[Any, Any] = {}  # what the engine said last, by name
 
     async def close(self) -> None:
         """End the engine's thread and free the model."""
@@ -250,15 +248,21 @@ class Service:
 
     async def stats(self) -> EngineStats:
         """Return the engine's counters, as they were a step ago where one takes long."""
-        with suppress(TimeoutError):
-            self._stats = await asyncio.wait_for(self.engine.call(self.llm.stats), _STATS_WAIT)
-        return self._stats
+        return await self._latest("stats", EngineStats(), self.llm.stats)
 
     async def occupancy(self) -> Occupancy:
         """Return who holds the KV memory; as `stats`."""
+        return await self._latest("occupancy", Occupancy({}, []), self.llm.occupancy)
+
+    async def sessions(self, tenant: str | None) -> list[SessionStats]:
+        """Return the conversations of a tenant; as `stats`."""
+        return await self._latest(("sessions", tenant), [], lambda: self.llm.sessions(tenant))
+
+    async def _latest(self, name: Any, first: T, read: Callable[[], T]) -> T:
         with suppress(TimeoutError):
-            self._occupancy = await asyncio.wait_for(self.engine.call(self.llm.occupancy), _STATS_WAIT)
-        return self._occupancy
+            self._read[name] = await asyncio.wait_for(self.engine.call(read), _STATS_WAIT)
+        found: T = self._read.get(name, first)
+        return found
 
     def _open_kv_events(self) -> "KVEventPublisher | None":
         config, kv_cache_dtype = self.config, self.llm.config.cache.kv_cache_dtype
@@ -277,13 +281,6 @@ class Service:
     def _publish_prefixes(self) -> None:
         if self._kv_events is not None:
             self._kv_events.publish(self.llm.take_prefix_events())
-
-    async def sessions(self, tenant: str | None) -> list[SessionStats]:
-        """Return the conversations of a tenant; as `stats`."""
-        with suppress(TimeoutError):
-            work = self.engine.call(self.llm.sessions, tenant)
-            self._sessions[tenant] = await asyncio.wait_for(work, _STATS_WAIT)
-        return self._sessions.get(tenant, [])
 
     # -- after the engine ------------------------------------------------------------------------------------------
 

@@ -123,8 +123,8 @@ def _server(url: str | None, options: dict[str, Any], stats: dict[str, Any]) -> 
         yield url
         return
     with importing():
+        from winnow.server.access import Keys
         from winnow.server.config import ServerConfig
-        from winnow.server.keys import Keys
         from winnow.server.listening import bound_sockets
         from winnow.server.server import Server
         from winnow.server.service import Service, load_reader, model_names

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import UploadFile
@@ -11,8 +10,8 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from winnow.openai.errors import invalid
 from winnow.server.batches import Batches
+from winnow.server.forms import add_route
 from winnow.server.http import read_json
-from winnow.server.routes import add_route
 from winnow.server.store import Record, Store, public
 
 _PURPOSES = ("batch",)
@@ -23,6 +22,7 @@ _MAX_PAGE = 10_000
 def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
     """Add them to the app."""
 
+    @add_route(app, "POST", "/v1/files")
     async def upload(request: Request) -> Response:
         """Keep a file of requests."""
         async with request.form(max_files=1, max_fields=_MAX_FIELDS) as form:
@@ -37,56 +37,50 @@ def add_file_routes(app: FastAPI, store: Store, batches: Batches) -> None:
             )
         return JSONResponse(public(record))
 
+    @add_route(app, "GET", "/v1/files")
     async def list_files(request: Request) -> Response:
         """List the tenant's files, newest first."""
         purpose = request.query_params.get("purpose")
         found = store.records("file", request.state.tenant)
         return page(request, [each for each in found if purpose in (None, each["purpose"])])
 
+    @add_route(app, "GET", "/v1/files/{name}")
     async def get_file(request: Request) -> Response:
         """Describe a file."""
         return JSONResponse(public(store.get(request.path_params["name"], "file", request.state.tenant)))
 
+    @add_route(app, "DELETE", "/v1/files/{name}")
     async def delete_file(request: Request) -> Response:
         """Delete a file."""
         name = request.path_params["name"]
         await asyncio.to_thread(store.delete_file, name, request.state.tenant)
         return JSONResponse({"id": name, "object": "file", "deleted": True})
 
+    @add_route(app, "GET", "/v1/files/{name}/content")
     async def file_content(request: Request) -> Response:
         """Return a file's content."""
         record = store.get(request.path_params["name"], "file", request.state.tenant)
         return FileResponse(store.content(record["id"]), media_type="application/jsonl")
 
+    @add_route(app, "POST", "/v1/batches")
     async def create_batch(request: Request) -> Response:
         """Answer every line of a file."""
         return JSONResponse(public(await batches.create(await read_json(request), request.state.tenant)))
 
+    @add_route(app, "GET", "/v1/batches")
     async def list_batches(request: Request) -> Response:
         """List the tenant's batches, newest first."""
         return page(request, store.records("batch", request.state.tenant))
 
+    @add_route(app, "GET", "/v1/batches/{name}")
     async def get_batch(request: Request) -> Response:
         """Describe a batch."""
         return JSONResponse(public(store.get(request.path_params["name"], "batch", request.state.tenant)))
 
+    @add_route(app, "POST", "/v1/batches/{name}/cancel")
     async def cancel_batch(request: Request) -> Response:
         """End a batch early."""
         return JSONResponse(public(await batches.cancel(request.path_params["name"], request.state.tenant)))
-
-    routes: list[tuple[str, str, Any]] = [
-        ("POST", "/v1/files", upload),
-        ("GET", "/v1/files", list_files),
-        ("GET", "/v1/files/{name}", get_file),
-        ("DELETE", "/v1/files/{name}", delete_file),
-        ("GET", "/v1/files/{name}/content", file_content),
-        ("POST", "/v1/batches", create_batch),
-        ("GET", "/v1/batches", list_batches),
-        ("GET", "/v1/batches/{name}", get_batch),
-        ("POST", "/v1/batches/{name}/cancel", cancel_batch),
-    ]
-    for method, path, route in routes:
-        add_route(app, method, path, route)
 
 
 def page(request: Request, records: Sequence[Record]) -> Response:

@@ -1,18 +1,21 @@
-"""/v1/responses: a chat under another face."""
+"""/v1/responses: a chat under another face, and responses that were kept."""
 
 import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from winnow.openai.errors import invalid
 from winnow.openai.request import Endpoint, read_body
 from winnow.openai.response_writer import ResponseWriter
-from winnow.openai.responses import chat_body, conversation_id, input_items, new_id
+from winnow.openai.responses import PATH, chat_body, conversation_id, input_items, new_id
 from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import write
+from winnow.server.endpoints.file_routes import page
+from winnow.server.forms import add_route
 from winnow.server.service import Service, Submitted
 
 
@@ -52,3 +55,29 @@ def _is_stored(body: Mapping[str, Any]) -> bool:
     if not isinstance(store, bool | None):
         raise invalid("store", f"must be true or false, got {store!r:.80}")
     return store is not False
+
+
+def add_response_routes(app: FastAPI, service: Service) -> None:
+    """Add /v1/responses/{name}: responses that were kept."""
+
+    @add_route(app, "GET", f"{PATH}/{{name}}")
+    async def get_response(request: Request) -> Response:
+        """Return a response that was kept."""
+        turn = service.responses[request.state.tenant].get(request.path_params["name"])
+        return Response(turn.response, media_type="application/json")
+
+    @add_route(app, "DELETE", f"{PATH}/{{name}}")
+    async def delete_response(request: Request) -> Response:
+        """Forget a response; those that continue it can still be continued."""
+        name = request.path_params["name"]
+        service.responses[request.state.tenant].delete(name)
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    @add_route(app, "GET", f"{PATH}/{{name}}/input_items")
+    async def list_input_items(request: Request) -> Response:
+        """List what a response answers, newest first: the conversation before it, and its own input."""
+        turn = service.responses[request.state.tenant].get(request.path_params["name"])
+        items, order = turn.input_items(), request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise invalid("order", f"must be asc or desc, got {order!r:.80}")
+        return page(request, items if order == "asc" else items[::-1])
