@@ -6,8 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from winnow.cli.screen.meter import Meter, Snapshot
-from winnow.cli.screen.progress import LiveProgress, PlainProgress, open_progress, plain_line
+from winnow.cli.screen.progress import LIVE_SECONDS, Meter, Progress, Snapshot, open_progress, plain_line
 from winnow.outputs import EngineStats
 
 STATS = EngineStats(
@@ -41,7 +40,7 @@ def test_the_plain_line() -> None:
 
 def test_a_plain_line_every_few_seconds() -> None:
     clock, stream = Clock(), io.StringIO()
-    with PlainProgress(stream, every=5.0, clock=clock) as progress:
+    with Progress(stream, 5.0, clock=clock) as progress:
         shown = []
         for clock.now in (0.0, 4.9, 5.0, 6.0, 10.1):
             shown.append(progress.due())
@@ -53,14 +52,13 @@ def test_a_plain_line_every_few_seconds() -> None:
 
 def test_modes() -> None:
     stream = io.StringIO()
-    assert isinstance(open_progress("auto", stream), PlainProgress)
-    assert isinstance(open_progress("rich", stream), LiveProgress)
-    assert not open_progress("off", stream).due()
+    due = {mode: open_progress(mode, stream).due() for mode in ("auto", "rich", "plain", "off")}
+    assert due == {"auto": False, "rich": True, "plain": False, "off": False}
 
 
 def test_the_live_display_shows_the_same_readings() -> None:
     stream = io.StringIO()
-    with LiveProgress(stream) as progress:
+    with Progress(stream, LIVE_SECONDS, live=True) as progress:
         assert progress.due()
         progress.show(SNAPSHOT)
         assert not progress.due()
@@ -71,7 +69,7 @@ def test_the_live_display_shows_the_same_readings() -> None:
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt])
 def test_the_live_display_stays_where_the_work_is_interrupted(error: type[BaseException] | None) -> None:
     stream = io.StringIO()
-    with suppress(KeyboardInterrupt), LiveProgress(stream) as progress:
+    with suppress(KeyboardInterrupt), Progress(stream, LIVE_SECONDS, live=True) as progress:
         progress.show(SNAPSHOT)
         if error is not None:
             raise error

@@ -21,7 +21,7 @@ import torch
 
 from winnow import LLM, SamplingParams
 from winnow.config import WEIGHT_DTYPES
-from winnow.inspect.inspection import Rows
+from winnow.inspect.page import Rows
 from winnow_lab.bench.presets import PRESETS, model_cache
 from winnow_lab.bench.work_options import WorkOptions, options_by_eviction
 from winnow_lab.report.tables import TextTable

@@ -31,8 +31,7 @@ from winnow.cli.flags.engine import (
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt_file import open_prompts
 from winnow.cli.screen.banner import memory_line
-from winnow.cli.screen.meter import Meter
-from winnow.cli.screen.progress import add_progress_flag, open_progress
+from winnow.cli.screen.progress import Meter, add_progress_flag, open_progress
 from winnow.cli.screen.summary import Forecast, Summary
 from winnow.cli.screen.terminal import resume_hint, show, silence
 from winnow.config import EngineConfig

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from winnow.engine.requests.new_request import KeptKVs
 from winnow.eviction import ResolvedPolicy
 from winnow.eviction.describe import brief_policy
-from winnow.inspect.page import Moment, Page, render, row_label
+from winnow.inspect.page import Held, render
 from winnow.inspect.pictures import Picture
 from winnow.outputs import EvictionReport, RequestOutput
 from winnow.sampling import SamplingParams, TextStream
@@ -17,68 +17,6 @@ from winnow.values.units import format_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Rows = tuple[tuple[tuple[int, ...], ...], ...]
-"""Token indices, ascending, by layer and head."""
-
-
-@dataclass(frozen=True)
-class Held:
-    """The tokens whose KVs the rows of a sequence held at one moment."""
-
-    num_tokens: int
-    """Tokens that had been computed by then, of which a row without eviction would hold all."""
-    rows: Rows
-    added: tuple[tuple[float, ...], ...]
-    """Mass that biases add to each row, in KVs without a bias: e^bias - 1, summed."""
-
-    @classmethod
-    def of(cls, kept: KeptKVs, num_tokens: int) -> Self:
-        """Return what `kept` says of the first `num_tokens` tokens; later ones have no bias."""
-        rows = tuple(
-            tuple(tuple(token for token in row if token < num_tokens) for row in layer)
-            for layer in kept.positions
-        )
-        added = tuple(
-            tuple(weight - len(row) for weight, row in zip(*layer, strict=True))
-            for layer in zip(kept.weights, kept.positions, strict=True)
-        )
-        return cls(num_tokens, rows, added)
-
-    @property
-    def counts(self) -> tuple[tuple[int, ...], ...]:
-        """KVs held, by layer and head."""
-        return tuple(tuple(len(row) for row in layer) for layer in self.rows)
-
-    @property
-    def labels(self) -> tuple[tuple[str, ...], ...]:
-        """KVs held, by layer and head, and what their biases add where they add anything."""
-        return tuple(
-            tuple(map(row_label, counts, added))
-            for counts, added in zip(self.counts, self.added, strict=True)
-        )
-
-    @property
-    def mean(self) -> float:
-        """KVs per row."""
-        counts = [count for layer in self.counts for count in layer]
-        return sum(counts) / len(counts)
-
-    @property
-    def compression(self) -> float:
-        """Tokens per KV held in a row on average; 1 where nothing was taken."""
-        return self.num_tokens / self.mean
-
-    @cached_property
-    def shares(self) -> tuple[float, ...]:
-        """For each token that had been computed: the share of rows that held it, 0..1."""
-        holders, num_rows = [0] * self.num_tokens, 0
-        for layer in self.rows:
-            for row in layer:
-                num_rows += 1
-                for token in row:
-                    holders[token] += 1
-        return tuple(count / num_rows for count in holders)
 
 
 @dataclass(frozen=True)
@@ -170,8 +108,8 @@ class Inspection:
             "num_prompt_tokens": self.num_prompt_tokens,
             "tokens": [{"id": token.id, "text": token.text} for token in self.tokens],
             "answer": self.answer,
-            "after_prompt": _held_json(self.after_prompt),
-            "at_end": _held_json(self.at_end),
+            "after_prompt": self.after_prompt.to_json(),
+            "at_end": self.at_end.to_json(),
             "report": None if self.report is None else self.report.to_json(),
             "images": [{"size": list(each.size), "tokens": list(each.tokens)} for each in self.pictures],
         }
@@ -182,30 +120,12 @@ class Inspection:
     def to_html(self) -> str:
         """Return a page to look at: one file that needs nothing but a browser, no network."""
         return render(
-            Page(
-                title=f"{self.policy}: {self.after_prompt.mean:,.0f} of {self.num_prompt_tokens:,} KVs per row",
-                facts=self.facts(),
-                texts=tuple(
-                    "\u25a6" if index in self._shown else token.text
-                    for index, token in enumerate(self.tokens)
-                ),
-                num_prompt_tokens=self.num_prompt_tokens,
-                pictures=self.pictures,
-                moments=(
-                    Moment(
-                        "after the prompt",
-                        self.after_prompt.num_tokens,
-                        self.after_prompt.rows,
-                        self.after_prompt.added,
-                    ),
-                    Moment(
-                        "at the end of the answer",
-                        self.at_end.num_tokens,
-                        self.at_end.rows,
-                        self.at_end.added,
-                    ),
-                ),
-            )
+            title=f"{self.policy}: {self.after_prompt.mean:,.0f} of {self.num_prompt_tokens:,} KVs per row",
+            facts=self.facts(),
+            texts=["\u25a6" if index in self._shown else each.text for index, each in enumerate(self.tokens)],
+            num_prompt_tokens=self.num_prompt_tokens,
+            moments={"after the prompt": self.after_prompt, "at the end of the answer": self.at_end},
+            pictures=self.pictures,
         )
 
     def facts(self) -> dict[str, str]:
@@ -271,11 +191,3 @@ def read_tokens(tokenizer: Any, token_ids: Sequence[int]) -> tuple[Token, ...]:
 
 def _mean(shares: Sequence[float]) -> float:
     return sum(shares) / max(len(shares), 1)
-
-
-def _held_json(held: Held) -> dict[str, Any]:
-    return {
-        "num_tokens": held.num_tokens,
-        "rows": [[list(row) for row in layer] for layer in held.rows],
-        "added": [list(layer) for layer in held.added],
-    }

@@ -6,11 +6,14 @@ row; the script counts the bits of the selected rows.
 
 import json
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from importlib.resources import files
+from typing import Any, Self
 
+from winnow.engine.requests.new_request import KeptKVs
 from winnow.inspect.pictures import Picture
 
 _JOINERS = "\u200c\u200d"  # part of how some scripts and emoji are written, and harmless
@@ -18,54 +21,100 @@ _MARKED = {"\n": "n", "\t": "t"}  # the style sheet puts a mark before them
 _UNSEEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}  # characters without a shape, or that reverse the text
 
 
-@dataclass(frozen=True)
-class Moment:
-    """KVs that rows held at one moment: by layer and head the indices of tokens, out of the first `num_tokens`."""
+Rows = tuple[tuple[tuple[int, ...], ...], ...]
+"""Token indices, ascending, by layer and head."""
 
-    name: str
+
+@dataclass(frozen=True)
+class Held:
+    """The tokens whose KVs the rows of a sequence held at one moment."""
+
     num_tokens: int
-    rows: tuple[tuple[tuple[int, ...], ...], ...]
+    """Tokens that had been computed by then, of which a row without eviction would hold all."""
+    rows: Rows
     added: tuple[tuple[float, ...], ...]
-    """Mass that biases add to each row, in KVs without a bias."""
+    """Mass that biases add to each row, in KVs without a bias: e^bias - 1, summed."""
+
+    @classmethod
+    def of(cls, kept: KeptKVs, num_tokens: int) -> Self:
+        """Return what `kept` says of the first `num_tokens` tokens; later ones have no bias."""
+        rows = tuple(
+            tuple(tuple(token for token in row if token < num_tokens) for row in layer)
+            for layer in kept.positions
+        )
+        added = tuple(
+            tuple(weight - len(row) for weight, row in zip(*layer, strict=True))
+            for layer in zip(kept.weights, kept.positions, strict=True)
+        )
+        return cls(num_tokens, rows, added)
+
+    @property
+    def counts(self) -> tuple[tuple[int, ...], ...]:
+        """KVs held, by layer and head."""
+        return tuple(tuple(map(len, layer)) for layer in self.rows)
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """KVs held, by layer and head, and in parentheses what their biases add where they add anything."""
+        return tuple(
+            tuple(f"{count}{_added(added)}" for count, added in zip(*layer, strict=True))
+            for layer in zip(self.counts, self.added, strict=True)
+        )
 
     @property
     def num_rows(self) -> int:
-        return len(self.rows) * len(self.rows[0])
+        return sum(map(len, self.rows))
 
-    def holders(self) -> list[int]:
-        """Return for each token the set of rows that hold it: bit r is row r, row after row, layer after layer."""
+    @property
+    def mean(self) -> float:
+        """KVs per row."""
+        return sum(map(sum, self.counts)) / self.num_rows
+
+    @property
+    def compression(self) -> float:
+        """Tokens per KV held in a row on average; 1 where nothing was taken."""
+        return self.num_tokens / self.mean
+
+    @cached_property
+    def holders(self) -> tuple[int, ...]:
+        """For each token the set of rows that hold it: bit r is row r, row after row, layer after layer."""
         bits = [0] * self.num_tokens
-        flat = (row for layer in self.rows for row in layer)
-        for index, row in enumerate(flat):
+        for index, row in enumerate(row for layer in self.rows for row in layer):
             for token in row:
                 bits[token] |= 1 << index
-        return bits
+        return tuple(bits)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """For each token that had been computed: the share of rows that held it, 0..1."""
+        return tuple(bits.bit_count() / self.num_rows for bits in self.holders)
+
+    def to_json(self) -> dict[str, Any]:
+        rows = [[list(row) for row in layer] for layer in self.rows]
+        return {"num_tokens": self.num_tokens, "rows": rows, "added": list(map(list, self.added))}
 
     def packed(self) -> str:
         """Return `holders` in hex digits, as many for each token, rows 0 to 3 in the first of them."""
         digits = -(-self.num_rows // 4)
-        return "".join(f"{bits:0{digits}x}"[::-1] for bits in self.holders())
+        return "".join(f"{bits:0{digits}x}"[::-1] for bits in self.holders)
 
 
-@dataclass(frozen=True)
-class Page:
-    """Content of the page."""
-
-    title: str
-    facts: Mapping[str, str]
-    texts: tuple[str, ...]
-    """Text of each token."""
-    num_prompt_tokens: int
-    moments: tuple[Moment, ...]
-    """The first one is shown until another is chosen."""
-    pictures: tuple[Picture, ...] = ()
-    """Images of the prompt."""
-
-
-def render(page: Page) -> str:
+def render(
+    title: str,
+    facts: Mapping[str, str],
+    texts: Sequence[str],
+    num_prompt_tokens: int,
+    moments: Mapping[str, Held],
+    pictures: Sequence[Picture] = (),
+) -> str:
     """Return the page as HTML: `page.html`, a Jinja template, filled in.
 
     The template escapes all text but the spans and the data, which are escaped here.
+
+    Args:
+        texts: of each token.
+        moments: by name; the first one is shown until another is chosen.
+        pictures: images of the prompt.
     """
     from jinja2 import Environment, StrictUndefined  # late: only pages need it
 
@@ -73,48 +122,50 @@ def render(page: Page) -> str:
     template = Environment(
         autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     ).from_string(source)
-    first, spans = page.moments[0], list(_spans(page))
-    bars = [
-        [(len(row), row_label(len(row), added)) for row, added in zip(*layer, strict=True)]
-        for layer in zip(first.rows, first.added, strict=True)
-    ]
+    first = next(iter(moments.values()))
+    spans = [_span(first, index, text) for index, text in enumerate(texts)]
+    layers, heads = len(first.rows), len(first.rows[0])
+    data = {
+        "layers": layers,
+        "heads": heads,
+        "prompt": num_prompt_tokens,
+        "moments": [
+            {
+                "name": name,
+                "tokens": moment.num_tokens,
+                "held": moment.packed(),
+                "added": [_added(added) for layer in moment.added for added in layer],
+            }
+            for name, moment in moments.items()
+        ],
+    }
     return template.render(
-        page=page,
-        controls={
-            "moment": [moment.name for moment in page.moments],
-            "layer": ["all", *range(len(first.rows))],
-            "head": ["all", *range(len(first.rows[0]))],
-        },
-        prompt="".join(spans[: page.num_prompt_tokens]),
-        answer="".join(spans[page.num_prompt_tokens :]),
-        bars=bars,
-        shares=[bits.bit_count() / first.num_rows for bits in first.holders()],
-        longest=max(1, *(count for layer in bars for count, _ in layer)),
-        data=_data(page),
+        title=title,
+        facts=facts,
+        pictures=pictures,
+        controls={"moment": list(moments), "layer": ["all", *range(layers)], "head": ["all", *range(heads)]},
+        prompt="".join(spans[:num_prompt_tokens]),
+        answer="".join(spans[num_prompt_tokens:]),
+        bars=[list(zip(*layer, strict=True)) for layer in zip(first.counts, first.labels, strict=True)],
+        shares=first.shares,
+        longest=max(1, *(count for layer in first.counts for count in layer)),
+        # Inside a script element "</script>" and "<!--" would be read as HTML.
+        data=json.dumps(data).replace("<", "\\u003c"),
     )
-
-
-def row_label(count: int, added: float) -> str:
-    """Return a row's KVs and, in parentheses, what their biases add to its mass; nothing where they add nothing."""
-    return f"{count}{_added(added)}"
 
 
 def _added(added: float) -> str:
     return f"({added:+.1f})" if abs(added) >= 0.05 else ""
 
 
-def _spans(page: Page) -> Iterator[str]:
-    """Yield one span for each token, coloured by what all rows held at the first moment."""
-    first = page.moments[0]
-    holders = first.holders()
-    for index, text in enumerate(page.texts):
-        if index >= first.num_tokens:
-            yield f'<span class="new" title="token {index}: not computed">{visible(text)}</span>'
-            continue
-        count = holders[index].bit_count()
-        look = f'style="--s:{count / first.num_rows:.3g}"' if count else 'class="none"'
-        title = f"token {index}: held in {count} of {first.num_rows} rows"
-        yield f'<span {look} title="{title}">{visible(text)}</span>'
+def _span(first: Held, index: int, text: str) -> str:
+    """Return the span of a token, coloured by what all rows held at the first moment."""
+    if index >= first.num_tokens:
+        return f'<span class="new" title="token {index}: not computed">{visible(text)}</span>'
+    count = first.holders[index].bit_count()
+    look = f'style="--s:{count / first.num_rows:.3g}"' if count else 'class="none"'
+    title = f"token {index}: held in {count} of {first.num_rows} rows"
+    return f'<span {look} title="{title}">{visible(text)}</span>'
 
 
 def visible(text: str) -> str:
@@ -130,23 +181,3 @@ def _visible(char: str) -> str:
     if char in _JOINERS or unicodedata.category(char) not in _UNSEEN:
         return escape(char)
     return f"<i>U+{ord(char):04X}</i>"
-
-
-def _data(page: Page) -> str:
-    first = page.moments[0]
-    data = {
-        "layers": len(first.rows),
-        "heads": len(first.rows[0]),
-        "prompt": page.num_prompt_tokens,
-        "moments": [
-            {
-                "name": moment.name,
-                "tokens": moment.num_tokens,
-                "held": moment.packed(),
-                "added": [_added(added) for layer in moment.added for added in layer],
-            }
-            for moment in page.moments
-        ],
-    }
-    # Inside a script element "</script>" and "<!--" would be read as HTML.
-    return json.dumps(data).replace("<", "\\u003c")

@@ -20,8 +20,7 @@ from winnow.cli.flags.engine import (
 )
 from winnow.cli.flags.options import add_flags, add_model_argument, given
 from winnow.cli.flags.paths import check_json_path, write_json
-from winnow.cli.screen.meter import Meter
-from winnow.cli.screen.progress import add_progress_flag, open_progress, show_steps
+from winnow.cli.screen.progress import Meter, add_progress_flag, open_progress, show_steps
 from winnow.config import EngineConfig
 from winnow.errors import UsageError
 from winnow.report.provenance import typed_command

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from winnow.cli.screen.meter import Meter
-from winnow.cli.screen.progress import open_progress
+from winnow.cli.screen.progress import Meter, open_progress
 
 if TYPE_CHECKING:
     from winnow_lab.evaluate.runner import EvaluationProgress

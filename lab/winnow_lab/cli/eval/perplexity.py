@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from winnow.cli.flags.engine import open_llm
 from winnow.cli.flags.options import add_model_argument
-from winnow.cli.screen.meter import Meter
-from winnow.cli.screen.progress import open_progress
+from winnow.cli.screen.progress import Meter, open_progress
 from winnow.cli.screen.terminal import resume_hint
 from winnow.errors import UsageError
 from winnow_lab.cli.eval.options import EvalOptions, run_head, show_tables, write_table

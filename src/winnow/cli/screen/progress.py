@@ -2,10 +2,12 @@
 
 import argparse
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,28 +16,109 @@ from rich.table import Table
 from rich.text import Text
 
 from winnow.cli.loading import PLAIN_SECONDS
-from winnow.cli.screen.meter import Meter, Snapshot
 from winnow.outputs import EngineStats
 from winnow.values.units import format_bytes
 
 MODES = ("auto", "rich", "plain", "off")
 LIVE_SECONDS = 0.2
+WINDOW_SECONDS = 10.0
 
 
-class Progress(Protocol):
-    """Display of snapshots between the beginning and the end of a `with`."""
+@dataclass(frozen=True)
+class Snapshot:
+    """Numbers of a progress display. Rates are tokens per second over the last `WINDOW_SECONDS`."""
+
+    done: int
+    total: int
+    failed: int
+    elapsed: float
+    prefill_rate: float
+    decode_rate: float
+    stats: EngineStats
+    at: str = ""
+    """Work in progress, where there is more than one kind of work."""
+    seconds_left: float | None = None
+    """Until all is done, at the pace up to now; None before anything is."""
+
+
+class Meter:
+    """Meter of rates, from the engine's counters."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, done: int = 0) -> None:
+        """Take `done`, the number of requests that were finished before."""
+        self._clock = clock
+        self._done_before = done
+        self._start = clock()
+        self._samples = deque([(self._start, 0, 0)])
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the meter was made."""
+        return self._clock() - self._start
+
+    def snapshot(self, done: int, total: int, failed: int, stats: EngineStats, at: str = "") -> Snapshot:
+        """Return how things stand."""
+        now = self._clock()
+        self._samples.append((now, stats.prompt_tokens, stats.generated_tokens))
+        while len(self._samples) > 2 and self._samples[1][0] <= now - WINDOW_SECONDS:
+            self._samples.popleft()
+        then, prompt_tokens, generated_tokens = self._samples[0]
+        seconds = max(now - then, 1e-9)
+        finished = done - self._done_before
+        return Snapshot(
+            done,
+            total,
+            failed,
+            elapsed=now - self._start,
+            prefill_rate=(stats.prompt_tokens - prompt_tokens) / seconds,
+            decode_rate=(stats.generated_tokens - generated_tokens) / seconds,
+            stats=stats,
+            at=at,
+            seconds_left=(now - self._start) / finished * (total - done) if finished > 0 else None,
+        )
+
+
+class Progress:
+    """Display of snapshots between the beginning and the end of a `with`: a line at a time, or redrawn in place.
+
+    What is redrawn stays where the work is interrupted or fails.
+
+    Args:
+        every: seconds between two.
+        live: redraw, for a terminal.
+    """
+
+    def __init__(
+        self, stream: TextIO, every: float, *, live: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream, self._every, self._clock = stream, every, clock
+        self._shown_at = clock() - every * live  # a live display shows something at once
+        console = Console(file=stream, force_terminal=True, markup=False, emoji=False)
+        self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
 
     def due(self) -> bool:
         """Return whether it is time for a new snapshot."""
+        return self._clock() - self._shown_at >= self._every
 
     def show(self, snapshot: Snapshot) -> None:
         """Show how things stand."""
+        self._shown_at = self._clock()
+        if self._live is None:
+            print("winnow:", plain_line(snapshot), file=self._stream, flush=True)
+        else:
+            self._live.update(live_display(snapshot), refresh=True)
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        if self._live is not None:
+            self._live.transient = error is None
+            self._live.stop()
 
 
 def add_progress_flag(parser: "argparse._ActionsContainer", plain: str = "a line every 5 s") -> None:
@@ -47,22 +130,17 @@ def add_progress_flag(parser: "argparse._ActionsContainer", plain: str = "a line
 
 def open_progress(mode: str, stream: TextIO) -> Progress:
     """Return the display for one of `MODES`."""
-    if mode == "auto":
-        mode = "rich" if stream.isatty() else "plain"
-    if mode == "rich":
-        return LiveProgress(stream)
-    return PlainProgress(stream, every=PLAIN_SECONDS if mode == "plain" else float("inf"))
+    if mode == "rich" or (mode == "auto" and stream.isatty()):
+        return Progress(stream, LIVE_SECONDS, live=True)
+    return Progress(stream, float("inf") if mode == "off" else PLAIN_SECONDS)
 
 
 def show_steps(
     progress: Progress, meter: Meter, total: int, before: int = 0, at: str = ""
 ) -> Callable[[int, EngineStats], None]:
-    """Return what to call after each step with the number of requests that are done.
-
-    It shows how they stand when it is time.
+    """Return what shows progress after a step, when it is time; it is called with the number of requests that are done.
 
     Args:
-        meter: of the engine that answers them.
         total: requests that are counted together, of which `before` were done before.
         at: what is being worked on.
     """
@@ -72,65 +150,6 @@ def show_steps(
             progress.show(meter.snapshot(before + done, total, 0, stats, at))
 
     return show
-
-
-class PlainProgress:
-    """A line every few seconds, for logs."""
-
-    def __init__(self, stream: TextIO, every: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream = stream
-        self._every = every
-        self._clock = clock
-        self._shown_at = clock()
-
-    def due(self) -> bool:
-        """Return whether the last line is `every` seconds old."""
-        return self._clock() - self._shown_at >= self._every
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Write one line."""
-        self._shown_at = self._clock()
-        print("winnow:", plain_line(snapshot), file=self._stream, flush=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Leave everything as it is: nothing has to be put back."""
-
-
-class LiveProgress:
-    """A display that is redrawn in place, for terminals. It stays where the work is interrupted or fails."""
-
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
-        self._live = Live(
-            console=Console(file=stream, force_terminal=True, markup=False, emoji=False),
-            auto_refresh=False,
-            transient=True,
-        )
-        self._clock = clock
-        self._shown_at = -LIVE_SECONDS
-
-    def due(self) -> bool:
-        """Return whether the display is old enough to be redrawn."""
-        return self._clock() - self._shown_at >= LIVE_SECONDS
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Redraw."""
-        self._shown_at = self._clock()
-        self._live.update(live_display(snapshot), refresh=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.transient = error is None
-        self._live.stop()
 
 
 def plain_line(snapshot: Snapshot) -> str:
