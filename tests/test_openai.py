@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from winnow.batch.lines import read_batch_line
+from winnow.batch.records import batch_response
 from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
-from winnow.openai.batch import batch_response, read_batch_line
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
 from winnow.openai.events import event
 from winnow.openai.request import Endpoint, read_body

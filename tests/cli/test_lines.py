@@ -32,49 +32,49 @@ def test_a_flat_prompt() -> None:
     parsed = job(
         {"prompt": "Hi", "max_tokens": 3, "custom_id": 7, "reference": "yes", "metadata": {"k": [1]}}
     )
-    assert (parsed.index, parsed.number, parsed.endpoint, parsed.prompt) == (4, 6, None, "Hi")
-    assert parsed.params == SamplingParams(max_tokens=3)
+    assert (parsed.index, parsed.number, parsed.endpoint, parsed.asked.prompt) == (4, 6, None, "Hi")
+    assert parsed.asked.params == SamplingParams(max_tokens=3)
     assert parsed.carried == {"custom_id": 7, "reference": "yes", "metadata": {"k": [1]}}
 
 
 def test_flat_token_ids_and_messages() -> None:
-    assert job({"prompt": [1, 2]}).prompt == [1, 2]
+    assert job({"prompt": [1, 2]}).asked.prompt == [1, 2]
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
-    assert job({"messages": messages}).messages == [{"role": "user", "content": "a\nb"}]
+    assert job({"messages": messages}).asked.messages == [{"role": "user", "content": "a\nb"}]
 
 
 def test_the_line_wins_over_the_flags_and_the_flags_over_the_defaults() -> None:
-    params = job({"prompt": "a", "temperature": 0.5}, temperature=0.9, top_k=4).params
+    params = job({"prompt": "a", "temperature": 0.5}, temperature=0.9, top_k=4).asked.params
     assert (params.temperature, params.top_k, params.top_p) == (0.5, 4, 1.0)
 
 
 def test_null_stands_for_the_flag_and_in_max_tokens_for_no_limit() -> None:
     params = job(
         {"prompt": "a", "temperature": None, "max_tokens": None}, temperature=0.9, max_tokens=5
-    ).params
+    ).asked.params
     assert (params.temperature, params.max_tokens) == (0.9, None)
 
 
 def test_logit_bias_has_text_for_keys() -> None:
-    assert job({"prompt": "a", "logit_bias": {"5": -1}}).params.logit_bias == {5: -1.0}
+    assert job({"prompt": "a", "logit_bias": {"5": -1}}).asked.params.logit_bias == {5: -1.0}
 
 
 def test_a_batch_completion() -> None:
     line = batch(prompt=["Hi"], model="m", max_tokens=3, logprobs=2, user="u", stream=False, top_k=5)
     parsed = job({**line, "reference": "yes"})
-    assert (parsed.endpoint, parsed.prompt, parsed.model) == (Endpoint.COMPLETION, "Hi", "m")
-    assert parsed.params == SamplingParams(max_tokens=3, logprobs=2, top_k=5)
+    assert (parsed.endpoint, parsed.asked.prompt, parsed.asked.model) == (Endpoint.COMPLETION, "Hi", "m")
+    assert parsed.asked.params == SamplingParams(max_tokens=3, logprobs=2, top_k=5)
     assert parsed.carried == {"custom_id": "a", "reference": "yes"}
 
 
 def test_a_batch_chat_follows_the_defaults_of_openai() -> None:
     messages = [{"role": "user", "content": "Hi"}]
     parsed = job(batch(Endpoint.CHAT.value, messages=messages, logprobs=True, top_logprobs=2))
-    assert (parsed.endpoint, parsed.messages) == (Endpoint.CHAT, messages)
-    assert (parsed.params.max_tokens, parsed.params.logprobs) == (None, 2)
-    assert job(batch(Endpoint.CHAT.value, messages=messages), max_tokens=9).params.max_tokens == 9
+    assert (parsed.endpoint, parsed.asked.messages) == (Endpoint.CHAT, messages)
+    assert (parsed.asked.params.max_tokens, parsed.asked.params.logprobs) == (None, 2)
+    assert job(batch(Endpoint.CHAT.value, messages=messages), max_tokens=9).asked.params.max_tokens == 9
     limited = job(batch(Endpoint.CHAT.value, messages=messages, max_completion_tokens=4), max_tokens=9)
-    assert limited.params.max_tokens == 4
+    assert limited.asked.params.max_tokens == 4
 
 
 BAD_LINES: list[tuple[Any, str, str]] = [

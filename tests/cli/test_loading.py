@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from winnow.cli.loading import LoadingDisplay
+from winnow.cli.loading import show_loading
 from winnow.config import ModelConfig
 from winnow.models import load_model
 from winnow.process.progress import listening, report
@@ -31,7 +31,7 @@ def wait_for(stream: io.StringIO, text: str) -> None:
 
 def load(stream: io.StringIO, **options: Any) -> str:
     """What is shown of a load that continues once a line of each of its parts is seen."""
-    with LoadingDisplay("model.gguf", stream, **IMPATIENT, **options):
+    with show_loading("model.gguf", stream, **IMPATIENT, **options):
         wait_for(stream, "loading model.gguf, ")  # before anything reports
         for done in range(4):
             report("reading weights", done, 4)
@@ -42,7 +42,7 @@ def load(stream: io.StringIO, **options: Any) -> str:
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
 @pytest.mark.parametrize("options", [PATIENT, {**IMPATIENT, "quiet": True}])
 def test_nothing_is_said_of_a_quick_load_or_on_request(stream: io.StringIO, options: dict[str, Any]) -> None:
-    with LoadingDisplay("model.gguf", stream, **options):
+    with show_loading("model.gguf", stream, **options):
         report("reading weights", 1, 4)
         time.sleep(0.05)
     assert stream.getvalue() == ""
@@ -68,14 +68,14 @@ def test_a_terminal_is_redrawn() -> None:
 
 def test_a_server_says_so_at_once() -> None:
     stream = io.StringIO()
-    with LoadingDisplay("model.gguf", stream, announce=True):
+    with show_loading("model.gguf", stream, announce=True):
         assert stream.getvalue() == "winnow: loading model.gguf\n"
     assert re.fullmatch(r"winnow: loaded model\.gguf in \d\.\d s", stream.getvalue().splitlines()[1])
 
 
 def test_a_failed_load_leaves_the_last_word_to_the_error() -> None:
     stream = io.StringIO()
-    with pytest.raises(ValueError, match="damaged"), LoadingDisplay("m", stream, announce=True):
+    with pytest.raises(ValueError, match="damaged"), show_loading("m", stream, announce=True):
         raise ValueError("damaged")
     assert stream.getvalue() == "winnow: loading m\n"
 

@@ -8,8 +8,7 @@ import pytest
 
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import RawLine
-from winnow.batch.records import answer_record, encode, error_record
-from winnow.batch.tally import Tally
+from winnow.batch.records import Tally, answer_record, encode, error_record
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import ApiError
 from winnow.outputs import CompletionOutput, EvictionReport, RequestMetrics, RequestOutput

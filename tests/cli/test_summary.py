@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from rich.console import Console
 
-from winnow.batch.tally import Tally
+from winnow.batch.records import Tally
 from winnow.cli.screen.summary import Forecast, Summary
 from winnow.outputs import CompressionOutlook, DraftRates, EngineStats
 from winnow.server.metrics import Metrics

@@ -12,7 +12,7 @@ from winnow import LLM
 from winnow.batch.driver import Driver
 from winnow.batch.journal import read_checkpoint
 from winnow.batch.reader import read_lines
-from winnow.batch.tally import Tally
+from winnow.batch.records import Tally
 from winnow.batch.writer import ResultWriter
 from winnow.openai.answers import AnswerReader
 from winnow.openai.calls import MAX_CALLS

@@ -177,9 +177,9 @@ def read_prompts(path: Path, max_tokens: int) -> "list[TunePrompt]":
 def _prompt(job: Job, make: "type[TunePrompt]") -> "TunePrompt":
     reference = job.carried.get("reference")
     return make(
-        job.prompt,
-        None if job.messages is None else tuple(dict(message) for message in job.messages),
-        job.params,
+        job.asked.prompt,
+        None if job.asked.messages is None else tuple(dict(message) for message in job.asked.messages),
+        job.asked.params,
         () if reference is None else (str(reference),),
         str(job.carried.get("metric", DEFAULT_METRIC)),
     )

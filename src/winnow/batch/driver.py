@@ -3,15 +3,14 @@
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import WHOLE, RawLine, Shard
-from winnow.batch.records import Record, answer_record, encode, error_record, request_id
-from winnow.batch.stream import OrderedWriter
-from winnow.batch.tally import Tally
+from winnow.batch.records import Record, Tally, answer_record, encode, error_record, request_id
+from winnow.batch.writer import OrderedWriter
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import QueueFullError, WinnowError
 from winnow.openai.answers import AnswerReader
@@ -35,44 +34,32 @@ class _StepError(Exception):
         self.reason = reason
 
 
+@dataclass
 class Driver:
-    """Answers every line that the writer does not hold yet."""
+    """Answers every line that the writer does not hold yet.
 
-    def __init__(
-        self,
-        engine: "EngineClient",
-        defaults: Mapping[str, Any],
-        writer: OrderedWriter,
-        tally: Tally,
-        *,
-        model: str,
-        seed: int,
-        max_in_flight: int,
-        reader: AnswerReader | None = None,
-        shard: Shard = WHOLE,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """Serve lines that do not say with `defaults`, those without a seed with `seed`.
+    Attributes:
+        defaults: sampling parameters of lines that do not say.
+        tally: counts each record that is written.
+        model: its name in OpenAI's objects.
+        seed: of lines without one.
+        max_in_flight: most requests in the engine at a time.
+        reader: finds reasoning and tool calls in answers of chats.
+        shard: lines outside of it are left to other runs.
+    """
 
-        `model` is the name in OpenAI's objects.
-
-        Lines outside `shard` are left to other runs. At most `max_in_flight` requests are in the engine at a time.
-        `tally` counts each record that is written.
-        `reader` finds reasoning and tool calls in answers of chats; None: they are text.
-        """
-        self._engine = engine
-        self._defaults = defaults
-        self._writer = writer
-        self._tally = tally
-        self._model = model
-        self._seed = seed
-        self._max_in_flight = max_in_flight
-        self._reader = reader or AnswerReader()
-        self._shard = shard
-        self._clock = clock
-        self._in_flight: dict[str, Job] = {}
-        self._held: Job | None = None
-        """For which the engine's queue had no room yet."""
+    engine: "EngineClient"
+    defaults: Mapping[str, Any]
+    writer: OrderedWriter
+    tally: Tally
+    model: str
+    seed: int
+    max_in_flight: int
+    reader: AnswerReader = field(default_factory=AnswerReader)
+    shard: Shard = WHOLE
+    _in_flight: dict[str, Job] = field(default_factory=dict, init=False)
+    _held: Job | None = field(default=None, init=False)
+    """For which the engine's queue had no room yet."""
 
     def run(self, lines: Iterable[RawLine | None], on_step: Callable[[], None]) -> None:
         """Read, answer and write until no line is left; `on_step` is called after each step of the engine.
@@ -93,7 +80,7 @@ class Driver:
 
     def _step(self) -> None:
         try:
-            outputs = self._engine.step()
+            outputs = self.engine.step()
         except _ENDS_THE_RUN:
             raise
         except Exception as error:
@@ -124,19 +111,19 @@ class Driver:
 
     def _drop_all(self) -> None:
         for name in self._in_flight:
-            self._engine.abort(name)
+            self.engine.abort(name)
         self._in_flight.clear()
 
     def _open_jobs(self, lines: Iterable[RawLine | None]) -> Iterator[Job | BadLine | None]:
         for raw in lines:
             if raw is None:
                 yield None
-            elif self._shard.holds(raw.index) and not self._writer.holds(self._shard.place(raw.index)):
-                yield parse_line(raw, self._defaults, accounts=True)
+            elif self.shard.holds(raw.index) and not self.writer.holds(self.shard.place(raw.index)):
+                yield parse_line(raw, self.defaults, accounts=True)
 
     def _fill(self, jobs: Iterator[Job | BadLine | None]) -> bool:
         """Submit lines until the engine has enough to choose from; return False if none is left."""
-        while len(self._in_flight) < self._max_in_flight and self._writer.num_early < MAX_EARLY:
+        while len(self._in_flight) < self.max_in_flight and self.writer.num_early < MAX_EARLY:
             try:
                 line, self._held = self._held or next(jobs), None
             except StopIteration:
@@ -156,37 +143,35 @@ class Driver:
     def _submit(self, job: Job) -> None:
         name = request_id(job)
         try:
-            self._engine.submit_all([line_request(self._engine, self._reader, job, self._seed, name)])
+            self.engine.submit_all([line_request(self.engine, self.reader, job, self.seed, name)])
         except (QueueFullError, *_ENDS_THE_RUN):
             raise
         except Exception as error:
             if not isinstance(error, WinnowError):
-                self._engine.abort(name)  # a refusal leaves nothing behind, a fault might
+                self.engine.abort(name)  # a refusal leaves nothing behind, a fault might
             self._finish(job.index, failed_line(job, ApiError.wrap(error)))
         else:
             self._in_flight[name] = job
 
     def _answer(self, job: Job, output: RequestOutput) -> None:
-        self._finish(job.index, answered_line(job, output, self._model, int(self._clock()), self._reader))
+        self._finish(job.index, answered_line(job, output, self.model, int(time.time()), self.reader))
 
     def _finish(self, index: int, record: tuple[Record, bytes]) -> None:
-        self._writer.put(self._shard.place(index), record[1])
-        self._tally.add(record[0])
+        self.writer.put(self.shard.place(index), record[1])
+        self.tally.add(record[0])
 
 
 def line_request(engine: "EngineClient", reader: AnswerReader, job: Job, seed: int, name: str) -> NewRequest:
     """Return the request of a line, of id `name`; `seed` is that of the run. Raises as `LLM.generate`."""
-    params = job.params
+    asked, params = job.asked, job.asked.params
     if params.seed is None:
         params = replace(params, seed=line_seed(seed, job.index))
-    if job.messages is not None:
-        prompt = engine.tokenize_chat(job.messages, job.template, job.tenant)
-        params = reader.bind(params, prompt.text, job.template.tools, job.calls)
+    if asked.messages is not None:
+        prompt = engine.tokenize_chat(asked.messages, asked.template, job.tenant)
+        params = reader.bind(params, prompt.text, asked.template.tools, asked.calls)
     else:
-        assert job.prompt is not None
-        prompt = engine.tokenize(job.prompt)
-    session = None if job.asked is None else job.asked.session
-    options = {"priority": job.priority, "tenant": job.tenant, "session": session}
+        prompt = engine.tokenize(asked.prompts[0])
+    options = {"priority": asked.priority, "tenant": job.tenant, "session": asked.session}
     return engine.new_request(prompt, params, name, final_only=True, **options)
 
 

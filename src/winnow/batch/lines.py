@@ -14,70 +14,51 @@ parameter is refused, since an ignored typo would change answers unseen.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from winnow.batch.reader import MAX_LINE_BYTES, RawLine
-from winnow.chat import PLAIN, TemplateOptions
-from winnow.openai.batch import BATCH_KEYS, endpoint_of, read_batch_line
 from winnow.openai.errors import ApiError, invalid
 from winnow.openai.parameters import sampling_from_fields
 from winnow.openai.request import (
     CompletionRequest,
     Endpoint,
-    Message,
+    read_body,
     read_messages,
     read_priority,
     read_prompt,
 )
-from winnow.openai.tools import CallRule
 from winnow.prompts import Prompt
-from winnow.sampling import SamplingParams
 from winnow.values.json_values import json_kind, parse_strict
 from winnow.values.units import format_bytes
 
 
 @dataclass(frozen=True)
 class Job:
-    """A line that can be handed to the engine: either `prompt` or `messages` is set.
+    """A line that can be handed to the engine.
 
-    `model` is what a Batch body calls the model; `carried` holds the keys that come back in the record.
+    Attributes:
+        endpoint: OpenAI's, which a Batch line names; None: the line is flat.
+        asked: what it asks, with one prompt or messages.
+        carried: keys that come back in the record.
+        tenant: see `NewRequest`.
     """
 
     index: int
     number: int
     endpoint: Endpoint | None
-    """OpenAI's, which a Batch line names; None: the line is flat."""
-    prompt: Prompt | None
-    messages: list[Message] | None
-    params: SamplingParams
-    model: str | None
+    asked: CompletionRequest
     carried: Mapping[str, Any]
-    priority: int = 0
     tenant: str | None = None
-    """See `NewRequest`."""
-    asked: CompletionRequest | None = None
-    """The body of a Batch line, read."""
-
-    @property
-    def template(self) -> TemplateOptions:
-        """Variables of the model's template beside the messages."""
-        return PLAIN if self.asked is None else self.asked.template
-
-    @property
-    def calls(self) -> CallRule | None:
-        """The rule for calls; None: they are the model's to make."""
-        return None if self.asked is None else self.asked.calls
 
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be run."""
+    """A line that cannot be run; what it holds is as in `Job`."""
 
     index: int
     number: int
     endpoint: Endpoint | None
-    """OpenAI's, which a Batch line names; None: the line is flat."""
     error: ApiError
     carried: Mapping[str, Any]
 
@@ -86,6 +67,7 @@ DEFAULT_METRIC = "exact"
 # Those that compare with one reference, and need neither class names nor a package of their own.
 METRICS = (DEFAULT_METRIC, "rouge-l", "qa-f1", "match-all")
 
+_BATCH_KEYS = ("method", "url", "body")
 _IMAGES = "multi_modal_data"
 _FLAT_CARRIED = ("custom_id", "id", "reference", "category", "metric", "metadata", "return_kept")
 _BATCH_CARRIED = ("custom_id", "reference", "category", "metric", "metadata")
@@ -101,58 +83,54 @@ def parse_line(raw: RawLine, defaults: Mapping[str, Any], *, accounts: bool = Fa
     endpoint, carried = _guess_endpoint(raw.data or b""), dict[str, Any]()
     try:
         line = _load(raw.data)
-        endpoint = endpoint_of(line) if any(key in line for key in BATCH_KEYS) else None
+        endpoint = _endpoint_of(line) if any(key in line for key in _BATCH_KEYS) else None
         # Taken before anything is checked, so that an error record can name its request.
         carried = {key: line[key] for key in _carried_keys(endpoint) if key in line}
         _check_carried(carried, endpoint)
         tenant = _take_tenant(line) if accounts else None
         if endpoint is None:
-            priority = _take_priority(line) if accounts else 0
-            return replace(_flat_job(raw, line, carried, defaults), priority=priority, tenant=tenant)
-        return replace(_batch_job(raw, line, endpoint, carried, defaults), tenant=tenant)
-    except ApiError as error:
-        return BadLine(raw.index, raw.number, endpoint, error, carried)
+            asked = _read_flat(line, defaults, accounts=accounts)
+        else:
+            _refuse_unknown(line, {*_BATCH_KEYS, *_BATCH_CARRIED})
+            asked = read_batch_line(line, defaults)
+        return Job(raw.index, raw.number, endpoint, asked, carried, tenant)
     except Exception as error:
         return BadLine(raw.index, raw.number, endpoint, ApiError.wrap(error), carried)
 
 
-def _flat_job(
-    raw: RawLine, line: dict[str, Any], carried: dict[str, Any], defaults: Mapping[str, Any]
-) -> Job:
+def _read_flat(line: dict[str, Any], defaults: Mapping[str, Any], *, accounts: bool) -> CompletionRequest:
+    priority = line.pop("priority", None) if accounts else None
     if ("prompt" in line) == ("messages" in line):
         raise ApiError("invalid_request", "a line needs either prompt or messages")
-    asked = {"prompt", "messages", _IMAGES, *_FLAT_CARRIED}
-    params = sampling_from_fields({key: value for key, value in line.items() if key not in asked}, defaults)
+    others = {"prompt", "messages", _IMAGES, *_FLAT_CARRIED}
+    params = sampling_from_fields({key: value for key, value in line.items() if key not in others}, defaults)
     prompt: Prompt | None = read_prompt(line["prompt"]) if "prompt" in line else None
     if line.get(_IMAGES) is not None:
         if prompt is None:
             raise invalid(_IMAGES, "goes with a prompt: messages have parts")
         prompt = {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, _IMAGES: line[_IMAGES]}
     messages = read_messages(line["messages"]) if "messages" in line else None
-    return Job(raw.index, raw.number, None, prompt, messages, params, None, carried)
+    prompts = () if prompt is None else (prompt,)
+    urgency = 0 if priority is None else read_priority(priority)
+    return CompletionRequest(prompts, messages, params, None, priority=urgency)
 
 
-def _batch_job(
-    raw: RawLine,
-    line: dict[str, Any],
-    endpoint: Endpoint,
-    carried: dict[str, Any],
-    defaults: Mapping[str, Any],
-) -> Job:
-    _refuse_unknown(line, {*BATCH_KEYS, *_BATCH_CARRIED})
-    asked = read_batch_line(line, defaults)
-    return Job(
-        raw.index,
-        raw.number,
-        endpoint,
-        asked.prompt,
-        asked.messages,
-        asked.params,
-        asked.model,
-        carried,
-        asked.priority,
-        asked=asked,
-    )
+def read_batch_line(line: Mapping[str, Any], defaults: Mapping[str, Any]) -> CompletionRequest:
+    """Read what a line of OpenAI's form asks; `defaults` are the sampling parameters of bodies that do not set them."""
+    if not line.get("custom_id"):
+        raise ApiError("invalid_request", "custom_id must be a text that is not empty")
+    if line.get("method") != "POST":
+        raise ApiError("invalid_request", f"method must be POST, got {line.get('method')!r}")
+    endpoint = _endpoint_of(line)
+    if line.get("url") != endpoint.value:
+        urls = f"{Endpoint.CHAT.value} or {Endpoint.COMPLETION.value}"
+        raise ApiError("invalid_url", f"url must be {urls}, got {line.get('url')!r}")
+    return read_body(endpoint, line.get("body"), defaults)
+
+
+def _endpoint_of(line: Mapping[str, Any]) -> Endpoint:
+    """Return the endpoint that a line names, or seems to mean: its error must have a form too."""
+    return Endpoint.CHAT if line.get("url") == Endpoint.CHAT.value else Endpoint.COMPLETION
 
 
 def _take_tenant(line: dict[str, Any]) -> str | None:
@@ -161,11 +139,6 @@ def _take_tenant(line: dict[str, Any]) -> str | None:
         shown = json_kind(tenant) if tenant != "" else "an empty one"
         raise invalid("tenant", f"must be a name, got {shown}")
     return tenant
-
-
-def _take_priority(line: dict[str, Any]) -> int:
-    priority = line.pop("priority", None)
-    return 0 if priority is None else read_priority(priority)
 
 
 def _load(data: bytes | None) -> dict[str, Any]:

@@ -4,13 +4,14 @@ Flat lines get `{"index", ..., "text", "token_ids", "finish_reason", "usage"}`, 
 lines get OpenAI's objects. A line that failed gets an `error` with its line number, a code and a message.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job
 from winnow.metrics import score
 from winnow.openai.answers import AnswerReader
-from winnow.openai.batch import batch_response
 from winnow.openai.errors import ApiError
 from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
 from winnow.openai.response import ResponseForm, usage_object
@@ -29,12 +30,26 @@ def encode(record: Record) -> bytes:
 
 def answer_record(job: Job, output: RequestOutput, model: str, created: int, reader: AnswerReader) -> Record:
     """Return the record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
-    if job.asked is None:
+    if job.endpoint is None:
         return _flat(job, output)
-    form = ResponseForm.of(job.asked, reader, str(job.index), job.model or model, created)
+    form = ResponseForm.of(job.asked, reader, str(job.index), job.asked.model or model, created)
     body = completion_object(form, [output])
     record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)
     return record | _carried(job) | _scored(job, output)
+
+
+def batch_response(
+    index: int,
+    custom_id: Any,
+    request_id: str,
+    body: Record,
+    *,
+    status: int = 200,
+    error: Record | None = None,
+) -> Record:
+    """Return the line that answers line `index` of a file in OpenAI's form."""
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return {"id": f"batch_req_{index}", "custom_id": custom_id, "response": response, "error": error}
 
 
 def error_record(line: Job | BadLine, error: ApiError) -> Record:
@@ -120,3 +135,42 @@ def _scored(job: Job, output: RequestOutput) -> Record:
         return {}
     metric = job.carried.get("metric", DEFAULT_METRIC)
     return {"score": score(metric, output.outputs[0].text, [job.carried["reference"]])}
+
+
+@dataclass
+class Tally:
+    """Sums over finished records of either form, also those that an earlier run wrote.
+
+    `scores` lists the scores of each category's lines.
+    """
+
+    requests: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cut_off: int = 0
+    """Answers that ended at their `max_tokens`, or at the end of the context."""
+    first_error: str | None = None
+    scores: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, record: dict[str, Any]) -> None:
+        self.requests += 1
+        if record.get("error") is not None:
+            self.failed += 1
+            self.first_error = (
+                self.first_error or f"line {record['error']['line']}: {record['error']['message']}"
+            )
+            if isinstance(record.get("reference"), str):
+                self._score(record, 0.0)  # no answer is a wrong one
+            return
+        answer = record["response"]["body"] if "response" in record else record
+        self.prompt_tokens += answer["usage"]["prompt_tokens"]
+        self.generated_tokens += answer["usage"]["completion_tokens"]
+        answers = answer.get("choices") or answer.get("outputs") or [answer]
+        self.cut_off += sum(each["finish_reason"] == "length" for each in answers)
+        if "score" in record:
+            self._score(record, record["score"])
+
+    def _score(self, record: dict[str, Any], score: float) -> None:
+        category = record.get("category")  # anything at all, where the line was refused
+        self.scores[category if isinstance(category, str) else "all"].append(score)

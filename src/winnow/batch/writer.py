@@ -8,14 +8,14 @@ records are in the output.
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
 from winnow.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
-from winnow.batch.stream import OrderedWriter
 from winnow.errors import UsageError
 from winnow.report.fingerprint import Fingerprint
 
@@ -28,6 +28,72 @@ JOURNAL_BYTES = 2**20
 
 class OutputError(UsageError):
     """Results cannot be written; those that were are safe, and the run can be resumed."""
+
+
+class OrderedWriter(ABC):
+    """Writer that holds each result until all before it are written.
+
+    Args:
+        first: the first place that has no result yet.
+        early: results behind that place, by place.
+    """
+
+    def __init__(self, first: int = 0, early: Mapping[int, bytes] | None = None) -> None:
+        self._next = first
+        self._early = dict(early or {})
+
+    @property
+    def num_early(self) -> int:
+        """Results that wait for an earlier one."""
+        return len(self._early)
+
+    def holds(self, index: int) -> bool:
+        """Return whether there is a result for place `index` already."""
+        return index < self._next or index in self._early
+
+    def put(self, index: int, line: bytes) -> None:
+        """Take the result of place `index`: one line of JSON with its newline."""
+        assert not self.holds(index), f"line {index} was answered twice"
+        self._early[index] = line
+        self._write(index)
+
+    @abstractmethod
+    def _write(self, index: int) -> None:
+        """Write what is due after a result came for place `index`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what is open."""
+
+    def _take_due(self) -> Iterator[bytes]:
+        """Yield results whose turn has come. One counts as written when the next is asked for."""
+        while (line := self._early.pop(self._next, None)) is not None:
+            yield line
+            self._next += 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class StreamWriter(OrderedWriter):
+    """Writer of results to standard output, for another program to read; nothing can be resumed."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def _write(self, index: int) -> None:
+        for line in self._take_due():
+            self._stream.write(line)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the stream open: it is the caller's, and all that was due has been written."""
 
 
 class ResultWriter(OrderedWriter):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from winnow.cli.flags.engine import add_engine_flags, check_written, engine_options, open_llm
-from winnow.cli.loading import LoadingDisplay
+from winnow.cli.loading import show_loading
 from winnow.cli.prompt import read_prompt
 from winnow.config import PREFIX_DISK
 from winnow.errors import UsageError
@@ -72,7 +72,7 @@ def execute(namespace: argparse.Namespace) -> int:
         if not token_ids:
             raise UsageError("DOC must hold at least 1 token")
         name = f"{len(token_ids)} tokens"
-        with LoadingDisplay(name, sys.stderr, doing="compressing", done="compressed", every=2.0):
+        with show_loading(name, sys.stderr, doing="compressing", done="compressed", every=2.0):
             path = llm.save_prefix(token_ids, out, tenant=namespace.tenant)
         whole, saved = llm.kv_bytes(len(token_ids)), path.stat().st_size
     print(f"{path}: {len(token_ids)} tokens in {format_bytes(saved)}; uncompressed {format_bytes(whole)}")

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from winnow.cli.flags.engine import silence_transformers
-from winnow.cli.loading import LoadingDisplay
+from winnow.cli.loading import show_loading
 from winnow.config import ModelConfig
 from winnow.errors import UsageError
 from winnow.models.load.hub import is_repository, locate_model
@@ -44,7 +44,7 @@ def execute(namespace: argparse.Namespace) -> int:
             )
     silence_transformers()
     for name in namespace.names:
-        with LoadingDisplay(name, sys.stderr):
+        with show_loading(name, sys.stderr):
             if name in NAMED_MODELS:
                 print(fetch(NAMED_MODELS[name], namespace.directory))
             else:

@@ -15,9 +15,8 @@ from winnow.batch.driver import MAX_EARLY, Driver, served_name
 from winnow.batch.journal import SHARD, Checkpoint, journal_path, read_checkpoint
 from winnow.batch.lines import DEFAULT_METRIC, METRICS
 from winnow.batch.reader import WHOLE, InputFile, Shard, read_lines
-from winnow.batch.stream import OrderedWriter, StreamWriter
-from winnow.batch.tally import Tally
-from winnow.batch.writer import OutputError, ResultWriter
+from winnow.batch.records import Tally
+from winnow.batch.writer import OrderedWriter, OutputError, ResultWriter, StreamWriter
 from winnow.cli.flags.engine import (
     UNFLAGGED,
     add_engine_flags,

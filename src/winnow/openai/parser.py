@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ class Piece(NamedTuple):
     value: Any
 
 
+@dataclass
 class AnswerParser:
     """Parser of one answer into reasoning, content and tool calls.
 
@@ -34,30 +36,24 @@ class AnswerParser:
     before any content; a call ends at the closing mark that stands in no quoted text; what is no call after all is
     content, marks included.
 
-    Args:
+    Attributes:
         regions: those that begin with a mark, as far as the answer may hold them.
         outside: what text outside of them is.
         read_calls: see `ReadCalls`.
         special_tokens: those that answers show, with their texts. One at the end ends the turn, and is none of the
             message.
         prompt: what the prompt holds of the model's turn.
-        most_calls: end the message after this number of calls; None: read all.
+        most_calls: end the message after this number of further calls; None: read all.
     """
 
-    def __init__(
-        self,
-        regions: Sequence[Region],
-        outside: Kind,
-        read_calls: ReadCalls,
-        special_tokens: Mapping[int, str],
-        prompt: str = "",
-        most_calls: int | None = None,
-    ) -> None:
-        self._calls_left = most_calls
-        self._regions = regions
-        self._outside = outside
-        self._read_calls = read_calls
-        self._special_tokens = special_tokens
+    regions: Sequence[Region]
+    outside: Kind
+    read_calls: ReadCalls
+    special_tokens: Mapping[int, str]
+    prompt: InitVar[str] = ""
+    most_calls: int | None = None
+
+    def __post_init__(self, prompt: str) -> None:
         self._region: Region | None = None
         self._buffer = ""
         self._num_foreign = 0  # characters of the buffer that are the prompt's
@@ -77,7 +73,7 @@ class AnswerParser:
     @property
     def is_plain(self) -> bool:
         """Return whether all further text is content as it comes."""
-        inside = self._region is not None or self._outside is not Kind.CONTENT
+        inside = self._region is not None or self.outside is not Kind.CONTENT
         return not (inside or self._buffer or self._after_mark or self._openings())
 
     @property
@@ -95,7 +91,7 @@ class AnswerParser:
             return self._take_pieces()
         end = ""
         if answer.token_ids and not isinstance(answer.stop_reason, str):
-            end = self._special_tokens.get(answer.token_ids[-1], "")
+            end = self.special_tokens.get(answer.token_ids[-1], "")
         self._feed(answer.text.removesuffix(end))
         self._read(ended=True)
         if self._in_call and end and answer.text.endswith(end):  # it may close the call
@@ -118,9 +114,9 @@ class AnswerParser:
             and text.rstrip().endswith(("}", "]"))
         ):
             with suppress(ValueError):
-                self._read_calls(region, self._buffer[self._mark[0] :], False)
-                return self._calls_left is not None
-        return self._calls_left == 0
+                self.read_calls(region, self._buffer[self._mark[0] :], False)
+                return self.most_calls is not None
+        return self.most_calls == 0
 
     def _feed(self, text: str) -> None:
         for start in range(0, len(text), _STEP):
@@ -138,14 +134,14 @@ class AnswerParser:
     def _openings(self) -> list[Region]:
         return [
             each
-            for each in self._regions
+            for each in self.regions
             if each.kind is not Kind.REASONING
             or (not self._has_content and (each.repeats or each.name not in self._seen))
         ]
 
     def _read(self, *, ended: bool) -> None:
         """Read the buffer as far as it is certain."""
-        while self._calls_left != 0:
+        while self.most_calls != 0:
             if self._region is None:
                 more = self._read_outside(ended)
             elif self._region.kind is Kind.CALLS:
@@ -169,7 +165,7 @@ class AnswerParser:
             keep = len(self._buffer[:safe].rstrip())
         else:
             keep = safe
-        self._text(keep, self._outside)
+        self._text(keep, self.outside)
         if match is None:
             return False
         region = self._region = openings[index]
@@ -229,14 +225,14 @@ class AnswerParser:
         region, self._region, self._quote = self._region, None, None
         assert region is not None
         try:
-            calls = self._read_calls(region, self._buffer[self._mark[0] : end], closed)
+            calls = self.read_calls(region, self._buffer[self._mark[0] : end], closed)
         except ValueError:
             self._text(end, Kind.CONTENT)
             return
         self._drop(end)
-        if self._calls_left is not None:
-            calls = calls[: self._calls_left]
-            self._calls_left -= len(calls)
+        if self.most_calls is not None:
+            calls = calls[: self.most_calls]
+            self.most_calls -= len(calls)
         self._pieces += [Piece(Kind.CALLS, call) for call in calls]
         self._after_mark = True
 
@@ -272,7 +268,7 @@ class AnswerParser:
 
     def _is_content(self, end: int) -> bool:
         """Return whether the buffer up to `end` holds content, outside of regions."""
-        return self._outside is Kind.CONTENT and bool(self._buffer[:end].strip())
+        return self.outside is Kind.CONTENT and bool(self._buffer[:end].strip())
 
     def _add(self, kind: Kind, text: str) -> None:
         if text and kind is not Kind.OTHER:

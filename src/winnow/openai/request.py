@@ -10,13 +10,13 @@ from winnow.errors import InvalidRequestError, WinnowError
 from winnow.openai.errors import ApiError, invalid, unsupported
 from winnow.openai.parameters import sampling_from_body
 from winnow.openai.tools import CallRule, read_template_options, read_tools
+from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.values.json_values import json_kind
 from winnow.values.session_request import MAX_SESSION_NAME, SessionRequest
 from winnow.values.units import parse_bytes
 
 Message = dict[str, Any]
-Prompt = str | list[int]
 
 MAX_SEQUENCES = 1024
 """Most prompts of a request, and most prompts times answers."""
@@ -195,7 +195,7 @@ def read_priority(priority: Any) -> int:
     return priority
 
 
-def read_prompt(prompt: Any) -> Prompt:
+def read_prompt(prompt: Any) -> str | list[int]:
     """Check a prompt: text, or a list of token ids. Raises ApiError: it is neither, or empty."""
     if isinstance(prompt, list):
         if not all(type(token) is int and token >= 0 for token in prompt):

@@ -41,20 +41,22 @@ class _Choice:
     """Parts before and behind the text in an event that brings nothing else."""
 
 
+@dataclass
 class ChunkStream:
     """Stream of chunks, from the deltas of a body's requests.
 
-    Args:
+    Attributes:
         form: what the chunks have in common.
         include_usage: every chunk has a `usage`, null but in the last, which counts tokens.
         continuous: count tokens in every chunk.
     """
 
-    def __init__(self, form: ResponseForm, *, include_usage: bool = False, continuous: bool = False) -> None:
-        self._form = form
-        self._head = form.head(chunk=True)
-        self._include_usage = include_usage
-        self._continuous = continuous
+    form: ResponseForm
+    include_usage: bool = False
+    continuous: bool = False
+
+    def __post_init__(self) -> None:
+        self._head = self.form.head(chunk=True)
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
@@ -70,7 +72,7 @@ class ChunkStream:
         self._prompt_tokens[place] = len(output.prompt_token_ids)
         self._cached_tokens[place] = output.num_cached_tokens
         for answer in output.outputs:
-            index = place * self._form.n + answer.index
+            index = place * self.form.n + answer.index
             choice = self._choices.setdefault(index, _Choice())
             if choice.ended:  # it is in every output until its siblings have ended too
                 continue
@@ -82,7 +84,7 @@ class ChunkStream:
             first, choice.started = not choice.started, True
             choice.num_tokens += len(answer.token_ids)
             choice.reasoning_tokens = answer.reasoning_tokens
-            make = self._chat_chunks if self._form.is_chat else self._text_chunks
+            make = self._chat_chunks if self.form.is_chat else self._text_chunks
             yield from make(index, choice, output, answer, first)
 
     def events(self, place: int, output: RequestOutput) -> str:
@@ -92,18 +94,18 @@ class ChunkStream:
 
     def _plain_event(self, place: int, output: RequestOutput) -> str | None:
         """Return the event of a delta that is text alone, without the chunk; None: it is more, or the first."""
-        if len(output.outputs) != 1 or self._continuous:
+        if len(output.outputs) != 1 or self.continuous:
             return None
         [answer] = output.outputs
-        choice = self._choices.get(place * self._form.n + answer.index)
+        choice = self._choices.get(place * self.form.n + answer.index)
         if (
             choice is None
             or not choice.started
             or choice.ended
             or (choice.parser is not None and not choice.parser.is_plain)
             or not answer.text
-            or self._form.token_ids
-            or echo_alone(self._form)
+            or self.form.token_ids
+            or echo_alone(self.form)
             or answer.finish_reason is not None
             or answer.stop_reason is not None
             or answer.logprobs is not None
@@ -111,13 +113,13 @@ class ChunkStream:
         ):
             return None
         if choice.frame is None:
-            choice.frame = self._frame(place * self._form.n + answer.index)
+            choice.frame = self._frame(place * self.form.n + answer.index)
         choice.num_tokens += len(answer.token_ids)
         before, behind = choice.frame
         return f"{before}{encode_text(answer.text)}{behind}"
 
     def _frame(self, index: int) -> tuple[str, str]:
-        if self._form.is_chat:
+        if self.form.is_chat:
             chunk = self._chunk(_chat_choice(index, {"content": _MARK}))
         else:
             chunk = self._chunk(_text_choice(index, _MARK))
@@ -130,21 +132,21 @@ class ChunkStream:
 
     def usage(self) -> Record:
         """Return the tokens so far."""
-        answers = 0 if echo_alone(self._form) else sum(each.num_tokens for each in self._choices.values())
+        answers = 0 if echo_alone(self.form) else sum(each.num_tokens for each in self._choices.values())
         cached = sum(self._cached_tokens.values())
         thoughts = sum(each.reasoning_tokens for each in self._choices.values())
         return usage_object(sum(self._prompt_tokens.values()), answers, cached, self._reports, thoughts)
 
     def _chunk(self, choice: Record) -> Record:
         chunk = {**self._head, "choices": [choice]}
-        if self._include_usage:
-            chunk["usage"] = self.usage() if self._continuous else None
+        if self.include_usage:
+            chunk["usage"] = self.usage() if self.continuous else None
         return chunk
 
     def _text_chunks(
         self, index: int, choice: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
     ) -> Iterator[Record]:
-        echo, logprobs = self._form.echo, completion_logprobs(answer, choice.offsets)
+        echo, logprobs = self.form.echo, completion_logprobs(answer, choice.offsets)
         text = answer.text
         if echo is not None and first:
             prompt = echo.text_of(output)
@@ -154,35 +156,35 @@ class ChunkStream:
             text = prompt if echo.alone else prompt + text
         elif echo is not None and echo.alone:
             text, logprobs = "", None
-        if text or logprobs is not None or answer.finish_reason is not None or self._form.token_ids:
+        if text or logprobs is not None or answer.finish_reason is not None or self.form.token_ids:
             reason = finish_reason(answer)
-            if echo_alone(self._form) and reason:
+            if echo_alone(self.form) and reason:
                 reason = "length"
             found = _text_choice(index, text, logprobs, reason)
-            found |= extras(self._form, answer)
-            yield self._chunk(found | (prompt_extras(self._form, output) if first else {}))
+            found |= extras(self.form, answer)
+            yield self._chunk(found | (prompt_extras(self.form, output) if first else {}))
 
     def _chat_chunks(
         self, index: int, choice: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
     ) -> Iterator[Record]:
         if first:
             begin = _chat_choice(index, {"role": "assistant", "content": ""})
-            yield self._chunk(begin | prompt_extras(self._form, output))
-            if self._form.new_parser is not None:
-                choice.parser = self._form.new_parser(output)
+            yield self._chunk(begin | prompt_extras(self.form, output))
+            if self.form.new_parser is not None:
+                choice.parser = self.form.new_parser(output)
         deltas = self._deltas(choice, answer)
-        logprobs, reason = chat_logprobs(answer, self._form.top_logprobs), finish_reason(answer)
+        logprobs, reason = chat_logprobs(answer, self.form.top_logprobs), finish_reason(answer)
         if reason == "stop" and choice.num_calls:
             reason = "tool_calls"
-        if not deltas and (logprobs is not None or self._form.token_ids):
+        if not deltas and (logprobs is not None or self.form.token_ids):
             deltas = [{"content": ""}]
         for place, delta in enumerate(deltas):
             record = _chat_choice(index, delta, logprobs if place == 0 else None)
-            if place == 0 and self._form.token_ids:
+            if place == 0 and self.form.token_ids:
                 record |= {"token_ids": list(answer.token_ids)}
             yield self._chunk(record)
         if reason is not None:
-            ends = {key: value for key, value in extras(self._form, answer).items() if key != "token_ids"}
+            ends = {key: value for key, value in extras(self.form, answer).items() if key != "token_ids"}
             yield self._chunk(_chat_choice(index, {}, None, reason) | ends)
 
     def _deltas(self, choice: _Choice, answer: CompletionOutput) -> list[Record]:

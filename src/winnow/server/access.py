@@ -6,6 +6,7 @@ import ipaddress
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -134,41 +135,42 @@ def _name(host: str) -> str:
         return ""
 
 
+@dataclass
 class TokenQuota:
     """A bucket per tenant that fills by `per_minute` tokens a minute, and holds as many.
 
     A request is let in while its tenant's bucket holds anything, and is charged what it used, so that no server has to
     guess an answer's length. A long one leaves a debt.
 
-    Args:
+    Attributes:
         per_minute: None: no limit.
         clock: seconds, monotonic.
     """
 
-    def __init__(self, per_minute: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._per_minute = per_minute
-        self._clock = clock
-        self._buckets: dict[str | None, tuple[float, float]] = {}  # tokens, and when that was their number
+    per_minute: int | None
+    clock: Callable[[], float] = time.monotonic
+    _buckets: dict[str | None, tuple[float, float]] = field(default_factory=dict)
+    """Tokens, and when that was their number."""
 
     def require(self, tenant: str | None) -> None:
         """Refuse a tenant whose bucket is empty. Raises ApiError: says when to come again."""
-        if self._per_minute is None:
+        if self.per_minute is None:
             return
         tokens = self._tokens(tenant)
         if tokens < 1:
-            wait = (1 - tokens) * _MINUTE / self._per_minute
+            wait = (1 - tokens) * _MINUTE / self.per_minute
             raise ApiError(
                 RATE_LIMIT,
-                f"tokens of a tenant must be at most {self._per_minute} in a minute",
+                f"tokens of a tenant must be at most {self.per_minute} in a minute",
                 retry_after=wait,
             )
 
     def charge(self, tenant: str | None, tokens: int) -> None:
         """Take tokens that a request used."""
-        if self._per_minute is not None:
-            self._buckets[tenant] = (self._tokens(tenant) - tokens, self._clock())
+        if self.per_minute is not None:
+            self._buckets[tenant] = (self._tokens(tenant) - tokens, self.clock())
 
     def _tokens(self, tenant: str | None) -> float:
-        most = float(self._per_minute or 0)
-        tokens, since = self._buckets.get(tenant, (most, self._clock()))
-        return min(most, tokens + (self._clock() - since) * most / _MINUTE)
+        most = float(self.per_minute or 0)
+        tokens, since = self._buckets.get(tenant, (most, self.clock()))
+        return min(most, tokens + (self.clock() - since) * most / _MINUTE)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from winnow.engine.driver import EngineDriver, Mailbox
@@ -30,10 +31,11 @@ _PROBE_STEPS = 64
 _GENERIC = "the engine failed while it computed this request; the server's log says why"
 
 
+@dataclass(eq=False)
 class AsyncEngine:
     """Server of requests of an event loop from one engine, which may have other clients.
 
-    Args:
+    Attributes:
         driver: the engine's.
         observe: called on the loop with each step's outputs; for metrics.
         discard: called on the loop with the ids of requests whose last output will not come.
@@ -41,37 +43,30 @@ class AsyncEngine:
         charge: called on the loop with the tenant of a request that has ended, also one whose client has left, and its
             tokens: of the prompt, of the answers.
         after_step: called on the engine's thread after each step.
+        failure: why the engine has failed for good; None: it has not.
+        draining: nothing new is taken.
     """
 
-    def __init__(
-        self,
-        driver: EngineDriver,
-        observe: Callable[[list[RequestOutput]], None] = lambda outputs: None,
-        discard: Callable[[Sequence[str]], None] = lambda names: None,
-        on_failure: Callable[[], None] = lambda: None,
-        charge: Callable[[str | None, int, int], None] = lambda tenant, prompt, answers: None,
-        after_step: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._driver = driver
+    driver: EngineDriver
+    observe: Callable[[list[RequestOutput]], None] = lambda outputs: None
+    discard: Callable[[Sequence[str]], None] = lambda names: None
+    on_failure: Callable[[], None] = lambda: None
+    charge: Callable[[str | None, int, int], None] = lambda tenant, prompt, answers: None
+    after_step: Callable[[], None] = lambda: None
+    failure: str | None = None
+    draining: bool = False
+
+    def __post_init__(self) -> None:
         self._box = Mailbox()
-        self._observe = observe
-        self._discard = discard
-        self._on_failure = on_failure
-        self._charge = charge
-        self._after_step = after_step
         self._loop: asyncio.AbstractEventLoop | None = None
         # The engine's thread's: the wait for its next step, and who had begun after the last one.
-        self._stopping = self._paused = False
+        self._stopping = self._paused = self._retried = False
         self._next: Future[None] | None = None
         self._begun: frozenset[str] = frozenset()
-        self._retried = False
-        self._streams: dict[str, RequestStream] = {}  # by request id; the loop's
-        self._left: dict[
-            str, RequestStream
-        ] = {}  # as `_streams`: abandoned, and their last output is to come
         self._step_began: float | None = None
-        self.failure: str | None = None
-        self.draining = False
+        # By request id; the loop's. Of those that were abandoned the last output is to come.
+        self._streams: dict[str, RequestStream] = {}
+        self._left: dict[str, RequestStream] = {}
 
     # -- on the event loop -----------------------------------------------------------------------------------------
 
@@ -94,7 +89,7 @@ class AsyncEngine:
         for request in requests:
             self._streams[request.request_id] = stream
         try:
-            await self.call(self._driver.submit, requests, self._box)
+            await self.call(self.driver.submit, requests, self._box)
         except BaseException:
             # Also where the caller has left: what was queued meanwhile is of no use to anybody.
             self.abandon(stream)
@@ -122,7 +117,7 @@ class AsyncEngine:
         known = [name for name in ids if self._streams.pop(name, None) is not None]
         if known:
             self._left |= dict.fromkeys(known, stream)
-            self._discard(known)
+            self.discard(known)
             self._send(self._abort, known)
 
     def abort_all(self, error: ApiError) -> None:
@@ -192,7 +187,7 @@ class AsyncEngine:
             finally:
                 self._go_on()
 
-        return self._driver.put(run)
+        return self.driver.put(run)
 
     def _deliver(self, outputs: list[RequestOutput], begun: frozenset[str]) -> None:
         for name in begun & self._streams.keys():
@@ -207,18 +202,18 @@ class AsyncEngine:
             used = stream.count(output)
             if output.finished:
                 del held[name]
-                self._charge(stream.requests[0].tenant, *used)
+                self.charge(stream.requests[0].tenant, *used)
             if held is self._streams:
                 stream.put(output)
                 delivered.append(output)
-        self._observe(delivered)
+        self.observe(delivered)
 
     def _discard_left(self, names: Sequence[str]) -> None:
         for name in names:
             self._left.pop(name, None)
 
     def _fail_all(self, reason: str, *, for_good: bool) -> None:
-        self._discard(list(self._streams))
+        self.discard(list(self._streams))
         streams, self._streams = set(self._streams.values()), {}
         self._left.clear()
         if for_good:
@@ -226,17 +221,17 @@ class AsyncEngine:
         for stream in streams:
             stream.fail(ApiError(FAILED, _GENERIC))
         if for_good:
-            self._on_failure()
+            self.on_failure()
 
     # -- on the engine's thread ------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         """Ask for a step, if one is wanted and none is asked for."""
         # Steps of other clients bring outputs too, the last one among them.
-        wanted = self._box.unfinished or self._box.outputs or self._driver.engine.has_unfinished
+        wanted = self._box.unfinished or self._box.outputs or self.driver.engine.has_unfinished
         if wanted and not (self._next or self._stopping or self._paused or self.failure is not None):
             self._step_began = time.monotonic()
-            self._next = self._driver.expect(self._box)
+            self._next = self.driver.expect(self._box)
             self._next.add_done_callback(self._take_step)
 
     def _take_step(self, step: "Future[None]") -> None:
@@ -252,9 +247,9 @@ class AsyncEngine:
             self._retried = False
             if error is not None:
                 self._give_up(error)
-            self._after_step()
+            self.after_step()
             outputs = self._box.take()
-            begun = frozenset[str]() if error is not None else self._driver.engine.requests.begun
+            begun = frozenset[str]() if error is not None else self.driver.engine.requests.begun
             if outputs or begun != self._begun:
                 self._post(self._deliver, outputs, begun)
             self._begun = begun
@@ -274,7 +269,7 @@ class AsyncEngine:
         """Abort every request that the loop knows. Returns whether that was possible."""
         try:
             for name in list(self._streams):
-                self._driver.abort(name)
+                self.driver.abort(name)
         except Exception as error:
             log.error("requests could not be ended: %s", describe_error(error))
             return False
@@ -284,9 +279,9 @@ class AsyncEngine:
         params = SamplingParams(temperature=0, max_tokens=1, detokenize=False)
         try:
             box = Mailbox()
-            self._driver.submit([NewRequest(_PROBE, None, [0], params, final_only=True)], box)
+            self.driver.submit([NewRequest(_PROBE, None, [0], params, final_only=True)], box)
             for _ in range(_PROBE_STEPS):
-                self._driver.compute()
+                self.driver.compute()
                 for output in box.take():
                     return output.error is None
         except Exception as error:
@@ -298,7 +293,7 @@ class AsyncEngine:
         gone = []
         for name in names:
             try:
-                if self._driver.abort(name) is None:
+                if self.driver.abort(name) is None:
                     gone.append(name)  # it never came in, or its last output is delivered before this arrives
             except Exception as error:
                 log.error("request %s could not be ended: %s", name, describe_error(error))

@@ -20,7 +20,7 @@ from winnow.batch.driver import MAX_EARLY, answered_line, failed_line, line_seed
 from winnow.batch.journal import journal_path, read_checkpoint
 from winnow.batch.lines import BadLine, Job, parse_line
 from winnow.batch.reader import InputFile, RawLine, read_lines
-from winnow.batch.tally import Tally
+from winnow.batch.records import Tally
 from winnow.batch.writer import ResultWriter
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import WinnowError, describe_error
@@ -213,7 +213,7 @@ class Batches:
         if isinstance(line, BadLine):
             return failed_line(line, line.error)
         try:
-            model = service.check_model(line.model)
+            model = service.check_model(line.asked.model)
             output = await self._answered(record, line)
         except WinnowError as error:
             return failed_line(line, ApiError.wrap(error))
@@ -222,14 +222,10 @@ class Batches:
     async def _answered(self, record: Record, job: Job) -> RequestOutput:
         """Return the output of a line that can be handed to the engine. Raises WinnowError: it cannot be served, or its
         step failed too often."""
-        service, asked = self._service, job.asked
-        assert asked is not None, "a line without a body names no endpoint"
-        seed = (
-            line_seed(service.llm.config.model.seed, job.index)
-            if job.params.seed is None
-            else job.params.seed
-        )
-        asked = replace(asked, params=replace(job.params, seed=seed), priority=-1)
+        service, params = self._service, job.asked.params
+        if params.seed is None:
+            params = replace(params, seed=line_seed(service.llm.config.model.seed, job.index))
+        asked = replace(job.asked, params=params, priority=-1)
         for attempt in range(MAX_TRIES):
             if record["status"] == "cancelling":
                 raise ApiError("batch_cancelled", "the batch was cancelled before this line was answered")

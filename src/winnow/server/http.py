@@ -6,6 +6,7 @@ import re
 import uuid
 import zlib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -40,10 +41,11 @@ def error_response(error: ApiError, path: str = "", request_id: str | None = Non
     return JSONResponse(error.body(), error.status, headers)
 
 
+@dataclass
 class Gate:
     """ASGI middleware: gives every request an id, checks whose it is, and bounds its body.
 
-    Args:
+    Attributes:
         keys: who may ask.
         sites: whose pages may ask.
         is_open: whether a path is served without a key.
@@ -51,25 +53,16 @@ class Gate:
         max_body: most bytes of a body, by path.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: Keys,
-        sites: Sites,
-        is_open: Callable[[str], bool],
-        require_usable: Callable[[], None],
-        max_body: Callable[[str], int],
-    ) -> None:
-        self._app = app
-        self._keys = keys
-        self._sites = sites
-        self._require_usable = require_usable
-        self._is_open = is_open
-        self._max_body = max_body
+    app: ASGIApp
+    keys: Keys
+    sites: Sites
+    is_open: Callable[[str], bool]
+    require_usable: Callable[[], None]
+    max_body: Callable[[str], int]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
@@ -87,20 +80,20 @@ class Gate:
                     MutableHeaders(scope=message)["request-id"] = request_id
             await send(message)
 
-        path, most = scope["path"], self._max_body(scope["path"])
+        path, most = scope["path"], self.max_body(scope["path"])
         if scope["method"] == "HEAD":  # answered as GET, without the body
             scope, send, receive = {**scope, "method": "GET"}, *_without_body(send, receive)
         try:
-            self._sites.require_own(scope["method"], headers)
-            if not self._is_open(path):
-                state["tenant"] = self._keys.tenant(headers.get("authorization"), headers.get("x-api-key"))
+            self.sites.require_own(scope["method"], headers)
+            if not self.is_open(path):
+                state["tenant"] = self.keys.tenant(headers.get("authorization"), headers.get("x-api-key"))
             if scope["method"] in ("POST", "DELETE"):
-                self._require_usable()
+                self.require_usable()
             length = headers.get("content-length", "0")
             if length.isdigit() and int(length[:20]) > most:
                 raise _too_large(most)
             decoder = _decoder(headers) if scope["method"] == "POST" else None
-            await self._app(scope, _bounded(receive, most, decoder), send_named)
+            await self.app(scope, _bounded(receive, most, decoder), send_named)
         except ApiError as error:
             if started:
                 raise

@@ -20,9 +20,10 @@ from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, OVERLOADED, RATE_LIMIT, ApiError, invalid
-from winnow.openai.request import CompletionRequest, Message, Prompt
+from winnow.openai.request import CompletionRequest, Message
 from winnow.openai.response_templates import TEMPLATES
 from winnow.outputs import EngineStats, RequestOutput, SessionStats
+from winnow.prompts import Prompt
 from winnow.server.access import Keys, TokenQuota
 from winnow.server.async_engine import AsyncEngine
 from winnow.server.config import ServerConfig

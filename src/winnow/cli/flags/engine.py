@@ -16,7 +16,7 @@ from winnow.batch.journal import OF_REQUESTS
 from winnow.cli.flags.llama_cpp_flags import add_gpu_layers
 from winnow.cli.flags.options import add_flags, given
 from winnow.cli.flags.paths import require_distinct
-from winnow.cli.loading import LoadingDisplay
+from winnow.cli.loading import show_loading
 from winnow.config import AUTO, PARTS, EngineConfig, ModelConfig, present_options
 from winnow.errors import UsageError
 from winnow.known_accuracy import PAGE, lost_tasks
@@ -167,9 +167,9 @@ def sampling_options(namespace: argparse.Namespace, also: Collection[str] = ()) 
 
 
 def open_llm(options: dict[str, Any], *, announce: bool = False, quiet: bool = False) -> "LLM":
-    """Load the model and set up its cache; `announce` and `quiet` as in `LoadingDisplay`."""
+    """Load the model and set up its cache; `announce` and `quiet` as in `show_loading`."""
     name = "the demo model" if options.get("model") is None else str(options["model"])
-    with LoadingDisplay(name, sys.stderr, announce=announce, quiet=quiet):
+    with show_loading(name, sys.stderr, announce=announce, quiet=quiet):
         with importing():
             from winnow.llm import LLM
 

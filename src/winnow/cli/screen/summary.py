@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from winnow.batch.tally import Tally
+from winnow.batch.records import Tally
 from winnow.outputs import EngineStats
 from winnow.values.units import format_bytes
 
