@@ -10,7 +10,7 @@ from torch import Tensor
 
 from winnow.attention import Group
 from winnow.cli.main import main
-from winnow.cli.screen.policy_notes import NOTES
+from winnow.cli.policies import NOTES
 from winnow.eviction import PRESETS, AdaptiveHeads, EvictionPolicy, LayerRows, Pyramid, Scorer, Window
 from winnow.eviction.describe import brief, brief_policy, first_line
 

@@ -18,7 +18,7 @@ from tests.server.test_dashboard import require_fit
 from winnow import LLM, SamplingParams
 from winnow.cli.main import main
 from winnow.inspect import Inspection
-from winnow.inspect.pictures import Picture
+from winnow.inspect.page import Picture
 from winnow.values.images import PromptImage, TokenGrid
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, eviction="keydiff", kv_budget=12)

@@ -6,7 +6,7 @@ from sampling_support import random_logits
 from torch import Tensor
 
 pytest.importorskip("triton")
-from winnow.sampling import gpu
+from winnow.sampling import triton_kernels as gpu
 from winnow.sampling.faults import mark_faults
 from winnow.sampling.filters import keep_top, open_keep_top, scale
 from winnow.sampling.greedy import open_argmax

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any, NoReturn
 
-from winnow.anthropic.errors import PATH
+from winnow.anthropic.messages import PATH
 from winnow.openai.errors import invalid, unsupported
 from winnow.openai.request import append_turn
 from winnow.values.json_values import json_kind

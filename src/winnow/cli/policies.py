@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -12,12 +12,53 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from winnow.cli.screen.policy_notes import KNOWN_MODEL, NOTES, known_shares
 from winnow.errors import UsageError, known_names
 from winnow.eviction import PRESETS, Preset
 from winnow.eviction.describe import PARTS, brief_policy, first_line, full_preset
-from winnow.known_accuracy import PAGE
+from winnow.known_accuracy import PAGE, record, share_range
 from winnow.values.json_values import json_value
+
+KNOWN_MODEL = "SmolLM2-135M-Instruct"
+
+
+class PolicyNote(NamedTuple):
+    """Some words about a policy.
+
+    Attributes:
+        purpose: the job that it is for.
+        costs: what it costs beside the cache.
+        needs: what must be there.
+    """
+
+    purpose: str
+    costs: str
+    needs: str
+
+
+NOTES: Mapping[str, PolicyNote] = {
+    "full": PolicyNote("exact answers", "memory alone", "-"),
+    "winnow": PolicyNote("one of the next that suits", "as that", "-"),
+    "winnow-seen": PolicyNote("questions at the end", "next to nothing", "the question seen"),
+    "winnow-keys": PolicyNote("a document, asked often", "next to nothing", "-"),
+    "winnow-keys-pd": PolicyNote("prompts beyond memory", "next to nothing", "-"),
+    "kvzip-keys": PolicyNote("as winnow-keys, at 16x", "1.6 prefills", "room for it twice"),
+    "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice"),
+    "snapkv": PolicyNote("questions at the end", "next to nothing", "the question seen"),
+    "streaming": PolicyNote("endless text, only its end", "nothing", "-"),
+    "leverage": PolicyNote("the demo model alone", "next to nothing", "-"),
+}
+
+
+def known_shares(policy: str) -> str:
+    """Return the measured shares of the full cache's answers on `KNOWN_MODEL`, up to 8x, as text."""
+    if policy in ("full", "winnow"):
+        return "1.00" if policy == "full" else "as that"
+    rows = [each for each in record() if each.policy == policy and each.is_of(KNOWN_MODEL)]
+    rate = max((each.compression for each in rows if each.compression <= 8.0), default=None)
+    if rate is None:
+        return "not measured"
+    return f"{share_range([each for each in rows if each.compression == rate])} at {rate:g}x"
+
 
 DESCRIPTION = """\
 List the eviction policies that have names, or show one of them in full: those to choose from, what

@@ -28,7 +28,7 @@ from winnow.cli.flags.engine import (
     sampling_options,
 )
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
-from winnow.cli.prompt_file import open_prompts
+from winnow.cli.prompt import open_prompts
 from winnow.cli.screen.banner import memory_line
 from winnow.cli.screen.progress import Meter, add_progress_flag, open_progress
 from winnow.cli.screen.summary import Forecast, Summary

@@ -4,17 +4,90 @@ Each token is a span, so that the text can be read and searched without a script
 row; the script counts the bits of the selected rows.
 """
 
+import base64
+import io
 import json
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from importlib.resources import files
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from winnow.engine.requests.new_request import KeptKVs
-from winnow.inspect.pictures import Picture
+from winnow.values.images import PromptImage, TokenGrid
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+_MAX_SIDE = 640
+"""Most pixels of a side of what is shown."""
+
+
+class Cell(NamedTuple):
+    """Part of a picture that a token shows, in thousandths of the picture's width and height."""
+
+    token: int
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True)
+class View:
+    """Grids of tokens that lie beside each other over one picture."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of a prompt.
+
+    Attributes:
+        uri: what is shown of it, a PNG.
+        size: width and height of what was given, in pixels.
+        tokens: indices in the prompt of its tokens.
+        views: their places over it; empty where they are not known.
+    """
+
+    uri: str
+    size: tuple[int, int]
+    tokens: tuple[int, ...]
+    views: tuple[View, ...]
+
+    @classmethod
+    def of(cls, processed: PromptImage, image: "Image") -> Self:
+        """Return an image as it is shown beside its tokens."""
+        shown, file = image.copy(), io.BytesIO()
+        shown.thumbnail((_MAX_SIDE, _MAX_SIDE))
+        shown.save(file, "PNG")
+        tokens = tuple(map(int, processed.tokens))
+        uri = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+        return cls(uri, processed.size, tokens, tuple(_views(processed.grids, tokens)))
+
+
+def _views(grids: Sequence[TokenGrid], tokens: Sequence[int]) -> Iterator[View]:
+    whole = [each for each in grids if each.box == (0.0, 0.0, 1.0, 1.0)]
+    tiles = [each for each in grids if each not in whole]
+    if tiles:
+        yield View(f"{len(tiles)} tiles", tuple(cell for each in tiles for cell in _cells(each, tokens)))
+    for each in whole:
+        yield View(f"{each.cols} x {each.rows} tokens", tuple(_cells(each, tokens)))
+
+
+def _cells(grid: TokenGrid, tokens: Sequence[int]) -> Iterator[Cell]:
+    left, top, right, bottom = grid.box
+    width, height = 1000 * (right - left) / grid.cols, 1000 * (bottom - top) / grid.rows
+    for index in range(grid.rows * grid.cols):
+        row, column = divmod(index, grid.cols)
+        x, y = 1000 * left + column * width, 1000 * top + row * height
+        yield Cell(tokens[grid.first + index], round(x, 2), round(y, 2), round(width, 2), round(height, 2))
+
 
 _JOINERS = "\u200c\u200d"  # part of how some scripts and emoji are written, and harmless
 _MARKED = {"\n": "n", "\t": "t"}  # the style sheet puts a mark before them

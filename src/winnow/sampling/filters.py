@@ -53,9 +53,9 @@ def keep_min_p(logits: Tensor, log_min_p: Tensor) -> None:
 def open_keep_top(device: torch.device) -> KeepTop:
     """Return the fastest that there is on a device: on GPUs one kernel that sorts nothing."""
     if device.type == "cuda" and find_spec("triton") is not None:
-        from winnow.sampling import gpu
+        from winnow.sampling import triton_kernels
 
-        return gpu.keep_top
+        return triton_kernels.keep_top
     return keep_top
 
 

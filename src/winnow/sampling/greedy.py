@@ -40,9 +40,9 @@ def _on_the_way(tokens: Tensor) -> tuple[Tensor, Callable[[], list[int]]]:
 def open_argmax(device: torch.device) -> Argmax:
     """Return the fastest that there is on a device."""
     if device.type == "cuda" and find_spec("triton") is not None:
-        from winnow.sampling import gpu
+        from winnow.sampling import triton_kernels
 
-        return gpu.marked_argmax
+        return triton_kernels.marked_argmax
     kernels = native_kernels() if device.type == "cpu" else None
     if kernels is None:
         return _argmax

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from starlette.responses import Response
 
-from winnow.anthropic.errors import speaks_anthropic
+from winnow.anthropic.messages import speaks_anthropic
 from winnow.config.option import documented
 from winnow.openai.errors import invalid
 from winnow.openai.request import MAX_MESSAGES, MAX_PRIORITY, MAX_SEQUENCES

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from winnow.anthropic.errors import error_body, speaks_anthropic, status_of
+from winnow.anthropic.messages import error_body, speaks_anthropic, status_of
 from winnow.openai.errors import QUOTA, ApiError
 from winnow.server.access import Keys, Sites
 from winnow.values.json_values import json_kind, parse_strict

@@ -8,8 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from winnow.anthropic.context import edited, is_due, read_edits
-from winnow.anthropic.errors import error_body
-from winnow.anthropic.messages import MessageWriter
+from winnow.anthropic.messages import MessageWriter, error_body
 from winnow.anthropic.request import cache_session, chat_body
 from winnow.openai.errors import ApiError
 from winnow.openai.events import event
