@@ -7,15 +7,22 @@ import pytest
 from winnow.batch.lines import read_batch_line
 from winnow.batch.records import batch_response
 from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
+from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
 from winnow.openai.events import event
-from winnow.openai.request import Endpoint, read_body
+from winnow.openai.request import CompletionRequest, Endpoint, read_body
 from winnow.openai.response import ResponseForm
 from winnow.openai.stream import ChunkStream, completion_object, fold
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from winnow.sampling import Logprob
+from winnow.sampling import Logprob, SamplingParams
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def form_of(endpoint: Endpoint, **switches: bool) -> ResponseForm:
+    messages = MESSAGES if endpoint is Endpoint.CHAT else None
+    asked = CompletionRequest((), messages, SamplingParams(), None, **switches)  # type: ignore[arg-type]
+    return ResponseForm(asked, AnswerReader(), "7", "m", 9)
 
 
 def output(*texts: str) -> RequestOutput:
@@ -51,7 +58,7 @@ def test_bodies_are_refused_by_field_and_value(endpoint: Endpoint, body: Any, me
 
 
 def test_objects_answer_in_the_endpoints_form() -> None:
-    chat = completion_object(ResponseForm(Endpoint.CHAT, "7", "m", 9), [output("a", "b")])
+    chat = completion_object(form_of(Endpoint.CHAT), [output("a", "b")])
     assert list(chat) == ["id", "object", "created", "model", "choices", "usage"]
     assert (chat["id"], chat["object"], chat["created"]) == ("chatcmpl-7", "chat.completion", 9)
     assert [choice["message"]["content"] for choice in chat["choices"]] == ["a", "b"]
@@ -61,7 +68,7 @@ def test_objects_answer_in_the_endpoints_form() -> None:
         "total_tokens": 7,
         "prompt_tokens_details": {"cached_tokens": 0},
     }
-    text = completion_object(ResponseForm(Endpoint.COMPLETION, "7", "m", 9), [output("a")])
+    text = completion_object(form_of(Endpoint.COMPLETION), [output("a")])
     assert (text["id"], text["object"], text["choices"][0]["text"]) == ("cmpl-7", "text_completion", "a")
 
 
@@ -99,7 +106,7 @@ def test_lines_of_a_batch() -> None:
 
 @pytest.mark.parametrize("endpoint", Endpoint)
 @pytest.mark.parametrize(
-    "options", [{}, {"include_usage": True}, {"include_usage": True, "continuous": True}]
+    "options", [{}, {"include_usage": True}, {"include_usage": True, "continuous_usage": True}]
 )
 @pytest.mark.parametrize("token_ids", [False, True])
 def test_events_are_chunks_written_out(endpoint: Endpoint, options: dict[str, bool], token_ids: bool) -> None:
@@ -112,8 +119,8 @@ def test_events_are_chunks_written_out(endpoint: Endpoint, options: dict[str, bo
         CompletionOutput(0, "c", [7], finish_reason="stop", stop_reason=7),
         CompletionOutput(0, "c", [7], finish_reason="stop"),
     ]
-    form = ResponseForm(endpoint, "x", "a model", 1, token_ids=token_ids)
-    short, long = ChunkStream(form, **options), ChunkStream(form, **options)
+    form = form_of(endpoint, return_token_ids=token_ids, **options)
+    short, long = ChunkStream(form), ChunkStream(form)
     for answer in answers:
         output = RequestOutput("r", "p", [1, 2], [answer], False, RequestMetrics(arrival_time=0.0))
         assert short.events(0, output) == "".join(map(event, long.push(0, output)))
@@ -131,7 +138,7 @@ def test_a_whole_answer_is_the_fold_of_its_deltas(endpoint: Endpoint) -> None:
     def output(answer: CompletionOutput) -> RequestOutput:
         return RequestOutput("r", "p", [1, 2], [answer], False, RequestMetrics(arrival_time=0.0))
 
-    form = ResponseForm(endpoint, "x", "a model", 1, token_ids=True)
+    form = form_of(endpoint, return_token_ids=True)
     whole = completion_object(form, [output(delta("abcd\u00e9f", "length"))])
     for parts in (("a", "bc", "d\u00e9f"), ("abcd", "", "\u00e9f"), ("", "abcd\u00e9f", "")):
         chunks = ChunkStream(form)

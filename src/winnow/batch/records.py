@@ -32,7 +32,7 @@ def answer_record(job: Job, output: RequestOutput, model: str, created: int, rea
     """Return the record of a finished request; `model` and `created` (Unix seconds) go into OpenAI's objects."""
     if job.endpoint is None:
         return _flat(job, output)
-    form = ResponseForm.of(job.asked, reader, str(job.index), job.asked.model or model, created)
+    form = ResponseForm(job.asked, reader, str(job.index), job.asked.model or model, created)
     body = completion_object(form, [output])
     record = batch_response(job.index, job.carried.get("custom_id"), output.request_id, body)
     return record | _carried(job) | _scored(job, output)

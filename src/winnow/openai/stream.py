@@ -9,15 +9,7 @@ from winnow.openai.events import event
 from winnow.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind
-from winnow.openai.request import CompletionRequest
-from winnow.openai.response import (
-    ResponseForm,
-    echo_alone,
-    extras,
-    finish_reason,
-    prompt_extras,
-    usage_object,
-)
+from winnow.openai.response import ResponseForm, extras, finish_reason, prompt_extras, usage_object
 from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
 
 Record = dict[str, Any]
@@ -41,38 +33,23 @@ class _Choice:
     """Parts before and behind the text in an event that brings nothing else."""
 
 
-@dataclass
 class ChunkStream:
-    """Stream of chunks, from the deltas of a body's requests.
+    """Stream of chunks, from the deltas of a body's requests; `form` is what they have in common."""
 
-    Attributes:
-        form: what the chunks have in common.
-        include_usage: every chunk has a `usage`, null but in the last, which counts tokens.
-        continuous: count tokens in every chunk.
-    """
-
-    form: ResponseForm
-    include_usage: bool = False
-    continuous: bool = False
-
-    def __post_init__(self) -> None:
-        self._head = self.form.head(chunk=True)
+    def __init__(self, form: ResponseForm) -> None:
+        self.form, self._asked = form, form.asked
+        self._head = form.head(chunk=True)
         self._choices: dict[int, _Choice] = {}
         self._prompt_tokens: dict[int, int] = {}
         self._cached_tokens: dict[int, int] = {}
         self._reports: list[EvictionReport] = []
-
-    @classmethod
-    def of(cls, asked: CompletionRequest, form: ResponseForm) -> "ChunkStream":
-        """Return the stream that a body asks for."""
-        return cls(form, include_usage=asked.include_usage, continuous=asked.continuous_usage)
 
     def push(self, place: int, output: RequestOutput) -> Iterator[Record]:
         """Yield the chunks of a delta of prompt number `place`."""
         self._prompt_tokens[place] = len(output.prompt_token_ids)
         self._cached_tokens[place] = output.num_cached_tokens
         for answer in output.outputs:
-            index = place * self.form.n + answer.index
+            index = place * self._asked.params.n + answer.index
             choice = self._choices.setdefault(index, _Choice())
             if choice.ended:  # it is in every output until its siblings have ended too
                 continue
@@ -94,18 +71,18 @@ class ChunkStream:
 
     def _plain_event(self, place: int, output: RequestOutput) -> str | None:
         """Return the event of a delta that is text alone, without the chunk; None: it is more, or the first."""
-        if len(output.outputs) != 1 or self.continuous:
+        if len(output.outputs) != 1 or self._asked.continuous_usage:
             return None
         [answer] = output.outputs
-        choice = self._choices.get(place * self.form.n + answer.index)
+        choice = self._choices.get(place * self._asked.params.n + answer.index)
         if (
             choice is None
             or not choice.started
             or choice.ended
             or (choice.parser is not None and not choice.parser.is_plain)
             or not answer.text
-            or self.form.token_ids
-            or echo_alone(self.form)
+            or self._asked.return_token_ids
+            or self._asked.only_echo
             or answer.finish_reason is not None
             or answer.stop_reason is not None
             or answer.logprobs is not None
@@ -113,7 +90,7 @@ class ChunkStream:
         ):
             return None
         if choice.frame is None:
-            choice.frame = self._frame(place * self.form.n + answer.index)
+            choice.frame = self._frame(place * self._asked.params.n + answer.index)
         choice.num_tokens += len(answer.token_ids)
         before, behind = choice.frame
         return f"{before}{encode_text(answer.text)}{behind}"
@@ -132,33 +109,33 @@ class ChunkStream:
 
     def usage(self) -> Record:
         """Return the tokens so far."""
-        answers = 0 if echo_alone(self.form) else sum(each.num_tokens for each in self._choices.values())
+        answers = 0 if self._asked.only_echo else sum(each.num_tokens for each in self._choices.values())
         cached = sum(self._cached_tokens.values())
         thoughts = sum(each.reasoning_tokens for each in self._choices.values())
         return usage_object(sum(self._prompt_tokens.values()), answers, cached, self._reports, thoughts)
 
     def _chunk(self, choice: Record) -> Record:
         chunk = {**self._head, "choices": [choice]}
-        if self.include_usage:
-            chunk["usage"] = self.usage() if self.continuous else None
+        if self._asked.include_usage:
+            chunk["usage"] = self.usage() if self._asked.continuous_usage else None
         return chunk
 
     def _text_chunks(
         self, index: int, choice: _Choice, output: RequestOutput, answer: CompletionOutput, first: bool
     ) -> Iterator[Record]:
-        echo, logprobs = self.form.echo, completion_logprobs(answer, choice.offsets)
+        asked, logprobs = self._asked, completion_logprobs(answer, choice.offsets)
         text = answer.text
-        if echo is not None and first:
-            prompt = echo.text_of(output)
+        if asked.echo and first:
+            prompt = self.form.prompt_text(output)
             choice.offsets.skip(len(prompt))
             if logprobs is not None:
-                logprobs = echo.logprobs(output, prompt, logprobs)
-            text = prompt if echo.alone else prompt + text
-        elif echo is not None and echo.alone:
+                logprobs = self.form.echo_logprobs(output, logprobs)
+            text = prompt if asked.only_echo else prompt + text
+        elif asked.only_echo:
             text, logprobs = "", None
-        if text or logprobs is not None or answer.finish_reason is not None or self.form.token_ids:
+        if text or logprobs is not None or answer.finish_reason is not None or self._asked.return_token_ids:
             reason = finish_reason(answer)
-            if echo_alone(self.form) and reason:
+            if self._asked.only_echo and reason:
                 reason = "length"
             found = _text_choice(index, text, logprobs, reason)
             found |= extras(self.form, answer)
@@ -170,17 +147,16 @@ class ChunkStream:
         if first:
             begin = _chat_choice(index, {"role": "assistant", "content": ""})
             yield self._chunk(begin | prompt_extras(self.form, output))
-            if self.form.new_parser is not None:
-                choice.parser = self.form.new_parser(output)
+            choice.parser = self.form.parser(output)
         deltas = self._deltas(choice, answer)
-        logprobs, reason = chat_logprobs(answer, self.form.top_logprobs), finish_reason(answer)
+        logprobs, reason = chat_logprobs(answer, self._asked.params.logprobs), finish_reason(answer)
         if reason == "stop" and choice.num_calls:
             reason = "tool_calls"
-        if not deltas and (logprobs is not None or self.form.token_ids):
+        if not deltas and (logprobs is not None or self._asked.return_token_ids):
             deltas = [{"content": ""}]
         for place, delta in enumerate(deltas):
             record = _chat_choice(index, delta, logprobs if place == 0 else None)
-            if place == 0 and self.form.token_ids:
+            if place == 0 and self._asked.return_token_ids:
                 record |= {"token_ids": list(answer.token_ids)}
             yield self._chunk(record)
         if reason is not None:
@@ -215,7 +191,7 @@ def completion_object(form: ResponseForm, outputs: Sequence[RequestOutput]) -> R
     chunks = ChunkStream(form)
     choices = fold(chunk for place, output in enumerate(outputs) for chunk in chunks.push(place, output))
     found = form.head() | {"choices": choices, "usage": chunks.usage()}
-    if form.prompt_logprobs and form.is_chat:
+    if form.asked.prompt_logprobs and form.is_chat:
         found["prompt_logprobs"] = prompt_logprobs(outputs[0])
     return found
 

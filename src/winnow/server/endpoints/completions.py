@@ -40,9 +40,9 @@ async def complete(
     submitted = await unless_disconnected(
         request, service.submit(asked, tenant, request_id, deltas=asked.stream)
     )
-    form = ResponseForm.of(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
+    form = ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
     if asked.stream:
-        texts = _events(submitted, asked, ChunkStream.of(asked, form))
+        texts = _events(submitted, asked, ChunkStream(form))
         return EventStream(texts, lambda: service.engine.abandon(submitted.stream))
     outputs = await unless_disconnected(request, collect(service, submitted))
     return StrictResponse(completion_object(form, outputs))
@@ -67,9 +67,9 @@ async def write(
     """
     tenant, request_id = request.state.tenant, request.state.request_id
     model = service.check_model(asked.model)
-    form = ResponseForm.of(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
+    form = ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
     submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
-    chunks = ChunkStream.of(asked, form)
+    chunks = ChunkStream(form)
     found = events(submitted, chunks)
 
     async def texts() -> AsyncIterator[str]:
