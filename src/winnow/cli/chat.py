@@ -7,13 +7,15 @@ import json
 import os
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from winnow.cli.conversation_log import ConversationLog
 from winnow.cli.flags.engine import (
+    OF_SEVERAL,
     add_engine_flags,
     add_sampling_flags,
     conversation_defaults,
@@ -57,14 +59,13 @@ Ctrl-C stops an answer. A question that begins with / needs a space before it.""
 _COMMANDS = ("/file", "/image", "/stats", "/reset", "/exit", "/help")
 # Metadata stands at the beginning of a GGUF file, and with the largest vocabularies takes less.
 _METADATA_BYTES = 2**26
-_NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 _DEFAULTS = {"max_tokens": 1024}
 
 
 Message = dict[str, Any]
 
 
-class Partner(Protocol):
+class Partner(ABC):
     """Conversation partner that answers.
 
     Attributes:
@@ -72,20 +73,20 @@ class Partner(Protocol):
         num_tokens: of the last answer, and of the prompt before it; None: it did not say.
     """
 
-    session: str | None
-    num_tokens: tuple[int, int] | None
+    session: str | None = None
+    num_tokens: tuple[int, int] | None = None
 
+    @abstractmethod
     def introduction(self) -> list[str]:
         """Return lines that say who it is."""
-        ...
 
+    @abstractmethod
     def answer(self, messages: list[Message]) -> Iterator[str]:
         """Yield the pieces of an answer."""
-        ...
 
+    @abstractmethod
     def stats(self) -> list[str]:
         """Return lines on what it takes; the first has a few words."""
-        ...
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +111,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", metavar="URL", help="a server, in place of a model here")
     parser.add_argument("--api-key", metavar="KEY", help="the server's; also from WINNOW_API_KEY")
     add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS)
+    add_sampling_flags(parser, "sampling", skip=OF_SEVERAL, defaults=_DEFAULTS)
 
 
 def execute(namespace: argparse.Namespace) -> int:
@@ -265,10 +266,8 @@ def _complain(message: str) -> None:
     print("winnow: error:", " ".join(message.split()), file=sys.stderr)
 
 
-class _Local:
+class _Local(Partner):
     def __init__(self, llm: Any, params: Any) -> None:
-        self.session: str | None = None
-        self.num_tokens: tuple[int, int] | None = None
         self._llm, self._params = llm, params
 
     def introduction(self) -> list[str]:
@@ -300,12 +299,10 @@ class _Local:
         ]
 
 
-class _Remote:
+class _Remote(Partner):
     def __init__(self, url: str, key: str | None, model: str | None, typed: dict[str, Any]) -> None:
         import httpx
 
-        self.session: str | None = None
-        self.num_tokens: tuple[int, int] | None = None
         if not url.startswith(("http://", "https://")):
             raise UsageError(
                 f"--url must be the address of a server, as http://127.0.0.1:8000, got {url!r:.80}"

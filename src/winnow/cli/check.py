@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from winnow.cli.flags.engine import COMMON, model_exists, silence_transformers
 from winnow.cli.flags.options import add_flags, add_model_argument, given
+from winnow.cli.screen.terminal import facts_table
 from winnow.config import ModelConfig
 from winnow.models.load.hub import locate_model
 from winnow.values.units import format_bytes
@@ -53,12 +52,7 @@ def execute(namespace: argparse.Namespace) -> int:
     from winnow.models import load_model
 
     loaded = load_model(config)
-    table = Table(title="winnow check", show_header=False, title_justify="left")
-    table.add_column()
-    table.add_column()
-    for name, value in (_facts(loaded) | _stored(locate_model(config))).items():
-        table.add_row(name, Text(value))
-    Console().print(table)
+    Console().print(facts_table("winnow check", _facts(loaded) | _stored(locate_model(config))))
     return 0
 
 

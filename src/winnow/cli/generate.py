@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import cast
 
 from winnow.cli.flags.engine import (
+    OF_SEVERAL,
     add_engine_flags,
     add_sampling_flags,
     conversation_params,
@@ -31,7 +32,6 @@ DEMO_NOTE = (
     "winnow: no --model: this is the demo model, which answers questions about facts in its prompt, such as "
     "'The hobby of Tom is chess. Question: What is the hobby of Tom? Answer:', and writes poor prose"
 )
-_NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 _OF_ONE_REQUEST = ("context_tokens", "structured_outputs")
 # More than the 16 tokens that are the default of a request.
 _DEFAULTS = {"max_tokens": 256}
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", metavar="PROMPT", help="the prompt; - reads it from standard input")
     parser.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
     add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS, also=_OF_ONE_REQUEST)
+    add_sampling_flags(parser, "sampling", skip=OF_SEVERAL, defaults=_DEFAULTS, also=_OF_ONE_REQUEST)
 
 
 def execute(namespace: argparse.Namespace) -> int:

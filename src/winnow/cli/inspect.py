@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from winnow.cli.flags.engine import (
+    OF_SEVERAL,
     add_engine_flags,
     add_sampling_flags,
     engine_options,
@@ -19,7 +20,7 @@ from winnow.cli.flags.engine import (
 )
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import read_image, read_prompt
-from winnow.cli.screen.terminal import show
+from winnow.cli.screen.terminal import facts_table, show
 from winnow.errors import UsageError
 from winnow.inspect import Inspection
 from winnow.sampling import SamplingParams
@@ -40,7 +41,6 @@ examples:
 Short prompts keep everything unless --kv-budget or --kv-floor is below their length.
 """
 
-_NOT_SHOWN = ("n", "logprobs", "prompt_logprobs")
 # Policies are compared on the same answer.
 _DEFAULTS = {"max_tokens": 64, "temperature": 0.0}
 
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--json", metavar="OUT.json", type=Path, help="write token indices by layer and head as JSON too"
     )
     add_engine_flags(parser)
-    add_sampling_flags(parser, "sampling", skip=_NOT_SHOWN, defaults=_DEFAULTS)
+    add_sampling_flags(parser, "sampling", skip=OF_SEVERAL, defaults=_DEFAULTS)
 
 
 def execute(namespace: argparse.Namespace) -> int:
@@ -93,7 +93,9 @@ def execute(namespace: argparse.Namespace) -> int:
     if namespace.json is not None:
         _write(namespace.json, dump_json(inspection.to_json(), ensure_ascii=False) + "\n")
     printed = any(str(path) == STANDARD for path in (namespace.output, namespace.json))
-    show(_facts(inspection), "", _rows(inspection), "", stderr=printed)
+    # As JSON writes it: a terminal obeys some of the characters that a model may say.
+    facts = inspection.facts() | {"text": json.dumps(inspection.answer, ensure_ascii=False)}
+    show(facts_table("winnow inspect", facts), "", _rows(inspection), "", stderr=printed)
     for _, path in written:
         # A path that is broken into lines could not be copied.
         show(Text(f"written: {path}"), stderr=printed, soft_wrap=True)
@@ -114,17 +116,6 @@ def _check_paths(written: list[tuple[str, Path]], file: str | None, options: dic
         if path.exists() and not path.is_file():
             raise UsageError(f"cannot write {path}: it is no regular file")
         require_writable(path, str(path))
-
-
-def _facts(inspection: Inspection) -> Table:
-    table = Table(title="winnow inspect", show_header=False, title_justify="left")
-    table.add_column()
-    table.add_column()
-    for name, value in inspection.facts().items():
-        table.add_row(name, Text(value))
-    # As JSON writes it: a terminal obeys some of the characters that a model may say.
-    table.add_row("text", Text(json.dumps(inspection.answer, ensure_ascii=False)))
-    return table
 
 
 def _rows(inspection: Inspection) -> Table:

@@ -21,6 +21,7 @@ _NO_ADAPTERS = "adapters are not served: merge them into the weights"
 _NO_DRAFTS = "speculative_config says how tokens are proposed: by method ngram, draft_model or mtp"
 _GENERATES = "text is generated; embeddings, scores and classes are not served"
 _FORMS = "llguidance constrains answers to every form"
+_READ = "read by the model's own response_template, or by --response-template NAME or FILE"
 _ACCEPTED = "accepted: answers do not depend on it"
 
 ENGINE: Mapping[str, ForeignName] = {
@@ -69,9 +70,6 @@ ENGINE: Mapping[str, ForeignName] = {
     "tokenizer_mode": ForeignName("tokenizers are transformers' own", ("auto", "hf", "slow")),
     **_group("tokenizer_revision code_revision", "revision is of the whole repository", same_as="revision"),
     "skip_tokenizer_init": ForeignName("accepted: prompts may be token ids", ANY, switch=True),
-    **_group(
-        "tokenizer_pool_size tokenizer_pool_type tokenizer_pool_extra_config tokens_only", _ACCEPTED, *ANY
-    ),
     "trust_remote_code": ForeignName(
         "accepted: no code from a model's directory is run, and a model that needs such is refused",
         ANY,
@@ -86,12 +84,10 @@ ENGINE: Mapping[str, ForeignName] = {
         "quantization_param_path quantization_config qlora_adapter_name_or_path",
         "weights are read as they were stored: a GGUF file holds quantized ones",
     ),
-    "allow_deprecated_quantization": ForeignName(_ACCEPTED, ANY, switch=True),
     "calculate_kv_scales": ForeignName(
         "accepted: scales of kv_cache_dtype follow from the KVs", ANY, switch=True
     ),
     "kv_cache_dtype_skip_layers": ForeignName("kv_wide=layers=1 keeps first layers in 16 bits"),
-    **_group("model_impl model_loader_extra_config ignore_patterns", _ACCEPTED, *ANY),
     **_group("config_format", "a model has a config.json, or is a GGUF file", "auto", "hf"),
     **_group(
         "hf_config_path model_weights rope_scaling rope_theta hf_overrides override_attention_dtype",
@@ -101,8 +97,7 @@ ENGINE: Mapping[str, ForeignName] = {
         "the Hub's token comes from the environment's HF_TOKEN or from `hf auth login`", secret=True
     ),
     "download_dir": ForeignName("models of the Hub go where the environment's HF_HOME says"),
-    **_group("runner", _GENERATES, "auto", "generate"),
-    **_group("task", _GENERATES, "auto", "generate"),
+    **_group("runner task", _GENERATES, "auto", "generate"),
     **_group("convert", _GENERATES, "auto", "none"),
     **_group("pooler_config override_pooler_config", _GENERATES),
     "override_generation_config": ForeignName(
@@ -115,7 +110,6 @@ ENGINE: Mapping[str, ForeignName] = {
     "logits_processors": ForeignName(
         "logits are not changed by user code; SamplingParams has logit_bias and structured_outputs"
     ),
-    "logits_processor_pattern": ForeignName(_ACCEPTED, ANY),
     **_group("enforce_eager", "accepted: what is launched as a graph computes the same", *ANY, switch=True),
     **_group("enable_chunked_prefill", "accepted: prefill_chunk says how long chunks are", *ANY, switch=True),
     **_group(
@@ -124,7 +118,7 @@ ENGINE: Mapping[str, ForeignName] = {
         "disable_cascade_attn disable_async_output_proc async_scheduling use_tqdm_on_load "
         "multi_step_stream_outputs disable_hybrid_kv_cache_manager kv_sharing_fast_prefill "
         "enable_return_routed_experts fail_on_environ_validation enable_logging_iteration_details "
-        "enable_mm_processor_stats enable_multimodal_encoder_data_parallel",
+        "enable_mm_processor_stats enable_multimodal_encoder_data_parallel allow_deprecated_quantization",
         _ACCEPTED,
         *ANY,
         switch=True,
@@ -136,7 +130,9 @@ ENGINE: Mapping[str, ForeignName] = {
         "max_num_partial_prefills max_long_partial_prefills long_prefill_token_threshold "
         "prefix_caching_hash_algo safetensors_load_strategy pt_load_map_location "
         "show_hidden_metrics_for_version kv_cache_metrics_sample mamba_cache_dtype mamba_ssm_cache_dtype "
-        "mamba_block_size mamba_cache_mode override_neuron_config shutdown_timeout",
+        "mamba_block_size mamba_cache_mode override_neuron_config shutdown_timeout tokenizer_pool_size "
+        "tokenizer_pool_type tokenizer_pool_extra_config tokens_only model_impl model_loader_extra_config "
+        "ignore_patterns logits_processor_pattern",
         _ACCEPTED,
         *ANY,
     ),
@@ -201,12 +197,8 @@ SHARED: tuple[str, ...] = (
 """Arguments of both. None, which is vLLM's default of many, is as if they were left out."""
 
 SERVER: Mapping[str, ForeignName] = {
-    "tool_call_parser": ForeignName(
-        "tool calls are read by the model's own response_template, or by --response-template NAME or FILE"
-    ),
-    "reasoning_parser": ForeignName(
-        "reasoning is read by the model's own response_template, or by --response-template NAME or FILE"
-    ),
+    "tool_call_parser": ForeignName(f"tool calls are {_READ}"),
+    "reasoning_parser": ForeignName(f"reasoning is {_READ}"),
     "tool_parser_plugin": ForeignName("--response-template FILE reads tool calls"),
     "tool_server": ForeignName("tools are called by clients"),
     "chat_template": ForeignName("the chat template is the one in the model's directory"),

@@ -35,6 +35,8 @@ COMMON = (
     "max_num_seqs", "max_tokens", "temperature", "top_p", "structured_outputs",
 )  # fmt: skip
 """Options and sampling parameters that `--help` shows; `--help all` shows the others too."""
+OF_SEVERAL = ("n", "logprobs", "prompt_logprobs")
+"""Sampling parameters that mean nothing to a command that shows one answer's text."""
 _SAMPLED_BY = ("temperature", "top_k", "top_p", "min_p")
 # SmolLM2-135M answers .89 of 16 short questions right at 0.3, .81 at 0.7; greedily .94, but long answers loop.
 _CONVERSATION: Mapping[str, Any] = MappingProxyType({"temperature": 0.3, "top_p": 0.95, "min_p": 0.05})

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
@@ -35,6 +35,17 @@ def show(*things: Any, stderr: bool = False, soft_wrap: bool = False) -> None:
     except OSError as error:
         silence(stream)
         raise _cannot_write(name, error) from error
+
+
+def facts_table(title: str, facts: Mapping[str, str]) -> Any:
+    """Return a table of names and what is to be said of each, text as it is."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("", "", title=title, show_header=False, title_justify="left")
+    for name, value in facts.items():
+        table.add_row(name, Text(value))
+    return table
 
 
 def resume_hint() -> str:
