@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from winnow.sampling import Sampler, SamplingParams
-from winnow.sampling.faults import Fault
 from winnow.sampling.randomness import stream_key, uniform
+from winnow.sampling.rows import Fault
 
 CPU = torch.device("cpu")
 

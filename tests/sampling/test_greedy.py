@@ -6,7 +6,7 @@ from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
 from winnow.sampling.greedy import open_argmax  # noqa: E402
-from winnow.sampling.row_blocks import clean_rows  # noqa: E402
+from winnow.sampling.rows import clean_rows  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")
 

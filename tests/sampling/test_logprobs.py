@@ -62,7 +62,7 @@ def test_prompt_logprobs_in_blocks(top: int, dtype: torch.dtype, monkeypatch: py
         return softmax(tensor, dim)
 
     expected = softmax(logits.float(), 1)
-    monkeypatch.setattr("winnow.sampling.row_blocks._BLOCK_ELEMENTS", 60)
+    monkeypatch.setattr("winnow.sampling.rows._BLOCK_ELEMENTS", 60)
     monkeypatch.setattr(torch.Tensor, "log_softmax", spy)
     reports = prompt_logprobs(logits, following, top)
     assert sizes == [3, 3, 1]

@@ -13,7 +13,7 @@ from sampling_support import CPU, draws, fault_of, make_sampler, random_logits, 
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling import Sampler, SamplerOutput, SamplingParams
-from winnow.sampling.faults import Fault
+from winnow.sampling.rows import Fault
 
 VOCAB = 12
 EOS = frozenset({1, 4})

@@ -9,7 +9,7 @@ from sampling_support import make_sampler, random_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from winnow.sampling import SamplerOutput, SamplingParams
-from winnow.sampling.row_blocks import row_blocks
+from winnow.sampling.rows import row_blocks
 
 VOCAB = 12
 EOS = (1, 4)
@@ -28,7 +28,7 @@ def test_blocks_of_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return sampler.sample(random_logits(16, 50), range(16))
 
     whole = run()
-    monkeypatch.setattr("winnow.sampling.row_blocks._BLOCK_ELEMENTS", 150)
+    monkeypatch.setattr("winnow.sampling.rows._BLOCK_ELEMENTS", 150)
     assert list(row_blocks(7, 50)) == [(0, 3), (3, 6), (6, 7)]
     assert list(row_blocks(2, 1000)) == [(0, 1), (1, 2)]
     assert run() == whole

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from winnow.engine.requests.request import Sequence
 from winnow.sampling import Sampler, SamplingParams
-from winnow.sampling.faults import Fault
+from winnow.sampling.rows import Fault
 from winnow.sampling.sampler_output import SamplerOutput
 
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.load.damage import first_line
-from winnow.sampling.faults import Fault, sound_rows
+from winnow.sampling.rows import Fault, sound_rows
 from winnow_lab.padded.cache import PaddedCache, Shape
 from winnow_lab.padded.model import PaddedModel
 from winnow_lab.padded.prefill import PaddedInputs

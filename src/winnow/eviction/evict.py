@@ -18,7 +18,7 @@ from winnow.eviction.round_rows import RoundInputs, RoundRows
 from winnow.eviction.sequence import SequenceEviction
 from winnow.eviction.signals import Signals
 from winnow.process.ranks import Ranks
-from winnow.sampling.host_copy import HostCopy
+from winnow.sampling.rows import HostCopy
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from winnow.native import DTYPES, native_kernels
-from winnow.sampling.faults import marked_tokens
-from winnow.sampling.host_copy import HostCopy
-from winnow.sampling.row_blocks import clean_rows, row_blocks
+from winnow.sampling.rows import HostCopy, clean_rows, marked_tokens, row_blocks
 
 Argmax = Callable[[Tensor], Tensor]
 """Logits [R, V] of any float type -> tokens [R] int64. Ties go to the first; NaN is impossible; 0 if all are.

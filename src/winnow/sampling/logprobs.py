@@ -6,9 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from winnow.sampling.faults import sound_rows
 from winnow.sampling.logprob import Logprob
-from winnow.sampling.row_blocks import clean_rows, row_blocks
+from winnow.sampling.rows import clean_rows, row_blocks, sound_rows
 from winnow.sampling.token_table import TokenTable
 
 

@@ -10,15 +10,13 @@ from torch import Tensor
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling.counts import TokenCounts
-from winnow.sampling.faults import Fault, mark_faults
 from winnow.sampling.filters import draw, keep_min_p, open_keep_top, scale
 from winnow.sampling.grammar import AnswerMatcher, GrammarCompiler
 from winnow.sampling.greedy import open_argmax, open_greedy
-from winnow.sampling.host_copy import HostCopy
 from winnow.sampling.logprobs import logprob_table
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.randomness import stream_key, words
-from winnow.sampling.row_blocks import clean_rows
+from winnow.sampling.rows import Fault, HostCopy, clean_rows, mark_faults
 from winnow.sampling.sampler_output import SamplerOutput, accepted, merged, read_tables, separate_faults
 from winnow.sampling.slots import NUM_COLUMNS, Block, Columns, Feature, SlotTable
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.randomness import uniform
-from winnow.sampling.row_blocks import row_blocks
+from winnow.sampling.rows import row_blocks
 
 
 class Feature(IntFlag):

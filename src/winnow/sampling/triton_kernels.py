@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from winnow.sampling.faults import Fault
+from winnow.sampling.rows import Fault
 
 
 @triton.jit

@@ -9,8 +9,8 @@ from winnow.engine.requests.output_state import FinishReason, OutputState
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import EvictionReport, LogprobDict, RequestOutput
-from winnow.sampling.faults import Fault
 from winnow.sampling.logprobs import decode_logprobs
+from winnow.sampling.rows import Fault
 from winnow.sampling.token_table import TokenTable
 from winnow.sampling.turns import Turns
 

@@ -1,13 +1,45 @@
-"""Rows of logits that no token can be taken from."""
+"""Rows of logits: in blocks, on their way to the host, and those that no token can be taken from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from math import isfinite
 
 import torch
 from torch import Tensor
 
-from winnow.sampling.host_copy import HostCopy
+_BLOCK_ELEMENTS = 2**22  # 16 MiB of float32: 128 rows of a 32k vocabulary, 27 rows of a 152k one
+_HUGE = 1e30  # stands for +inf: far above any logit, and stays finite through every penalty
+
+
+def row_blocks(num_rows: int, vocab_size: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, end) of consecutive blocks: at most about 4 million logits each, at least one row."""
+    size = max(1, _BLOCK_ELEMENTS // vocab_size)
+    for first in range(0, num_rows, size):
+        yield first, min(first + size, num_rows)
+
+
+def clean_rows(logits: Tensor) -> Tensor:
+    """Return a float32 copy where NaN counts as impossible (-inf), and +inf as all but certain, yet a number."""
+    return torch.nan_to_num(logits.float(), nan=-torch.inf, posinf=_HUGE, neginf=-torch.inf)
+
+
+class HostCopy:
+    """Copy that is on its way as soon as it is asked for: reading it waits for nothing that the device does later."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.is_cuda:
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+            self._tensor = host.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def read(self) -> Tensor:
+        """Return the copy, once it is there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._tensor.cpu()
 
 
 class Fault(IntEnum):
