@@ -28,27 +28,21 @@ _UNUSED = ("prefix_store", "enable_prefix_caching", *PREFIX_DISK)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the commands and their arguments."""
+    """Declare the arguments."""
     parser.usage = "winnow prefix save DOC -o DIR [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    commands = parser.add_subparsers(
-        title="commands", metavar="COMMAND", dest="prefix_command", required=True, prog="winnow prefix"
-    )
-    save = commands.add_parser("save", help="compress a document and write what is left")
-    save.usage = "winnow prefix save DOC -o DIR [options]"
-    save.description, save.epilog = DESCRIPTION, EPILOG
-    save.add_argument("document", metavar="DOC", help="a text file; - reads standard input")
-    save.add_argument(
+    parser.add_argument("action", choices=("save",), help="compress a document and write what is left")
+    parser.add_argument("document", metavar="DOC", help="a text file; - reads standard input")
+    parser.add_argument(
         "-o", "--out", metavar="DIR", type=Path, required=True, help="directory to write to, made if missing"
     )
-    save.add_argument(
+    parser.add_argument(
         "--chat", action="store_true", help="the prompts will be messages in the model's chat template"
     )
-    save.add_argument(
+    parser.add_argument(
         "--tenant", metavar="NAME", help="whose requests alone may find it; left out: those without"
     )
-    add_engine_flags(save, skip=_UNUSED)
-    save.set_defaults(parser=save)
+    add_engine_flags(parser, skip=_UNUSED)
 
 
 def execute(namespace: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ from winnow.values.json_values import dump_json
 
 # The public name, ray.serve.llm.request_router, cannot be imported without vLLM or SGLang.
 ROUTER = "ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router.PrefixCacheAffinityRouter"
-_SCOPE = {
+_SCOPE = [
     "type",
     "http_version",
     "method",
@@ -39,7 +39,9 @@ _SCOPE = {
     "query_string",
     "root_path",
     "client",
-} | {"server", "headers"}
+    "server",
+    "headers",
+]
 _PROMPTS = ("messages", "prompt", "input")
 _Message = MutableMapping[str, Any]
 

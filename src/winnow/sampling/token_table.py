@@ -93,6 +93,13 @@ class TokenTable:
             return frozenset()
         return frozenset(_kinds(description))
 
+    @cached_property
+    def _byte_of(self) -> Mapping[str, int]:
+        """Byte of each character of byte-level BPE's alphabet."""
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        return {character: byte for byte, character in bytes_to_unicode().items()}
+
     def _find_bytes(self, token: int) -> bytes:
         # What a second one adds to a first, so that a leading space stays and continuations are joined.
         once, twice = self.decode([token]), self.decode([token, token])
@@ -103,8 +110,8 @@ class TokenTable:
             return bytes([self.byte_tokens[token]])
         if self._decoder_kinds and "ByteLevel" in self._decoder_kinds:
             characters = str(self._tokenizer.convert_ids_to_tokens(token))
-            if all(character in _BYTE_OF for character in characters):
-                return bytes(_BYTE_OF[character] for character in characters)
+            if all(character in self._byte_of for character in characters):
+                return bytes(self._byte_of[character] for character in characters)
         return text.encode()
 
 
@@ -112,17 +119,3 @@ def _kinds(description: dict[str, Any]) -> Iterator[str]:
     yield description["type"]
     for step in description.get("decoders", ()):
         yield from _kinds(step)
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return character -> byte, as in GPT-2: printable bytes are themselves, the others follow from U+0100 on."""
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_level_alphabet()

@@ -206,10 +206,10 @@ class ClientLeft(Exception):  # noqa: N818 (no error: the client has disconnecte
     """The client has closed its connection."""
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Do `work`, and cancel it when the client leaves. Raises ClientLeft: it has left."""
     task = asyncio.create_task(work)
-    listener = asyncio.create_task(_disconnected(request.receive))
+    listener = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({task, listener}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -254,18 +254,12 @@ class EventStream(Response):
         self._silent = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sender = asyncio.create_task(self._send(send))
-        listener = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({sender, listener}, return_when=asyncio.FIRST_COMPLETED)
+            await unless_disconnected(receive, self._send(send))
+        except (ClientLeft, OSError):
+            pass
         finally:
-            listener.cancel()
-            if not sender.done():
-                sender.cancel()
-            results = await asyncio.gather(sender, listener, return_exceptions=True)
             self._close()
-        if isinstance(results[0], Exception) and not isinstance(results[0], OSError):
-            raise results[0]
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,6 +1,7 @@
 """Responses of one tenant that later ones continue, in memory."""
 
 import json
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +21,11 @@ class Turn:
     Attributes:
         before: the turn that it continues; None: it begins a conversation.
         items: its own input items.
-        holders: its name, and turns that continue it; 0: its bytes are not counted.
     """
 
     before: "Turn | None"
     items: bytes
     response: bytes
-    holders: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -89,10 +88,15 @@ class StoredResponses:
             if len(self._last) > MAX_RESPONSES:
                 del self._last[next(iter(self._last))]
         turn = Turn(before, compact_json(items).encode(), compact_json(response).encode())
+        self.num_bytes += turn.num_bytes
+        weakref.finalize(turn, self._forget, turn.num_bytes)  # once neither its id nor a later turn holds it
         self._turns[response["id"]] = turn
-        self._hold(turn)
-        while self.num_bytes > self.max_bytes or len(self._turns) > MAX_RESPONSES:
-            self._release(self._turns.pop(next(iter(self._turns))))
+        del turn
+        while self._turns and (self.num_bytes > self.max_bytes or len(self._turns) > MAX_RESPONSES):
+            del self._turns[next(iter(self._turns))]
+
+    def _forget(self, num_bytes: int) -> None:
+        self.num_bytes -= num_bytes
 
     def get(self, name: str) -> Turn:
         """Return a response's turn. Raises ApiError: there is none of that id, or none any more."""
@@ -123,22 +127,5 @@ class StoredResponses:
 
     def delete(self, name: str) -> None:
         """Forget a response; those that continue it stay whole. Raises as `get`."""
-        self._release(self.get(name))
+        self.get(name)
         del self._turns[name]
-
-    def _hold(self, turn: Turn | None) -> None:
-        """Count a holder; the first holds what the turn continues too."""
-        while turn is not None:
-            turn.holders += 1
-            if turn.holders > 1:
-                return
-            self.num_bytes += turn.num_bytes
-            turn = turn.before
-
-    def _release(self, turn: Turn | None) -> None:
-        while turn is not None:
-            turn.holders -= 1
-            if turn.holders:
-                return
-            self.num_bytes -= turn.num_bytes
-            turn = turn.before

@@ -38,13 +38,13 @@ async def complete(
     model = service.check_model(asked.model)
     tenant, request_id = request.state.tenant, request.state.request_id
     submitted = await unless_disconnected(
-        request, service.submit(asked, tenant, request_id, deltas=asked.stream)
+        request.receive, service.submit(asked, tenant, request_id, deltas=asked.stream)
     )
     form = ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
     if asked.stream:
         texts = _events(submitted, asked, ChunkStream(form))
         return EventStream(texts, lambda: service.engine.abandon(submitted.stream))
-    outputs = await unless_disconnected(request, collect(service, submitted))
+    outputs = await unless_disconnected(request.receive, collect(service, submitted))
     return StrictResponse(completion_object(form, outputs))
 
 
@@ -68,7 +68,9 @@ async def write(
     tenant, request_id = request.state.tenant, request.state.request_id
     model = service.check_model(asked.model)
     form = ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
-    submitted = await unless_disconnected(request, service.submit(asked, tenant, request_id, deltas=True))
+    submitted = await unless_disconnected(
+        request.receive, service.submit(asked, tenant, request_id, deltas=True)
+    )
     chunks = ChunkStream(form)
     found = events(submitted, chunks)
 
@@ -91,7 +93,7 @@ async def write(
 
     if asked.stream:
         return EventStream(texts(), lambda: service.engine.abandon(submitted.stream), ping)
-    return StrictResponse(await unless_disconnected(request, drain()))
+    return StrictResponse(await unless_disconnected(request.receive, drain()))
 
 
 async def collect(service: Service, submitted: Submitted) -> list[RequestOutput]:
