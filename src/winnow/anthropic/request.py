@@ -45,13 +45,10 @@ _ALONE = "disable_parallel_tool_use"
 
 
 def chat_body(body: Mapping[str, Any], *, counted: bool = False) -> Record:
-    """Return the body of a chat that asks the same.
+    """Return the body of a chat that asks the same. Raises ApiError: names the field, the value and what is allowed.
 
     Args:
         counted: its tokens are counted alone, so it need not say how long the answer may be.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
     """
     ignored = (*_IGNORED, "context_management")  # which edits what is read here
     values = {name: value for name, value in body.items() if value is not None and name not in ignored}

@@ -195,16 +195,13 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def run_command(parser: Parser, groups: Iterable[tuple[Mapping[str, str], str]], argv: Sequence[str]) -> int:
-    """Run one command, and return its exit code.
+    """Run one command, and return its exit code. Raises UsageError: the arguments are unusable.
 
     Args:
         parser: of the whole program.
         groups: what each command does, by name; and the name of a command's module, with {} for the command's name.
             Only the module of the command that runs is imported: each brings libraries that take their time.
         argv: without the program's name.
-
-    Raises:
-        UsageError: the arguments are unusable.
     """
     choices = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     chosen = parser

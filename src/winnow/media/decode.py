@@ -29,14 +29,12 @@ def require_pillow(name: str) -> None:
 
 
 def decode_image(data: bytes, name: str = "image") -> "Image":
-    """Return the first picture of a file.
+    """Return the first picture of a file. Raises MediaError: it is none of these, damaged, cut off, or larger than
+    `MAX_BYTES` or `MAX_PIXELS`.
 
     Args:
         data: PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF, whatever its name says.
         name: what errors call it.
-
-    Raises:
-        MediaError: it is none of these, damaged, cut off, or larger than `MAX_BYTES` or `MAX_PIXELS`.
     """
     require_pillow(name)
     from PIL import Image, UnidentifiedImageError

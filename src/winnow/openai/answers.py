@@ -65,13 +65,11 @@ class AnswerReader:
         for.
 
         Reasoning may stand before calls and forms; where the prompt ends within it, it must. Where tools are shown,
-        calls may stand in a form's place. Where one call is allowed, the answer ends with it.
+        calls may stand in a form's place. Where one call is allowed, the answer ends with it. Raises
+        InvalidRequestError: the functions' schemas cannot be used.
 
         Args:
             prompt: its text, which may end within the model's reasoning.
-
-        Raises:
-            InvalidRequestError: the functions' schemas cannot be used.
         """
         if not self.reads(tools, calls):
             return params

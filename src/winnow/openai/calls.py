@@ -53,14 +53,12 @@ class CallForm:
 
 
 def forced_form(calls: CallRule, form: CallForm | None, special_tokens: Collection[str]) -> StructuredOutputs:
-    """Return the form of an answer that is calls.
+    """Return the form of an answer that is calls. Raises InvalidRequestError: the functions' schemas are too large, or
+    nest too deeply.
 
     Args:
         form: None: a JSON list.
         special_tokens: texts that are one token each, which other tokens cannot spell.
-
-    Raises:
-        InvalidRequestError: the functions' schemas are too large, or nest too deeply.
     """
     several = calls.several and (form is None or form.repeats)
     rules = _call_rules(calls.functions, form, special_tokens, several)
@@ -78,16 +76,14 @@ def offered_calls(
 ) -> list[str] | None:
     """Return rules of calls that may stand in a form's place, the first of them `calls`.
 
-    Calls that are not JSON between fixed texts begin with their opening mark, and anything follows.
+    Calls that are not JSON between fixed texts begin with their opening mark, and anything follows. Raises
+    InvalidRequestError: as `forced_form`.
 
     Args:
         field: of the response template.
 
     Returns:
         None: no rule can say how a call begins.
-
-    Raises:
-        InvalidRequestError: as `forced_form`.
     """
     if form is not None:
         return _call_rules(functions, form, special_tokens, several and form.repeats)

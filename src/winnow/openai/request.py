@@ -78,13 +78,11 @@ class CompletionRequest:
 def read_body(
     endpoint: Endpoint, body: Any, defaults: Mapping[str, Any], *, served: bool = False
 ) -> CompletionRequest:
-    """Read a body; `defaults` are the sampling parameters of bodies that do not set them.
+    """Read a body; `defaults` are the sampling parameters of bodies that do not set them. Raises ApiError: names the
+    field, the value and what is allowed.
 
     Args:
         served: it came over HTTP, where a body may hold several prompts and ask for a stream.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
     """
     if not isinstance(body, dict):
         raise ApiError("invalid_request", f"body must be an object, got {json_kind(body)}")

@@ -59,13 +59,11 @@ ID_PREFIXES = {
 
 
 def input_items(body: Mapping[str, Any], find: Callable[[str], Any]) -> list[Any]:
-    """Return the items of a body's `input` as they are kept: with ids, text as parts of a message.
+    """Return the items of a body's `input` as they are kept: with ids, text as parts of a message. Raises ApiError: it
+    is missing, empty or too long, or refers to what is not kept.
 
     Args:
         find: returns the item that an `item_reference` names, or raises ApiError.
-
-    Raises:
-        ApiError: it is missing, empty or too long, or refers to what is not kept.
     """
     given = body.get("input")
     if given is None:
@@ -86,13 +84,10 @@ def _is_reference(item: Any) -> bool:
 
 
 def chat_body(body: Mapping[str, Any], items: Sequence[Any]) -> Record:
-    """Return the body of a chat that asks the same.
+    """Return the body of a chat that asks the same. Raises ApiError: names the field, the value and what is allowed.
 
     Args:
         items: the whole conversation, which ends with the body's own `input_items`.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
     """
     values = {name: value for name, value in body.items() if value is not None and name not in _IGNORED}
     most = body.get("max_tool_calls")

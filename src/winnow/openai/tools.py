@@ -31,13 +31,11 @@ class CallRule:
 
 
 def read_tools(values: dict[str, Any]) -> tuple[Sequence[Mapping[str, Any]], CallRule | None]:
-    """Take `tools`, `tool_choice` and `parallel_tool_calls` out of a body's `values`.
+    """Take `tools`, `tool_choice` and `parallel_tool_calls` out of a body's `values`. Raises ApiError: names the field,
+    the value and what is allowed.
 
     Returns:
         The tools that the template shows, and the rule for calls; None: they are the model's to make.
-
-    Raises:
-        ApiError: names the field, the value and what is allowed.
     """
     tools: Sequence[Mapping[str, Any]] = _read_tools(values.pop("tools", None))
     choice = values.pop("tool_choice", None)

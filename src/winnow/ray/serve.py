@@ -71,7 +71,8 @@ def build_app(
     autoscaling: Mapping[str, Any] | None = None,
     router: str = ROUTER,
 ) -> serve.Application:
-    """Return an application for `serve.run` or a config file of Ray Serve.
+    """Return an application for `serve.run` or a config file of Ray Serve. Raises ConfigError: an option is unknown,
+    out of range or means nothing here.
 
     Args:
         engine: options of `winnow.LLM`.
@@ -80,9 +81,6 @@ def build_app(
         resources: of a replica, in the words of `ray.remote`, such as {"num_cpus": 8} or {"num_gpus": 1}.
         autoscaling: further fields of Ray's `AutoscalingConfig`, such as {"downscale_delay_s": 300}.
         router: import path of a request router of Ray Serve.
-
-    Raises:
-        ConfigError: an option is unknown, out of range or means nothing here.
     """
     seats = EngineConfig.from_options(dict(engine)).scheduler.max_num_seqs
     config = ServerConfig(**dict(server or {}))

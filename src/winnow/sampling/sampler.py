@@ -113,16 +113,14 @@ class Sampler:
     ) -> None:
         """Let a sequence in, new or coming back from preemption with what it has answered so far.
 
-        Parameters without a seed get a fresh one here, also when the sequence comes back; see `with_seed`.
+        Parameters without a seed get a fresh one here, also when the sequence comes back; see `with_seed`. Raises
+        InvalidRequestError: a token id is outside the vocabulary; the slot stays free.
 
         Args:
             slot: a free slot, below `max_num_seqs`.
             params: checked against the vocabulary here.
             prompt_token_ids, output_token_ids: their tokens only matter where there is a penalty.
             sample_index: which of the request's `n` answers this is.
-
-        Raises:
-            InvalidRequestError: a token id is outside the vocabulary; the slot stays free.
         """
         assert self._slots.is_free(slot), f"slot {slot} is taken"
         params.validate_for(self.vocab_size)

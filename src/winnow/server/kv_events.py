@@ -31,16 +31,13 @@ _POLL_SECONDS = 0.1
 
 
 class KVEventPublisher:
-    """Sender of batches of events, on a thread of its own.
+    """Sender of batches of events, on a thread of its own. Raises ConfigError: an address cannot be bound.
 
     Args:
         endpoint: where subscribers connect to.
         replay_endpoint: where they ask for batches again; None: nowhere.
         topic: of every message.
         kv_cache_dtype: how KVs are stored, if not as the model computes them.
-
-    Raises:
-        ConfigError: an address cannot be bound.
     """
 
     def __init__(

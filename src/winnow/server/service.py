@@ -300,14 +300,11 @@ def model_names(model: str | Path | None, served: Sequence[str]) -> tuple[str, .
 
 
 def load_reader(response_template: str | None, tokenizer: Any) -> AnswerReader:
-    """Return what reads the model's answers.
+    """Return what reads the model's answers. Raises ConfigError: it cannot be used.
 
     Args:
         response_template: name of a known form, or path of a JSON file; None: the tokenizer's own, or the one that its
             chat template shows.
-
-    Raises:
-        ConfigError: it cannot be used.
     """
     if response_template is None or response_template in TEMPLATES:
         return AnswerReader.of(tokenizer, TEMPLATES[response_template] if response_template else None)

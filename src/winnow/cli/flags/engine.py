@@ -130,14 +130,11 @@ def model_files(options: Mapping[str, Any]) -> list[tuple[str, Path]]:
 
 
 def check_written(written: Mapping[str, Path | None], options: Mapping[str, Any]) -> None:
-    """Refuse files that would be written over by each other, or over the model's.
+    """Refuse files that would be written over by each other, or over the model's. Raises UsageError: names both paths.
 
     Args:
         written: what the user calls each path that will be written, and the path; None: it was not given.
         options: the engine's, as typed.
-
-    Raises:
-        UsageError: names both paths.
     """
     named = [(name, path) for name, path in written.items() if path is not None]
     require_distinct(named, model_files(options))

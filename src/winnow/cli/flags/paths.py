@@ -56,15 +56,12 @@ def require_distinct(
 ) -> None:
     """Refuse a file that would be written over by another one, or over what is read; directories too. Touches nothing.
 
-    Links count as the file that they lead to, under whatever names.
+    Links count as the file that they lead to, under whatever names. Raises UsageError: names both paths.
 
     Args:
         written: what the user calls each path that will be written, and the path.
         read: the same for what is read; `-` is standard input.
         prints: standard output and standard error, where they are files, count as written too.
-
-    Raises:
-        UsageError: names both paths.
     """
     files = [(name, path, _identities(path, 0), True) for name, path in written]
     files += [(name, path, _identities(path, 0), False) for name, path in read]
