@@ -1,6 +1,7 @@
 """Stop strings, found character by character."""
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 
@@ -46,7 +47,7 @@ class StopMatcher:
             piece: the text that follows.
             check: False: matches that end in this piece do not count, though one may begin here.
         """
-        for position, character in enumerate(piece):
+        for position, character in enumerate(piece) if self._stops else ():
             found = None
             for index, stop in enumerate(self._stops):
                 matched = _advance(stop, self._borders[index], self._matched[index], character)
@@ -59,110 +60,72 @@ class StopMatcher:
         return None
 
 
-class PlainCutter:
+class StopCutter:
     """Cutter of growing text at its first stop string, which holds back an ending that could become one.
+
+    Stop strings that hold a text which the answer leaves out see all text, in the order of tokens, the others what the
+    answer shows; a cut takes from what is shown.
 
     Args:
         stops: the strings, none empty.
         include: keep the stop string at the end of the text.
+        hidden: the texts left out.
 
     Attributes:
         matched: the stop string at which the text was cut; nothing may be fed after it.
     """
 
-    def __init__(self, stops: Sequence[str], include: bool) -> None:
+    def __init__(self, stops: Sequence[str], include: bool, hidden: Iterable[str] = ()) -> None:
         self.matched: str | None = None
-        self._matcher = StopMatcher(stops)
+        texts = tuple(hidden)
+        special = [stop for stop in stops if any(text in stop for text in texts)]
+        self._in_shown = StopMatcher([stop for stop in stops if stop not in special])
+        self._in_all = StopMatcher(special)
         self._include = include
         self._held = ""
+        self._is_shown: list[bool] = []  # of each held character
 
-    def feed(self, new: str, check: bool = True) -> str:
+    def feed(self, new: str, check: bool = True, *, shown: bool = True) -> str:
         """Read on. Returns the text that is certain now and was not before.
 
         Args:
             check: False: matches that end in `new` do not count, though one may begin here.
+            shown: `new` is part of the answer's text.
         """
-        match = self._matcher.feed(new, check)
-        text = self._held + new
-        if match is None:
-            certain = len(text) - self._matcher.pending
-            self._held = text[certain:]
-        else:
-            self.matched = match.stop
-            certain = len(self._held) + match.end - (0 if self._include else len(match.stop))
-            self._held = ""
-        return text[:certain]
-
-    def feed_hidden(self, _text: str, _check: bool = True) -> str:
-        """Read text that is not part of the answer's: none of these stop strings has a part in it."""
-        return ""
+        before = len(self._held)
+        in_shown = self._in_shown.feed(new, check) if shown else None
+        in_all = self._in_all.feed(new, check)
+        ended = in_shown is not None or in_all is not None
+        if not (ended or before or self._in_shown.pending or self._in_all.pending):
+            return new if shown else ""
+        self._held += new
+        self._is_shown += [shown] * len(new)
+        if not ended:
+            of_shown = len(self._held) - self._first_of(self._in_shown.pending, len(self._held))
+            return self._release(len(self._held) - max(self._in_all.pending, of_shown))
+        # The one that is complete first, and of those complete at the same character the longest.
+        found = min(filter(None, (in_shown, in_all)), key=lambda match: (match.end, -len(match.stop)))
+        end, self.matched = before + found.end, found.stop
+        start = end - len(found.stop) if found is in_all else self._first_of(len(found.stop), end)
+        text = self._release(start)
+        self._held = ""
+        return text + (found.stop if self._include else "")
 
     def finish(self) -> str:
         """Return what was held back, which is certain now: no text follows."""
-        held, self._held = self._held, ""
-        return "" if self.matched is not None else held
-
-
-class SpecialCutter:
-    """Cutter as `PlainCutter`, where some stop strings hold texts that the answer's text leaves out.
-
-    These see all text, in the order of tokens, the others what the answer shows; a cut takes from what is shown.
-
-    Args:
-        hidden: the texts left out.
-    """
-
-    def __init__(self, stops: Sequence[str], include: bool, hidden: Iterable[str]) -> None:
-        self.matched: str | None = None
-        texts = tuple(hidden)
-        special = [stop for stop in stops if any(text in stop for text in texts)]
-        self._shown = StopMatcher([stop for stop in stops if stop not in special])
-        self._all = StopMatcher(special)
-        self._include = include
-        self._held: list[tuple[str, bool]] = []  # characters, and whether they are shown
-
-    def feed(self, new: str, check: bool = True) -> str:
-        """Do as `PlainCutter.feed` does."""
-        return self._feed(new, True, check)
-
-    def feed_hidden(self, text: str, check: bool = True) -> str:
-        """Do as `feed` does, with text that the answer leaves out."""
-        return self._feed(text, False, check)
-
-    def finish(self) -> str:
-        """Do as `PlainCutter.finish` does."""
         return self._release(len(self._held))
 
-    def _feed(self, new: str, shown: bool, check: bool) -> str:
-        for character in new:
-            self._held.append((character, shown))
-            in_shown = self._shown.feed(character, check) if shown else None
-            in_all = self._all.feed(character, check)
-            if in_shown is None and in_all is None:
-                continue
-            # Of strings complete at the same character the longest, as in `StopMatcher`.
-            if in_all is None or (in_shown is not None and len(in_shown.stop) > len(in_all.stop)):
-                assert in_shown is not None
-                self.matched, start = in_shown.stop, self._last_shown(len(in_shown.stop))
-            else:
-                self.matched, start = in_all.stop, len(self._held) - len(in_all.stop)
-            text = self._release(start)
-            self._held = []
-            return text + (self.matched if self._include else "")
-        pending = max(self._all.pending, len(self._held) - self._last_shown(self._shown.pending))
-        return self._release(len(self._held) - pending)
-
-    def _last_shown(self, count: int) -> int:
-        """Return the index of the first of the last `count` shown characters."""
-        index = len(self._held)
+    def _first_of(self, count: int, end: int) -> int:
+        """Return the index of the first of the last `count` shown characters before `end`."""
         while count:
-            index -= 1
-            count -= self._held[index][1]
-        return index
+            end -= 1
+            count -= self._is_shown[end]
+        return end
 
     def _release(self, end: int) -> str:
-        text = "".join(character for character, shown in self._held[:end] if shown)
-        del self._held[:end]
+        text = "".join(compress(self._held[:end], self._is_shown))
+        self._held = self._held[end:]
+        del self._is_shown[:end]
         return text
 
 

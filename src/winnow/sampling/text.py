@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.reasoning import ReasoningSplitter
-from winnow.sampling.stops import PlainCutter, SpecialCutter
+from winnow.sampling.stops import StopCutter
 from winnow.sampling.token_table import Tokenizer, TokenTable
 
 # Tokens of a prompt that surely hold its last character: it may take four byte tokens.
@@ -90,7 +90,6 @@ class TextStream:
         self._detokenizer = None
         self._reasoning = None if params.reasoning is None else ReasoningSplitter(params.reasoning)
         stops, include = tuple(params.stop or ()), params.include_stop_str_in_output
-        self._cutter: PlainCutter | SpecialCutter = PlainCutter(stops, include)
         self._hidden: dict[int, str] = {}  # texts of tokens that only stop strings see
         if tokenizer is not None and params.detokenize:
             table = tokenizer if isinstance(tokenizer, TokenTable) else TokenTable(tokenizer)
@@ -99,8 +98,7 @@ class TextStream:
             self._hidden = {
                 token: text for token, text in special.items() if any(text in stop for stop in stops)
             }
-            if self._hidden:
-                self._cutter = SpecialCutter(stops, include, self._hidden.values())
+        self._cutter = StopCutter(stops, include, self._hidden.values())
         self._pieces: list[str] = []
         self._taken = 0  # pieces given out
         self._end = None if params.until is None else params.until()
@@ -146,7 +144,7 @@ class TextStream:
                 return
         self._settle(self._cutter.feed(text, check_stop))
         if token_id in self._hidden and self.matched_stop is None:
-            self._settle(self._cutter.feed_hidden(self._hidden[token_id], check_stop))
+            self._settle(self._cutter.feed(self._hidden[token_id], check_stop, shown=False))
 
     def take_delta(self) -> str:
         """Return the text that became certain since the last call."""
