@@ -9,9 +9,8 @@ from winnow.batch.records import batch_response
 from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
-from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import ResponseForm
+from winnow.openai.response import ResponseForm, event
 from winnow.openai.stream import ChunkStream, completion_object, fold
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob, SamplingParams

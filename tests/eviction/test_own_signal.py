@@ -11,7 +11,7 @@ import torch
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
-from winnow.cli.flags.own_policy import _module, register_own_policies
+from winnow.cli.main import _module, register_own_policies
 from winnow.errors import UsageError
 from winnow.eviction import PRESETS
 

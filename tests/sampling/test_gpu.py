@@ -7,8 +7,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 from winnow.sampling import triton_kernels as gpu
-from winnow.sampling.filters import keep_top, open_keep_top, scale
-from winnow.sampling.greedy import open_argmax
+from winnow.sampling.filters import keep_top, open_argmax, open_keep_top, scale
 from winnow.sampling.rows import clean_rows, mark_faults
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 _native = pytest.importorskip("winnow._native")
-from winnow.sampling.greedy import open_argmax  # noqa: E402
+from winnow.sampling.filters import open_argmax  # noqa: E402
 from winnow.sampling.rows import clean_rows  # noqa: E402
 
 NAN, INF = float("nan"), float("inf")
@@ -14,7 +14,7 @@ NAN, INF = float("nan"), float("inf")
 @pytest.fixture(params=_native.instruction_sets())
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = _native.Kernels(request.param)
-    monkeypatch.setattr("winnow.sampling.greedy.native_kernels", lambda: kernels)
+    monkeypatch.setattr("winnow.sampling.filters.native_kernels", lambda: kernels)
 
 
 def plain(logits: Tensor) -> Tensor:

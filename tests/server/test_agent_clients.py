@@ -25,7 +25,7 @@ from winnow.errors import CapacityError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.tools import CallRule
 from winnow.sampling import TextStream
-from winnow.sampling.reasoning import ReasoningMarks
+from winnow.sampling.params import ReasoningMarks
 from winnow.server import http as server_http
 from winnow.server.http import EventStream
 

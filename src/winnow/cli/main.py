@@ -6,6 +6,8 @@ Exit codes: 0 all fine; 1 some requests of a run failed; 2 the command or every 
 import argparse
 import atexit
 import errno
+import importlib
+import importlib.util
 import os
 import sys
 import warnings
@@ -13,15 +15,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, NoReturn
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from winnow import __version__
 from winnow.cli.flags.llama_cpp_flags import llama_cpp_hint
 from winnow.cli.flags.options import merge_model, rare_flags
-from winnow.cli.flags.own_policy import register_own_policies
 from winnow.cli.screen.terminal import named_standard_output, occupy_standard_streams, silence
 from winnow.errors import UsageError, WinnowError, known_names, nearest_name
 from winnow.extras import GET_THE_LAB
+
+if TYPE_CHECKING:
+    from winnow.eviction import EvictionPolicy
+
 
 DESCRIPTION = "Winnow runs large language models on little memory."
 
@@ -228,3 +235,48 @@ def run_command(parser: Parser, groups: Iterable[tuple[Mapping[str, str], str]],
     register_own_policies(namespace)
     code: int = namespace.execute(namespace)
     return code
+
+
+def register_own_policies(namespace: argparse.Namespace) -> None:
+    """Make each `path.py:name` and `package.module:name` among the policies that were typed a preset of that name, for
+    this process.
+
+    Only what is typed is run; a request that names such a place finds what was typed, or nothing. Raises UsageError:
+    there is no such file or module, it does not run, or what it calls `name` is no policy.
+    """
+    typed = (getattr(namespace, name, None) for name in ("eviction", "presets"))
+    texts = [
+        text for value in typed for text in (value.split(",") if isinstance(value, str) else value or ())
+    ]
+    for text in filter(None, texts):
+        place, found, name = text.strip().rpartition(":")
+        if found:
+            from winnow.eviction import PRESETS, Preset
+
+            PRESETS[text.strip()] = Preset(_load(place, name), f"`{name}` of {place}")
+
+
+def _load(place: str, name: str) -> "EvictionPolicy":
+    from winnow.eviction import EvictionPolicy
+    from winnow.eviction.resolve import as_policy
+
+    given = f"--eviction {place}:{name}"
+    try:
+        module = _module(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        policy = as_policy(getattr(module, name, None))
+    except FileNotFoundError:
+        raise UsageError(f"{given}: there is no such file") from None
+    except Exception as error:  # also of a class whose fields have no values
+        raise UsageError(f"{given}: the file does not run: {error}") from error
+    if not isinstance(policy, EvictionPolicy):
+        raise UsageError(f"{given} must be an EvictionPolicy or a score, got {policy!r:.80}")
+    return policy
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -16,7 +16,7 @@ from winnow.openai.regions import Kind, Region, mark_pattern, mark_text, mark_te
 from winnow.openai.response_templates import CALL_LIST, recognise
 from winnow.openai.tools import CallRule
 from winnow.sampling import SamplingParams
-from winnow.sampling.reasoning import ReasoningMarks
+from winnow.sampling.params import ReasoningMarks
 from winnow.sampling.token_table import TokenTable
 
 Tools = Collection[Mapping[str, Any]]

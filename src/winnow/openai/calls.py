@@ -12,7 +12,7 @@ from typing import Any
 
 from winnow.openai.regions import NAME_GROUP, mark_pattern, mark_text
 from winnow.openai.tools import CallRule
-from winnow.sampling.reasoning import ReasoningMarks
+from winnow.sampling.params import ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs, schema_text
 
 MAX_CALLS = 32

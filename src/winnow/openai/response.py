@@ -1,5 +1,6 @@
 """Objects that answer a body: `text_completion` and `chat.completion`."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from winnow.openai.parser import AnswerParser
 from winnow.openai.request import CompletionRequest
 from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
 from winnow.sampling.token_table import TokenTable
+from winnow.values.json_values import dump_json
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,21 @@ def prompt_extras(form: ResponseForm, output: RequestOutput) -> dict[str, Any]:
     if form.asked.prompt_logprobs and not form.is_chat:
         found["prompt_logprobs"] = prompt_logprobs(output)
     return found
+
+
+# Made once: json.dumps would make one for every event.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def event(data: dict[str, Any] | str, name: str | None = None) -> str:
+    """Return one server-sent event."""
+    text = data if isinstance(data, str) else compact_json(data)
+    return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
+
+
+def compact_json(value: Any) -> str:
+    """Dump JSON in as few characters as it takes."""
+    try:
+        return _ENCODER.encode(value)
+    except ValueError:
+        return dump_json(value, ensure_ascii=False, separators=(",", ":"))

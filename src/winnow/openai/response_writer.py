@@ -133,24 +133,20 @@ class ResponseWriter:
         assert self._open is not None
         part = self._open["content"][0]
         part["text"] += text
-        found: list[Record] = []
+        extra = {}
         if kind == "message":
-            found, self._logprobs = self._logprobs, []
-            part["logprobs"] += found
-        name = "output_text" if kind == "message" else "reasoning_text"
-        extra = {"logprobs": found} if kind == "message" else {}
-        yield self._event(f"response.{name}.delta", **self._place(), content_index=0, delta=text, **extra)
+            extra, self._logprobs = {"logprobs": self._logprobs}, []
+            part["logprobs"] += extra["logprobs"]
+        kind = f"response.{part['type']}.delta"
+        yield self._event(kind, **self._place(), content_index=0, delta=text, **extra)
 
     def _begin_item(self, kind: str) -> Iterator[Record]:
         """Open an item that grows: the message, or the reasoning before it."""
-        part: Record
-        item: Record
+        part: Record = {"type": "reasoning_text", "text": ""}
+        item: Record = {"type": kind, "id": new_id("rs"), "status": "in_progress", "summary": []}
         if kind == "message":
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item = {"type": kind, "id": new_id("msg"), "status": "in_progress", "role": "assistant"}
-        else:
-            part = {"type": "reasoning_text", "text": ""}
-            item = {"type": kind, "id": new_id("rs"), "status": "in_progress", "summary": []}
         yield self._event(
             "response.output_item.added", output_index=len(self.output), item={**item, "content": []}
         )
@@ -162,11 +158,8 @@ class ResponseWriter:
         if item is None:
             return
         part = item["content"][0]
-        name = "output_text" if item["type"] == "message" else "reasoning_text"
-        extra = {"logprobs": part["logprobs"]} if item["type"] == "message" else {}
-        yield self._event(
-            f"response.{name}.done", **self._place(), content_index=0, text=part["text"], **extra
-        )
+        said = {name: part[name] for name in ("text", "logprobs") if name in part}
+        yield self._event(f"response.{part['type']}.done", **self._place(), content_index=0, **said)
         yield self._event("response.content_part.done", **self._place(), content_index=0, part=part)
         item["status"] = "incomplete" if self._reason == "length" else "completed"
         if item["type"] == "reasoning" and ENCRYPTED in (self.body.get("include") or ()):

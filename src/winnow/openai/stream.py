@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring as encode_text
 from typing import Any
 
-from winnow.openai.events import event
 from winnow.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs, prompt_logprobs
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind
-from winnow.openai.response import ResponseForm, extras, finish_reason, prompt_extras, usage_object
+from winnow.openai.response import ResponseForm, event, extras, finish_reason, prompt_extras, usage_object
 from winnow.outputs import CompletionOutput, EvictionReport, RequestOutput
 
 Record = dict[str, Any]

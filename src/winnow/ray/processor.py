@@ -49,9 +49,6 @@ class LineWorker:
         self._engine = AsyncEngine(self._llm.driver)
         self._numbers = itertools.count()
 
-    async def wait_started(self) -> None:
-        """Return once the model is loaded: calls of an actor begin when it is made."""
-
     async def answer(self, raw: RawLine) -> bytes:
         """Return the record of a line as a line of JSON. Raises ApiError: the engine failed, and answers no line any
         more."""

@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cache, partial
 from types import NoneType, UnionType
-from typing import Any, Self, get_args
+from typing import Any, NamedTuple, Protocol, Self, get_args
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling import list_params
 from winnow.sampling.list_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
-from winnow.sampling.reasoning import AnswerEnd, ReasoningMarks
 from winnow.sampling.structured import StructuredOutputs
 from winnow.values.checks import Limits, check_integer, check_number, parameter, show
 from winnow.values.eviction_request import Amount, EvictionRequest, check_one_amount
@@ -33,6 +32,25 @@ class RequestOutputKind(IntEnum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
+
+
+class AnswerEnd(Protocol):
+    """Reader of one answer that says where it ends."""
+
+    def completes(self, text: str) -> bool:
+        """Read on. Returns whether the answer is complete with this text."""
+
+
+class ReasoningMarks(NamedTuple):
+    """Marks around the reasoning of one answer.
+
+    Attributes:
+        opening: stands before it; empty: the prompt ends within the reasoning.
+        closing: stands behind it.
+    """
+
+    opening: str
+    closing: str
 
 
 READERS = ("reasoning", "until")

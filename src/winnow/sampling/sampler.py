@@ -10,9 +10,8 @@ from torch import Tensor
 
 from winnow.errors import InvalidRequestError
 from winnow.sampling.counts import TokenCounts
-from winnow.sampling.filters import draw, keep_min_p, open_keep_top, scale
+from winnow.sampling.filters import draw, keep_min_p, open_argmax, open_greedy, open_keep_top, scale
 from winnow.sampling.grammar import AnswerMatcher, GrammarCompiler
-from winnow.sampling.greedy import open_argmax, open_greedy
 from winnow.sampling.logprobs import logprob_table
 from winnow.sampling.params import SamplingParams
 from winnow.sampling.randomness import stream_key, words

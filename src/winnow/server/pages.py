@@ -16,7 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from winnow import __version__
 from winnow.engine.memory.occupancy import Occupancy
-from winnow.openai.events import event
+from winnow.openai.response import event
 from winnow.outputs import EngineStats, SessionStats
 from winnow.process.resources import resident_bytes
 from winnow.server.config import ServerConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from winnow.openai.errors import ApiError
-from winnow.openai.events import compact_json
+from winnow.openai.response import compact_json
 
 Record = dict[str, Any]
 

@@ -11,8 +11,8 @@ from winnow.anthropic.context import edited, is_due, read_edits
 from winnow.anthropic.messages import MessageWriter, error_body
 from winnow.anthropic.request import cache_session, chat_body
 from winnow.openai.errors import ApiError
-from winnow.openai.events import event
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
+from winnow.openai.response import event
 from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import write
 from winnow.server.service import Service, Submitted
