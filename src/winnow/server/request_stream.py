@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from winnow.engine.requests.new_request import NewRequest
-from winnow.openai.errors import ApiError
+from winnow.openai.errors import FAILED, ApiError
 from winnow.outputs import RequestOutput
 
 
@@ -76,6 +76,14 @@ class RequestStream:
                 return
             self._arrived.clear()
             await self._arrived.wait()
+
+    async def answers(self) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Yield outputs as they come, each behind the number of its request. Raises ApiError: one failed."""
+        ids = [request.request_id for request in self.requests]
+        async for output in self:
+            if output.error is not None:
+                raise ApiError(FAILED, output.error)
+            yield ids.index(output.request_id), output
 
 
 def merge_deltas(first: RequestOutput, second: RequestOutput) -> RequestOutput:

@@ -5,7 +5,7 @@ import itertools
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.openai.answers import AnswerReader
-from winnow.openai.errors import FAILED, OVERLOADED, RATE_LIMIT, ApiError, invalid
+from winnow.openai.errors import OVERLOADED, RATE_LIMIT, ApiError, invalid
 from winnow.openai.request import CompletionRequest, Message
 from winnow.openai.response_templates import TEMPLATES
-from winnow.outputs import EngineStats, RequestOutput, SessionStats
+from winnow.outputs import EngineStats, SessionStats
 from winnow.prompts import Prompt
 from winnow.server.access import Keys, TokenQuota
 from winnow.server.async_engine import AsyncEngine
@@ -41,22 +41,6 @@ T = TypeVar("T")
 _STATS_WAIT = 1.0
 # Tokenisers take one text at a time, so more threads would wait for each other.
 _TOKENISING_THREADS = 2
-
-
-@dataclass
-class Submitted:
-    """A body's requests, in the engine."""
-
-    stream: RequestStream
-    ids: list[str]
-
-    async def outputs(self) -> AsyncIterator[tuple[int, RequestOutput]]:
-        """Yield outputs as they come, each behind the number of the prompt that it answers. Raises ApiError: a request
-        failed."""
-        async for output in self.stream:
-            if output.error is not None:
-                raise ApiError(FAILED, output.error)
-            yield self.ids.index(output.request_id), output
 
 
 @dataclass
@@ -189,7 +173,7 @@ class Service:
 
     async def submit(
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool
-    ) -> Submitted:
+    ) -> RequestStream:
         """Tokenise what a body asks and hand it to the engine: all of it, or nothing. Raises ApiError,
         InvalidRequestError: it cannot be served, or not now."""
         answers = max(len(asked.prompts), 1) * asked.params.n
@@ -203,8 +187,7 @@ class Service:
             self._admitting[tenant] -= answers
             if not self._admitting[tenant]:
                 del self._admitting[tenant]
-        stream = await self.engine.submit(requests)  # which counts them before anybody else can come
-        return Submitted(stream, [request.request_id for request in requests])
+        return await self.engine.submit(requests)  # which counts them before anybody else can come
 
     async def new_requests(
         self, asked: CompletionRequest, tenant: str | None, request_id: str, *, deltas: bool

@@ -15,7 +15,8 @@ from winnow.openai.response import ResponseForm, event
 from winnow.openai.stream import ChunkStream, completion_object
 from winnow.outputs import RequestOutput
 from winnow.server.http import EventStream, unless_disconnected
-from winnow.server.service import Service, Submitted
+from winnow.server.request_stream import RequestStream
+from winnow.server.service import Service
 from winnow.values.json_values import dump_json
 
 Record = dict[str, Any]
@@ -34,16 +35,11 @@ async def complete(
 ) -> Response:
     """Answer a body. Raises ApiError, InvalidRequestError: it cannot be served; before anything has been sent."""
     asked = read_body(endpoint, body, service.llm.sampling_defaults, served=True)
-    model = service.check_model(asked.model)
-    tenant, request_id = request.state.tenant, request.state.request_id
-    submitted = await unless_disconnected(
-        request.receive, service.submit(asked, tenant, request_id, deltas=asked.stream)
-    )
-    form = ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
+    stream, form = await _submit(service, request, asked, deltas=asked.stream)
     if asked.stream:
-        texts = _events(submitted, asked, ChunkStream(form))
-        return EventStream(texts, lambda: service.engine.abandon(submitted.stream))
-    outputs = await unless_disconnected(request.receive, collect(service, submitted))
+        texts = _events(stream, asked, ChunkStream(form))
+        return EventStream(texts, lambda: service.engine.abandon(stream))
+    outputs = await unless_disconnected(request.receive, collect(service, stream))
     return StrictResponse(completion_object(form, outputs))
 
 
@@ -51,7 +47,7 @@ async def write(
     service: Service,
     request: Request,
     asked: CompletionRequest,
-    events: Callable[[Submitted, ChunkStream], AsyncIterator[list[Record]]],
+    events: Callable[[RequestStream, ChunkStream], AsyncIterator[list[Record]]],
     whole: Callable[[Record, ChunkStream], Record],
     failed: Callable[[ApiError], Record],
     ping: str = ": ping\n\n",
@@ -64,14 +60,9 @@ async def write(
         failed: returns the event of an error in the middle of a stream.
         ping: what breaks a silence.
     """
-    tenant, request_id = request.state.tenant, request.state.request_id
-    model = service.check_model(asked.model)
-    form = ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
-    submitted = await unless_disconnected(
-        request.receive, service.submit(asked, tenant, request_id, deltas=True)
-    )
+    stream, form = await _submit(service, request, asked, deltas=True)
     chunks = ChunkStream(form)
-    found = events(submitted, chunks)
+    found = events(stream, chunks)
 
     async def texts() -> AsyncIterator[str]:
         try:
@@ -88,25 +79,34 @@ async def write(
                 last = each
             return whole(last[-1], chunks)
         finally:
-            service.engine.abandon(submitted.stream)
+            service.engine.abandon(stream)
 
     if asked.stream:
-        return EventStream(texts(), lambda: service.engine.abandon(submitted.stream), ping)
+        return EventStream(texts(), lambda: service.engine.abandon(stream), ping)
     return StrictResponse(await unless_disconnected(request.receive, drain()))
 
 
-async def collect(service: Service, submitted: Submitted) -> list[RequestOutput]:
+async def _submit(
+    service: Service, request: Request, asked: CompletionRequest, *, deltas: bool
+) -> tuple[RequestStream, ResponseForm]:
+    model, state = service.check_model(asked.model), request.state
+    work = service.submit(asked, state.tenant, state.request_id, deltas=deltas)
+    stream = await unless_disconnected(request.receive, work)
+    return stream, ResponseForm(asked, service.reader, uuid.uuid4().hex, model, int(time.time()))
+
+
+async def collect(service: Service, stream: RequestStream) -> list[RequestOutput]:
     """Wait for the outputs of requests, in the order of their prompts. Raises ApiError: one of them failed."""
     try:
-        found = {place: output async for place, output in submitted.outputs()}
+        found = {place: output async for place, output in stream.answers()}
     finally:
-        service.engine.abandon(submitted.stream)
+        service.engine.abandon(stream)
     return [found[place] for place in range(len(found))]
 
 
-async def _events(submitted: Submitted, asked: CompletionRequest, chunks: ChunkStream) -> AsyncIterator[str]:
+async def _events(stream: RequestStream, asked: CompletionRequest, chunks: ChunkStream) -> AsyncIterator[str]:
     try:
-        async for place, output in submitted.outputs():
+        async for place, output in stream.answers():
             if text := chunks.events(place, output):
                 yield text
         if asked.include_usage:

@@ -15,7 +15,8 @@ from winnow.openai.request import CompletionRequest, Endpoint, read_body
 from winnow.openai.response import event
 from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import write
-from winnow.server.service import Service, Submitted
+from winnow.server.request_stream import RequestStream
+from winnow.server.service import Service
 
 
 async def create_message(service: Service, request: Request, body: Mapping[str, Any]) -> Response:
@@ -23,8 +24,8 @@ async def create_message(service: Service, request: Request, body: Mapping[str, 
     asked, edits, _ = await _asked(service, body, request.state.tenant)
     writer = MessageWriter(service.check_model(asked.model), edits)
 
-    async def events(submitted: Submitted, chunks: ChunkStream) -> AsyncIterator[list[dict[str, Any]]]:
-        async for place, output in submitted.outputs():
+    async def events(stream: RequestStream, chunks: ChunkStream) -> AsyncIterator[list[dict[str, Any]]]:
+        async for place, output in stream.answers():
             yield [
                 each for chunk in chunks.push(place, output) for each in writer.push(chunk, chunks.usage())
             ]

@@ -16,7 +16,8 @@ from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import write
 from winnow.server.endpoints.file_routes import page
 from winnow.server.forms import add_route
-from winnow.server.service import Service, Submitted
+from winnow.server.request_stream import RequestStream
+from winnow.server.service import Service
 
 
 async def respond(service: Service, request: Request, body: Mapping[str, Any]) -> Response:
@@ -38,9 +39,9 @@ async def respond(service: Service, request: Request, body: Mapping[str, Any]) -
     model = service.check_model(asked.model)
     writer = ResponseWriter(body, model, int(time.time()), stored, name)
 
-    async def events(submitted: Submitted, chunks: ChunkStream) -> AsyncIterator[list[dict[str, Any]]]:
+    async def events(stream: RequestStream, chunks: ChunkStream) -> AsyncIterator[list[dict[str, Any]]]:
         yield list(writer.begin())
-        async for place, output in submitted.outputs():
+        async for place, output in stream.answers():
             yield [each for chunk in chunks.push(place, output) for each in writer.push(chunk)]
         last = list(writer.end(chunks.usage()))
         if writer.stored:  # first: the client may continue at once
