@@ -100,11 +100,10 @@ def _unmarked(value: Any) -> Any:
 
 def _system(given: Any) -> list[Record]:
     """Return the parts of the system prompt, without the line that bills Claude Code's requests."""
-    parts = [] if given is None else _texts(given, "system")
+    parts = [] if given is None else _parts(given, "system", images=False)
     for part in parts:
-        part["text"] = (
-            _BILLING.sub("", part["text"], count=1) if _BILLING.match(part["text"]) else part["text"]
-        )
+        if bill := _BILLING.match(part["text"]):
+            part["text"] = part["text"][bill.end() :]
     return [part for part in parts if part["text"]]
 
 
@@ -129,7 +128,7 @@ def _messages(given: Any, system: list[Record]) -> list[Record]:
             _refuse(f"{name}.content", "text or a list of blocks", content)
         if role == "system":
             first = all(each["role"] == "system" for each in messages)
-            found = [_reminder(_texts(blocks, f"{name}.content"), first)]
+            found = [_reminder(_parts(blocks, f"{name}.content", images=False), first)]
         else:
             found = _user(blocks, name) if role == "user" else [_assistant(blocks, name)]
         for each in found:
@@ -157,11 +156,9 @@ def _user(blocks: list[Any], name: str) -> list[Record]:
             content = block.get("content")
             parts = [] if content is None else _parts(content, f"{place}.content")
             text = "\n".join(part["text"] for part in parts if part["type"] == "text")
-            texts += [
-                part for part in parts if part["type"] != "text"
-            ]  # templates have no place for them there
+            texts += [part for part in parts if part["type"] != "text"]  # templates have no place for them
             if _switch(block, "is_error", place) and not text.lower().startswith(("error", "<")):
-                text = f"Error: {text}"  # templates have no place for it
+                text = f"Error: {text}"
             messages.append(
                 {"role": "tool", "tool_call_id": _text(block, "tool_use_id", place), "content": text}
             )
@@ -195,10 +192,6 @@ def _assistant(blocks: list[Any], name: str) -> Record:
     if calls:
         message["tool_calls"] = calls
     return message | {"reasoning_content": thoughts} if thoughts else message
-
-
-def _texts(given: Any, name: str) -> list[Record]:
-    return _parts(given, name, images=False)
 
 
 def _parts(given: Any, name: str, *, images: bool = True) -> list[Record]:

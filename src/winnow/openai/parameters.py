@@ -101,11 +101,7 @@ def _take_ignored(values: dict[str, Any]) -> None:
             raise invalid(key, f"must be {_KINDS[kind]}, got {json_kind(value)}")
         if key == "verbosity" and value not in VERBOSITIES:
             raise invalid("verbosity", f"must be one of {', '.join(VERBOSITIES)}, got {value!r:.80}", key)
-        if (
-            isinstance(value, dict)
-            and key == "metadata"
-            and not all(isinstance(each, str) for each in value.values())
-        ):
+        if key == "metadata" and not all(isinstance(each, str) for each in value.values()):
             raise invalid("metadata", "must be an object of texts", key)
 
 

@@ -107,12 +107,8 @@ class AnswerParser:
         """Read on. Returns whether the message is complete: it holds as many calls as it may."""
         self._feed(text)
         region = self._region
-        if (
-            region is not None
-            and self._in_call
-            and region.closing is None
-            and text.rstrip().endswith(("}", "]"))
-        ):
+        is_endless = self._in_call and region is not None and region.closing is None
+        if is_endless and region is not None and text.rstrip().endswith(("}", "]")):
             with suppress(ValueError):
                 self.read_calls(region, self._buffer[self._mark[0] :], False)
                 return self.most_calls is not None

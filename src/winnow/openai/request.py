@@ -161,18 +161,10 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
         if memory is not None:
             memory = parse_bytes(memory, "session_memory")
         name = name if name is not None or not key else key[:MAX_SESSION_NAME]
-        return (
-            None
-            if name is None
-            else SessionRequest(
-                name,
-                memory,
-                _RETENTIONS.get(kept or "") if hint else ttl,
-                hint,
-                prefetch=prefetch,
-                release=release,
-            )
-        )
+        if name is None:
+            return None
+        ttl = _RETENTIONS.get(kept or "") if hint else ttl
+        return SessionRequest(name, memory, ttl, hint, prefetch=prefetch, release=release)
     except WinnowError as error:
         raise ApiError("invalid_request", str(error)) from None
 

@@ -126,11 +126,8 @@ def _read_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
         raise invalid("tools", f"must be a list of at most {MAX_TOOLS}, got {got}")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if (
-            not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-            or not function["name"]
-        ):
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name or not isinstance(function, dict):
             raise invalid(
                 f"tools[{index}]",
                 'must be a function with a name: {"type": "function", "function": {"name": ..., "parameters": ...}}',

@@ -108,13 +108,7 @@ def _pairs(name: str, pairs: Any, form: str) -> Iterator[Sequence[Any]]:
 
 def bad_words(words: Any) -> tuple[Any, ...]:
     """Return words as they are given, or tokens that `with_bad_tokens` made of them."""
-    found = (
-        (words,)
-        if isinstance(words, str)
-        else tuple(words or ())
-        if isinstance(words, list | tuple)
-        else (words,)
-    )
+    found = tuple(words) if isinstance(words, list | tuple) else (words,)
     for word in found:
         is_text = isinstance(word, str) and bool(word.strip())
         if not (is_text or (isinstance(word, tuple) and word and all(type(token) is int for token in word))):
