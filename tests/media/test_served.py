@@ -218,8 +218,9 @@ at("text").dispatchEvent(new %s, { %s: data, bubbles: true, cancelable: true }))
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_images_on_the_chat_page(server: Running, expected: Any, tmp_path: Path, scheme: str) -> None:
+def test_images_on_the_chat_page(
+    server: Running, expected: Any, tmp_path: Path, scheme: str = "dark"
+) -> None:
     """One is dropped, one pasted, a third taken back; the server reads the two, and a large one is scaled first."""
 
     def count() -> Any:
