@@ -10,7 +10,7 @@ from typing import Any
 import regex
 
 from winnow.errors import ConfigError
-from winnow.openai.calls import CallForm, forced_form, offered_calls, rules_around
+from winnow.openai.calls import CallForm, CallGrammar
 from winnow.openai.parser import AnswerParser
 from winnow.openai.regions import Kind, Region, mark_pattern, mark_text, mark_texts
 from winnow.openai.response_templates import CALL_LIST, recognise
@@ -75,17 +75,11 @@ class AnswerReader:
             return params
         marks, form, offered = self._marks(prompt, tools, calls), params.form, None
         if calls is not None and calls.demanded:
-            form = forced_form(calls, self._call_form, self._special_texts)
+            form = self._grammar.forced(calls)
         elif form is not None and tools and self._call_field is not None:
-            offered = offered_calls(
-                [each["function"] for each in tools],
-                self._call_field,
-                self._call_form,
-                self._special_texts,
-                several=calls is None,
-            )
+            offered = self._grammar.offered([each["function"] for each in tools], several=calls is None)
         if form is not None and (marks is not None or offered is not None):
-            form = replace(form, before=rules_around(marks, offered, self._special_texts))
+            form = replace(form, before=self._grammar.around(marks, offered))
         # Special tokens are no text of the answer, but where they are marks.
         skip = params.skip_special_tokens and not self._has_special_marks
         ends = calls is not None and not calls.several
@@ -119,6 +113,10 @@ class AnswerReader:
     @cached_property
     def _call_form(self) -> CallForm | None:
         return CallForm.of(self.template)
+
+    @cached_property
+    def _grammar(self) -> CallGrammar:
+        return CallGrammar(self._special_texts, self._call_field, self._call_form)
 
     @property
     def _call_field(self) -> Mapping[str, Any] | None:

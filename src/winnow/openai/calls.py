@@ -52,125 +52,90 @@ class CallForm:
         return cls(field, outside, bool(field.get("repeats")))
 
 
-def forced_form(calls: CallRule, form: CallForm | None, special_tokens: Collection[str]) -> StructuredOutputs:
-    """Return the form of an answer that is calls. Raises InvalidRequestError: the functions' schemas are too large, or
-    nest too deeply.
+class CallGrammar:
+    """Writer of grammars of one model's answers.
 
     Args:
-        form: None: a JSON list.
         special_tokens: texts that are one token each, which other tokens cannot spell.
+        field: of calls, in the response template; None: it has none.
+        form: None: calls are a JSON list.
     """
-    several = calls.several and (form is None or form.repeats)
-    rules = _call_rules(calls.functions, form, special_tokens, several)
-    start = 'start: "[" calls "]"' if form is None else "start: calls"
-    return StructuredOutputs(grammar="\n".join([start, *rules]))
 
+    def __init__(
+        self, special_tokens: Collection[str], field: Mapping[str, Any] | None, form: CallForm | None
+    ) -> None:
+        # A grammar names tokens in angle brackets.
+        named = [each for each in special_tokens if re.fullmatch(r"<[^<>\s]+>", each)]
+        named = [re.escape(each) for each in sorted(named, key=len, reverse=True)] or ["(?!)"]
+        self._special = re.compile(f"({'|'.join(named)})")
+        self._field, self._form = field, form
 
-def offered_calls(
-    functions: Sequence[Mapping[str, Any]],
-    field: Mapping[str, Any],
-    form: CallForm | None,
-    special_tokens: Collection[str],
-    *,
-    several: bool,
-) -> list[str] | None:
-    """Return rules of calls that may stand in a form's place, the first of them `calls`.
+    def forced(self, calls: CallRule) -> StructuredOutputs:
+        """Return the form of an answer that is calls. Raises InvalidRequestError: the functions' schemas are too large,
+        or nest too deeply."""
+        several = calls.several and (self._form is None or self._form.repeats)
+        start = 'start: "[" calls "]"' if self._form is None else "start: calls"
+        return StructuredOutputs(grammar="\n".join([start, *self._calls(calls.functions, several)]))
 
-    Calls that are not JSON between fixed texts begin with their opening mark, and anything follows. Raises
-    InvalidRequestError: as `forced_form`.
+    def offered(self, functions: Sequence[Mapping[str, Any]], *, several: bool) -> list[str] | None:
+        """Return rules of calls that may stand in a form's place, the first of them `calls`. Raises as `forced`.
 
-    Args:
-        field: of the response template.
+        Calls that are not JSON between fixed texts begin with their opening mark, and anything follows.
 
-    Returns:
-        None: no rule can say how a call begins.
-    """
-    if form is not None:
-        return _call_rules(functions, form, special_tokens, several and form.repeats)
-    opening, _, _ = (mark_text(field, "open", "\0") or "").partition("\0")
-    closing, words = mark_text(field, "close", "\0"), _Words(special_tokens)
-    if not opening:
-        return None
-    last = f" {words.spell(closing)}" if closing and words.is_special(closing) else ""
-    return [f"calls: ({words.spell(opening)} rest{last}){{1,{MAX_CALLS}}}", f"rest: {_ANYTHING}"]
+        Returns:
+            None: no rule can say how a call begins.
+        """
+        if self._form is not None:
+            return self._calls(functions, several and self._form.repeats)
+        field = self._field or {}
+        opening, _, _ = (mark_text(field, "open", "\0") or "").partition("\0")
+        closing = mark_text(field, "close", "\0")
+        if not opening:
+            return None
+        last = f" {self._spell(closing)}" if closing and self._special.fullmatch(closing) else ""
+        return [f"calls: ({self._spell(opening)} rest{last}){{1,{MAX_CALLS}}}", f"rest: {_ANYTHING}"]
 
+    def around(self, marks: ReasoningMarks | None, offered: Sequence[str] | None) -> str:
+        """Return what stands before a form, or in its place, as `StructuredOutputs.before`.
 
-def _call_rules(
-    functions: Sequence[Mapping[str, Any]],
-    form: CallForm | None,
-    special_tokens: Collection[str],
-    several: bool,
-) -> list[str]:
-    words = _Words(special_tokens)
-    comma = '", "' if form is None else '"\\n"?'
-    more = f" ({comma} call){{0,{MAX_CALLS - 1}}}" if several else ""
-    rules = [
-        f"calls: call{more}",
-        f"call: {' | '.join(f'call_{number}' for number in range(len(functions)))}",
-    ]
-    for number, function in enumerate(functions):
-        schema = {"x-guidance": _JSON_OPTIONS, **(function.get("parameters") or _NO_PARAMETERS)}
-        before, after = _around_arguments(function["name"], form)
-        rules.append(f"call_{number}: {words.spell(before)} args_{number} {words.spell(after)}")
-        rules.append(f"args_{number}: %json {schema_text(schema)}")
-    return rules
+        Args:
+            marks: of reasoning before it, which may be left out unless it has begun; None: there is none.
+            offered: rules of calls that may stand in its place; None: none may.
+        """
+        answer = "@form" if offered is None else "(@form | calls)"
+        rules = list(offered or ())
+        if marks is not None:
+            end, is_token = self._spell(marks.closing), self._special.fullmatch(marks.closing)
+            rules.append(
+                f"thoughts: {_ANYTHING} {end}" if is_token else f"thoughts[suffix={end}]: {_ANYTHING}"
+            )
+            before = f'{self._spell(marks.opening) if marks.opening else ""} thoughts "\\n"? "\\n"?'
+            answer = f"{before} {answer}" if not marks.opening else f"({before})? {answer}"
+        return "\n".join([f"start: {answer}", *rules])
 
+    def _calls(self, functions: Sequence[Mapping[str, Any]], several: bool) -> list[str]:
+        comma = '", "' if self._form is None else '"\\n"?'
+        more = f" ({comma} call){{0,{MAX_CALLS - 1}}}" if several else ""
+        kinds = " | ".join(f"call_{number}" for number in range(len(functions)))
+        rules = [f"calls: call{more}", f"call: {kinds}"]
+        for number, function in enumerate(functions):
+            schema = {"x-guidance": _JSON_OPTIONS, **(function.get("parameters") or _NO_PARAMETERS)}
+            before, after = map(self._spell, self._around_arguments(function["name"]))
+            rules.append(f"call_{number}: {before} args_{number} {after}")
+            rules.append(f"args_{number}: %json {schema_text(schema)}")
+        return rules
 
-def rules_around(
-    marks: ReasoningMarks | None, offered: Sequence[str] | None, special_tokens: Collection[str]
-) -> str:
-    """Return what stands before a form, or in its place, as `StructuredOutputs.before`.
+    def _around_arguments(self, name: str) -> tuple[str, str]:
+        before, after = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', "}"
+        if self._form is None:
+            return before, after
+        opening, closing = (mark_text(self._form.field, side, name) or "" for side in ("open", "close"))
+        if self._form.named_outside:
+            return opening, closing
+        return f"{opening}\n{before}", f"{after}\n{closing}"
 
-    Args:
-        marks: of reasoning before it, which may be left out unless it has begun; None: there is none.
-        offered: rules of calls that may stand in its place; None: none may.
-        special_tokens: texts that are one token each, which other tokens cannot spell.
-    """
-    answer = "@form" if offered is None else "(@form | calls)"
-    rules = list(offered or ())
-    if marks is not None:
-        words = _Words(special_tokens)
-        end = words.spell(marks.closing)
-        rules.append(
-            f"thoughts: {_ANYTHING} {end}"
-            if words.is_special(marks.closing)
-            else f"thoughts[suffix={end}]: {_ANYTHING}"
-        )
-        before = f'{words.spell(marks.opening) if marks.opening else ""} thoughts "\\n"? "\\n"?'
-        answer = f"{before} {answer}" if not marks.opening else f"({before})? {answer}"
-    return "\n".join([f"start: {answer}", *rules])
-
-
-def _around_arguments(name: str, form: CallForm | None) -> tuple[str, str]:
-    before, after = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ', "}"
-    if form is None:
-        return before, after
-    opening, closing = (mark_text(form.field, side, name) or "" for side in ("open", "close"))
-    return (opening, closing) if form.named_outside else (f"{opening}\n{before}", f"{after}\n{closing}")
-
-
-class _Words:
-    """Writer of texts as the grammar takes them: special tokens by name, the rest as strings."""
-
-    def __init__(self, special_tokens: Collection[str]) -> None:
-        named = [
-            re.escape(each) for each in sorted(special_tokens, key=len, reverse=True) if _can_be_named(each)
-        ]
-        self._special = re.compile(f"({'|'.join(named)})") if named else None
-
-    def is_special(self, text: str) -> bool:
-        """Return whether a text is one special token."""
-        return self._special is not None and self._special.fullmatch(text) is not None
-
-    def spell(self, text: str) -> str:
-        """Return a text."""
-        parts = [text] if self._special is None else self._special.split(text)
-        words = (
-            part if index % 2 else json.dumps(part, ensure_ascii=False) for index, part in enumerate(parts)
-        )
+    def _spell(self, text: str) -> str:
+        """Return a text as the grammar takes it: special tokens by name, the rest as strings."""
+        parts = enumerate(self._special.split(text))
+        words = (part if index % 2 else json.dumps(part, ensure_ascii=False) for index, part in parts)
         return " ".join(word for word in words if word != '""') or '""'
-
-
-def _can_be_named(token: str) -> bool:
-    """Return whether a grammar can name a token: it does so in angle brackets."""
-    return re.fullmatch(r"<[^<>\s]+>", token) is not None
