@@ -9,13 +9,9 @@ from typing import Any
 Template = dict[str, Any]
 
 # What stands before an assistant's turn in the templates of the models that use these forms.
-_START = "|".join(
-    (
-        r"<\|im_start\|>assistant\n",
-        r"<\|start_header_id\|>assistant<\|end_header_id\|>\n\n",
-        r"<\|assistant\|>\n?",
-        "<\uff5cAssistant\uff5c>",
-    )
+_START = (
+    r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\n\n|<\|assistant\|>\n?|"
+    "<\uff5cAssistant\uff5c>"
 )
 _REASONING = {"open": "<think>", "close": "</think>", "content": "text"}
 
@@ -46,9 +42,7 @@ TEMPLATES: Mapping[str, Template] = {
             "close_pattern": r"</function>\s*</tool_call>",
             "repeats": True,
             "content": "xml-inline",
-            "content_args": {
-                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
-            },
+            "content_args": {"tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>"},
             "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}},
         }
     ),

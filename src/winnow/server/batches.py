@@ -154,9 +154,7 @@ class Batches:
         if faults:
             await self._fail(record, faults)
             return None
-        changes: Record = {
-            "request_counts": {**record["request_counts"], "total": prompts.num_requests},
-        }
+        changes: Record = {"request_counts": {**record["request_counts"], "total": prompts.num_requests}}
         if record["status"] == "validating":
             changes |= {"status": "in_progress", "in_progress_at": int(time.time())}
         await self._update(record, **changes)
@@ -306,10 +304,7 @@ class Batches:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
 
-_TIMES = (
-    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at"),
-    "cancelled_at",
-)
+_TIMES = tuple(f"{state}_at" for state in ("in_progress", "finalizing", *ENDED, "cancelling"))
 
 
 def _error(code: str, message: str, line: int | None = None) -> Record:

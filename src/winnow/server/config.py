@@ -115,14 +115,10 @@ class ServerConfig:
             # Empty, as a variable that is not set: it would mean every interface.
             if getattr(self, name) == "":
                 raise ConfigError(f"{name} must not be empty, got ''")
-        for name in (
-            "max_num_queued_reqs",
-            "max_num_queued_tokens",
-            "max_reqs_per_tenant",
-            "max_tokens_per_minute",
-        ):
+        for kind in ("num_queued_reqs", "num_queued_tokens", "reqs_per_tenant", "tokens_per_minute"):
+            name = f"max_{kind}"
             if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 0 if name == "max_num_queued_reqs" else 1)
+                check_integer(name, getattr(self, name), 0 if kind == "num_queued_reqs" else 1)
         for name in ("max_body", "max_file", "response_memory"):
             object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         for name in ("api_key", "served_model_name"):
