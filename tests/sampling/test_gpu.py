@@ -37,7 +37,7 @@ def test_argmax_takes_the_first_of_equals(dtype: torch.dtype, size: int) -> None
     for rows in (logits.to(dtype), logits.round().to(dtype), logits[:, :1].expand(6, size).to(dtype)):
         assert torch.equal(gpu.marked_argmax(rows), plain_argmax(rows))
     wide = random_logits(6, 3 * size, seed=1).to(dtype).to(DEVICE)
-    for rows in (wide[:, size : 2 * size], wide.T):
+    for rows in (wide[:, size : 2 * size], wide.T[:6]):
         assert torch.equal(gpu.marked_argmax(rows), plain_argmax(rows))
 
 
