@@ -90,12 +90,8 @@ def read_body(
     question = "messages" if chat else "prompt"
     if body.get(question) is None:
         raise invalid("body", f"needs {question} for {endpoint.value}", question)
-    model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise invalid("model", f"must be a text, got {json_kind(model)}")
-    values = {
-        key: value for key, value in body.items() if key not in (question, "model") and value is not None
-    }
+    values = {key: value for key, value in body.items() if key != question and value is not None}
+    model = take_text(values, "model")
     stream, include_usage, continuous = _read_stream(values)
     if stream and not served:
         raise unsupported("stream", "is not supported in a batch")
@@ -148,7 +144,7 @@ def read_body(
 
 def _read_session(values: dict[str, Any]) -> SessionRequest | None:
     """Take what a body says of its conversation out of `values`; OpenAI's names for it count where ours are missing."""
-    key, kept = (_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
+    key, kept = (take_text(values, f"prompt_cache_{name}") for name in ("key", "retention"))
     name, memory = values.pop("session_id", None), values.pop("session_memory", None)
     ttl, *flags = (values.pop(name, None) for name in ("ttl", "prefetch", "release"))
     hint = ttl is None
@@ -169,7 +165,8 @@ def _read_session(values: dict[str, Any]) -> SessionRequest | None:
         raise ApiError("invalid_request", str(error)) from None
 
 
-def _text(values: dict[str, Any], name: str) -> str | None:
+def take_text(values: dict[str, Any], name: str) -> str | None:
+    """Take a text out of a body's `values`; None: it is missing. Raises ApiError: it is no text."""
     value = values.pop(name, None)
     if value is not None and not isinstance(value, str):
         raise invalid(name, f"must be a text, got {json_kind(value)}")

@@ -3,23 +3,22 @@
 from typing import Any
 
 from winnow.openai.errors import ApiError, invalid
-from winnow.openai.request import read_messages
+from winnow.openai.request import read_messages, take_text
 from winnow.openai.tools import read_template_options, read_tools
 from winnow.server.forms import check_body
 from winnow.server.service import Service
 from winnow.values.json_values import json_kind
 
-_TEXT_FIELDS = {"model", "prompt", "add_special_tokens", "return_token_strs"}
+_TEXT_FIELDS = {"prompt", "add_special_tokens", "return_token_strs"}
 
 
 async def tokenize(service: Service, body: dict[str, Any], tenant: str | None) -> dict[str, Any]:
     """Return the tokens of `prompt`, or of `messages` through the model's chat template. Raises ApiError,
     InvalidRequestError: a field is wrong."""
-    _check_model(service, body)
+    service.check_model(take_text(body, "model"))
     names = body.pop("return_token_strs", False)
     if "messages" in body:
         messages = read_messages(body.pop("messages"))
-        body.pop("model", None)
         body.pop("add_special_tokens", None)
         tools, _ = read_tools(body)
         template = read_template_options(body, tools)
@@ -52,13 +51,6 @@ async def detokenize(service: Service, body: dict[str, Any]) -> dict[str, Any]:
         raise invalid("tokens", f"must be below {service.llm.vocab_size}, got {max(ids)}")
     text = await service.off_loop(lambda: tokenizer.decode(ids, clean_up_tokenization_spaces=False))
     return {"prompt": text}
-
-
-def _check_model(service: Service, body: dict[str, Any]) -> None:
-    model = body.get("model")
-    if model is not None and not isinstance(model, str):
-        raise invalid("model", f"must be a text, got {json_kind(model)}")
-    service.check_model(model)
 
 
 def _refuse(body: dict[str, Any], known: set[str]) -> None:
