@@ -133,7 +133,7 @@ class ResponseWriter:
         assert self._open is not None
         part = self._open["content"][0]
         part["text"] += text
-        extra = {}
+        extra: dict[str, list[Record]] = {}
         if kind == "message":
             extra, self._logprobs = {"logprobs": self._logprobs}, []
             part["logprobs"] += extra["logprobs"]
