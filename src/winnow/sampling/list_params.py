@@ -14,8 +14,8 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_LOGIT_BIAS = 100.0
 
-_integer = partial(check_integer, error=InvalidRequestError)
-_number = partial(check_number, error=InvalidRequestError)
+integer = partial(check_integer, error=InvalidRequestError)
+number = partial(check_number, error=InvalidRequestError)
 _check_length = partial(check_length, error=InvalidRequestError)
 _list = partial(check_list, error=InvalidRequestError)
 
@@ -44,7 +44,7 @@ def stop_token_ids(ids: Any) -> tuple[int, ...]:
         return ()
     _list("stop_token_ids", ids, "a list of integers")
     _check_length("stop_token_ids", ids, MAX_STOP_TOKEN_IDS)
-    return tuple(_integer("a token id in stop_token_ids", token, 0) for token in ids)
+    return tuple(integer("a token id in stop_token_ids", token, 0) for token in ids)
 
 
 def forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ...], ...]:
@@ -63,7 +63,7 @@ def forced_tokens(forced: Any, n: int) -> tuple[int, ...] | tuple[tuple[int, ...
 def _forced_list(tokens: Any) -> tuple[int, ...]:
     if isinstance(tokens, str | bytes) or not isinstance(tokens, Sequence):
         raise InvalidRequestError(f"a list in forced_tokens must hold integers, got {show(tokens)}")
-    return tuple(_integer("a token id in forced_tokens", token, 0) for token in tokens)
+    return tuple(integer("a token id in forced_tokens", token, 0) for token in tokens)
 
 
 def spans(spans: Any) -> tuple[tuple[int, int] | Protected, ...]:
@@ -72,8 +72,8 @@ def spans(spans: Any) -> tuple[tuple[int, int] | Protected, ...]:
     for span in _pairs(
         "protect", [each for each in spans if not isinstance(each, Mapping | Protected)], "[start, end]"
     ):
-        start = _integer("a start in protect", span[0], 0)
-        checked.append((start, _integer("an end in protect", span[1], start + 1)))
+        start = integer("a start in protect", span[0], 0)
+        checked.append((start, integer("an end in protect", span[1], start + 1)))
     return tuple(checked)
 
 
@@ -92,8 +92,8 @@ def _protected(named: Any) -> Any:
 def rounds(rounds: Any) -> tuple[tuple[int, int], ...]:
     checked, least = [], 1
     for pair in _pairs("earlier_rounds", rounds, "[tokens, kv_budget]"):
-        least = _integer("tokens in earlier_rounds", pair[0], least)
-        checked.append((least, _integer("a kv_budget in earlier_rounds", pair[1], 1)))
+        least = integer("tokens in earlier_rounds", pair[0], least)
+        checked.append((least, integer("a kv_budget in earlier_rounds", pair[1], 1)))
     return tuple(checked)
 
 
@@ -125,8 +125,8 @@ def logit_bias(bias: Any) -> dict[int, float] | None:
     _check_length("logit_bias", bias, MAX_LOGIT_BIAS_ENTRIES)
     checked = {}
     for token, value in bias.items():
-        token = _integer("a token id in logit_bias", token, 0)
-        checked[token] = _number(f"logit_bias of token {show(token)}", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+        token = integer("a token id in logit_bias", token, 0)
+        checked[token] = number(f"logit_bias of token {show(token)}", value, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
     return checked
 
 

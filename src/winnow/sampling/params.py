@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
-from functools import cache, partial
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, Protocol, Self, get_args
 
@@ -11,7 +11,7 @@ from winnow.errors import InvalidRequestError
 from winnow.sampling import list_params
 from winnow.sampling.list_params import MAX_LOGIT_BIAS_ENTRIES, MAX_STOP_TOKEN_IDS
 from winnow.sampling.structured import StructuredOutputs
-from winnow.values.checks import Limits, check_integer, check_number, parameter, show
+from winnow.values.checks import Limits, parameter, show
 from winnow.values.eviction_request import Amount, EvictionRequest, check_one_amount
 from winnow.values.foreign_names import accept_fields
 from winnow.vllm import names as vllm_names
@@ -282,9 +282,6 @@ def _assign(params: SamplingParams, name: str, value: Any) -> None:
 # Frozen, so that they are hashable and static checks find what the engine would change; users may, as in vLLM.
 SamplingParams.__setattr__ = _assign  # type: ignore[method-assign, assignment]
 
-_integer = partial(check_integer, error=InvalidRequestError)
-_number = partial(check_number, error=InvalidRequestError)
-
 
 @cache
 def _scalars() -> tuple[tuple[str, Set[Any], Limits | None], ...]:
@@ -305,9 +302,9 @@ def _scalar(name: str, value: Any, kinds: Set[Any], limits: Limits | None) -> An
             raise InvalidRequestError(f"{name} must be true or false, got {show(value)}")
         return value
     checked = (
-        _integer(name, value, int(limits.low), int(limits.high))
+        list_params.integer(name, value, int(limits.low), int(limits.high))
         if int in kinds
-        else _number(name, value, limits.low, limits.high)
+        else list_params.number(name, value, limits.low, limits.high)
     )
     if limits.open and checked == limits.low:
         raise InvalidRequestError(f"{name} must be greater than {limits.low}, got {checked}")
