@@ -10,7 +10,7 @@ from winnow.values.json_values import json_kind
 
 # Keys of OpenAI bodies that say nothing about the answer, and what they must be all the same: a body that is refused
 # elsewhere is wrong here too.
-_IGNORED: Mapping[str, type] = {
+_IGNORED: Mapping[str, Any] = {
     "user": str,
     "metadata": dict,
     "store": bool,
