@@ -226,11 +226,11 @@ def test_lines_say_on_whose_account_they_run_and_how_urgent_they_are() -> None:
         return parse_line(RawLine(4, 6, json.dumps(line).encode()), {}, accounts=True)
 
     flat = read({"prompt": "ab", "tenant": "gold", "priority": 3})
-    assert isinstance(flat, Job) and (flat.tenant, flat.priority) == ("gold", 3) and flat.carried == {}
+    assert isinstance(flat, Job) and (flat.tenant, flat.asked.priority) == ("gold", 3) and flat.carried == {}
     left_out = read({"prompt": "ab", "tenant": None, "priority": None})
-    assert isinstance(left_out, Job) and (left_out.tenant, left_out.priority) == (None, 0)
+    assert isinstance(left_out, Job) and (left_out.tenant, left_out.asked.priority) == (None, 0)
     openai = read(batch(prompt="ab", priority=3) | {"tenant": "gold"})
-    assert isinstance(openai, Job) and (openai.tenant, openai.priority) == ("gold", -3)
+    assert isinstance(openai, Job) and (openai.tenant, openai.asked.priority) == ("gold", -3)
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ class StopCutter:
         in_shown = self._in_shown.feed(new, check) if shown else None
         in_all = self._in_all.feed(new, check)
         ended = in_shown is not None or in_all is not None
-        if not (ended or before or self._in_shown.pending or self._in_all.pending):
+        if not new or not (ended or before or self._in_shown.pending or self._in_all.pending):
             return new if shown else ""
         self._held += new
         self._is_shown += [shown] * len(new)
