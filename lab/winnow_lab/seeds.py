@@ -6,9 +6,7 @@
 The page is docs/results/seeds.md, or seeds_small.md.
 """
 
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,22 +16,13 @@ from typing import Any
 from winnow import LLM
 from winnow.errors import WinnowError
 from winnow_lab.bench.answering import Answered, answer_all, fixed_length
+from winnow_lab.gpu.shapes import Work
 from winnow_lab.papers.baton.protocol import SHORT, draw_lengths
 from winnow_lab.papers.judged import AskedTask, judged_prompts
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag
 
 _KINDS = ("niah_single_1", "niah_multikey_1", "niah_multiquery")
-_LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "rope_theta": 5e5,
-    "rms_norm_eps": 1e-5,
-}
-_8B = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
-_8B |= {"intermediate_size": 14336, "vocab_size": 128256}
-_TOY = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2}
-_TOY |= {"intermediate_size": 512, "vocab_size": 512}
 NOTES = """\
 - **answers**: RULER, the question stands last; mean score and its standard error.
 - **tokens/s**: of prompts and answers, or of answers alone where it says so; one run, after a first short request.
@@ -76,12 +65,8 @@ def _batch(done: Answered) -> str:
     return f"{statistics.fmean(step.outputs for step in done.steps if step.outputs):.1f}"
 
 
-def _random_model(options: Options, folder: str, positions: int) -> Path:
-    path = Path(folder) / "random"
-    path.mkdir(exist_ok=True)
-    config = _LLAMA | (_TOY if options.small else _8B) | {"max_position_embeddings": positions}
-    (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}), encoding="utf-8")
-    return path
+def _random_model(options: Options) -> Path:
+    return Work("toy" if options.small else "8b").directory()
 
 
 def _random_prompts(count: int, length: int) -> list[list[int]]:
@@ -95,7 +80,7 @@ def ruler(options: Options) -> Iterator[tuple[str, Row]]:
     for compression in (None, 4.0, 16.0, 64.0):
         eviction = {"eviction": "winnow-seen", "compression": compression} if compression else {}
         with options.open(options.model, **own, **eviction) as llm:
-            asked = list(judged_prompts(llm, AskedTask(task="ruler"), _KINDS, length, each, 72, length + new))
+            asked = list(judged_prompts(llm, AskedTask(), _KINDS, length, each, 72, length + new))
             prompts = [prompt.token_ids for prompt in asked]
             done = _run(llm, prompts, new)
             found = [
@@ -111,34 +96,31 @@ def throughput(options: Options) -> Iterator[tuple[str, Row]]:
     """KV-Compress, figure 1b: 8 billion random weights in the pool that an L4 has left, 6,000 + 500 tokens."""
     length, new, count = options.size(6000, 600), options.size(500, 50), options.size(32, 8)
     memory = options.size(5 << 30, 2 << 20)
-    with tempfile.TemporaryDirectory() as folder:
-        model = _random_model(options, folder, length + new)
-        for compression in (None, 8.0, 64.0):
-            eviction = {"eviction": "kv-compress", "compression": compression} if compression else {}
-            reserved = {} if compression else {"kv_reservation": "prompt"}
-            with options.open(model, load_format="dummy", kv_memory=memory, **reserved, **eviction) as llm:
-                prompts = _random_prompts(count, length)
-                done = _run(llm, prompts, new)
-            row = {"tokens/s": _all_tokens(done, prompts), "batch": _batch(done)}
-            yield f"{compression or 1:g}x", row | {"preempted": f"{done.counted('num_preemptions')}"}
+    own = {"load_format": "dummy", "kv_memory": memory, "max_model_len": length + new}
+    model, prompts = _random_model(options), _random_prompts(count, length)
+    for compression in (None, 8.0, 64.0):
+        kept: dict[str, Any] = {"kv_reservation": "prompt"}
+        if compression:
+            kept = {"eviction": "kv-compress", "compression": compression}
+        with options.open(model, **own, **kept) as llm:
+            done = _run(llm, prompts, new)
+        row = {"tokens/s": _all_tokens(done, prompts), "batch": _batch(done)}
+        yield f"{compression or 1:g}x", row | {"preempted": f"{done.counted('num_preemptions')}"}
 
 
 def value_tier(options: Options) -> Iterator[tuple[str, Row]]:
     """KCache, table 3: values on the host at 4k and 15k tokens, batch 4 and 1; tokens of answers per second."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = _random_model(options, folder, options.size(16384, 4096))
-        memory = options.size(6 << 30, 64 << 20)
-        for length, count in ((options.size(4096, 500), 4), (options.size(15360, 1500), 1)):
-            for tier in (None, "host:L=1,N=64"):
-                with options.open(model, load_format="dummy", kv_memory=memory, value_tier=tier) as llm:
-                    done = _run(llm, _random_prompts(count, length), options.size(200, 30))
-                first = next(step.seconds for step in done.steps if step.outputs == count)
-                rate = sum(map(len, done.answers)) / (done.seconds - first)
-                row = {
-                    "answer tokens/s": f"{rate:.1f}",
-                    "device": f"{done.kv_bytes_peak / 2**20:.1f} MiB",
-                }
-                yield f"{length} tokens, batch {count}, {tier or 'all values here'}", row
+    own = {"load_format": "dummy", "kv_memory": options.size(6 << 30, 64 << 20)}
+    own |= {"max_model_len": options.size(16384, 4096)}
+    model = _random_model(options)
+    for length, count in ((options.size(4096, 500), 4), (options.size(15360, 1500), 1)):
+        for tier in (None, "host:L=1,N=64"):
+            with options.open(model, **own, value_tier=tier) as llm:
+                done = _run(llm, _random_prompts(count, length), options.size(200, 30))
+            first = next(step.seconds for step in done.steps if step.outputs == count)
+            rate = sum(map(len, done.answers)) / (done.seconds - first)
+            row = {"answer tokens/s": f"{rate:.1f}", "device": f"{done.kv_bytes_peak / 2**20:.1f} MiB"}
+            yield f"{length} tokens, batch {count}, {tier or 'all values here'}", row
 
 
 def batching(options: Options) -> Iterator[tuple[str, Row]]:

@@ -9,8 +9,7 @@ import pytest
 from winnow import LLM, RequestOutput
 from winnow.values.value_tier import ValueTier
 from winnow_lab.papers.kcache.answers import Answered, prompt_lengths
-from winnow_lab.papers.kcache.options import Options
-from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS, Setting, settings
+from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS, Options, Setting, settings
 from winnow_lab.papers.kcache.results import (
     answer_table,
     length_table,

@@ -1,4 +1,4 @@
-"""The benchmark of what compression pays: its works, its bars and its page."""
+"""The benchmark of what compression pays: its works and its page."""
 
 import importlib
 import json
@@ -46,7 +46,7 @@ RIGHT, HALF = [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]
 LOST = [0.0, 0.0, 0.0, 0.0]
 
 
-def report(auto: float = 60.0) -> dict[str, Any]:
+def report() -> dict[str, Any]:
     p1 = [
         row("winnow", "full cache", 100, RIGHT),
         row("winnow", "winnow-seen 8x", 10, HALF),
@@ -57,39 +57,19 @@ def report(auto: float = 60.0) -> dict[str, Any]:
     p2 = [row("winnow", "full cache", 200, RIGHT), row("winnow", "kvzip 8x", 60, RIGHT)]
     few = [row("winnow", "full cache", 20, RIGHT), row("winnow", "kvzip 8x", 42, RIGHT)]
     p3 = [row("winnow", "full cache", 100, RIGHT), row("winnow", "auto", 100, RIGHT)]
-    four = [row("winnow", "full cache", 90, RIGHT), row("winnow", "auto", auto, RIGHT)]
+    four = [row("winnow", "full cache", 90, RIGHT), row("winnow", "auto", 60, RIGHT)]
     works = [work("p1", p1), work("p2", p2, 40), work("p2, few", few), work("p3", p3), work("p3, four", four)]
     machine = {"accelerator": None, "cpu": "c", "cores": 2, "torch_version": "2"}
     head = {"command": ["payoff.py"], "commit": "abc", "date": "d", "machine": machine}
     return head | {"works": works}
 
 
-def test_bars_compare_rows_whose_answers_are_equal(load: Load) -> None:
-    found = list(load("payoff_page").bars(report()))
-    # 16x is faster and answers nothing; 8x lost one of four, which is one standard error.
-    assert [bar.value for bar in found] == pytest.approx([10.0, 4.0, 200 / 60, 1.0, 1.5])
-    assert all(bar.holds for bar in found) and "winnow-seen 8x" in found[0].what
-    slow = list(load("payoff_page").bars(report(auto=95.0)))
-    assert [bar.holds for bar in slow] == [True, True, True, False, False]
-    alone = report()
-    alone["works"] = alone["works"][:1]
-    assert [bar.what[:2] for bar in load("payoff_page").bars(alone)] == ["p1", "p1"]
-
-
-def test_the_first_line_says_whether_the_bars_hold(load: Load) -> None:
+def test_a_table_says_what_each_row_came_to(load: Load) -> None:
     page = load("winnow_lab.peers.payoff_page")
-    assert page.verdict(report()) == "**All bars hold.**"
     text = "\n".join(line for each in page.tables(report()) for line in each.markdown())
-    assert "| winnow, winnow-seen 8x | 2 sequences | 10 |  | 10.0 | 10.00 | 25% ± 25% | 3 | 100 |" in text, (
-        text
-    )
+    row = "| winnow, winnow-seen 8x | 2 sequences | 10 |  | 10.0 | 10.00 | 25% ± 25% | 3 | 100 |"
+    assert row in text, text
     assert "| none [1] |" in text and "[1] no kernel" in text and "| 5 questions |" in text
-    lost = report()
-    for row in lost["works"][0]["configurations"]:
-        row |= {"median": None, "error": "no memory"}
-    assert page.verdict(lost) == "**Not all bars hold: 3 of 5 do.**"
-    bar = str(next(page.bars(lost)))
-    assert bar.endswith("none, bar 7") and "FAILS" in bar
 
 
 @pytest.mark.parametrize(
@@ -221,4 +201,4 @@ def test_every_work_is_measured_and_the_page_written(
     assert shown.count("round 1, winnow, full cache: 1024.0 tokens/s") == 1 and shown.count("round 1") == 3
     works = json.loads((tmp_path / "page.json").read_text())["works"]
     assert [each["work"] for each in works] == ["p1", "p3", "p3, four"]
-    assert "**Not all bars hold: 0 of 4 do.**" in (tmp_path / "page.md").read_text()
+    assert "| winnow, full cache | 2 | 1024 |" in (tmp_path / "page.md").read_text()

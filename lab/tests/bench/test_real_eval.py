@@ -14,9 +14,8 @@ from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.result import CellResult, Refusal
 from winnow_lab.real import command
 from winnow_lab.real.command import RealOptions, result
-from winnow_lab.real.rows import Row, complete_cells, counts, row_of
+from winnow_lab.real.rows import Row, Work, complete_cells, counts, row_of, works
 from winnow_lab.real.tables import tables
-from winnow_lab.real.work import Work, works
 from winnow_lab.study import parse
 from winnow_lab.study.study import perform
 

@@ -12,14 +12,14 @@ from winnow_lab.memory.reservation import (
     lengths,
     measure,
     of_trace,
-    save_model,
     split,
 )
+from winnow_lab.service.soak_load import tiny_llama
 
 
 @pytest.mark.parametrize("workload", WORKLOADS[:2], ids=lambda workload: workload.name)
 def test_the_more_is_reserved_the_more_is_wasted(tmp_path: Path, workload: Workload) -> None:
-    save_model(tmp_path, 256)
+    tiny_llama(tmp_path, 256)
     arguments = Options(requests=8, scale=16, seqs=2, seed=0)
     found = {mode: measure(tmp_path, workload, mode, arguments) for mode in ("max", "prompt", "on-demand")}
     mean, longest = sum(lengths(workload, 8, 16, 0)) / 8, workload.max_len // 16
@@ -45,6 +45,6 @@ def test_a_trace_brings_its_own_lengths(tmp_path: Path) -> None:
     assert waste["whole buffers"] == pytest.approx(1 - 650 / (5 * 250))
     assert waste["buffers that double"] == pytest.approx(1 - 650 / (64 + 128 + 256 + 256 + 256))
     assert waste["blocks of 1"] == 0 < waste["blocks of 16"] < waste["blocks of 128"]
-    save_model(tmp_path / "model", 64)
+    tiny_llama(tmp_path / "model", 64)
     found = measure(tmp_path / "model", workload, "on-demand", Options(requests=2, scale=4, seqs=2, seed=0))
     assert found.at_end < 0.3 < found.running

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from winnow_lab.service.soak import Soak, Tally, open_pair
+from winnow_lab.service.soak import Options, Soak, Tally, open_pair
 from winnow_lab.service.soak_load import DamagedFiles, Failures, drawn_lengths, requests, tiny_llama
 
 
@@ -24,7 +24,7 @@ def soaked(
     loaded, unloaded = open_pair(tiny_llama(path), kv_seqs=4, host_seqs=host_seqs, tenants=tenants, **options)
     with loaded, unloaded:
         failures = Failures(loaded, seed, copies=fail_copies, steps=fail_steps)
-        soak = Soak(loaded, unloaded, preempt=0.2, tie=tie)
+        soak = Soak(loaded, unloaded, Options(preempt=0.2, tie=tie))
         tally = soak.run(requests(count, drawn_lengths(seed), seed, tenants))
         assert loaded.stats().num_preemptions > count // 20
         assert tenants or loaded.stats().cached_tokens > 0
@@ -41,7 +41,6 @@ def soaked(
     "setting",
     [
         {"seed": 2, "host_seqs": 0},
-        {"seed": 2, "host_seqs": 100, "tenants": True, "scheduling_policy": "fair"},
         {
             "seed": 2,
             "host_seqs": 3,
@@ -65,7 +64,8 @@ def test_conversations_of_which_files_are_damaged(tmp_path: Path) -> None:
     loaded, unloaded = open_pair(tiny_llama(tmp_path), kv_seqs=4, **options)
     with loaded, unloaded:
         damaged = DamagedFiles(cache, 0.1, 3)
-        soak = Soak(loaded, unloaded, follow=0.7, idle=0.2, check_every=4, each_step=damaged.perhaps)
+        settings = Options(follow=0.7, idle=0.2, check_every=4)
+        soak = Soak(loaded, unloaded, settings, damaged.perhaps)
         tally = soak.run(requests(40, drawn_lengths(3), 3))
         disk = loaded.stats().disk_tier
     assert tally.faults == [] and tally.compared > 10 and tally.followed > 10 and tally.idles > 3

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -73,29 +73,16 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 1),
     **dict.fromkeys(("mamba_d_ssm", "attention_hidden_size"), 64),
     **dict.fromkeys(("mamba_expand", "n_mamba_heads"), 2),
-    "mamba_dt_rank": 4,
-    "router_hidden_size": 16,
-    "rotary_dim": 8,
-    "num_kv_shared_layers": 0,
+    **{"mamba_dt_rank": 4, "router_hidden_size": 16, "rotary_dim": 8, "num_kv_shared_layers": 0},
     "sliding_window": WINDOW,
-    "max_position_embeddings": 512,
-    "n_positions": 512,
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 512),
     "tie_word_embeddings": False,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "max_seq_len": 512,
+    **{"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2},
 }
 _MIXED = ["linear_attention", "full_attention"] * 2
 _BLOCKS = ["linear_attention", "moe", "full_attention", "linear_attention", "mlp", "full_attention"]
-_PICTURES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 28,
-    "patch_size": 14,
-}
+_PICTURES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_PICTURES |= {"image_size": 28, "patch_size": 14}
 _SOUNDS = {
     **dict.fromkeys(("hidden_size", "ext_pw_out_channel", "depthwise_separable_out_channel"), 32),
     **dict.fromkeys(("nemo_conv_channels", "intermediate_size"), 32),
@@ -133,9 +120,8 @@ OWN: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Row:
-    """What came of one class."""
+class Row(NamedTuple):
+    """What each engine does with one class."""
 
     model_type: str
     class_name: str
@@ -143,31 +129,26 @@ class Row:
     padded: str
 
     @property
-    def cells(self) -> tuple[str, ...]:
+    def line(self) -> str:
         """As the table shows it."""
-        paged, padded = (cell.replace(f"{self.class_name} is not supported: ", "") for cell in self.engines)
+        paged, padded = (cell.replace(f"{self.class_name} is not supported: ", "") for cell in self[2:])
         reported = "the same" if paged == padded != "served" else padded
-        return (f"`{self.model_type}`", f"`{self.class_name}`", paged, reported)
-
-    @property
-    def engines(self) -> tuple[str, str]:
-        """What each engine does with it."""
-        return self.paged, self.padded
+        return f"| `{self.model_type}` | `{self.class_name}` | {paged} | {reported} |"
 
 
 def candidates(model_type: str) -> Iterator[PretrainedConfig]:
     """Small configurations of a kind, from all known sizes to few: classes read some of them each in its own way."""
-    fewer = {name: SIZES[name] for name in SIZES if name not in (*HEADS, *RANKS)}
+    headless = {name: SIZES[name] for name in SIZES if name not in HEADS}
+    common = {name: SIZES[name] for name in COMMON}
     variants = [
         SIZES,
         SIZES | dict.fromkeys(HEADS, 8),
-        {name: SIZES[name] for name in SIZES if name not in HEADS},
-        {name: SIZES[name] for name in SIZES if name not in HEADS}
-        | {"qk_head_dim": 16, "rope_interleave": False},
-        fewer,
+        headless,
+        headless | {"qk_head_dim": 16, "rope_interleave": False},
+        {name: headless[name] for name in headless if name not in RANKS},
         SIZES | dict.fromkeys(HEADS, 8) | {"num_key_value_heads": 4},  # latent attention has no groups
-        {name: SIZES[name] for name in COMMON},
-        {name: SIZES[name] for name in COMMON if name != "num_hidden_layers"},
+        common,
+        {name: common[name] for name in common if name != "num_hidden_layers"},
     ]
     for sizes in variants:
         with contextlib.suppress(Exception):
@@ -350,9 +331,9 @@ def _short(error: BaseException, path: Path | None = None) -> str:
 def page(rows: list[Row]) -> str:
     """The table in Markdown."""
     paged = sum(row.paged == "served" for row in rows)
-    padded = sum("served" in row.engines for row in rows) - paged
-    untried = sum("not tried" in row.paged and "served" not in row.engines for row in rows)
-    wrong = sum(cell.startswith(("DIFFERS", "FAILS")) for row in rows for cell in row.engines)
+    padded = sum("served" in row for row in rows) - paged
+    untried = sum("not tried" in row.paged and "served" not in row for row in rows)
+    wrong = sum(cell.startswith(("DIFFERS", "FAILS")) for row in rows for cell in row[2:])
     lines = [
         "# Architectures",
         "",
@@ -371,7 +352,7 @@ def page(rows: list[Row]) -> str:
         "",
         "| model_type | class | engine=paged | engine=padded |",
         "|---|---|---|---|",
-        *("| " + " | ".join(row.cells) + " |" for row in rows),
+        *(row.line for row in rows),
     ]
     return "\n".join(lines) + "\n"
 
@@ -400,7 +381,7 @@ def main() -> None:
     rows = []
     for model_type in options.model_types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         rows.append(attempt_in_time(model_type, options.seconds))
-        print(*rows[-1].cells, sep=" | ", flush=True)
+        print(rows[-1].line, flush=True)
     if options.write is not None:
         kept = options.write.read_text(encoding="utf-8") if options.write.exists() else ""
         images = "".join(kept.partition(_BY_HAND)[1:])

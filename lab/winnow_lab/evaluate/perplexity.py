@@ -3,15 +3,20 @@
 Rounds fall as in an answer of that length. Only forced tokens count. The full cache is measured the same way.
 """
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Self
 
 from winnow.errors import InvalidRequestError
 from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, score_pairs
+from winnow_lab.evaluate.plan import engine_identity
+from winnow_lab.study.journal import ResultJournal
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -156,6 +161,25 @@ def measure_perplexity(
         else Perplexity(name, tuple(scores[name, place] for place in range(len(windows))))
         for name in keepings
     ]
+
+
+def window_journal(
+    llm: "LLM", windows: Sequence[Pair], path: Path, *, overwrite: bool = False
+) -> ResultJournal[WindowScore]:
+    """Open the journal of these windows' scores under this engine; errors are those of `ResultJournal`."""
+    digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
+    identity = engine_identity(llm, digest, {"task": "perplexity"})
+    return ResultJournal(path, identity, WindowScore.from_json, overwrite=overwrite, answers_alone=True)
+
+
+def resumed_perplexity(
+    llm: "LLM", windows: Sequence[Pair], keepings: Mapping[str, Keeping], path: Path
+) -> list[Perplexity]:
+    """Return what `measure_perplexity` does, but for scores that a journal has; new ones are added to it."""
+    with window_journal(llm, windows, path) as journal:
+        return measure_perplexity(
+            llm, windows, keepings, known=journal.found, on_score=lambda score: journal.append([score])
+        )
 
 
 def _tell(on_step: Callable[[int, str], None], scores: Collection[object], name: str) -> None:

@@ -107,20 +107,13 @@ def _launches(device: str) -> Iterator[tuple[str, str, "Tuning"]]:
     from winnow.attention.triton.launch import Launch, tuning_for
 
     base = tuning_for(128, torch.bfloat16, 90)
-    decode = [
-        (
-            f"keys {keys}, warps {warps}, stages {stages}, min_split {split}",
-            replace(base, decode=Launch(16, keys, warps, stages), min_split=split),
-        )
-        for keys, warps, stages, split in itertools.product((64, 128), (4, 8), (2, 3), (512, 1024))
-    ]
-    chunk = [
-        (
-            f"queries {queries}, keys {keys}, warps {warps}, stages {stages}",
-            replace(base, chunk=Launch(queries, keys, warps, stages)),
-        )
-        for queries, keys, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3))
-    ]
+    decode, chunk = [], []
+    for keys, warps, stages, split in itertools.product((64, 128), (4, 8), (2, 3), (512, 1024)):
+        tuning = replace(base, decode=Launch(16, keys, warps, stages), min_split=split)
+        decode.append((f"keys {keys}, warps {warps}, stages {stages}, min_split {split}", tuning))
+    for queries, keys, warps, stages in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3)):
+        tuning = replace(base, chunk=Launch(queries, keys, warps, stages))
+        chunk.append((f"queries {queries}, keys {keys}, warps {warps}, stages {stages}", tuning))
     if device == "cpu":
         decode, chunk = decode[:1], chunk[:1]
     for pair in itertools.zip_longest(decode, chunk):
@@ -129,17 +122,10 @@ def _launches(device: str) -> Iterator[tuple[str, str, "Tuning"]]:
 
 def _case(device: str, **shape: Any) -> KernelCase:
     if device == "cpu":
-        small: dict[str, Any] = {
-            "batch": 2,
-            "context": 32,
-            "query_heads": 4,
-            "kv_heads": 2,
-            "head_dim": 16,
-            "chunk": 8,
-            "prefills": 1,
-        }
-        kv_format = shape.get("kv_cache_dtype", "auto")
-        config = KernelConfig(device=device, dtype="float32", kv_cache_dtype=str(kv_format), **small)
+        small: dict[str, Any] = {"batch": 2, "context": 32, "chunk": 8, "prefills": 1, "dtype": "float32"}
+        small |= {"query_heads": 4, "kv_heads": 2, "head_dim": 16}
+        small["kv_cache_dtype"] = shape.get("kv_cache_dtype", "auto")
+        config = KernelConfig(device=device, **small)
     else:
         sizes = {"batch": 64, "context": 4096, "query_heads": 32, "kv_heads": 8, "head_dim": 128, **shape}
         config = KernelConfig(device=device, **sizes)

@@ -18,12 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
-from winnow import LLM, SamplingParams
+from winnow import LLM
 from winnow.errors import ConfigError, UnsupportedModelError
-from winnow.outputs import EngineStats
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.evaluate.cell import AGNOSTIC, Cell, amounts_of, engine_needs, plan_cells
 from winnow_lab.evaluate.likelihood import Keeping
@@ -32,6 +31,12 @@ from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.papers.plan.memory_text import BLOCK_OVERHEADS
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
+
+NOTES = """\
+waste: part of the blocks held which is empty, over all steps. fewer bytes: of the blocks held under the policy, mean
+over steps. Printed: `kv-cache-memory`, Llama 3 70B; its overhead in all adds page tables to what is unused. perplexity:
+change over the full cache's, mean over windows.
+"""
 
 
 @dataclass(frozen=True)
@@ -68,20 +73,6 @@ class Answered:
     held: float
 
 
-class Blocks:
-    """Adds up what sequences hold and fill, step by step."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self.held: list[int] = []
-        self.filled = 0
-
-    def add(self, done: int, stats: EngineStats) -> None:
-        """Look behind a step."""
-        self.held.append(stats.kv_bytes_held)
-        self.filled += self._llm.occupancy().filled_bytes
-
-
 def prompts_of(llm: LLM, typed: Options) -> list[list[int]]:
     """Stretches of the text, one behind the other, from its beginning again where it ends."""
     chance = Random(typed.seed)
@@ -98,21 +89,14 @@ def prompts_of(llm: LLM, typed: Options) -> list[list[int]]:
 
 def answer(llm: LLM, prompts: Sequence[list[int]], typed: Options, cell: Cell) -> Answered:
     """Answer all prompts."""
-    keeping = Keeping.of(cell)
-    chance = Random(typed.seed)
-    most = 2 * typed.new_tokens - 1
-
-    def params() -> SamplingParams:
-        return fixed_length(
-            chance.randint(1, most), eviction=keeping.policy, compression=keeping.amount.compression
-        )
-
-    asked = [(prompt, params()) for prompt in prompts]
-    blocks = Blocks(llm)
-    done = answer_all(llm, asked, blocks.add, final_only=True)
-    new_tokens = sum(map(len, done.answers))
-    held = sum(blocks.held)
-    return Answered(1 - blocks.filled / held, new_tokens / done.seconds, held / len(blocks.held))
+    keeping, chance = Keeping.of(cell), Random(typed.seed)
+    own = {"eviction": keeping.policy, "compression": keeping.amount.compression}
+    lengths = [chance.randint(1, 2 * typed.new_tokens - 1) for _ in prompts]
+    asked = [(prompt, fixed_length(each, **own)) for prompt, each in zip(prompts, lengths, strict=True)]
+    filled: list[int] = []
+    done = answer_all(llm, asked, lambda *_: filled.append(llm.occupancy().filled_bytes), final_only=True)
+    held = [step.stats.kv_bytes_held for step in done.steps]
+    return Answered(1 - sum(filled) / sum(held), sum(lengths) / done.seconds, fmean(held))
 
 
 def measure(
@@ -156,41 +140,22 @@ def table(
     lines = []
     for size, each in runs.items():
         said = BLOCK_OVERHEADS.get(size)
+        unused, overhead = (f"{said.unused:g}%", f"{said.whole:g}%") if said else ("", "")
         waste = {name: median(run[name].waste for run in each) for name in (full, policy)}
         rate = {name: median(run[name].rate for run in each) for name in (full, policy)}
         held = median(run[policy].held for run in each) / median(run[full].held for run in each)
         score = scores[size].get(policy)
         change = score.over(whole) if score and whole else None
         error = f" ± {100 * change.error:.2f}" if change and change.error else ""
-        lines.append(
-            (
-                f"{size}",
-                (
-                    f"{waste[full]:.1%}",
-                    "" if said is None else f"{said.unused:g}%",
-                    f"{waste[policy]:.1%}",
-                    f"{1 / held:.2f}x",
-                    f"{rate[full]:,.0f}",
-                    f"{rate[policy]:,.0f}",
-                    "" if said is None else f"{said.whole:g}%",
-                    f"{100 * (change.ratio - 1):+.2f}{error} %" if change else "",
-                ),
-            )
-        )
-    columns = (
-        "waste",
-        "printed",
-        f"waste, {policy}",
-        "fewer bytes",
-        "tokens/s",
-        f"tokens/s, {policy}",
-        "printed overhead in all",
-        f"perplexity, {policy}",
-    )
+        changed = f"{100 * (change.ratio - 1):+.2f}{error} %" if change else ""
+        wasted = f"{waste[full]:.1%} | {unused} | {waste[policy]:.1%} | {1 / held:.2f}x"
+        lines.append(f"{size} | {wasted} | {rate[full]:,.0f} | {rate[policy]:,.0f} | {overhead} | {changed}")
+    head = f"slots | waste | printed | waste, {policy} | fewer bytes | tokens/s | tokens/s, {policy}"
+    head += f" | printed overhead in all | perplexity, {policy}"
     notes = [f"{size}: refused: {why}" for size, why in refused.items()]
     if whole is not None:
         notes.append(f"Perplexity of the full cache: {whole.value:.3f}.")
-    return TextTable("Blocks by their size", "slots", columns, tuple(lines), tuple(notes))
+    return TextTable.read("Blocks by their size", head, lines, notes)
 
 
 def study(typed: Options) -> Iterator[Result]:
@@ -199,6 +164,11 @@ def study(typed: Options) -> Iterator[Result]:
     runs: dict[int, list[dict[str, Answered]]] = {}
     scores: dict[int, dict[str, Perplexity]] = {}
     refused: dict[int, str] = {}
+    fact = (
+        f"{Path(typed.model).name}, {typed.dtype}; {typed.requests} prompts of {typed.tokens} tokens on average, "
+        f"answers of {typed.new_tokens}; {typed.windows} windows of {typed.window_tokens:,} tokens. "
+        f"Medians of {typed.repeat}."
+    )
     for _ in range(typed.repeat):
         for size in (size for size in typed.sizes if size not in refused):
             scored = () if size in scores else cells[1:] if scores else cells
@@ -210,35 +180,19 @@ def study(typed: Options) -> Iterator[Result]:
             runs.setdefault(size, []).append(answered)
             scores.setdefault(size, found)
             print(size, answered, {name: each.value for name, each in found.items()}, flush=True)
-        yield result(typed, runs, scores, table(runs, scores, refused, cells))
-
-
-def result(
-    typed: Options,
-    runs: dict[int, list[dict[str, Answered]]],
-    scores: dict[int, dict[str, Perplexity]],
-    shown: TextTable,
-) -> Result:
-    """The words, and every run."""
-    sizes: list[dict[str, Any]] = [
-        {
-            "block_size": size,
-            "runs": [{name: asdict(found) for name, found in run.items()} for run in each],
-            "perplexity": [score.to_json() for score in scores[size].values()],
-        }
-        for size, each in runs.items()
-    ]
-    model = Path(typed.model).name
-    facts = [
-        f"{model}, {typed.dtype}; {typed.requests} prompts of {typed.tokens} tokens on average, answers of "
-        f"{typed.new_tokens}; {typed.windows} windows of {typed.window_tokens:,} tokens. Medians of {typed.repeat}."
-    ]
-    notes = (
-        "waste: part of the blocks held which is empty, over all steps. fewer bytes: of the blocks held under the "
-        "policy, mean over steps. Printed: `kv-cache-memory`, Llama 3 70B; its overhead in all adds page tables to "
-        "what is unused. perplexity: change over the full cache's, mean over windows.\n"
-    )
-    return Result("Block sizes", [shown], facts, notes, {"model": model, "sizes": sizes}, ("sizes",))
+        sizes = [
+            {
+                "block_size": size,
+                "runs": [{name: asdict(found) for name, found in run.items()} for run in each],
+                "perplexity": [score.to_json() for score in scores[size].values()],
+            }
+            for size, each in runs.items()
+        ]
+        numbers, shown = (
+            {"model": Path(typed.model).name, "sizes": sizes},
+            table(runs, scores, refused, cells),
+        )
+        yield Result("Block sizes", [shown], [fact], NOTES, numbers, ("sizes",))
 
 
 if __name__ == "__main__":

@@ -25,20 +25,18 @@ from random import Random
 from statistics import fmean
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from winnow import LLM, SamplingParams
 from winnow.cache import CacheLayout, CacheSize
 from winnow.config import KV_RESERVATIONS
 from winnow_lab.bench.traces import read_trace
 from winnow_lab.report.tables import TextTable
+from winnow_lab.service.soak_load import VOCAB, tiny_llama
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 
-VOCAB, STOP = 97, 3
-BLOCK = 16
+STOP, BLOCK = 3, 16
 BLOCK_SIZES = (1, 4, 8, 16, 32, 64, 128)
 """The text's."""
-LAYERS = HEADS = 1
 
 
 @dataclass(frozen=True)
@@ -139,7 +137,7 @@ def request(size: tuple[int, int], max_len: int, chance: Random) -> tuple[list[i
 def measure(model: Path, workload: Workload, mode: str, arguments: Options) -> Waste:
     """Serve a workload under a reservation, all requests waiting from the start."""
     scale, max_len = arguments.scale, workload.max_len // arguments.scale
-    layout = CacheLayout.even(LAYERS, HEADS, 16, max(BLOCK // scale, 1), torch.float32, 1)
+    layout = CacheLayout.even(2, 2, 8, max(BLOCK // scale, 1), torch.float32, 1)
     blocks = arguments.seqs * layout.blocks_for(max_len)
     size = CacheSize.of_blocks(layout, blocks, arguments.requests, max_len)
     chance = Random(arguments.seed)
@@ -186,23 +184,6 @@ def measure(model: Path, workload: Workload, mode: str, arguments: Options) -> W
     )
 
 
-def save_model(path: Path, max_len: int) -> None:
-    """Save a tiny model whose one layer has one KV head."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=1,
-        num_key_value_heads=HEADS,
-        max_position_embeddings=max_len,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
-
-
 def ends(workloads: Sequence[Workload]) -> TextTable:
     """What is held and empty by allocator, a column for each trace."""
     shown = [dict(allocators(workload)) for workload in workloads]
@@ -214,30 +195,22 @@ def ends(workloads: Sequence[Workload]) -> TextTable:
 def study(options: Options) -> Result:
     """Each workload under each reservation."""
     workloads = [of_trace(path, options.max_len) for path in options.trace] or WORKLOADS
-    rows = []
+    lines = []
     with tempfile.TemporaryDirectory() as directory:
-        save_model(Path(directory), max(each.max_len for each in workloads) // options.scale)
+        model = tiny_llama(Path(directory), max(each.max_len for each in workloads) // options.scale)
         for workload in workloads:
             for mode in reversed(KV_RESERVATIONS):
-                waste = measure(Path(directory), workload, mode, options)
-                parts = (f"{each:.1%}" for each in (waste.at_end, waste.internal, waste.external))
+                waste = measure(model, workload, mode, options)
                 paper = "" if workload.waste is None else f"{workload.waste:.0%}"
-                first = (f"{workload.mean_len}", f"{workload.max_len}", paper) if mode == "max" else ("",) * 3
-                steps = (f"{waste.running:.1f}", f"{waste.steps}")
-                rows.append((workload.name if mode == "max" else "", (*first, mode, *parts, *steps)))
-    columns = (
-        "mean",
-        "longest",
-        "paper",
-        "reservation",
-        "at the end",
-        "internal",
-        "external",
-        "running",
-        "steps",
+                named = f"{workload.name} | {workload.mean_len} | {workload.max_len} | {paper}"
+                parts = f"{waste.at_end:.1%} | {waste.internal:.1%} | {waste.external:.1%}"
+                first = named if mode == "max" else " | | | "
+                lines.append(f"{first} | {mode} | {parts} | {waste.running:.1f} | {waste.steps}")
+    head = (
+        "workload | mean | longest | paper | reservation | at the end | internal | external | running | steps"
     )
     title = f"KV memory that is held and empty; lengths divided by {options.scale}"
-    table = TextTable(title, "workload", columns, tuple(rows), words=(3,))
+    table = TextTable.read(title, head, lines, words=(3,))
     return Result("What reserving blocks wastes", [*([ends(workloads)] if options.trace else []), table])
 
 

@@ -33,7 +33,7 @@ from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.bench.serve import percentile_of
 from winnow_lab.bench.traces import TraceRequest
-from winnow_lab.papers.plan.memory_text_serving import STACK, stack, workload
+from winnow_lab.papers.plan.memory_text_serving import STACK, Configuration, stack, workload
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import PageOptions, Result, flag, in_turn, run_study
@@ -193,54 +193,39 @@ def label(layer: Layer) -> str:
     return layer.name if layer.name in ("padded", "contiguous", "paged") else f"+ {layer.name}"
 
 
+def _text(layer: Layer) -> Configuration | None:
+    """The row of the text that a layer stands beside."""
+    return None if layer.printed is None else STACK[layer.printed]
+
+
 def table(rows: Mapping[str, Measured]) -> TextTable:
     """A line per row: what it brought over the row before, beside what the text prints."""
-    lines: list[tuple[str, tuple[str, ...]]] = []
+    lines: list[str] = []
     before: Measured | None = None
     printed_before: int | None = None
     for layer in (layer for layer in LAYERS if layer.name in rows):
-        row, text = rows[layer.name], None if layer.printed is None else STACK[layer.printed]
-        printed_gain = text.printed_rate / printed_before if text and printed_before else None
-        entries = (
-            f"{row.fit:.1f}",
-            f"{row.most_running}",
-            "" if text is None else f"{text.printed_batch}",
-            f"{row.output_rate:,.0f}",
-            "" if before is None else f"{row.output_rate / before.output_rate:.2f}x",
-            "" if printed_gain is None else f"{printed_gain:.2f}x",
-            f"{row.computed:,}",
-            f"{row.preemptions}",
-        )
-        lines.append((label(layer), entries))
-        before, printed_before = row, None if text is None else text.printed_rate
-    columns = ("sequences that fit", "most at once", "printed", "output tokens/s", "gain", "printed")
-    counted = ("prompt tokens computed", "preemptions")
-    return TextTable("Measured", "configuration", (*columns, *counted), tuple(lines))
+        row, text = rows[layer.name], _text(layer)
+        gain = f"{row.output_rate / before.output_rate:.2f}x" if before else ""
+        printed_gain = f"{text.printed_rate / printed_before:.2f}x" if text and printed_before else ""
+        fits = f"{row.fit:.1f} | {row.most_running} | {text.printed_batch if text else ''}"
+        rate = f"{row.output_rate:,.0f} | {gain} | {printed_gain}"
+        lines.append(f"{label(layer)} | {fits} | {rate} | {row.computed:,} | {row.preemptions}")
+        before, printed_before = row, text and text.printed_rate
+    head = "configuration | sequences that fit | most at once | printed | output tokens/s | gain | printed"
+    return TextTable.read("Measured", f"{head} | prompt tokens computed | preemptions", lines)
 
 
 def latencies(rows: Mapping[str, Measured]) -> TextTable:
     """A line per row: how long tokens and requests took, and how much of the memory was in use."""
     lines = []
     for layer in (layer for layer in LAYERS if layer.name in rows):
-        row, printed = rows[layer.name], ("", "", "")
-        if layer.printed is not None:
-            text = STACK[layer.printed]
-            low, high = text.printed_token_ms
-            printed = (f"{low}", f"{high}", f"{text.printed_use} %")
-        tokens = (f"{row.token_ms[0]:.1f}", printed[0], f"{row.token_ms[1]:.1f}", printed[1])
-        requests = (f"{row.latency_s[0]:.1f}", f"{row.latency_s[1]:.1f}", f"{row.used:.0%}", printed[2])
-        lines.append((label(layer), (*tokens, *requests)))
-    columns = (
-        "ms a token, p50",
-        "printed",
-        "p99",
-        "printed",
-        "request p50, s",
-        "p99",
-        "memory in use",
-        "printed",
-    )
-    return TextTable("Latency and memory", "configuration", columns, tuple(lines))
+        row, text = rows[layer.name], _text(layer)
+        low, high, use = (*text.printed_token_ms, f"{text.printed_use} %") if text else ("", "", "")
+        tokens = f"{row.token_ms[0]:.1f} | {low} | {row.token_ms[1]:.1f} | {high}"
+        requests = f"{row.latency_s[0]:.1f} | {row.latency_s[1]:.1f} | {row.used:.0%} | {use}"
+        lines.append(f"{label(layer)} | {tokens} | {requests}")
+    head = "ms a token, p50 | printed | p99 | printed | request p50, s | p99 | memory in use | printed"
+    return TextTable.read("Latency and memory", f"configuration | {head}", lines)
 
 
 def figure(rows: Mapping[str, Measured]) -> Any:

@@ -37,7 +37,7 @@ from winnow_lab.evaluate.variants import VARIANTS
 from winnow_lab.papers.judged import AskedTask, TimedPrompt, categories_of, judge, judged_prompts
 from winnow_lab.report.plots import Axis, Panel, line_chart
 from winnow_lab.report.plots import Line as Curve
-from winnow_lab.report.tables import TextTable
+from winnow_lab.report.tables import TextTable, formatted
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
 from winnow_lab.study.journal import CellJournal
 
@@ -333,22 +333,18 @@ def _lost(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str | Non
     return "equal, " * (mean >= -error) + f"{100 * mean:+.1f} ± {100 * error:.1f}"
 
 
-def _shown(form: str, value: float | None) -> str | None:
-    return None if value is None else form.format(value)
-
-
 _COLUMNS: Mapping[str, Callable[[Line], str | None]] = {
     "prompts": lambda line: f"{len(line.scores())}",
     "right": lambda line: "{:.1%} ± {:.1%}".format(*mean_error(line.scores())) if line.blocks else None,
     "lost": lambda line: line.lost,
-    "reached": lambda line: _shown("{:.1f}x", line.mean_of("reached")),
+    "reached": lambda line: formatted(line.mean_of("reached"), "{:.1f}x"),
     "tokens/s": lambda line: line.rate,
-    "gain": lambda line: _shown("{:.2f}x", line.gain),
-    "batch": lambda line: _shown("{:.1f}", line.mean_of("batch")),
-    "most": lambda line: _shown("{:.0f}", line.mean_of("most")),
-    "preempted": lambda line: _shown("{:.0f}", line.mean_of("preemptions")),
-    "rounds": lambda line: _shown("{:.1%}", line.mean_of("rounds")),
-    "right, timed": lambda line: _shown("{:.0%}", line.right_timed),
+    "gain": lambda line: formatted(line.gain, "{:.2f}x"),
+    "batch": lambda line: formatted(line.mean_of("batch"), "{:.1f}"),
+    "most": lambda line: formatted(line.mean_of("most"), "{:.0f}"),
+    "preempted": lambda line: formatted(line.mean_of("preemptions"), "{:.0f}"),
+    "rounds": lambda line: formatted(line.mean_of("rounds"), "{:.1%}"),
+    "right, timed": lambda line: formatted(line.right_timed, "{:.0%}"),
     "lost, timed": lambda line: line.lost_timed,
 }
 _DRAWN: Mapping[str, Callable[[Line], float | None]] = {

@@ -1,23 +1,47 @@
 """One work, every configuration in turn: what is run, what it gave, and what of it a journal has."""
 
 import json
+import os
+import shutil
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from winnow_lab.peers.arguments import PeerOptions
+from winnow.errors import ConfigError
 from winnow_lab.peers.configurations import Load
-from winnow_lab.peers.environment import PeerError
+from winnow_lab.peers.environment import CONVERT_SECONDS, Environment, PeerError, call
 from winnow_lab.peers.peers import PEERS, Configuration, Peer
-from winnow_lab.peers.preparing import Places
 from winnow_lab.peers.protocol import Work
 from winnow_lab.peers.runner import Outcome, Runner
 from winnow_lab.peers.works import GivenWork
+from winnow_lab.study import StudyOptions, flag
 from winnow_lab.study.journal import CellJournal
+
+
+@dataclass(frozen=True)
+class PeerOptions(StudyOptions):
+    """Who takes part, how often, and where things are."""
+
+    requests: int | None = flag(None, "in place of the work's own", least=1)
+    peers: tuple[str, ...] = flag(tuple(PEERS), choices=PEERS)
+    only: list[str] | None = flag(None, "rows whose 'PEER: CONFIGURATION' matches; may be repeated")
+    rounds: int = flag(3, least=1)
+    threads: int = flag(len(os.sched_getaffinity(0)), "of everyone", least=1)
+    timeout: float = flag(900.0, "seconds of one run", least=0)
+    folder: Path = flag(Path("runs/peers"), "environments, models")
+    prepare: bool = flag(False, "install and convert, measure nothing")
+    steps: int | None = flag(None, "stop after this number of runs; needs --journal", least=1)
+    journal: Path | None = flag(None, "keep every run there, and run none that it has")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.journal is None:
+            raise ConfigError("--steps needs --journal, or what was measured would be lost")
 
 
 class Steps:
@@ -32,6 +56,71 @@ class Steps:
             return True
         self._left -= 1
         return self._left >= 0
+
+
+class Places:
+    """Where a peer's interpreter and model are; made when they are first asked for.
+
+    Args:
+        folder: of everything that is made, from one start to the next.
+        model: directory of the model that is converted.
+    """
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self._folder = folder
+        self._model = model
+        self._pythons: dict[str, Path | PeerError] = {}
+        self._models: dict[tuple[str, str], Path | PeerError] = {}
+
+    def find(self, peer: Peer, weights: str) -> tuple[Path, Path]:
+        """The interpreter that runs the peer's script, and the model in that format of the peer's.
+
+        Raises:
+            PeerError: the peer cannot be installed, or does not take the model. It is tried once.
+        """
+        if peer.name not in self._pythons:
+            self._pythons[peer.name] = _or_error(lambda: self._install(peer))
+        python = _require(self._pythons[peer.name])
+        key = peer.name, weights
+        if key not in self._models:
+            self._models[key] = _or_error(lambda: self._convert(peer, weights, python))
+        return python, _require(self._models[key])
+
+    def _install(self, peer: Peer) -> Path:
+        if not peer.packages:
+            return Path(sys.executable)
+        environment = Environment(self._folder / "environments" / peer.name)
+        environment.prepare(peer.requirements, peer.unwanted)
+        return environment.python
+
+    def _convert(self, peer: Peer, weights: str, python: Path) -> Path:
+        if peer.convert is None:
+            return self._model
+        name = "-".join(word for word in (self._model.name, peer.name, weights) if word)
+        converted = self._folder / "models" / name
+        if not converted.is_dir():
+            unfinished = converted.with_name(f"{name}.unfinished")
+            command = peer.convert(self._model, unfinished, weights)
+            if command is None:
+                return self._model
+            shutil.rmtree(unfinished, ignore_errors=True)
+            tool, *words = command
+            call([python.parent / tool, *words], f"{tool} for {peer.name}", CONVERT_SECONDS)
+            unfinished.rename(converted)
+        return converted
+
+
+def _or_error(make: Callable[[], Path]) -> Path | PeerError:
+    try:
+        return make()
+    except PeerError as error:
+        return error
+
+
+def _require(found: Path | PeerError) -> Path:
+    if isinstance(found, PeerError):
+        raise found
+    return found
 
 
 class Comparison:

@@ -18,44 +18,26 @@ NOTES = (
 
 def comparison(report: Report) -> TextTable:
     """Output tokens per second of every row of run.py's report, with the share of right answers where it has one."""
-    rows, notes = [], Footnotes()
-    base = _median(report, "winnow", "full cache")
-    judged = any(row.get("accuracy") is not None for row in report["configurations"])
-    for row in report["configurations"]:
-        name = f"{row['peer']}, {row['configuration']}"
+    lines, notes, rows = [], Footnotes(), report["configurations"]
+    whole = (row["median"] for row in rows if (row["peer"], row["configuration"]) == ("winnow", "full cache"))
+    base = next(whole, None)
+    judged = any(row.get("accuracy") is not None for row in rows)
+    for row in rows:
+        begun = f"{row['peer']}, {row['configuration']} | {row['kv_memory']}"
         if row["median"] is None:
-            error = str(row["error"]).splitlines()[-1]
-            rows.append((name, (row["kv_memory"], f"none {notes.mark(error)}", "", "", *([""] * judged))))
+            failed = notes.mark(str(row["error"]).splitlines()[-1])
+            lines.append(f"{begun} | none {failed} | | " + " | " * judged)
             continue
         rates = row["output_tokens_per_second"]
         spread = f"{min(rates):.0f}-{max(rates):.0f}" if len(rates) > 1 else ""
-        ratio = "" if base is None else f"{row['median'] / base:.2f}"
-        accuracy = [f"{row['accuracy']:.0%}"] if judged else []
-        rows.append((name, (row["kv_memory"], f"{row['median']:.0f}", spread, ratio, *accuracy)))
-    columns = ["KV memory", "tokens/s", "least-most", "to full cache", *(["right answers"] * judged)]
-    rounds = max(len(row["seconds"]) for row in report["configurations"])
-    facts = (
-        f"{report['summary']}; medians of {rounds} rounds."
-        if rounds > 1
-        else f"{report['summary']}; one round."
-    )
-    return TextTable(
-        "W1: a Llama of 107 million random parameters",
-        "engine",
-        tuple(columns),
-        tuple(rows),
-        (facts, *versions(report), *notes.lines()),
-        words=(0,),
-    )
-
-
-def _median(report: Report, peer: str, configuration: str) -> float | None:
-    found = (
-        row["median"]
-        for row in report["configurations"]
-        if (row["peer"], row["configuration"]) == (peer, configuration)
-    )
-    return next(found, None)
+        ratio = f"{row['median'] / base:.2f}" if base else ""
+        accuracy = f" | {row['accuracy']:.0%}" if judged else ""
+        lines.append(f"{begun} | {row['median']:.0f} | {spread} | {ratio}{accuracy}")
+    head = "engine | KV memory | tokens/s | least-most | to full cache" + " | right answers" * judged
+    rounds = max(len(row["seconds"]) for row in rows)
+    fact = f"{report['summary']}; {f'medians of {rounds} rounds' if rounds > 1 else 'one round'}."
+    facts = (fact, *versions(report), *notes.lines())
+    return TextTable.read("W1: a Llama of 107 million random parameters", head, lines, facts, words=(0,))
 
 
 def versions(report: Report) -> list[str]:

@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from winnow.errors import ConfigError
-from winnow_lab.peers.arguments import PeerOptions
-from winnow_lab.peers.comparison import Comparison, Steps
-from winnow_lab.peers.payoff_page import NOTES, bars, chart, tables, verdict
+from winnow_lab.peers.comparison import Comparison, PeerOptions, Steps
+from winnow_lab.peers.payoff_page import NOTES, chart, tables
 from winnow_lab.peers.works import RealModel, real_works
 from winnow_lab.study import Result, flag, run_study
 
@@ -83,9 +82,8 @@ def study(options: Options) -> Iterator[Result]:
             sys.exit(UNFINISHED)
         entries = [{"model": model.name, "title": title} | made.to_json() for model, title, made in compared]
         found = {"works": entries}
-        facts = [verdict(found), "", *(f"- {bar}" for bar in bars(found))]
         drawn = {"": partial(chart, found)} if "p1" in options.works else {}
-        yield Result("Whether compression pays", tables(found), facts, NOTES, found, ("works",), drawn)
+        yield Result("Whether compression pays", tables(found), [], NOTES, found, ("works",), drawn)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

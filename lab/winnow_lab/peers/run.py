@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from winnow_lab.bench.presets import PRESETS
-from winnow_lab.peers.arguments import PeerOptions
-from winnow_lab.peers.comparison import Comparison, Steps
+from winnow_lab.peers.comparison import Comparison, PeerOptions, Steps
 from winnow_lab.peers.page import NOTES, comparison
 from winnow_lab.peers.works import make_w1
 from winnow_lab.study import Result, flag, run_study

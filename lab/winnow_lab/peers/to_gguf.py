@@ -14,22 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFWriter, TokenType, get_tensor_name_map
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-NAMES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 # A tokenizer of that kind must have one token per byte; these follow unknown, beginning and end.
 FIRST_BYTE, BYTES = 3, 256
 # transformers' default.
@@ -78,16 +67,6 @@ def interleaved(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def tensor_name(name: str) -> str:
-    """What llama.cpp calls a tensor that transformers calls `name`."""
-    parts = name.removeprefix("model.").removesuffix(".weight").split(".", 2)
-    if parts[0] == "layers":
-        return f"blk.{parts[1]}.{NAMES[parts[2]]}.weight"
-    return {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight", "lm_head": "output.weight"}[
-        parts[0]
-    ]
-
-
 def in_llama_cpp_order(
     name: str, weight: NDArray[np.float32], config: Mapping[str, Any]
 ) -> NDArray[np.float32]:
@@ -115,8 +94,10 @@ def write_bfloat16(model: Path, file: Path) -> None:
     writer = GGUFWriter(file, "llama")
     write_shape(writer, config)
     write_tokens(writer, config["vocab_size"])
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(model / "model.safetensors").items():
-        weight, target = in_llama_cpp_order(name, tensor.float().numpy(), config), tensor_name(name)
+        weight = in_llama_cpp_order(name, tensor.float().numpy(), config)
+        target = names.get_name(name, (".weight",))
         if weight.ndim == 1:
             writer.add_tensor(target, weight)
         else:

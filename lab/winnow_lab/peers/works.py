@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from winnow.metrics import score
 from winnow.models.load.published import Published, open_published
 from winnow.report.fingerprint import model_digest
-from winnow_lab.bench.presets import PRESETS
+from winnow_lab.bench.presets import PRESETS, LlamaShape, model_cache
 from winnow_lab.bench.workload import Workload
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks import load_task
 from winnow_lab.evaluate.tasks.task import TaskSettings
 from winnow_lab.peers.manuals import manual_samples
-from winnow_lab.peers.tokenizer import save_with_tokenizer
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,28 @@ class GivenWork:
             "kv_seqs": self.kv_seqs,
             "prefix_caching": self.prefix_caching,
         }
+
+
+def save_with_tokenizer(shape: LlamaShape, folder: Path) -> Path:
+    """Copy the model below `folder` and name its tokens, unless that has been done: converters want a tokenizer."""
+    source = shape.save(model_cache())
+    path = folder / source.name
+    if not path.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+            copy = Path(unfinished) / "model"
+            shutil.copytree(source, copy)
+            names = {f"t{token}": token for token in range(shape.vocab_size)}
+            words = Tokenizer(models.WordLevel(names, unk_token="t0"))  # noqa: S106
+            # The ids that a Llama's configuration names for these by default.
+            PreTrainedTokenizerFast(
+                tokenizer_object=words,
+                unk_token="t0",  # noqa: S106
+                bos_token="t1",  # noqa: S106
+                eos_token="t2",  # noqa: S106
+            ).save_pretrained(copy)
+            copy.rename(path)
+    return path
 
 
 def make_w1(workload: Workload, kv_seqs: int, folder: Path) -> GivenWork:
@@ -244,8 +267,6 @@ def export(source: Path, published: Published, folder: Path) -> Path:
     path = folder / f"{source.stem}-{model_digest(source)[:8]}"
     if path.is_dir():
         return path
-    from transformers import AutoModelForCausalLM
-
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as unfinished:
         draft = Path(unfinished) / "model"

@@ -1,7 +1,7 @@
 """Codecs by the text that names them, and what each scored."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from winnow.errors import ConfigError
@@ -49,7 +49,6 @@ class Measured:
     Attributes:
         token_bytes: bytes of blocks per token in all layers, of long sequences.
         perplexities: by tokens of a window, by forced decoding; the full cache first.
-        passes: the full cache's, of windows read as prompts.
         rows: of tasks, under the full cache and under policies.
     """
 
@@ -57,7 +56,6 @@ class Measured:
     token_bytes: float
     perplexities: dict[int, list[Perplexity]]
     rows: list[Row]
-    passes: dict[int, Perplexity] = field(default_factory=dict)
 
     def full(self) -> dict[str, Row]:
         """The full cache's row of each work."""
@@ -71,7 +69,6 @@ class Measured:
             "perplexity": {
                 str(n): [each.to_json() for each in found] for n, found in self.perplexities.items()
             },
-            "perplexity_of_prompts": {str(n): each.to_json() for n, each in self.passes.items()},
             "rows": [asdict(row) for row in self.rows],
         }
 

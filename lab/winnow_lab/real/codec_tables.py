@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.perplexity import Perplexity
 from winnow_lab.real.codec_rows import Measured, at_share
-from winnow_lab.real.rows import Row, counts
-from winnow_lab.real.work import LABELS
+from winnow_lab.real.rows import LABELS, Row, counts
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
 
@@ -34,13 +33,6 @@ def tables(found: Sequence[Measured], least: float, shares: Sequence[float] = ()
             [(each, each.perplexities[tokens][0]) for each in found if tokens in each.perplexities],
         )
         for tokens in found[0].perplexities
-    ]
-    shown += [
-        _perplexity_table(
-            f"second half of windows of {tokens:,} tokens, full cache, read as prompts",
-            [(each, each.passes[tokens]) for each in found if tokens in each.passes],
-        )
-        for tokens in found[0].passes
     ]
     works = _counted(found, least)
     if not works:
@@ -124,26 +116,17 @@ def _mix_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
 def _shares_table(
     found: Sequence[Measured], works: Sequence[str], shares: Sequence[float], method: str, least: float
 ) -> TextTable:
-    reference = found[0].token_bytes
-    lines = tuple(
-        (
-            each.codec.name,
-            (
-                f"{reference / each.token_bytes:.2f}x",
-                _mean_text([each.full().get(work) for work in works]),
-                *(
-                    _mean_text(
-                        _rows(each, works, share, reference, method, least), _asked(each, share, reference)
-                    )
-                    for share in shares
-                ),
-            ),
+    reference, lines = found[0].token_bytes, []
+    for each in found:
+        alone = _mean_text([each.full().get(work) for work in works])
+        means = (
+            _mean_text(_rows(each, works, share, reference, method, least), _asked(each, share, reference))
+            for share in shares
         )
-        for each in found
-    )
-    columns = ("alone", "full cache", *(f"{share:g}x fewer bytes" for share in shares))
+        lines.append(" | ".join((each.codec.name, f"{reference / each.token_bytes:.2f}x", alone, *means)))
+    head = " | ".join(("codec | alone | full cache", *(f"{share:g}x fewer bytes" for share in shares)))
     title = f"Equal bytes: mean score over {len(works)} categories, {method}, question later"
-    return TextTable(title, "codec", columns, lines)
+    return TextTable.read(title, head, lines)
 
 
 def _share_table(

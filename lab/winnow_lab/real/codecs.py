@@ -4,36 +4,31 @@
 
 A codec is a `kv_cache_dtype`, then what else is said: group=64, rotate=kv, wide=sinks=4,recent=64. The first one is
 what the others are compared with. --windows: tokens of a window of WikiText-2, and how many windows; the first half is
-given, the second decoded token by token. --prompts: the same, but the whole window is read as a prompt. Answers are
-kept below --work, one folder for each codec: the same command resumes where it was killed, and --report computes
-nothing and shows what is complete.
+given, the second decoded token by token. Answers are kept below --work, one folder for each codec: the same command
+resumes where it was killed, and --report computes nothing and shows what is complete.
 
 Under policies the same compression holds fewer bytes the narrower the codec. --bytes compares mixes at equal bytes:
 each codec compresses by what is left to reach each number of times fewer bytes than the first codec's full cache holds.
 NAME.md has the tables, and NAME.svg the curves.
 """
 
-import hashlib
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from winnow import LLM, RequestOutput, SamplingParams
+from winnow import LLM
 from winnow_lab.evaluate.cell import AGNOSTIC, amounts_of, engine_needs, plan_cells
-from winnow_lab.evaluate.likelihood import Keeping, Pair
-from winnow_lab.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
-from winnow_lab.evaluate.plan import engine_identity
+from winnow_lab.evaluate.likelihood import Keeping
+from winnow_lab.evaluate.perplexity import Perplexity, resumed_perplexity, window_journal
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.real.codec_rows import Codec, Measured, equal_compressions, read_codecs
 from winnow_lab.real.codec_tables import shares_figure, tables
 from winnow_lab.real.command import RealOptions
+from winnow_lab.real.rows import KNOWN_TASKS
 from winnow_lab.real.run import RealEvaluation
-from winnow_lab.real.work import KNOWN_TASKS
 from winnow_lab.study import Result, flag, read_pairs, run_study
-from winnow_lab.study.journal import ResultJournal
 
 CODECS = (
     *("auto", "fp8_e4m3", "int8", "k=int8,v=int4", "int4", "int4 rotate=none", "int4 wide=recent=64"),
@@ -49,7 +44,6 @@ class Options(RealOptions):
 
     codecs: tuple[str, ...] = flag(CODECS, "semicolons between", parse=read_codecs)
     windows: tuple[tuple[int, int], ...] = flag(((2048, 20),), "TOKENS:NUMBER,... decoded", parse=read_pairs)  # type: ignore[assignment]
-    prompts: tuple[tuple[int, int], ...] = flag((), "the same, read as prompts", parse=read_pairs)
     max_num_seqs: int = flag(8, least=1)
     bytes: tuple[float, ...] = flag((), "times fewer than the first codec's full cache holds")
     policies: tuple[str, ...] = flag(())
@@ -90,13 +84,11 @@ def measure(codec: Codec, asked: Options, reference_bytes: float | None) -> Meas
         decoded = {
             tokens: _decoded(llm, arguments, tokens, count, keepings) for tokens, count in arguments.windows
         }
-        read = {tokens: _read(llm, arguments, tokens, count) for tokens, count in arguments.prompts}
         return Measured(
             codec,
             token_bytes,
             {tokens: found for tokens, found in decoded.items() if found},
             evaluation.rows,
-            {tokens: found for tokens, found in read.items() if found},
         )
 
 
@@ -104,49 +96,13 @@ def _decoded(
     llm: LLM, arguments: Options, tokens: int, count: int, keepings: dict[str, Keeping]
 ) -> list[Perplexity]:
     """Perplexity by forced decoding, from the journal as far as it goes; none where that shall be all and is not."""
-    pairs, journal = _windows_and_journal(llm, arguments, tokens, count, "")
-    with journal:
-        if arguments.report and len(journal.found) < len(pairs) * len(keepings):
-            return []
-        return measure_perplexity(
-            llm, pairs, keepings, known=journal.found, on_score=lambda score: journal.append([score])
-        )
-
-
-def _read(llm: LLM, arguments: Options, tokens: int, count: int) -> Perplexity | None:
-    """The full cache's perplexity where the whole window is a prompt.
-
-    Its chunks read what is stored, as decoding does, at a fifth of the time where windows are long.
-    """
-    pairs, journal = _windows_and_journal(llm, arguments, tokens, count, "-read")
-    with journal:
-        known = {score.window: score for score in journal.found}
-        for place, pair in enumerate(pairs):
-            if place not in known and not arguments.report:
-                params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-                [output] = llm.generate([[*pair.context, *pair.continuation]], params)
-                output.raise_for_error()
-                known[place] = _window_score(llm, place, pair, output)
-                journal.append([known[place]])
-    complete = len(known) == len(pairs)
-    return Perplexity("full cache", tuple(known[place] for place in range(len(pairs)))) if complete else None
-
-
-def _window_score(llm: LLM, place: int, pair: Pair, output: RequestOutput) -> WindowScore:
-    start, length = len(pair.context), len(pair.context) + len(pair.continuation)
-    found = zip(output.prompt_token_ids[start:], (output.prompt_logprobs or [])[start:], strict=True)
-    nats = -sum(logprobs[token].logprob for token, logprobs in found if logprobs is not None)
-    return WindowScore("full cache", place, nats, length - start, float(length), llm.kv_bytes(length), 0)
-
-
-def _windows_and_journal(
-    llm: LLM, arguments: Options, tokens: int, count: int, kind: str
-) -> tuple[list[Pair], ResultJournal[WindowScore]]:
-    pairs = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count)
-    digest = hashlib.sha256(json.dumps([vars(pair) for pair in pairs]).encode()).hexdigest()
-    identity = engine_identity(llm, digest, {"task": "perplexity"})
-    path = arguments.work / f"perplexity-{tokens}-{count}{kind}.jsonl"
-    return pairs, ResultJournal(path, identity, WindowScore.from_json, answers_alone=True)
+    windows = cut_windows(llm.tokenizer, wikitext(None), tokens, tokens // 2, count)
+    path = arguments.work / f"perplexity-{tokens}-{count}.jsonl"
+    if arguments.report:
+        with window_journal(llm, windows, path) as journal:
+            if len(journal.found) < len(windows) * len(keepings):
+                return []
+    return resumed_perplexity(llm, windows, keepings, path)
 
 
 def study(options: Options) -> Iterator[Result]:
@@ -155,7 +111,7 @@ def study(options: Options) -> Iterator[Result]:
     for name in options.codecs:
         reference = found[0].token_bytes if found else None
         each = measure(Codec(name), options, reference)
-        if not found or each.rows or each.perplexities or each.passes:
+        if not found or each.rows or each.perplexities:
             found.append(each)
         yield result(options, found)
 

@@ -24,10 +24,9 @@ from winnow.errors import ConfigError
 from winnow_lab.evaluate.cell import QUERIES, amounts_of, engine_needs, plan_cells
 from winnow_lab.evaluate.perplexity import Perplexity
 from winnow_lab.papers.kvpress.presses import PRESSES
-from winnow_lab.real.rows import MIN_SCORE, Row
+from winnow_lab.real.rows import KNOWN_TASKS, LABELS, MIN_SCORE, TASK_NAMES, Row
 from winnow_lab.real.run import RealEvaluation, has_chat_template
 from winnow_lab.real.tables import tables
-from winnow_lab.real.work import KNOWN_TASKS, LABELS, TASK_NAMES
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
 
 POLICIES = ("snapkv", "ada-snapkv", "keydiff", "kv-compress", "winnow", "kvzip")

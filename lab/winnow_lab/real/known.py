@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -50,14 +51,10 @@ def known_rows(name: str) -> Iterator[dict[str, Any]]:
     elif "cells" in report:
         model, rows, least = report["model"], list(_eval_rows(report)), MIN_SCORE
     else:
-        command = report["command"]
-        model, rows = (
-            report["model"],
-            [(_task(row["work"]) + REAL[name], Row(**row)) for row in report["rows"]],
-        )
-        least = (
-            float(command[command.index("--counts-from") + 1]) if "--counts-from" in command else MIN_SCORE
-        )
+        model, command = report["model"], report["command"]
+        rows = [(_task(row["work"]) + REAL[name], Row(**row)) for row in report["rows"]]
+        typed = [float(after) for flag, after in pairwise(command) if flag == "--counts-from"]
+        [least] = typed or [MIN_SCORE]
     full = {row.work: row for _, row in rows if row.cell == FULL_CELL.name}
     cells: dict[tuple[str, str, float, str], list[Row]] = {}
     for task, row in rows:
@@ -85,39 +82,25 @@ def _task(work: str) -> str:
 
 def _payoff_rows(report: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     for work in report["works"]:
-        if work["work"] not in _WORKS or (
-            work["work"] == "p3" and work["kv_seqs"] < work["workload"]["requests"]
-        ):
+        crowded = work["work"] == "p3" and work["kv_seqs"] < work["workload"]["requests"]
+        if work["work"] not in _WORKS or crowded:
             continue
         task, query = _WORKS[work["work"]]
-        for each in work["configurations"]:
-            found = re.fullmatch(r"([\w-]+) (\d+)x", each["configuration"])
-            is_full = each["configuration"] == FULL_CELL.name
-            if each["peer"] == "winnow" and (found or is_full):
-                policy, amount = (found[1], float(found[2])) if found else ("full", 1.0)
-                yield (
-                    task,
-                    _row(
-                        task,
-                        each["configuration"],
-                        policy,
-                        None if is_full else query,
-                        amount,
-                        each["scores"],
-                    ),
-                )
+        for each in (each for each in work["configurations"] if each["peer"] == "winnow"):
+            cell, scores = each["configuration"], each["scores"]
+            if cell == FULL_CELL.name:
+                yield task, _row(task, cell, "full", None, 1.0, scores)
+            elif found := re.fullmatch(r"([\w-]+) (\d+)x", cell):
+                yield task, _row(task, cell, found[1], query, float(found[2]), scores)
 
 
 def _eval_rows(report: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     task = f"{report['task']} {','.join(map(str, report['settings']['tokens']))}"
     for cell in report["cells"]:
-        name = (
-            FULL_CELL.name
-            if cell["query"] is None
-            else f"{cell['query']} {cell['preset']} {cell['compression']}"
-        )
+        asked = cell["preset"], cell["query"], cell["compression"]
+        name = f"{cell['query']} {cell['preset']} {cell['compression']}" if cell["query"] else FULL_CELL.name
         for category, scores in cell["scores"].items():
-            yield task, _row(category, name, cell["preset"], cell["query"], cell["compression"], scores)
+            yield task, _row(category, name, *asked, scores)
 
 
 def _row(
@@ -145,29 +128,15 @@ def page(found: list[dict[str, Any]]) -> str:
     order = sorted(
         found, key=lambda row: (row["model"], row["question"], row["task"], row["policy"], row["compression"])
     )
-    entries = tuple(
-        (
-            f"{row['policy']} {row['compression']:g}x",
-            (
-                f"{row['share']:.2f} ± {row['error']:.2f}",
-                f"question {row['question']}",
-                f"{row['task']}",
-                row["model"],
-                f"[{Path(row['source']).name}]({Path(row['source']).name})"
-                if row["source"] != PAGE
-                else "below",
-            ),
-        )
-        for row in order
-    )
-    table = TextTable(
-        "What is known",
-        "",
-        ("of full", "judged with", "task, tokens", "model", "page"),
-        entries,
-        (),
-        (1, 2, 3, 4),
-    )
+    lines = []
+    for row in order:
+        name = Path(row["source"]).name
+        source = "below" if row["source"] == PAGE else f"[{name}]({name})"
+        judged = f"{row['share']:.2f} ± {row['error']:.2f} | question {row['question']}"
+        begun = f"{row['policy']} {row['compression']:g}x | {judged}"
+        lines.append(f"{begun} | {row['task']} | {row['model']} | {source}")
+    head = " | of full | judged with | task, tokens | model | page"
+    table = TextTable.read("What is known", head, lines, words=(1, 2, 3, 4))
     sources = []
     for path in sorted(RESULTS.glob("known_*.json")):
         report = json.loads(path.read_text(encoding="utf-8"))

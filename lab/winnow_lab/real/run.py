@@ -1,6 +1,5 @@
 """Running what was asked for, or reading it from the journals."""
 
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 from winnow import LLM
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL_CELL, Cell, amounts_of, plan_cells
 from winnow_lab.evaluate.likelihood import Keeping
-from winnow_lab.evaluate.perplexity import Perplexity, WindowScore, measure_perplexity
-from winnow_lab.evaluate.plan import EvaluationPlan, engine_identity
+from winnow_lab.evaluate.perplexity import Perplexity, resumed_perplexity
+from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.requests import make_requests
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
@@ -20,9 +19,7 @@ from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.papers.kvpress.presses import PACKAGE, PRESSES, SOURCES
 from winnow_lab.papers.kvpress.run import KvpressRun, PressCell
 from winnow_lab.peers.environment import Environment
-from winnow_lab.real.rows import Row, complete_cells, counts, row_of
-from winnow_lab.real.work import GIVEN, LABELS, WINDOW, Work, works
-from winnow_lab.study.journal import ResultJournal
+from winnow_lab.real.rows import GIVEN, LABELS, WINDOW, Row, Work, complete_cells, counts, row_of, works
 from winnow_lab.tasks import load_task
 
 if TYPE_CHECKING:
@@ -150,17 +147,9 @@ class RealEvaluation:
         arguments, llm = self._arguments, self._llm
         cells = plan_cells(arguments.policies, amounts_of(arguments.compressions), (AGNOSTIC,))
         windows = cut_windows(llm.tokenizer, wikitext(None), WINDOW, GIVEN, arguments.windows)
-        digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
-        identity = engine_identity(llm, digest, {"task": "perplexity"})
+        keepings = {cell.label: Keeping.of(cell) for cell in cells}
         path = arguments.work / f"perplexity-{arguments.windows}.jsonl"
-        with ResultJournal(path, identity, WindowScore.from_json, answers_alone=True) as journal:
-            return measure_perplexity(
-                llm,
-                windows,
-                {cell.label: Keeping.of(cell) for cell in cells},
-                known=journal.found,
-                on_score=lambda score: journal.append([score]),
-            )
+        return resumed_perplexity(llm, windows, keepings, path)
 
 
 def _show_progress(name: str, progress: EvaluationProgress) -> None:

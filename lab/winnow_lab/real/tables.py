@@ -7,8 +7,7 @@ from statistics import fmean
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.cell import FULL_CELL, QUERIES
 from winnow_lab.evaluate.perplexity import Perplexity
-from winnow_lab.real.rows import MIN_SCORE, Row, counts
-from winnow_lab.real.work import GIVEN, LABELS, WINDOW
+from winnow_lab.real.rows import GIVEN, LABELS, MIN_SCORE, WINDOW, Row, counts
 from winnow_lab.report.tables import TextTable
 
 

@@ -45,6 +45,15 @@ class TextTable:
         lines = tuple((name, tuple(read(row) or "" for read in columns.values())) for name, row in named)
         return cls(title, corner, tuple(columns), lines, tuple(notes))
 
+    @classmethod
+    def read(
+        cls, title: str, head: str, lines: Iterable[str], notes: Sequence[str] = (), words: Sequence[int] = ()
+    ) -> "TextTable":
+        """Return a table whose head and lines have bars between their entries; the first is a row's name."""
+        (corner, *columns), *rows = ([each.strip() for each in line.split("|")] for line in (head, *lines))
+        entries = tuple((name, tuple(found)) for name, *found in rows)
+        return cls(title, corner, tuple(columns), entries, tuple(notes), tuple(words))
+
     def transposed(self) -> "TextTable":
         """Return the table with rows and columns exchanged."""
         entries = zip_longest(*(entries for _, entries in self.rows), fillvalue="")
@@ -76,6 +85,11 @@ class TextTable:
         for name, entries in self.rows:
             table.add_row(name, *entries)
         return table
+
+
+def formatted(value: float | None, form: str) -> str:
+    """Return `value` as `form` prints it, such as "{:.2f}x"; empty where there is none."""
+    return "" if value is None else form.format(value)
 
 
 class Footnotes:

@@ -74,43 +74,49 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Options(StudyOptions):
+    """The load, the memory, and what goes wrong."""
+
+    requests: int = flag(5000, least=1)
+    trace: Path | None = flag(None, "lengths of requests (default: random lengths)")
+    kv_seqs: int = flag(4, "KV memory, in requests of 256 tokens", least=1)
+    host_seqs: int = flag(4, "such requests that fit into host memory", least=0)
+    in_flight: int = flag(48, "unfinished requests at a time; forks come on top", least=1)
+    compare: float = flag(1.0, "share of answers that are compared with the unloaded engine's")
+    check_every: int = flag(1, "steps between assertions of invariants", least=1)
+    tie: float = flag(1e-3, "difference of logprobs below which two tokens are as good as each other")
+    preempt: float = flag(0.1, "share of steps before which one gives way")
+    tenants: bool = flag(False, "requests run on accounts with shares and limits")
+    scheduling_policy: str = flag("priority", choices=SCHEDULING_POLICIES)
+    kv_cache_dtype: str = flag("auto", "format of stored KVs in both engines")
+    fail_copies: float = flag(0.0, "share of host copies that fail")
+    fail_steps: float = flag(0.0, "share of steps and rounds that raise")
+    disk: str | None = flag(None, "bytes of prefixes on disk, such as 512KiB (default: none)")
+    cache: Path | None = flag(None, "folder of these (default: a temporary one)")
+    follow: float = flag(0.0, "share of requests that are a next turn")
+    idle: float = flag(0.0, "share of steps after which all requests end and memory forgets prefixes")
+    damage: float = flag(0.0, "share of steps before which a file is damaged")
+    processes: int = flag(1, "that share the folder, each with such a load", least=1)
+    seed: int = flag(0)
+
+
 class Soak:
     """A loaded engine, an unloaded one, and the books of both.
 
     Args:
-        in_flight: requests that are unfinished at a time, at most; forks come on top.
-        compare: share of the answers that are compared with the unloaded engine's.
-        check_every: steps from one assertion of the engine's invariants to the next.
-        tie: difference of logprobs below which two tokens are as good as each other.
-        preempt: share of the steps before which a request is preempted, whether memory is short or not.
-        follow: share of the requests that continue one that has ended.
-        idle: share of the steps after which all requests end and the prefixes in memory are forgotten.
         each_step: called before each step.
     """
 
     def __init__(
-        self,
-        loaded: LLM,
-        unloaded: LLM,
-        *,
-        in_flight: int = 48,
-        compare: float = 1.0,
-        check_every: int = 1,
-        tie: float = 1e-3,
-        preempt: float = 0.1,
-        follow: float = 0.0,
-        idle: float = 0.0,
-        each_step: Callable[[], None] = lambda: None,
+        self, loaded: LLM, unloaded: LLM, options: Options, each_step: Callable[[], None] = lambda: None
     ) -> None:
-        self._follow, self._idle, self._each_step = follow, idle, each_step
-        self._ended: list[list[int]] = []
-        self.tally = Tally()
-        self.steps = 0
+        self.tally, self.steps = Tally(), 0
         self._loaded, self._unloaded = loaded, unloaded
-        self._in_flight, self._compare, self._check_every = in_flight, compare, check_every
-        self._tie, self._preempt = tie, preempt
+        self._options, self._each_step = options, each_step
         self._scheduler = loaded._engine.scheduler
         self._running: dict[str, SoakRequest] = {}
+        self._ended: list[list[int]] = []
         self._random = Random(0)
 
     def run(self, drawn: Iterator[SoakRequest], show: Any = None) -> Tally:
@@ -118,18 +124,18 @@ class Soak:
         left, ends = True, False
         while left or self._loaded.has_unfinished:
             self._each_step()
-            ends = (ends or self._random.random() < self._idle) and self._loaded.has_unfinished
+            ends = (ends or self._random.random() < self._options.idle) and self._loaded.has_unfinished
             if ends and len(self._running) == 1:
                 self.tally.idles += 1
-            elif self._idle and not self._running:
+            elif self._options.idle and not self._running:
                 self._scheduler.ledger.prefixes.clear()
             for _ in range(self._random.randrange(4)):
-                if left and not ends and len(self._running) < self._in_flight:
+                if left and not ends and len(self._running) < self._options.in_flight:
                     request = next(drawn, None)
                     left = request is not None
                     if request is not None:
                         self._submit(self._perhaps_next_turn(request))
-            if self._scheduler.running and self._random.random() < self._preempt:
+            if self._scheduler.running and self._random.random() < self._options.preempt:
                 victim = self._random.choice(self._scheduler.running)
                 # A request alone is not preempted: that would count as a request that fits nowhere.
                 if len(self._scheduler.running) > 1:
@@ -140,7 +146,7 @@ class Soak:
             except InjectedError:
                 self.tally.failed_steps += 1
             self.steps += 1
-            if self.steps % self._check_every == 0:
+            if self.steps % self._options.check_every == 0:
                 self._loaded.check_integrity()
                 self._check_accounts()
             if show is not None:
@@ -202,7 +208,7 @@ class Soak:
 
     def _perhaps_next_turn(self, request: SoakRequest) -> SoakRequest:
         """Return the request, or one that asks the same as the next turn of a conversation."""
-        if not self._ended or self._random.random() >= self._follow:
+        if not self._ended or self._random.random() >= self._options.follow:
             return request
         before = self._ended.pop(self._random.randrange(len(self._ended)))
         room = LONGEST - len(before) - (request.params.max_tokens or 1) - 1
@@ -225,13 +231,13 @@ class Soak:
             return
         del self._running[request.name]
         self.tally.finished += 1
-        if self._follow:
+        if self._options.follow:
             self._ended.append(request.prompt + list(output.outputs[0].token_ids))
             del self._ended[:-200]
         reasons = {answer.finish_reason for answer in output.outputs}
         if not reasons <= {"stop", "length"}:
             self.tally.faults.append(f"{request.name} ended by {reasons}: {output.error}")
-        elif self._random.random() < self._compare and self._is_comparable(request, output):
+        elif self._random.random() < self._options.compare and self._is_comparable(request, output):
             self._check(request, output)
 
     def _abort(self, request: SoakRequest) -> None:
@@ -314,7 +320,7 @@ class Soak:
         logprobs = again.outputs[sample].logprobs
         there = (logprobs[place] if logprobs else None) or {}
         best = sorted((each.logprob for each in there.values()), reverse=True)
-        return len(best) > 1 and best[0] - best[1] < self._tie
+        return len(best) > 1 and best[0] - best[1] < self._options.tie
 
 
 def open_pair(
@@ -350,33 +356,6 @@ def open_pair(
     return loaded, unloaded
 
 
-@dataclass(frozen=True)
-class Options(StudyOptions):
-    """The load, the memory, and what goes wrong."""
-
-    requests: int = flag(5000, least=1)
-    trace: Path | None = flag(None, "lengths of requests (default: random lengths)")
-    kv_seqs: int = flag(4, "KV memory, in requests of 256 tokens", least=1)
-    host_seqs: int = flag(4, "such requests that fit into host memory", least=0)
-    in_flight: int = flag(48, "unfinished requests at a time, less forks", least=1)
-    compare: float = flag(1.0, "share of answers that are compared")
-    check_every: int = flag(1, "steps between assertions of invariants", least=1)
-    tie: float = flag(1e-3)
-    preempt: float = flag(0.1, "share of steps before which one gives way")
-    tenants: bool = flag(False, "requests run on accounts with shares and limits")
-    scheduling_policy: str = flag("priority", choices=SCHEDULING_POLICIES)
-    kv_cache_dtype: str = flag("auto", "format of stored KVs in both engines")
-    fail_copies: float = flag(0.0, "share of host copies that fail")
-    fail_steps: float = flag(0.0, "share of steps and rounds that raise")
-    disk: str | None = flag(None, "bytes of prefixes on disk, such as 512KiB (default: none)")
-    cache: Path | None = flag(None, "folder of these (default: a temporary one)")
-    follow: float = flag(0.0, "share of requests that are a next turn")
-    idle: float = flag(0.0, "share of steps after which all requests end")
-    damage: float = flag(0.0, "share of steps before which a file is damaged")
-    processes: int = flag(1, "that share the folder, each with such a load", least=1)
-    seed: int = flag(0)
-
-
 def study(options: Options) -> Result:
     """Serve, in several processes if asked; not ok where a promise was broken."""
     with tempfile.TemporaryDirectory() as directory:
@@ -409,9 +388,7 @@ def _serve(options: Options, directory: Path, cache: Path | None) -> Result:
     with loaded, unloaded, Console(stderr=True).status("") as status:
         failures = Failures(loaded, options.seed, copies=options.fail_copies, steps=options.fail_steps)
         damaged = DamagedFiles(cache or directory, options.damage if cache else 0.0, options.seed)
-        names = ("in_flight", "compare", "check_every", "tie", "preempt", "follow", "idle")
-        settings = {name: getattr(options, name) for name in names}
-        soak = Soak(loaded, unloaded, each_step=damaged.perhaps, **settings)
+        soak = Soak(loaded, unloaded, options, damaged.perhaps)
         tally = soak.run(
             requests(options.requests, lengths, options.seed, options.tenants),
             lambda so_far: status.update(
@@ -436,9 +413,8 @@ def _serve(options: Options, directory: Path, cache: Path | None) -> Result:
             "disk_bytes": disk.bytes_used,
             "disk_budget": disk.bytes_budget,
         }
-    table = TextTable(
-        "Soak", "", ("count",), tuple((name, (f"{value:,}",)) for name, value in counted.items())
-    )
+    columns: dict[str, Callable[[int], str]] = {"count": lambda value: f"{value:,}"}
+    table = TextTable.of("Soak", "", counted, columns)
     return Result("A soak", [table], tally.faults[:20], numbers=counted, ok=not tally.faults)
 
 

@@ -184,8 +184,8 @@ class Failures:
         return wrapped
 
 
-def tiny_llama(path: Path) -> Path:
-    """Save a Llama of 2 layers, 4 query and 2 KV heads whose random weights are large enough for varied answers."""
+def tiny_llama(path: Path, positions: int = 4 * LONGEST) -> Path:
+    """Save a Llama of 2 layers, 4 query and 2 KV heads of 8; its random weights are large enough for varied answers."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -193,7 +193,7 @@ def tiny_llama(path: Path) -> Path:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=4 * LONGEST,
+        max_position_embeddings=positions,
         bos_token_id=0,
         eos_token_id=1,
     )

@@ -125,20 +125,13 @@ def study(options: Options) -> Iterator[Result]:
 
 def _result(options: Options, rows: list[dict[str, Any]]) -> Result:
     least = min(row["gate"] for row in rows)
-    columns = ("none, tokens/s", "gate", "always", "accepted, gate", "accepted, always", "same tokens")
-    lines = tuple(
-        (
-            f"{row['kind']}, {row['batch']}",
-            (
-                f"{row['tokens_per_second']:.1f}",
-                f"{row['gate']:.2f} times",
-                f"{row['always']:.2f} times",
-                *(f"{row['accepted'][name]} of {row['drafts'][name]}" for name in ("gate", "always")),
-                f"{row['same']:.0%}",
-            ),
-        )
-        for row in rows
-    )
+    lines = []
+    for row in rows:
+        gains = f"{row['gate']:.2f} times | {row['always']:.2f} times"
+        taken = " | ".join(f"{row['accepted'][name]} of {row['drafts'][name]}" for name in ("gate", "always"))
+        begun = f"{row['kind']}, {row['batch']} | {row['tokens_per_second']:.1f}"
+        lines.append(f"{begun} | {gains} | {taken} | {row['same']:.0%}")
+    head = "answers, batch | none, tokens/s | gate | always | accepted, gate | accepted, always | same tokens"
     source = "what the prompt had" if options.method == "ngram" else f"itself with {options.layers} layers"
     facts = [
         f"{Path(options.model).name}, greedy, {options.tokens} tokens an answer, {options.rounds} rounds.",
@@ -149,7 +142,7 @@ def _result(options: Options, rows: list[dict[str, Any]]) -> Result:
         "Gate and always: tokens a second beside no drafts. Same tokens: answers that are those without "
         "drafts."
     )
-    table = TextTable(f"Decoding, {options.method}", "answers, batch", columns, lines)
+    table = TextTable.read(f"Decoding, {options.method}", head, lines)
     return Result("Drafts", [table], facts, notes, {"rows": rows, "least": least}, ok=least >= BAR)
 
 

@@ -32,94 +32,49 @@ from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 
 USER_TOKENS, ANSWER_TOKENS = 100, 32
-COMMON: dict[str, Any] = {
-    "tie_word_embeddings": True,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 2,
-    "max_position_embeddings": 32768,
-}
-DELTA: dict[str, Any] = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "linear_num_value_heads": 16,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-}
+COMMON: dict[str, Any] = {"tie_word_embeddings": True, "max_position_embeddings": 32768}
+COMMON |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+DELTA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}
+DELTA |= {"linear_num_value_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
+NO_EXPERTS = {"num_local_experts": 0, "num_experts_per_tok": 0}
 
 
-def kinds(num_layers: int, every: int) -> list[str]:
-    """Kinds of layers, each `every`-th of which attends."""
-    return [
-        "full_attention" if layer % every == every - 1 else "linear_attention" for layer in range(num_layers)
-    ]
+def sizes(vocab: int, hidden: int, layers: int, **more: Any) -> dict[str, Any]:
+    """Return the sizes that every configuration has, and others."""
+    common = COMMON | {"vocab_size": vocab, "hidden_size": hidden, "num_hidden_layers": layers}
+    return common | more
+
+
+def attends(layers: int, every: int) -> dict[str, list[str]]:
+    """Return kinds of layers, each `every`-th of which attends."""
+    kinds = (
+        "full_attention" if layer % every == every - 1 else "linear_attention" for layer in range(layers)
+    )
+    return {"layer_types": list(kinds)}
 
 
 SHAPES: dict[str, Callable[[], PretrainedConfig]] = {
     "small": lambda: Qwen3_5TextConfig(
-        vocab_size=8192,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=8,
-        layer_types=kinds(8, 4),
-        linear_num_key_heads=8,
-        **DELTA,
-        **COMMON,
+        **sizes(8192, 1024, 8, intermediate_size=3072, linear_num_key_heads=8), **attends(8, 4), **DELTA
     ),
     "qwen3.5-1b": lambda: Qwen3_5TextConfig(
-        vocab_size=32768,
-        hidden_size=1536,
-        intermediate_size=4608,
-        num_hidden_layers=24,
-        layer_types=kinds(24, 4),
-        linear_num_key_heads=16,
-        **DELTA,
-        **COMMON,
+        **sizes(32768, 1536, 24, intermediate_size=4608, linear_num_key_heads=16), **attends(24, 4), **DELTA
     ),
     "granite-4-h-1b": lambda: GraniteMoeHybridConfig(  # but for its vocabulary of 100,352
-        vocab_size=32768,
-        hidden_size=1536,
-        intermediate_size=4096,
-        shared_intermediate_size=4096,
-        num_hidden_layers=40,
-        layer_types=kinds(40, 10),
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        mamba_n_heads=48,
-        mamba_d_head=64,
-        mamba_d_state=128,
-        mamba_n_groups=1,
-        num_local_experts=0,
-        num_experts_per_tok=0,
-        **COMMON,
+        **sizes(
+            32768, 1536, 40, intermediate_size=4096, shared_intermediate_size=4096, num_attention_heads=12
+        ),
+        **{"num_key_value_heads": 4, "mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 128},
+        **{"mamba_n_groups": 1, **attends(40, 10), **NO_EXPERTS},
     ),
     "deepseek-v2-small": lambda: DeepseekV2Config(  # latents of V2-Lite's size, layers without experts
-        vocab_size=8192,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=8,
-        num_attention_heads=16,
-        num_key_value_heads=16,
-        q_lora_rank=None,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
-        qk_nope_head_dim=128,
-        v_head_dim=128,
-        first_k_dense_replace=8,
-        **COMMON,
+        **sizes(8192, 1024, 8, intermediate_size=3072, num_attention_heads=16, num_key_value_heads=16),
+        **{"q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128},
+        **{"v_head_dim": 128, "first_k_dense_replace": 8},
     ),
     "qwen3-moe-small": lambda: Qwen3MoeConfig(  # experts of a third of the 30B's width, a quarter as many
-        vocab_size=8192,
-        hidden_size=1024,
-        moe_intermediate_size=256,
-        num_hidden_layers=12,
-        num_attention_heads=16,
-        num_key_value_heads=4,
-        head_dim=64,
-        num_experts=32,
-        num_experts_per_tok=8,
-        **COMMON,
+        **sizes(8192, 1024, 12, moe_intermediate_size=256, num_attention_heads=16, num_key_value_heads=4),
+        **{"head_dim": 64, "num_experts": 32, "num_experts_per_tok": 8},
     ),
 }
 
@@ -253,13 +208,11 @@ def study(options: Options) -> Result:
     }
     sizes = {"weights": weights, "states": states, "KVs": kvs}
     fact = ", ".join(f"{name} {each / 1e6:.0f} MB" for name, each in sizes.items())
-    lines = tuple((name, (f"{rate:.1f}",)) for name, rate in rates.items())
-    tables = [TextTable(f"Decoding {options.shape}", "", ("tokens/s",), lines)]
+    lines = [f"{name} | {rate:.1f}" for name, rate in rates.items()]
+    tables = [TextTable.read(f"Decoding {options.shape}", " | tokens/s", lines)]
     if turns:
-        each = tuple(
-            (f"{n}", tuple(f"{value}" for value in turn.values())) for n, turn in enumerate(turns, 1)
-        )
-        tables.append(TextTable("Conversation", "turn", ("tokens", "new", "computed"), each))
+        lines = [" | ".join(map(str, (number, *turn.values()))) for number, turn in enumerate(turns, 1)]
+        tables.append(TextTable.read("Conversation", "turn | tokens | new | computed", lines))
     numbers = {"bytes": sizes, "tokens_per_second": rates, "turns": turns}
     return Result("Decoding with recurrent layers, latents and experts", tables, [fact], numbers=numbers)
 

@@ -81,6 +81,11 @@ STUDIES = (
         ("fit_documents.md", "fitted KVs keep .79 at 16x where `kvzip` keeps .47"),
         ("fit_kvpress.md", "fitted KVs beat kvpress's presses at 16x, .75 for .66"),
     ),
+    _winnow(
+        "eval perplexity",
+        "How well is text predicted with a quarter of the KVs?",
+        ("perplexity.md", "H2O keeps text best at 4x, 1.19 of full; recent tokens 2.4"),
+    ),
     _module(
         "real.known",
         "Shares of the full cache's score by model, policy and task",
@@ -104,10 +109,6 @@ STUDIES = (
     ),
     _module("answers.same_answers", "Are answers those of plain torch: is nothing skipped?"),
     _module("answers.architectures", "Which of transformers' models are served? (docs/architectures.md)"),
-    _module(
-        "speed.weight_bits",
-        "What do a file's own bits, and fewer, cost in accuracy?",
-    ),
     Entry("python -m winnow_lab seeds", "The five texts' experiments on one card in twelve minutes"),
     _module(
         "papers.headline",

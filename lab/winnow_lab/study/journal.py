@@ -148,6 +148,11 @@ class CellJournal:
                 file.write(dump_json({"cell": cell, **kept}) + "\n")
         return kept
 
+    def row(self, cell: str) -> dict[str, Any]:
+        """Return the only row of a cell, without where it comes from."""
+        [row] = self.rows[cell]
+        return {name: value for name, value in row.items() if name not in ("commit", "date")}
+
     @property
     def origins(self) -> str:
         """Where rows come from, as a sentence."""

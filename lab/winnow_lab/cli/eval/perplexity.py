@@ -1,8 +1,6 @@
 """`winnow eval perplexity`: how well text is predicted under eviction."""
 
 import argparse
-import hashlib
-import json
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -125,19 +123,15 @@ def _windows(asked: Options, llm: "LLM") -> "list[Pair]":
 def _measure(
     asked: Options, llm: "LLM", windows: "list[Pair]", keepings: "dict[str, Keeping]"
 ) -> "list[Perplexity]":
-    from winnow_lab.evaluate.perplexity import WindowScore, measure_perplexity
-    from winnow_lab.evaluate.plan import engine_identity
+    from winnow_lab.evaluate.perplexity import WindowScore, measure_perplexity, window_journal
     from winnow_lab.study.journal import ResultJournal
 
     with ExitStack() as stack:
         journal: ResultJournal[WindowScore] | None = None
         if asked.journal is not None:
-            digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
-            identity = engine_identity(llm, digest, {"task": "perplexity"})
-            journal = ResultJournal(
-                asked.journal, identity, WindowScore.from_json, overwrite=asked.overwrite, answers_alone=True
+            journal = stack.enter_context(
+                window_journal(llm, windows, asked.journal, overwrite=asked.overwrite)
             )
-            stack.enter_context(journal)
         progress = stack.enter_context(open_progress(asked.progress, sys.stderr))
         meter = Meter()
 

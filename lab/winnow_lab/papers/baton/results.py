@@ -1,7 +1,7 @@
 """What the runs of BATON's experiment come to: rows, tables, figures, and what the paper reports."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,54 +11,17 @@ from winnow_lab.papers.baton.protocol import (
     MIXED,
     MODES,
     SETS,
-    SHORT,
     Cell,
     Run,
     Trace,
     published_gain,
 )
-from winnow_lab.papers.harness import Columns, formatted
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
-from winnow_lab.report.tables import TextTable
+from winnow_lab.report.tables import TextTable, formatted
 from winnow_lab.study.journal import CellJournal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-@dataclass(frozen=True)
-class Bar:
-    """How many times faster than `over` a mode should at least be.
-
-    Attributes:
-        cause: why it is missed, where that is known; shown where it is.
-    """
-
-    query_set: str
-    batch: int
-    over: str
-    least: float
-    mode: str = "embedding"
-    cause: str = ""
-
-
-_OVER_SHAPING = ((4, 1.75), (8, 1.29))
-"""The range that the abstract claims, which is Table 1's: 20,549 s over 11,771 s, and 3,424 s over 2,654 s."""
-_OVER_STATIC = ((4, 1.86), (8, 2.49))
-"""The ratios of Table 1's seconds, which the paper prints as time saved: 46.25 % and 59.90 %."""
-# As Table 2 prints them; its seconds give 1.87x at batch 4.
-_TABLE_2 = ((2, 1.94), (4, 1.89), (6, 1.66), (8, 1.61), (10, 1.31))
-_NO_GAPS = (
-    "shaping here keeps none of the padding that running queries get when another joins; the paper's keeps it until "
-    "the rows end, and each pass attends to it. That is shaping-gaps"
-)
-
-BARS = (
-    *(Bar(MIXED, batch, "static", least) for batch, least in _OVER_STATIC),
-    *(Bar(MIXED, batch, "shaping-gaps", least) for batch, least in _OVER_SHAPING),
-    *(Bar(MIXED, batch, "shaping", least, cause=_NO_GAPS) for batch, least in _OVER_SHAPING),
-    *(Bar(SHORT, batch, "static", least) for batch, least in _TABLE_2),
-)
 
 
 STATIC = "static"
@@ -109,15 +72,6 @@ class Row:
         return self.static[0].tally["passes"] / self.first.tally["passes"]
 
     @property
-    def most_pass_gain(self) -> float | None:
-        """The same if every row of every pass were of use: no order of the queries lets a mode pass it."""
-        if not self.static:
-            return None
-        # An answer's first token comes with the prompt.
-        tokens = self.first.answer_tokens - len(self.first.digests)
-        return self.static[0].tally["passes"] * self.cell.batch / tokens if tokens else None
-
-    @property
     def differing(self) -> int | None:
         """Answers whose tokens are not those of the static batch."""
         if not self.static:
@@ -131,7 +85,7 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """What tables show, by name."""
-        derived = ("seconds", "spread", "gain", "sustained_gain", "pass_gain", "most_pass_gain", "differing")
+        derived = ("seconds", "spread", "gain", "sustained_gain", "pass_gain", "differing")
         of_run = ("idle_share", "column_share", "kv_bytes_peak", "tally")
         entries: dict[str, Any] = asdict(self.cell) | {"runs": len(self.runs)}
         entries |= {name: getattr(self, name) for name in derived}
@@ -148,39 +102,29 @@ def read_rows(journal: CellJournal) -> list[Row]:
     return [Row(cell, runs(cell), runs(Cell(cell.query_set, STATIC, cell.batch))) for cell in cells]
 
 
-def find(rows: Sequence[Row], query_set: str, mode: str, batch: int) -> Row | None:
-    """The row of that cell, if it was measured."""
-    wanted = Cell(query_set, mode, batch)
-    return next((row for row in rows if row.cell == wanted), None)
-
-
 _NAMES = {MIXED: "Mixed set, 120 queries (Table 1)", "short": "Short set, 30 queries (Table 2)"}
 
 
 def all_tables(rows: Sequence[Row]) -> list[TextTable]:
-    """Of each set: times and gains by mode and batch size, then what belongs to each cell; the bars last."""
+    """Of each set: times and gains by mode and batch size, then what belongs to each cell."""
     tables = []
     for query_set in SETS:
         of_set = [row for row in rows if row.cell.query_set == query_set]
         if of_set:
             tables += [completion(query_set, of_set), details(query_set, of_set)]
-    beside = bars(rows)
-    return [*tables, *([beside] if beside.rows else [])]
+    return tables
 
 
 def completion(query_set: str, rows: Sequence[Row]) -> TextTable:
     """A row per mode, a column per batch size."""
     batches = sorted({row.cell.batch for row in rows})
-    lines = []
-    for mode in MODES:
-        found = [find(rows, query_set, mode, batch) for batch in batches]
-        if any(found):
-            lines.append((mode, tuple(_brief(row) for row in found)))
+    found = {(row.cell.mode, row.cell.batch): _brief(row) for row in rows}
+    modes = [mode for mode in MODES if any((mode, batch) in found for batch in batches)]
     return TextTable(
         f"{_NAMES[query_set]}: seconds to complete, times faster than static, in brackets the paper's",
         "mode",
         tuple(f"batch {batch}" for batch in batches),
-        tuple(lines),
+        tuple((mode, tuple(found.get((mode, batch), "") for batch in batches)) for mode in modes),
     )
 
 
@@ -192,7 +136,7 @@ def details(query_set: str, rows: Sequence[Row]) -> TextTable:
     return TextTable.of(title, "batch, mode", named, _DETAILS)
 
 
-_DETAILS: Columns[Row] = {
+_DETAILS: Mapping[str, Callable[[Row], str]] = {
     "passes": lambda row: formatted(row.first.tally.get("passes"), "{:.0f}"),
     "while queries wait": lambda row: formatted(row.sustained_gain, "{:.2f}x"),
     "by passes": lambda row: formatted(row.pass_gain, "{:.2f}x"),
@@ -205,32 +149,7 @@ _DETAILS: Columns[Row] = {
 }
 
 
-def bars(rows: Sequence[Row]) -> TextTable:
-    """Each bar beside what was measured."""
-    lines, notes = [], []
-    for bar in BARS:
-        fast = find(rows, bar.query_set, bar.mode, bar.batch)
-        slow = find(rows, bar.query_set, bar.over, bar.batch)
-        if fast is None or slow is None:
-            continue
-        gain = slow.seconds / fast.seconds
-        passes = slow.first.tally["passes"] / fast.first.tally["passes"]
-        most = fast.most_pass_gain if bar.over == "static" else None
-        name = f"{bar.query_set}, batch {bar.batch}: {bar.mode} over {bar.over}"
-        missed = "met" if gain >= bar.least else f"missed by {1 - gain / bar.least:.0%}"
-        if gain < bar.least and bar.cause:
-            notes.append(f"{name}, {gain:.2f}x: {bar.cause}")
-        entries = (f"{bar.least:.2f}x", f"{gain:.2f}x", missed, f"{passes:.2f}x")
-        lines.append(
-            (name, (*entries, formatted(most, "{:.2f}x"), formatted(fast.first.idle_share, "{:.1%}")))
-        )
-    columns = ("paper", "here", "", "by passes", "at most", "idle")
-    return TextTable("Beside what the paper reports", "", columns, tuple(lines), tuple(notes))
-
-
-def _brief(row: Row | None) -> str:
-    if row is None:
-        return ""
+def _brief(row: Row) -> str:
     paper = published_gain(row.cell.query_set, row.cell.mode, row.cell.batch)
     parts = (f"{row.seconds:.2f} s", formatted(row.gain, "{:.2f}x"), formatted(paper, "({:.2f}x)"))
     return " ".join(filter(None, parts))
@@ -299,7 +218,7 @@ NOTES = """\
   end, where batches run empty, does not count: "if the processed queries is replenished continuously, the throughput
   improvement will not decline" (5.2.2). `--rate` lets them arrive as a Poisson process.
 - **passes**: forward passes of the running batch. **by passes**: static's passes over these: the gain if all took the
-  same time. **at most**: the same if every row of every pass were of use, which no order of the queries can pass.
+  same time.
 - **idle**: positions that were padding or of no query, of all computed, prefills included.
 - **columns**: columns that the batch held over its longest unfinished query, summed over passes; 1 is the bound.
 - **KV peak**: most memory of KVs after a step: tensors with their free columns, and KVs that wait outside the batch.

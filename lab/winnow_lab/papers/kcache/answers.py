@@ -1,6 +1,5 @@
 """Answers of a model under each setting: scores of tasks, and how far greedy continuations agree."""
 
-import hashlib
 import json
 import math
 import sys
@@ -13,17 +12,15 @@ from typing import Any
 from winnow import LLM, SamplingParams
 from winnow_lab.evaluate.cell import FULL_CELL
 from winnow_lab.evaluate.likelihood import Keeping, Pair
-from winnow_lab.evaluate.perplexity import WindowScore, measure_perplexity
-from winnow_lab.evaluate.plan import EvaluationPlan, engine_identity
+from winnow_lab.evaluate.perplexity import resumed_perplexity
+from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.result import CellResult
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import TaskSettings
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
-from winnow_lab.papers.kcache.options import Options
-from winnow_lab.papers.kcache.protocol import CATEGORIES, PLAIN, SHOTS, Setting
-from winnow_lab.study.journal import ResultJournal
+from winnow_lab.papers.kcache.protocol import CATEGORIES, PLAIN, SHOTS, Options, Setting
 from winnow_lab.tasks import load_task
 
 
@@ -83,7 +80,7 @@ def answer(setting: Setting, arguments: Options) -> Answered:
             llm.tokenizer, wikitext(None), 2 * arguments.given, arguments.given, arguments.windows
         )
         tokens = _continuations(llm, windows, arguments.new_tokens, work / "continuations.json")
-        perplexity = _perplexity(llm, windows, work / "perplexity.jsonl")
+        [found] = resumed_perplexity(llm, windows, {FULL_CELL.label: Keeping()}, work / "perplexity.jsonl")
     full = _read(arguments.work / Setting().folder / "continuations.json")
     scores = {name: found for result in results for name, found in result.scores.items()}
     pairs = list(zip(tokens, full, strict=True))
@@ -94,7 +91,7 @@ def answer(setting: Setting, arguments: Options) -> Answered:
         {name: len(found) for name, found in scores.items()},
         fmean(fmean(a == b for a, b in zip(ours, theirs, strict=True)) for ours, theirs in pairs),
         fmean(_leading(ours, theirs) for ours, theirs in pairs),
-        perplexity,
+        found.value or math.nan,
     )
     (work / "answered.json").write_text(json.dumps(answered.to_json()), encoding="utf-8")
     return answered
@@ -149,20 +146,6 @@ def _continuations(llm: LLM, windows: Sequence[Pair], new_tokens: int, path: Pat
     tokens = [list(output.outputs[0].token_ids) for output in outputs]
     path.write_text(json.dumps(tokens), encoding="utf-8")
     return tokens
-
-
-def _perplexity(llm: LLM, windows: Sequence[Pair], path: Path) -> float:
-    digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
-    identity = engine_identity(llm, digest, {"task": "perplexity"})
-    with ResultJournal(path, identity, WindowScore.from_json) as journal:
-        [found] = measure_perplexity(
-            llm,
-            windows,
-            {FULL_CELL.label: Keeping()},
-            known=journal.found,
-            on_score=lambda score: journal.append([score]),
-        )
-    return found.value or math.nan
 
 
 def _read(path: Path) -> list[list[int]]:

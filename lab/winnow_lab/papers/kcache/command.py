@@ -5,8 +5,7 @@ from pathlib import Path
 
 from winnow.cli.flags.engine import silence_transformers
 from winnow_lab.papers.kcache.answers import Answered, answer, known_answer, prompt_lengths
-from winnow_lab.papers.kcache.options import Options
-from winnow_lab.papers.kcache.protocol import Setting, settings
+from winnow_lab.papers.kcache.protocol import Options, Setting, settings
 from winnow_lab.papers.kcache.results import (
     NOTES,
     TITLE,

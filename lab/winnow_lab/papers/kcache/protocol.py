@@ -1,8 +1,13 @@
-"""What is run, and what the paper printed."""
+"""What is run, how much of it, and what the paper printed."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from winnow import LLM
+from winnow_lab.study import ModelOptions, flag, read_pairs
+from winnow_lab.study.journal import CellJournal
 
 TOP_N, LAYERS = (32, 64, 128), (0, 1, 2, 3)
 """Values that a query head reads, and first layers whose values stay on the device: the paper's."""
@@ -117,3 +122,43 @@ def settings(top_n: Sequence[int], layers: Sequence[int], extras: Sequence[str])
     for extra in extras:
         for n in top_n:
             yield Setting(n, 1, extra)
+
+
+@dataclass(frozen=True)
+class Options(ModelOptions):
+    """Answers, throughput, turns, lengths: each is measured where its own flag asks for it."""
+
+    tasks: tuple[str, ...] = flag((), "left out: no answers", choices=tuple(CATEGORIES))
+    categories: tuple[str, ...] = flag((), "of these (default: some)")
+    data: Path | None = flag(None, "folder of the task's files (default: what ships)")
+    lengths: tuple[str, ...] = flag((), "tasks whose prompts are counted, as in Fig. 2")
+    samples: int = flag(8, "of each category", least=1)
+    tokens: tuple[int, ...] = flag((1024,), "of a task's prompt", least=1)
+    seed: int = flag(0, "of the prompts")
+    top_n: tuple[int, ...] = flag(TOP_N, least=1)
+    layers: tuple[int, ...] = flag(LAYERS, least=0)
+    extras: tuple[str, ...] = flag(("renormalize",), "further words of value_tier, each with L=1")
+    given: int = flag(512, "tokens of a window's context", least=1)
+    windows: int = flag(4, "of text", least=1)
+    new_tokens: int = flag(64, "of a greedy continuation", least=1)
+    cells: tuple[tuple[int, int], ...] = flag((), "INPUT:BATCH,...; none: no throughput", parse=read_pairs)
+    decode_tokens: int = flag(24, "of an answer there", least=2)
+    runs: int = flag(1, "of a cell there; the median counts", least=1)
+    questions: int | None = flag(None, "asked in turn about each of --samples documents", least=2)
+    compression: float = flag(8.0, "of kv-compress there", least=1)
+    kv_memory: str = flag("1GiB", "on the device")
+    max_num_seqs: int = flag(8, least=1)
+    work: Path = flag(Path("runs/kcache"), "folder of journals")
+    report: bool = flag(False, "measure nothing: report the journals")
+    name: str = flag("kcache", "of the files in --output")
+
+    def open(self, **own: Any) -> LLM:
+        """Open an engine for what is timed."""
+        options = {"dtype": "bfloat16", "kv_memory": self.kv_memory, "threads": self.threads}
+        return LLM(self.model, **options | own)
+
+    def journal(self, name: str) -> CellJournal:
+        """Return the journal of what was timed, below the folder of work."""
+        names = ("kv_memory", "decode_tokens", "runs", "questions", "samples", "tokens", "seed")
+        own = {each: getattr(self, each) for each in names} | {"tokens": list(self.tokens)}
+        return CellJournal(self.work / f"{name}.jsonl", own | {"model": self.model and Path(self.model).name})

@@ -1,6 +1,6 @@
 """The tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from winnow.values.units import format_bytes
 from winnow_lab.papers.kcache.answers import Answered
@@ -46,18 +46,12 @@ def subject_table(found: Sequence[Answered], model: str) -> TextTable:
 
 def length_table(found: Mapping[str, Sequence[int]], model: str) -> TextTable:
     """Tokens of prompts, as Fig. 2."""
-    rows = tuple(
-        (
-            task,
-            (
-                f"{len(each):,}",
-                *(f"{each[round(part * (len(each) - 1))]:,}" for part in (0, 0.25, 0.5, 0.75, 1)),
-            ),
-        )
-        for task, each in found.items()
-    )
-    columns = "prompts", "shortest", "25 %", "median", "75 %", "longest"
-    return TextTable(f"Tokens of prompts, {model}", "task", columns, rows)
+    columns: dict[str, Callable[[Sequence[int]], str]] = {"prompts": lambda each: f"{len(each):,}"}
+    for head, part in zip(
+        ("shortest", "25 %", "median", "75 %", "longest"), (0, 0.25, 0.5, 0.75, 1), strict=True
+    ):
+        columns[head] = lambda each, part=part: f"{each[round(part * (len(each) - 1))]:,}"  # type: ignore[misc]
+    return TextTable.of(f"Tokens of prompts, {model}", "task", found, columns)
 
 
 def _categories(found: Sequence[Answered]) -> list[str]:
@@ -87,38 +81,31 @@ def throughput_table(cells: Sequence[Cell], model: str, kv_memory: str) -> TextT
 
 def traffic_table(cells: Sequence[Cell]) -> TextTable:
     """Bytes on either tier, and values read."""
-    rows = tuple(
-        (
-            f"{cell.setting}: {cell.prompt_tokens} tokens, batch {cell.batch}",
-            (
-                format_bytes(cell.device_bytes),
-                format_bytes(cell.tier_bytes),
-                f"{cell.rows_per_head:.1f}",
-                f"{cell.rows_read:.1f}",
-                f"{cell.seconds_waited * 1e3:.2f}",
-            ),
-        )
-        for cell in cells
-        if cell.rate is not None
+    return TextTable.of(
+        "Bytes held and values read",
+        "setting",
+        {f"{c.setting}: {c.prompt_tokens} tokens, batch {c.batch}": c for c in cells if c.rate is not None},
+        {
+            "device": lambda cell: format_bytes(cell.device_bytes),
+            "tier": lambda cell: format_bytes(cell.tier_bytes),
+            "values a head chose": lambda cell: f"{cell.rows_per_head:.1f}",
+            "values read for it": lambda cell: f"{cell.rows_read:.1f}",
+            "waited, ms a step": lambda cell: f"{cell.seconds_waited * 1e3:.2f}",
+        },
     )
-    columns = "device", "tier", "values a head chose", "values read for it", "waited, ms a step"
-    return TextTable("Bytes held and values read", "setting", columns, rows)
 
 
 def turn_table(found: Sequence[Turns], model: str) -> TextTable:
     """Right answers to the first question about a document and to later ones, and seconds of a turn."""
-    rows = tuple(
-        (
-            each.setting,
-            (
-                f"{each.first:.0%}",
-                f"{each.later:.0%}",
-                f"{each.first_seconds:.2f}",
-                f"{each.later_seconds:.2f}",
-                format_bytes(each.device_bytes),
-            ),
-        )
-        for each in found
+    return TextTable.of(
+        f"Questions in turn on one document, {model}",
+        "setting",
+        {each.setting: each for each in found},
+        {
+            "first right": lambda each: f"{each.first:.0%}",
+            "later right": lambda each: f"{each.later:.0%}",
+            "first, s": lambda each: f"{each.first_seconds:.2f}",
+            "later, s": lambda each: f"{each.later_seconds:.2f}",
+            "device, at most": lambda each: format_bytes(each.device_bytes),
+        },
     )
-    columns = "first right", "later right", "first, s", "later, s", "device, at most"
-    return TextTable(f"Questions in turn on one document, {model}", "setting", columns, rows)

@@ -1,17 +1,14 @@
 """Tokens per second while sequences decode, by input length and batch, in a given KV memory (the paper's Table 3)."""
 
-import json
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from winnow import LLM
 from winnow.errors import InvalidRequestError
 from winnow_lab.bench.answering import answer_all, fixed_length
 from winnow_lab.bench.workload import Workload
-from winnow_lab.papers.kcache.options import Options
-from winnow_lab.papers.kcache.protocol import Setting
+from winnow_lab.papers.kcache.protocol import Options, Setting
 
 
 @dataclass(frozen=True)
@@ -40,41 +37,27 @@ class Cell:
 
 
 def measure(
-    settings: Sequence[Setting], cells: Sequence[tuple[int, int]], arguments: Options
+    settings: Sequence[Setting], cells: Sequence[tuple[int, int]], options: Options
 ) -> Iterator[Cell]:
     """Measure what the journal does not have, setting by setting, and yield all of it."""
-    path: Path = arguments.work / "throughput.jsonl"
-    known = {}
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            cell = Cell(**json.loads(line))
-            known[cell.setting, cell.prompt_tokens, cell.batch] = cell
+    journal = options.journal("throughput")
     for setting in settings:
-        asked = [(setting.label, *cell) for cell in cells]
-        left = [key for key in asked if key not in known]
-        if left and not arguments.report:
-            with LLM(
-                arguments.model,
-                dtype="bfloat16",
-                kv_memory=arguments.kv_memory,
-                threads=arguments.threads,
-                enable_prefix_caching=False,
-                **setting.options,
-            ) as llm:
-                for key in left:
-                    runs = [
-                        _measure(llm, *key, new_tokens=arguments.decode_tokens) for _ in range(arguments.runs)
-                    ]
-                    rates = tuple(run.rate for run in runs if run.rate is not None)
-                    middle = statistics.median(rates) if rates else None
-                    cell = replace(runs[-1], rate=middle, rates=rates)
-                    known[key] = cell
-                    with path.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(asdict(cell)) + "\n")
-        yield from (known[key] for key in asked if key in known)
+        names = {f"{setting.label}/{tokens}/{batch}": (tokens, batch) for tokens, batch in cells}
+        left = [] if options.report else [name for name in names if name not in journal.rows]
+        if left:
+            with options.open(enable_prefix_caching=False, **setting.options) as llm:
+                for name in left:
+                    journal.add(name, asdict(_median(llm, setting.label, *names[name], options)))
+        yield from (Cell(**journal.row(name)) for name in names if name in journal.rows)
 
 
-def _measure(llm: LLM, label: str, prompt_tokens: int, batch: int, *, new_tokens: int) -> Cell:
+def _median(llm: LLM, label: str, prompt_tokens: int, batch: int, options: Options) -> Cell:
+    runs = [_measure(llm, label, prompt_tokens, batch, options.decode_tokens) for _ in range(options.runs)]
+    rates = tuple(run.rate for run in runs if run.rate is not None)
+    return replace(runs[-1], rate=statistics.median(rates) if rates else None, rates=rates)
+
+
+def _measure(llm: LLM, label: str, prompt_tokens: int, batch: int, new_tokens: int) -> Cell:
     work = Workload(batch, prompt_tokens, new_tokens)
     before = llm.stats().value_tier
     try:
@@ -93,14 +76,11 @@ def _measure(llm: LLM, label: str, prompt_tokens: int, batch: int, *, new_tokens
         return cell
     start, end = before.total, tier.total
     heads = max(end.head_queries - start.head_queries, 1)
-    return Cell(
-        label,
-        prompt_tokens,
-        batch,
-        outputs / seconds,
-        done.kv_bytes_peak,
-        max(step.stats.value_tier.bytes_used for step in done.steps if step.stats.value_tier is not None),
-        (end.rows_selected - start.rows_selected) / heads,
-        (end.rows_read - start.rows_read) / heads,
-        (end.seconds_waited - start.seconds_waited) / len(done.steps),
+    tiers = (step.stats.value_tier for step in done.steps)
+    return replace(
+        cell,
+        tier_bytes=max(each.bytes_used for each in tiers if each is not None),
+        rows_per_head=(end.rows_selected - start.rows_selected) / heads,
+        rows_read=(end.rows_read - start.rows_read) / heads,
+        seconds_waited=(end.seconds_waited - start.seconds_waited) / len(done.steps),
     )

@@ -1,10 +1,8 @@
 """Questions in turn on one context: values that stay, beside KVs that the first question chose (the paper's motive)."""
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -13,8 +11,7 @@ from winnow.metrics import score
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.settings import settings_for
-from winnow_lab.papers.kcache.options import Options
-from winnow_lab.papers.kcache.protocol import Setting
+from winnow_lab.papers.kcache.protocol import Options, Setting
 from winnow_lab.tasks import load_task
 
 
@@ -36,42 +33,29 @@ class Turns:
     device_bytes: int
 
 
-def conversations(arguments: Options) -> Iterator[Turns]:
+def conversations(options: Options) -> Iterator[Turns]:
     """Measure what the journal does not have, setting by setting, and yield all of it."""
-    path: Path = arguments.work / "turns.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    known = {each["setting"]: Turns(**each) for each in map(json.loads, lines)}
+    journal = options.journal("turns")
     # As many words of value_tier as the engine's default has.
-    tiers = {f"N={n}, L=1": Setting(n, 1, "renormalize").options for n in arguments.top_n}
-    evicted = {"eviction": "kv-compress", "compression": arguments.compression}
-    for label, options in {
-        "full": {},
-        **tiers,
-        f"kv-compress {arguments.compression:g}x": evicted,
-    }.items():
-        if label not in known and not arguments.report:
-            known[label] = _measure(label, options, arguments)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(known[label])) + "\n")
-        if label in known:
-            yield known[label]
+    settings: dict[str, dict[str, Any]] = {"full": {}}
+    settings |= {f"N={n}, L=1": Setting(n, 1, "renormalize").options for n in options.top_n}
+    evicted = {"eviction": "kv-compress", "compression": options.compression}
+    for label, own in (settings | {f"kv-compress {options.compression:g}x": evicted}).items():
+        if label not in journal.rows and not options.report:
+            journal.add(label, asdict(_measure(label, own, options)))
+        if label in journal.rows:
+            yield Turns(**journal.row(label))
 
 
-def _measure(label: str, options: dict[str, Any], arguments: Options) -> Turns:
-    with LLM(
-        arguments.model,
-        dtype="bfloat16",
-        kv_memory=arguments.kv_memory,
-        threads=arguments.threads,
-        **options,
-    ) as llm:
+def _measure(label: str, own: dict[str, Any], options: Options) -> Turns:
+    with options.open(**own) as llm:
         samples = load_task("documents").samples(
             settings_for(
                 llm,
-                samples=arguments.samples,
-                tokens=arguments.tokens,
-                questions=arguments.questions,
-                seed=arguments.seed,
+                samples=options.samples,
+                tokens=options.tokens,
+                questions=options.questions,
+                seed=options.seed,
             )
         )
         llm.generate([list(range(3, 67))], SamplingParams(max_tokens=2))  # what only a first step does

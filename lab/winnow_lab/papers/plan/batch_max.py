@@ -38,50 +38,25 @@ class _BatchMaxTask:
     rows: tuple[tuple[str, int, int | None, float], ...]
 
 
-_LLAMA_13B = MODELS["llama-2-13b"]
+_Row = tuple[int, int, float]
+_ON_V100, _ON_TITAN = (MODELS["llama-2-13b"], "V100"), (_PHI, "TITAN-V")
+
+
+def _task(
+    name: str, on: tuple[ModelShape, str], prompt: int, batch: int, ed: float, full: float, *evicting: _Row
+) -> _BatchMaxTask:
+    """A task by the batch and the rates of ED and FKV, and batch, budget and rate of each row of BM."""
+    rows = (("ED", batch, 1, ed), ("FKV", batch, None, full), *(("BM", *row) for row in evicting))
+    return _BatchMaxTask(name, *on, prompt, rows)
+
+
 BATCH_MAX = (
-    _BatchMaxTask(
-        "13B CNN/DM",
-        _LLAMA_13B,
-        "V100",
-        3000,
-        (("ED", 4, 1, 42.0), ("FKV", 4, None, 30.3), ("BM", 32, 1024, 73.8), ("BM", 40, 896, 80.3)),
-    ),
-    _BatchMaxTask(
-        "13B NarrativeQA",
-        _LLAMA_13B,
-        "V100",
-        3000,
-        (("ED", 4, 1, 40.0), ("FKV", 4, None, 26.4), ("BM", 15, 1792, 43.3), ("BM", 16, 1728, 46.2)),
-    ),
-    _BatchMaxTask(
-        "13B GSM8K",
-        _LLAMA_13B,
-        "V100",
-        2600,
-        (("ED", 3, 1, 30.3), ("FKV", 3, None, 22.9), ("BM", 8, 1536, 39.3), ("BM", 10, 1408, 43.7)),
-    ),
-    _BatchMaxTask(
-        "Phi-3.5 CNN/DM",
-        _PHI,
-        "TITAN-V",
-        3300,
-        (("ED", 2, 1, 29.0), ("FKV", 2, None, 27.0), ("BM", 5, 2176, 36.3)),
-    ),
-    _BatchMaxTask(
-        "Phi-3.5 NarrativeQA",
-        _PHI,
-        "TITAN-V",
-        3300,
-        (("ED", 2, 1, 28.0), ("FKV", 2, None, 26.5), ("BM", 6, 1984, 37.4)),
-    ),
-    _BatchMaxTask(
-        "Phi-3.5 GSM8K",
-        _PHI,
-        "TITAN-V",
-        2800,
-        (("ED", 2, 1, 28.4), ("FKV", 2, None, 27.1), ("BM", 8, 1664, 43.8)),
-    ),
+    _task("13B CNN/DM", _ON_V100, 3000, 4, 42.0, 30.3, (32, 1024, 73.8), (40, 896, 80.3)),
+    _task("13B NarrativeQA", _ON_V100, 3000, 4, 40.0, 26.4, (15, 1792, 43.3), (16, 1728, 46.2)),
+    _task("13B GSM8K", _ON_V100, 2600, 3, 30.3, 22.9, (8, 1536, 39.3), (10, 1408, 43.7)),
+    _task("Phi-3.5 CNN/DM", _ON_TITAN, 3300, 2, 29.0, 27.0, (5, 2176, 36.3)),
+    _task("Phi-3.5 NarrativeQA", _ON_TITAN, 3300, 2, 28.0, 26.5, (6, 1984, 37.4)),
+    _task("Phi-3.5 GSM8K", _ON_TITAN, 2800, 2, 28.4, 27.1, (8, 1664, 43.8)),
 )
 
 

@@ -23,13 +23,10 @@ class Comparison:
 
 
 def comparison_table(title: str, unit: str, rows: Sequence[Comparison], notes: tuple[str, ...]) -> TextTable:
-    errors = [abs(row.error) for row in rows]
-    return TextTable(
-        title,
-        unit,
-        ("printed", "fitted", "error"),
-        tuple((row.label, (f"{row.printed:.4g}", f"{row.fitted:.4g}", f"{row.error:+.0%}")) for row in rows),
-        (f"Mean error {statistics.fmean(errors):.0%}.", *notes),
+    lines = [f"{row.label} | {row.printed:.4g} | {row.fitted:.4g} | {row.error:+.0%}" for row in rows]
+    mean = statistics.fmean(abs(row.error) for row in rows)
+    return TextTable.read(
+        title, f"{unit} | printed | fitted | error", lines, (f"Mean error {mean:.0%}.", *notes)
     )
 
 

@@ -52,25 +52,17 @@ def kcache_attention() -> TextTable:
     model, tokens, batch = MODELS["llama-2-7b"], 4096, 8
     shape = batch, tokens, model.hidden_size, model.num_query_heads
     full, tiered = attention_costs(*shape), attention_costs(*shape, top=128)
-    rows = tuple(
-        (
-            part,
-            tuple(
-                f"{value:.4g}"
-                for ops, read in (full[part], tiered[part])
-                for value in (ops, read, ops / read)
-            ),
-        )
-        for part in full
-    )
-    return TextTable(
+    lines = []
+    for part in full:
+        both = (f"{ops:.4g} | {read:.4g} | {ops / read:.4g}" for ops, read in (full[part], tiered[part]))
+        lines.append(" | ".join((part, *both)))
+    return TextTable.read(
         f"KCache, table 1: attention of a layer in a decode step (Llama 2 7B, batch {batch}, {tokens} tokens)",
-        "part",
-        ("operations", "bytes", "a byte", "N=128: operations", "bytes", "a byte"),
-        rows,
-        (
-            "Of A with N the text prints 1 / (1 + 1/h + 1/s) operations a byte; its own columns give 1/N for 1/s.",
-        ),
+        "part | operations | bytes | a byte | N=128: operations | bytes | a byte",
+        lines,
+        [
+            "Of A with N the text prints 1 / (1 + 1/h + 1/s) operations a byte; its own columns give 1/N for 1/s."
+        ],
     )
 
 

@@ -4,7 +4,7 @@ Lines of the text count a GB of KVs as 2**30 bytes and of weights as 10**9; so d
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 from winnow.cache import CacheLayout
@@ -25,90 +25,57 @@ def kv_gib(model: ModelShape, tokens: int, batch: int, element_bytes: float = 2.
     return model.kv_elements(tokens) * batch * element_bytes / GIB
 
 
-@dataclass(frozen=True)
-class MemoryRow:
-    """A line of the table of models: what the text prints for it."""
-
-    label: str
-    model: str
-    batch: int
-    weights_gb: int
-    printed_gb: float
-
-
 MEMORY = (
-    MemoryRow("Llama 3 8B", "llama-3-8b", 32, 16, 4.0),
-    MemoryRow("Mistral 7B", "mistral-7b", 32, 14, 4.0),
-    MemoryRow("Llama 3 70B", "llama-3-70b", 32, 140, 10.0),
-    MemoryRow("Llama 3 70B (batch=64)", "llama-3-70b", 64, 140, 20.0),
-    MemoryRow("Llama 3 70B (batch=128)", "llama-3-70b", 128, 140, 40.0),
-    MemoryRow("Llama 3 405B", "llama-3.1-405b", 32, 810, 15.8),
-    MemoryRow("GPT-4 class (est.)", "gpt-4-class", 32, 800, 30.0),
+    ("Llama 3 8B", "llama-3-8b", 32, 4.0),
+    ("Mistral 7B", "mistral-7b", 32, 4.0),
+    ("Llama 3 70B", "llama-3-70b", 32, 10.0),
+    ("Llama 3 70B (batch=64)", "llama-3-70b", 64, 20.0),
+    ("Llama 3 70B (batch=128)", "llama-3-70b", 128, 40.0),
+    ("Llama 3 405B", "llama-3.1-405b", 32, 15.8),
+    ("GPT-4 class (est.)", "gpt-4-class", 32, 30.0),
 )
+"""The table of models: label, model, batch, printed GB of KVs."""
 
 
 def memory() -> TextTable:
     """KVs and weights of popular models at 4096 tokens."""
-    rows = []
-    for row in MEMORY:
-        model = MODELS[row.model]
-        kvs, weights = kv_gib(model, 4096, row.batch), 2 * model.num_params / GB
-        rows.append(
-            (
-                row.label,
-                (
-                    f"{model.num_layers}",
-                    f"{model.num_kv_heads}",
-                    f"{model.head_dim}",
-                    f"{weights:.0f}",
-                    f"{kvs:.0f}",
-                    f"{row.printed_gb:g}",
-                    f"{kvs * GIB / (weights * GB):.0%}",
-                ),
-            )
-        )
-    return TextTable(
+    lines = []
+    for label, name, batch, printed in MEMORY:
+        model = MODELS[name]
+        kvs, weights = kv_gib(model, 4096, batch), 2 * model.num_params / GB
+        shape = f"{model.num_layers} | {model.num_kv_heads} | {model.head_dim} | {weights:.0f}"
+        lines.append(f"{label} | {shape} | {kvs:.0f} | {printed:g} | {kvs * GIB / (weights * GB):.0%}")
+    return TextTable.read(
         "KV cache of popular models (batch 32 unless said, 4096 tokens, FP16)",
-        "model",
-        ("layers", "KV heads", "head dim", "weights GB", "KVs GiB", "printed", "KVs/weights"),
-        tuple(rows),
-        (
-            "The printed sizes contradict the text's own formula, which these follow; its worked example is right.",
-        ),
+        "model | layers | KV heads | head dim | weights GB | KVs GiB | printed | KVs/weights",
+        lines,
+        [
+            "The printed sizes contradict the text's own formula, which these follow; its worked example is right."
+        ],
     )
 
 
 def batch() -> TextTable:
     """KVs of the 70B model against the batch."""
     printed = {1: 0.31, 8: 2.5, 16: 5, 32: 10, 64: 20, 128: 40, 256: 80}
-    rows = tuple(
-        (f"{size}", (f"{kv_gib(_70B, 4096, size):.4g}", f"{value:g}", f"{2 * _70B.num_params / GB:.0f}"))
-        for size, value in printed.items()
-    )
-    return TextTable(
+    weights = 2 * _70B.num_params
+    return TextTable.read(
         "KV cache against batch (Llama 3 70B, 4096 tokens, FP16)",
-        "batch",
-        ("KVs GiB", "printed", "weights GB"),
-        rows,
-        (f"KVs exceed the weights from a batch of {_crossover()} on.",),
+        "batch | KVs GiB | printed | weights GB",
+        (f"{n} | {kv_gib(_70B, 4096, n):.4g} | {said:g} | {weights / GB:.0f}" for n, said in printed.items()),
+        [f"KVs exceed the weights from a batch of {ceil_div(weights, _70B.kv_elements(4096) * 2)} on."],
     )
 
 
 def heads() -> TextTable:
     """What heads that share KVs save: the 70B model as it is, and if each query head had KVs of its own."""
-    multi = replace(_70B, num_kv_heads=_70B.num_query_heads)
-    sizes = ((model, kv_gib(model, 4096, 64)) for model in (_70B, multi))
-    rows = tuple(
-        (f"{model.num_kv_heads}", (f"{size:g}", printed))
-        for (model, size), printed in zip(sizes, ("80", "640"), strict=True)
+    counts = {_70B.num_kv_heads: "80", _70B.num_query_heads: "640"}
+    sizes = {count: kv_gib(replace(_70B, num_kv_heads=count), 4096, 64) for count in counts}
+    return TextTable.read(
+        "KV heads of a model (Llama 3 70B, 4096 tokens, batch 64, FP16)",
+        "heads | GiB | printed",
+        (f"{count} | {sizes[count]:g} | {said}" for count, said in counts.items()),
     )
-    return TextTable(
-        "KV heads of a model (Llama 3 70B, 4096 tokens, batch 64, FP16)", "heads", ("GiB", "printed"), rows
-    )
-
-
-def _crossover() -> int:
-    return ceil_div(2 * _70B.num_params, _70B.kv_elements(4096) * 2)
 
 
 def layout() -> TextTable:
@@ -116,25 +83,23 @@ def layout() -> TextTable:
     total, weights = 80 * _A100S, 2 * _70B.num_params / GB
     kvs, pool = kv_gib(_70B, 4096, 64), 48
     tokens = int(pool * GIB / _70B.kv_elements())
-    rows = (
-        ("weights (FP16)", (f"{weights:.0f}", "140", f"{weights:.0f}", "140")),
-        ("KV cache", (f"{kvs:.0f}", "80", f"{pool}", "48")),
-        ("prefix cache", ("0", "", "10", "10")),
-        ("activations and workspace", ("20", "20", "12", "12")),
-        ("left", (f"{total - weights - kvs - 20:.0f}", "80", f"{total - weights - pool - 22:.0f}", "10")),
-    )
-    return TextTable(
+    table = TextTable.read(
         f"Memory of {_A100S} A100 80GB, {total} GB (Llama 3 70B)",
-        "part, GB",
-        ("FP16 KVs, batch 64", "printed", "INT8 KVs", "printed"),
-        rows,
-        (
+        "part, GB | FP16 KVs, batch 64 | printed | INT8 KVs | printed",
+        [
+            f"weights (FP16) | {weights:.0f} | 140 | {weights:.0f} | 140",
+            f"KV cache | {kvs:.0f} | 80 | {pool} | 48",
+            "prefix cache | 0 | | 10 | 10",
+            "activations and workspace | 20 | 20 | 12 | 12",
+            f"left | {total - weights - kvs - 20:.0f} | 80 | {total - weights - pool - 22:.0f} | 10",
+        ],
+        [
             f"FP16: 4096 tokens each. The INT8 pool holds {tokens} tokens: 96 sequences of {tokens // 96}, or "
             f"{tokens // 1536} of 1536.",
             "The printed parts of the second column add up to 220 GB: the headroom is what is left of 320.",
-        ),
-        across="KVs",
+        ],
     )
+    return replace(table, across="KVs")
 
 
 WASTE = (
@@ -148,34 +113,21 @@ WASTE = (
 
 def waste() -> TextTable:
     """What contiguous reservation leaves unused, and what blocks do."""
-    rows = []
+    lines = []
     for name, used, reserved, printed in WASTE:
-        blocks = ceil_div(used, _BLOCK) * _BLOCK
-        rows.append(
-            (
-                name,
-                (
-                    f"{used}",
-                    f"{reserved}",
-                    f"{used / reserved:.0%}",
-                    f"{1 - used / reserved:.0%}",
-                    f"{printed}%",
-                    f"{1 - used / blocks:.1%}",
-                    f"{(_BLOCK - 1) / 2 / used:.1%}",
-                ),
-            )
-        )
+        part, blocks = used / reserved, ceil_div(used, _BLOCK) * _BLOCK
+        inside = f"{1 - used / blocks:.1%} | {(_BLOCK - 1) / 2 / used:.1%}"
+        lines.append(f"{name} | {used} | {reserved} | {part:.0%} | {1 - part:.0%} | {printed}% | {inside}")
     shares = [1 - used / reserved for _, used, reserved, _ in WASTE]
-    rows.append(("mean", ("", "", "", f"{sum(shares) / len(shares):.0%}", "68%", "", "")))
-    return TextTable(
+    lines.append(f"mean | | | | {sum(shares) / len(shares):.0%} | 68% | | ")
+    return TextTable.read(
         "Waste of contiguous reservation, and of blocks of 16",
-        "workload",
-        ("average", "reserved", "used", "waste", "printed", "in blocks", "expected in blocks"),
-        tuple(rows),
-        (
+        "workload | average | reserved | used | waste | printed | in blocks | expected in blocks",
+        lines,
+        [
             "In blocks: at exactly the average length; expected: half a block less half a token of lengths that vary.",
             "At 800 tokens the worst case of blocks is 15/800 = 1.9 %, printed as below 0.4 %.",
-        ),
+        ],
     )
 
 
@@ -206,21 +158,19 @@ BLOCK_OVERHEADS = {
 def blocks() -> TextTable:
     """Waste and tables against the block size, for rows of the mixed workload."""
     mean = sum(used for _, used, _, _ in WASTE) / len(WASTE)
-    rows = []
+    lines = []
     for size, said in BLOCK_OVERHEADS.items():
         shape = CacheLayout.even(_70B.num_layers, _70B.num_kv_heads, _70B.head_dim, size, "float16")
         fragmentation = (size - 1) / 2 / (mean + (size - 1) / 2)
-        table = 4 / shape.block_bytes
-        rows.append((f"{size}", (f"{fragmentation:.2%}", f"{said.unused:g}%", f"{table:.3%}")))
-    return TextTable(
+        lines.append(f"{size} | {fragmentation:.2%} | {said.unused:g}% | {4 / shape.block_bytes:.3%}")
+    return TextTable.read(
         f"Block size (Llama 3 70B, {mean:.0f} tokens on average)",
-        "slots",
-        ("unused in last blocks", "printed", "table entries"),
-        tuple(rows),
-        (
+        "slots | unused in last blocks | printed | table entries",
+        lines,
+        [
             "Of blocks of one head and layer with tables of int32; the printed 8 % of tables at 1 slot is no memory,",
             "but the cost of a kernel that follows them.",
-        ),
+        ],
     )
 
 
@@ -228,16 +178,14 @@ def beams(tokens: int = 2048, width: int = 4, diverged: int = 50) -> TextTable:
     """Blocks of beam search, with and without copy-on-write."""
     whole = ceil_div(tokens, _BLOCK)
     shared = whole + (width - 1) * ceil_div(diverged, _BLOCK)
-    rows = (
-        ("one sequence", (f"{whole}", "1.00x", "")),
-        ("copies", (f"{width * whole}", f"{width:.2f}x", "4x")),
-        ("copy-on-write", (f"{shared}", f"{shared / whole:.2f}x", "1.05x")),
-    )
-    return TextTable(
+    return TextTable.read(
         f"Beam search: {width} beams of {tokens} tokens that part in the last {diverged}",
-        "allocation",
-        ("blocks", "of one", "printed"),
-        rows,
+        "allocation | blocks | of one | printed",
+        [
+            f"one sequence | {whole} | 1.00x | ",
+            f"copies | {width * whole} | {width:.2f}x | 4x",
+            f"copy-on-write | {shared} | {shared / whole:.2f}x | 1.05x",
+        ],
     )
 
 
@@ -256,20 +204,18 @@ _SCALES = {"INT8": 2 / 128, "INT4 (grouped)": 4 / 32, "INT3": 4 / 32, "INT2": 4 
 
 def quantization() -> TextTable:
     """The 70B model's KVs by precision."""
-    rows = []
+    lines = []
     for name, size, printed, loss in QUANTIZED:
-        plain = kv_gib(_70B, 4096, 64, size)
-        scaled = kv_gib(_70B, 4096, 64, size + _SCALES.get(name, 0.0))
-        rows.append((name, (f"{size:g}", f"{plain:.0f}", printed, f"{2 / size:.3g}x", f"{scaled:.1f}", loss)))
-    return TextTable(
+        plain, scaled = (kv_gib(_70B, 4096, 64, each) for each in (size, size + _SCALES.get(name, 0.0)))
+        lines.append(f"{name} | {size:g} | {plain:.0f} | {printed} | {2 / size:.3g}x | {scaled:.1f} | {loss}")
+    return TextTable.read(
         "Quantized KVs (Llama 3 70B, batch 64, 4096 tokens)",
-        "precision",
-        ("bytes/element", "GiB", "printed", "savings", "with scales", "printed loss"),
-        tuple(rows),
-        (
+        "precision | bytes/element | GiB | printed | savings | with scales | printed loss",
+        lines,
+        [
             "With scales: a float16 per head at 8 bits, a scale and a zero per 32 channels below. Of the systems",
             "for outliers KVQuant and GEAR keep them; KIVI does not. Losses are the text's, not measured here.",
-        ),
+        ],
     )
 
 
@@ -286,18 +232,15 @@ EVICTED = (
 
 def eviction() -> TextTable:
     """The 8B model's KVs under a budget of 1024."""
-    model = MODELS["llama-3-8b"]
-    rows = []
-    for name, kept, printed, perplexity, preset in EVICTED:
-        size = kv_gib(model, kept, 1)
-        share = size / kv_gib(model, 4096, 1)
-        rows.append((name, (f"{kept}", f"{size:.3f}", f"{share:.0%}", f"{printed}%", perplexity, preset)))
-    return TextTable(
+    whole, *_ = sizes = [kv_gib(MODELS["llama-3-8b"], kept, 1) for _, kept, *_ in EVICTED]
+    return TextTable.read(
         "Eviction (Llama 3 8B, 4096 tokens generated, budget 1024)",
-        "policy",
-        ("kept", "GiB", "memory", "printed", "printed ppl", "preset"),
-        tuple(rows),
-        ("Perplexities are the text's; `winnow eval perplexity` measures a model's own.",),
+        "policy | kept | GiB | memory | printed | printed ppl | preset",
+        (
+            f"{name} | {kept} | {size:.3f} | {size / whole:.0%} | {printed}% | {perplexity} | {preset}"
+            for size, (name, kept, printed, perplexity, preset) in zip(sizes, EVICTED, strict=True)
+        ),
+        ["Perplexities are the text's; `winnow eval perplexity` measures a model's own."],
         words=(5,),
     )
 
@@ -308,34 +251,21 @@ BANDWIDTH = ((1, 0.6, 70), (8, 5.0, 73), (32, 20.0, 80), (64, 40.0, 90), (128, 8
 
 def bandwidth() -> TextTable:
     """Bytes that a decode step of the 70B model reads, and how long that takes."""
-    gpu = HARDWARE["A100"]
-    weights = 2 * _70B.num_params
-    rows = []
-    for size, printed_kv, printed_ms in BANDWIDTH:
+    rate, weights = HARDWARE["A100"].bandwidth, 2 * _70B.num_params
+    lines = []
+    for size, printed, printed_ms in BANDWIDTH:
         kvs = kv_gib(_70B, 2048, size) * GIB
         total = weights + kvs
-        rows.append(
-            (
-                f"{size}",
-                (
-                    f"{weights / GB:.0f}",
-                    f"{kvs / GIB:.1f}",
-                    f"{printed_kv:g}",
-                    f"{kvs / total:.1%}",
-                    f"{total / (gpu.bandwidth * _A100S) * 1e3:.1f}",
-                    f"{printed_ms}",
-                ),
-            )
-        )
-    return TextTable(
+        reads = f"{weights / GB:.0f} | {kvs / GIB:.1f} | {printed:g} | {kvs / total:.1%}"
+        lines.append(f"{size} | {reads} | {total / (rate * _A100S) * 1e3:.1f} | {printed_ms}")
+    return TextTable.read(
         f"Reads of a decode step (Llama 3 70B, 2048 tokens, {_A100S} A100)",
-        "batch",
-        ("weights GB", "KVs GiB", "printed", "KVs of all", "ms", "printed"),
-        tuple(rows),
-        (
-            f"At {gpu.bandwidth / GB:.0f} GB/s each, over the {_A100S} that hold the weights; the printed times take",
+        "batch | weights GB | KVs GiB | printed | KVs of all | ms | printed",
+        lines,
+        [
+            f"At {rate / GB:.0f} GB/s each, over the {_A100S} that hold the weights; the printed times take",
             "one device's 2 TB/s. 16-bit KVs.",
-        ),
+        ],
     )
 
 
@@ -352,23 +282,20 @@ THROUGHPUT = {
 
 def throughput() -> TextTable:
     """Tokens per second against the batch, by precision: what reading allows."""
-    gpu = HARDWARE["A100"]
-    rows = []
+    rate = HARDWARE["A100"].bandwidth * _A100S
+    lines = []
     for size, printed in THROUGHPUT.items():
-        entries: list[str] = []
-        for element, said in zip((2.0, 1.0, 0.5), printed, strict=True):
-            read = 2 * _70B.num_params + kv_gib(_70B, 2048, size, element) * GIB
-            entries += [f"{size * gpu.bandwidth * _A100S / read:.0f}", f"{said}"]
-        rows.append((f"{size}", tuple(entries)))
-    return TextTable(
+        reads = (2 * _70B.num_params + kv_gib(_70B, 2048, size, each) * GIB for each in (2.0, 1.0, 0.5))
+        pairs = zip(reads, printed, strict=True)
+        lines.append(" | ".join([f"{size}", *(f"{size * rate / read:.0f} | {said}" for read, said in pairs)]))
+    return TextTable.read(
         f"Decode throughput against batch, tokens/s (Llama 3 70B, 2048 tokens, {_A100S} A100)",
-        "batch",
-        ("FP16", "printed", "INT8", "printed", "INT4", "printed"),
-        tuple(rows),
-        (
+        "batch | FP16 | printed | INT8 | printed | INT4 | printed",
+        lines,
+        [
             "A bound: nothing but reading weights and KVs. Printed: one device, which cannot hold the weights,",
             "and less at large batches than that bandwidth gives.",
-        ),
+        ],
     )
 
 
@@ -384,74 +311,43 @@ SWAP = (
 
 def swap() -> TextTable:
     """Swap or recompute, by length, over 25 GB/s."""
-    link = 25 * GB
     gpu = HARDWARE["A100"]
-    rows = []
+    lines = []
     for tokens, printed_gb, printed_ms, printed_recompute in SWAP:
         num_bytes = _70B.kv_elements(tokens) * 2
         flops = 2 * _70B.active_params * tokens
         flops += 2 * _70B.num_layers * _70B.num_query_heads * _70B.head_dim * tokens**2
         seconds = flops / (gpu.compute * _A100S * 0.45)
         seconds = max(seconds, 2 * _70B.num_params / (gpu.bandwidth * _A100S))
-        back = num_bytes / link
-        rows.append(
-            (
-                f"{tokens}",
-                (
-                    f"{num_bytes / GIB:.3f}",
-                    f"{printed_gb:g}",
-                    f"{back * 1e3:.1f}",
-                    f"{printed_ms:g}",
-                    f"{seconds * 1e3:.0f}",
-                    f"{printed_recompute}",
-                    "swap" if 2 * back < seconds else "recompute",
-                ),
-            )
-        )
-    return TextTable(
+        back = num_bytes / (25 * GB)
+        moved = f"{num_bytes / GIB:.3f} | {printed_gb:g} | {back * 1e3:.1f} | {printed_ms:g}"
+        again = f"{seconds * 1e3:.0f} | {printed_recompute}"
+        lines.append(f"{tokens} | {moved} | {again} | {'swap' if 2 * back < seconds else 'recompute'}")
+    return TextTable.read(
         "Swap or recompute (Llama 3 70B, FP16, 25 GB/s)",
-        "tokens",
-        ("GiB", "printed", "one way, ms", "printed", f"recompute on {_A100S} A100, ms", "printed", "cheaper"),
-        tuple(rows),
-        (
+        f"tokens | GiB | printed | one way, ms | printed | recompute on {_A100S} A100, ms | printed | cheaper",
+        lines,
+        [
             "Swapping goes out and back: twice the time. Recomputing: 45 % of the products' peak, and the weights",
             "are read at least once: no cheaper for short prompts. All printed sizes are 8 times too low.",
-        ),
+        ],
         words=(6,),
     )
 
 
 def small() -> TextTable:
     """Where optimizing is said not to matter."""
-    rows = (
-        (
-            "Llama 3 8B, batch 32, 512 tokens",
-            (f"{kv_gib(MODELS['llama-3-8b'], 512, 32):.0f}", "0.5"),
-        ),
-        (
-            "Llama 3.2 1B, batch 64, 4096 tokens",
-            (f"{kv_gib(MODELS['llama-3.2-1b'], 4096, 64):.0f}", "4.3"),
-        ),
+    return TextTable.read(
+        "Small cases",
+        "case | GiB | printed",
+        [
+            f"Llama 3 8B, batch 32, 512 tokens | {kv_gib(MODELS['llama-3-8b'], 512, 32):.0f} | 0.5",
+            f"Llama 3.2 1B, batch 64, 4096 tokens | {kv_gib(MODELS['llama-3.2-1b'], 4096, 64):.0f} | 4.3",
+        ],
     )
-    return TextTable("Small cases", "case", ("GiB", "printed"), rows)
 
 
-TABLES: Mapping[str, Callable[[], TextTable]] = {
-    "memory": memory,
-    "batch": batch,
-    "heads": heads,
-    "layout": layout,
-    "waste": waste,
-    "blocks": blocks,
-    "beams": beams,
-    "quantization": quantization,
-    "eviction": eviction,
-    "bandwidth": bandwidth,
-    "throughput": throughput,
-    "swap": swap,
-    "small": small,
-    "stack": stack,
-    "watermark": watermark,
-    "tenants": tenants,
-}
+_TABLES = (memory, batch, heads, layout, waste, blocks, beams, quantization, eviction, bandwidth, throughput)
+_TABLES += (swap, small, stack, watermark, tenants)
+TABLES: Mapping[str, Callable[..., TextTable]] = {table.__name__: table for table in _TABLES}
 """The tables by the name of their command."""

@@ -34,19 +34,11 @@ class Configuration:
     """In per cent."""
 
 
+_PLAIN = CacheConfig(enable_prefix_caching=False)
 STACK = (
-    Configuration(
-        "contiguous FP16",
-        CacheConfig(kv_reservation="max", enable_prefix_caching=False),
-        24,
-        420,
-        (85, 350),
-        55,
-    ),
-    Configuration("paged FP16", CacheConfig(enable_prefix_caching=False), 58, 780, (72, 180), 82),
-    Configuration(
-        "paged INT8", CacheConfig(kv_cache_dtype="int8", enable_prefix_caching=False), 96, 1050, (65, 160), 88
-    ),
+    Configuration("contiguous FP16", replace(_PLAIN, kv_reservation="max"), 24, 420, (85, 350), 55),
+    Configuration("paged FP16", _PLAIN, 58, 780, (72, 180), 82),
+    Configuration("paged INT8", replace(_PLAIN, kv_cache_dtype="int8"), 96, 1050, (65, 160), 88),
     Configuration("paged INT8 + prefix cache", CacheConfig(kv_cache_dtype="int8"), 96, 1180, (55, 145), 90),
     Configuration("paged INT4 + prefix cache", CacheConfig(kv_cache_dtype="int4"), 140, 1420, (52, 155), 91),
 )
@@ -72,7 +64,7 @@ def stack(requests: int = _REQUESTS) -> TextTable:
     """Batch and throughput of each configuration, in the memory that holds the text's 24 contiguous sequences."""
     model = MODELS["llama-3-70b"]
     pool = STACK[0].printed_batch * model.kv_elements(_RESERVED) * 2
-    rows, before = [], None
+    lines, before = [], None
     for row in STACK:
         deployment = Deployment(
             model, HARDWARE["A100"], 4, cache=row.cache, scheduler=SchedulerConfig(_MOST_SEQS)
@@ -80,31 +72,20 @@ def stack(requests: int = _REQUESTS) -> TextTable:
         setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=row.cache.enable_prefix_caching)
         values = summary(simulate(deployment, setup, workload(requests)))
         rate = values["output_rate"]
-        rows.append(
-            (
-                row.label,
-                (
-                    f"{values['mean_running']:.0f}",
-                    f"{row.printed_batch}",
-                    f"{rate:.0f}",
-                    f"{row.printed_rate}",
-                    "" if before is None else f"{rate / before[0]:.2f}x",
-                    "" if before is None else f"{row.printed_rate / before[1]:.2f}x",
-                ),
-            )
-        )
+        gains = f"{rate / before[0]:.2f}x | {row.printed_rate / before[1]:.2f}x" if before else " | "
+        batches = f"{values['mean_running']:.0f} | {row.printed_batch}"
+        lines.append(f"{row.label} | {batches} | {rate:.0f} | {row.printed_rate} | {gains}")
         before = rate, row.printed_rate
-    return TextTable(
+    return TextTable.read(
         "Serving throughput (Llama 3 70B, 4 A100, 1024 + 512 tokens on average)",
-        "configuration",
-        ("running", "printed", "tokens/s", "printed", "gain", "printed"),
-        tuple(rows),
-        (
+        "configuration | running | printed | tokens/s | printed | gain | printed",
+        lines,
+        [
             f"Simulated, uncalibrated: {requests} requests at once, lengths exponentially drawn, {_SHARED} tokens of",
             f"each prompt shared; KV memory for the {STACK[0].printed_batch} contiguous sequences of {_RESERVED} "
             "tokens that are printed.",
             "More run than printed: the text's batches stop short of what its memory holds.",
-        ),
+        ],
     )
 
 
@@ -139,7 +120,7 @@ def watermark(requests: int = _REQUESTS // 2) -> TextTable:
     """Admission up to a part of the blocks, under a load that fills them."""
     model = MODELS["llama-3-70b"]
     pool, trace = _WATERMARK_SEQS * model.kv_elements(_RESERVED) * 2, mixed(requests)
-    rows = []
+    lines = []
     for part, printed_batch, printed_rate, printed_preempted, printed_p99 in WATERMARKS:
         scheduler = SchedulerConfig(256, watermark_high=part)
         deployment = Deployment(model, HARDWARE["A100"], 4, scheduler=scheduler)
@@ -148,32 +129,19 @@ def watermark(requests: int = _REQUESTS // 2) -> TextTable:
         values = summary(simulation)
         preempted = sum(simulation.preemptions.values()) / simulation.seconds * 60
         most = max(sample.running for history in simulation.histories for sample in history)
-        rows.append(
-            (
-                f"{part:.0%}",
-                (
-                    f"{most}",
-                    f"{printed_batch}",
-                    f"{values['output_rate']:.0f}",
-                    f"{printed_rate}",
-                    f"{preempted:.1f}",
-                    f"{printed_preempted:g}",
-                    f"{values['tpot']['p99'] * 1e3:.0f}",
-                    f"{printed_p99}",
-                ),
-            )
-        )
-    return TextTable(
+        rates = f"{most} | {printed_batch} | {values['output_rate']:.0f} | {printed_rate}"
+        late = f"{values['tpot']['p99'] * 1e3:.0f} | {printed_p99}"
+        lines.append(f"{part:.0%} | {rates} | {preempted:.1f} | {printed_preempted:g} | {late}")
+    return TextTable.read(
         "Watermarks (Llama 3 70B, 4 A100, mixed lengths)",
-        "admit up to",
-        ("batch", "printed", "tokens/s", "printed", "preempted/min", "printed", "p99 ms/token", "printed"),
-        tuple(rows),
-        (
+        "admit up to | batch | printed | tokens/s | printed | preempted/min | printed | p99 ms/token | printed",
+        lines,
+        [
             f"Simulated, uncalibrated: {requests} requests, {_LOAD:g} a second, short prompts with long answers",
             f"among them, in memory for {_WATERMARK_SEQS} contiguous ones. Requests join up to the watermark; in the",
             "text's code the names of the two are swapped. Running requests are promised their next blocks, so",
             "fewer are preempted.",
-        ),
+        ],
     )
 
 
@@ -190,22 +158,20 @@ def tenants(requests: int = _REQUESTS // 2) -> TextTable:
     deployment = Deployment(model, HARDWARE["A100"], 4, scheduler=scheduler)
     setup = EngineSetup.of(deployment, pool, _RESERVED, prefix_caching=False)
     names = [name for name, _ in TENANTS]
-    rows = []
+    lines = []
     for label, active in (("a alone", names[:1]), ("b alone", names[1:]), ("both, equal load", names)):
         simulation = simulate(deployment, setup, workload(requests), tenants=active)
-        end = simulation.seconds
-        entries = []
+        entries = [label]
         for name, part in TENANTS:
             tokens = sum(each.output_tokens for each in simulation.served if each.tenant == name)
-            entries += [f"{part:.0%}", f"{tokens / end:.0f}"]
-        rows.append((label, (*entries, f"{simulation.kv_bytes_peak / simulation.kv_bytes:.0%}")))
-    return TextTable(
+            entries.append(f"{part:.0%} | {tokens / simulation.seconds:.0f}")
+        lines.append(" | ".join([*entries, f"{simulation.kv_bytes_peak / simulation.kv_bytes:.0%}"]))
+    return TextTable.read(
         "Tenants: guarantees of 60 % and 30 %, the rest shared (Llama 3 70B, 4 A100)",
-        "load",
-        ("a guaranteed", "a tokens/s", "b guaranteed", "b tokens/s", "memory used at most"),
-        tuple(rows),
-        (
+        "load | a guaranteed | a tokens/s | b guaranteed | b tokens/s | memory used at most",
+        lines,
+        [
             "Simulated, uncalibrated. In the text's code the shared pool is never lent; here a tenant borrows what is",
             "free, the other's guarantee too, and gives it back first.",
-        ),
+        ],
     )
