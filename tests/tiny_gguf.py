@@ -106,7 +106,7 @@ def save_gguf(
         tensors = list(_moe_tensors(model))
     else:
         tensors = [
-            (tensor_name(name), in_llama_cpp_order(name, weight.numpy(), SHAPE))
+            (tensor_name(name, SHAPE["num_hidden_layers"]), in_llama_cpp_order(name, weight.numpy(), SHAPE))
             for name, weight in model.state_dict().items()
         ]
     for name, weight in tensors:

@@ -30,7 +30,7 @@ def test_cells_are_measured_once_and_shown_beside_each_other(
         "--kv-seqs",
         "1",
     ]
-    words += ["--methods", "batch-max-leverage:kv_cache_dtype=int8,extreme-decode-65", "--rounds", "1"]
+    words += ["--methods", "snapkv-w8:kv_cache_dtype=int8,extreme-decode-65", "--rounds", "1"]
     words += ["--compressions", "4", "--kv-budgets", "128", "-o", str(tmp_path)]
     words += ["--journal", str(tmp_path / "rows.jsonl")]
     for part in ("answers", "speed", "page"):
@@ -39,7 +39,7 @@ def test_cells_are_measured_once_and_shown_beside_each_other(
     assert len(lines) == 1 + 2 * 4, "a header, and both parts of each cell"
     assert run_study(Options, study, [*words, "--part", "answers"]) == 0
     assert (tmp_path / "rows.jsonl").read_text().splitlines() == lines
-    page, evicting = (tmp_path / "headline.md").read_text(), "batch-max-leverage:kv_cache_dtype=int8"
+    page, evicting = (tmp_path / "headline.md").read_text(), "snapkv-w8:kv_cache_dtype=int8"
     for cell in ("full", f"{evicting} 4x", f"{evicting} 128 KVs", "extreme-decode-65"):
         assert f"| {cell} | 8 |" in page
     capsys.readouterr()

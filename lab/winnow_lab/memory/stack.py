@@ -210,7 +210,7 @@ def table(rows: Mapping[str, Measured]) -> TextTable:
         fits = f"{row.fit:.1f} | {row.most_running} | {text.printed_batch if text else ''}"
         rate = f"{row.output_rate:,.0f} | {gain} | {printed_gain}"
         lines.append(f"{label(layer)} | {fits} | {rate} | {row.computed:,} | {row.preemptions}")
-        before, printed_before = row, text and text.printed_rate
+        before, printed_before = row, text.printed_rate if text else None
     head = "configuration | sequences that fit | most at once | printed | output tokens/s | gain | printed"
     return TextTable.read("Measured", f"{head} | prompt tokens computed | preemptions", lines)
 
@@ -259,7 +259,7 @@ def study(typed: Options) -> Iterator[Result]:
         f"{model}, bfloat16; {typed.requests} requests at once, {1024 // typed.scale} + {512 // typed.scale} tokens on "
         f"average, exponentially drawn, the first {512 // typed.scale} the same. {format_bytes(kv_memory)} of KV "
         f"memory: {typed.fits} sequences of {LONGEST // typed.scale:,} tokens in bfloat16. Eviction: "
-        f"{typed.eviction} {typed.compression:g}x. Medians of {typed.repeat}.",
+        f"{typed.eviction} {typed.compression:g}x. Medians of {typed.repeat}."
     ]
     notes = (
         "sequences that fit: KV memory over the bytes that a running request held, mean over steps; padded batches "

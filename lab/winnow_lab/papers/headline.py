@@ -172,33 +172,43 @@ def _name(*parts: Any) -> str:
     return "/".join(map(str, parts))
 
 
-def open_engine(options: Options, method: str, context: int, *, timed: bool) -> LLM:
-    """Open an engine: with memory for all, or where it is timed for `kv_seqs` whole sequences."""
-    longest = context + options.new_tokens
-    own: dict[str, Any] = {"model": options.model, "dtype": options.dtype, "max_model_len": longest}
-    own |= {"max_num_seqs": options.requests if timed else _BLOCK, "enable_prefix_caching": False}
-    memory = kv_memory_for(EngineConfig.from_options(own), options.kv_seqs, longest) if timed else "1GiB"
-    return LLM(**own | {"kv_memory": memory} | options.engines[method])
+def _engine(options: Options, context: int, most_seqs: int) -> dict[str, Any]:
+    return {
+        "model": options.model,
+        "dtype": options.dtype,
+        "max_model_len": context + options.new_tokens,
+        "max_num_seqs": most_seqs,
+        "enable_prefix_caching": False,
+    }
 
 
-def prompts_of(options: Options, llm: LLM, context: int, kind: str) -> list[TimedPrompt]:
-    """The prompts of a kind, the question last."""
-    most = context + options.new_tokens
-    return list(judged_prompts(llm, options, [kind], context, options.prompts, options.seed, most))
+Prompts = dict[tuple[int, str], list[TimedPrompt]]
+"""By context and kind; they are the same for every engine of a model."""
+
+
+def prompts_of(options: Options, llm: LLM, context: int, kind: str, known: Prompts) -> list[TimedPrompt]:
+    """The prompts of a kind, the question last; they are made once."""
+    if (context, kind) not in known:
+        most = context + options.new_tokens
+        found = judged_prompts(llm, options, [kind], context, options.prompts, options.seed, most)
+        known[context, kind] = list(found)
+    return known[context, kind]
 
 
 def answers(options: Options, journal: CellJournal, until: float) -> None:
     """Score the cells that lack, block of prompts by block, so that all cells have about as many."""
-    blocks = range(0, options.prompts, _BLOCK)
+    blocks, asked = range(0, options.prompts, _BLOCK), Prompts()
     for first, context, method in product(blocks, options.contexts, options.engines):
         cells = product(options.kinds, (cell for cell in options.cells if cell.method == method))
         named = {_name("answers", context, cell.label, kind, first): (kind, cell) for kind, cell in cells}
         wanted = {name: cell for name, cell in named.items() if name not in journal.rows}
         if not wanted:
             continue
-        with open_engine(options, method, context, timed=False) as llm:
+        with LLM(
+            **_engine(options, context, _BLOCK) | {"kv_memory": "1GiB"} | options.engines[method]
+        ) as llm:
             for name, (kind, cell) in wanted.items():
-                prompts = prompts_of(options, llm, context, kind)[first : first + _BLOCK]
+                prompts = prompts_of(options, llm, context, kind, asked)[first : first + _BLOCK]
                 journal.add(name, _scored(llm, prompts, cell.asked))
                 if time.monotonic() > until:
                     return
@@ -214,16 +224,19 @@ def _scored(llm: LLM, prompts: Sequence[TimedPrompt], own: Mapping[str, Any]) ->
 
 def speed(options: Options, journal: CellJournal, until: float) -> None:
     """Time the cells that lack, in turn, and score these answers too."""
-    asked: dict[int, list[TimedPrompt]] = {}
+    asked, memory = Prompts(), dict[int, int]()
     for number, context, cell in product(range(options.rounds), options.contexts, options.cells):
         name = _name("speed", context, cell.label)
         if len(journal.rows.get(name, [])) > number:
             continue
-        with open_engine(options, cell.method, context, timed=True) as llm:
-            if context not in asked:
-                by_kind = [prompts_of(options, llm, context, kind) for kind in options.kinds]
-                asked[context] = [each for turn in zip(*by_kind, strict=True) for each in turn]
-            journal.add(name, _timed(llm, asked[context][: options.requests], options.new_tokens, cell))
+        own = _engine(options, context, options.requests)
+        if context not in memory:
+            config = EngineConfig.from_options(own)
+            memory[context] = kv_memory_for(config, options.kv_seqs, context + options.new_tokens)
+        with LLM(**own | {"kv_memory": memory[context]} | options.engines[cell.method]) as llm:
+            by_kind = [prompts_of(options, llm, context, kind, asked) for kind in options.kinds]
+            prompts = [each for turn in zip(*by_kind, strict=True) for each in turn][: options.requests]
+            journal.add(name, _timed(llm, prompts, options.new_tokens, cell))
         if time.monotonic() > until:
             return
 

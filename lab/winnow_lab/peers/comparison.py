@@ -135,13 +135,7 @@ class Comparison:
         EvaluationError: the journal is another work's.
     """
 
-    def __init__(
-        self,
-        given: GivenWork,
-        options: PeerOptions,
-        journal: Path | None,
-        steps: Steps,
-    ) -> None:
+    def __init__(self, given: GivenWork, options: PeerOptions, journal: Path | None, steps: Steps) -> None:
         folder = options.folder.resolve()
         self.given = given
         self._threads = options.threads

@@ -64,11 +64,7 @@ def winnow(load: Load) -> list[Configuration]:
     if load.judged:
         rows = _later_rows() if load.later else _seen_rows()
     return [
-        Configuration(
-            name,
-            "all" if name in unlimited else load.within,
-            base | options,
-        )
+        Configuration(name, "all" if name in unlimited else load.within, base | options)
         for name, options in rows.items()
     ]
 

@@ -67,6 +67,13 @@ def interleaved(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
+def tensor_name(name: str, layers: int) -> str:
+    """What llama.cpp calls a tensor of a model with that many layers that transformers calls `name`."""
+    found = get_tensor_name_map(MODEL_ARCH.LLAMA, layers).get_name(name, (".weight",))
+    assert found is not None, f"no tensor of a Llama: {name}"
+    return str(found)
+
+
 def in_llama_cpp_order(
     name: str, weight: NDArray[np.float32], config: Mapping[str, Any]
 ) -> NDArray[np.float32]:
@@ -94,10 +101,9 @@ def write_bfloat16(model: Path, file: Path) -> None:
     writer = GGUFWriter(file, "llama")
     write_shape(writer, config)
     write_tokens(writer, config["vocab_size"])
-    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(model / "model.safetensors").items():
         weight = in_llama_cpp_order(name, tensor.float().numpy(), config)
-        target = names.get_name(name, (".weight",))
+        target = tensor_name(name, config["num_hidden_layers"])
         if weight.ndim == 1:
             writer.add_tensor(target, weight)
         else:

@@ -14,11 +14,7 @@ from typing import Any
 from protocol import Answer, Tokens, Work, serve
 
 BLOCK = 128
-VARIABLES = {
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "HF_HUB_OFFLINE": "1",
-}
+VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
 
 
 def kv_bytes(model: Path, tokens: int) -> int:

@@ -85,10 +85,7 @@ def measure(codec: Codec, asked: Options, reference_bytes: float | None) -> Meas
             tokens: _decoded(llm, arguments, tokens, count, keepings) for tokens, count in arguments.windows
         }
         return Measured(
-            codec,
-            token_bytes,
-            {tokens: found for tokens, found in decoded.items() if found},
-            evaluation.rows,
+            codec, token_bytes, {tokens: found for tokens, found in decoded.items() if found}, evaluation.rows
         )
 
 

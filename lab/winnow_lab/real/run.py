@@ -108,12 +108,7 @@ class RealEvaluation:
         for query in queries:
             print(f"{work.name}: kvpress, question {LABELS[query]}", file=sys.stderr)
             run = KvpressRun(
-                arguments.peer_model,
-                samples,
-                maker,
-                arguments.work,
-                dtype=arguments.dtype,
-                query=query,
+                arguments.peer_model, samples, maker, arguments.work, dtype=arguments.dtype, query=query
             )
             shown = cells
             if arguments.report:

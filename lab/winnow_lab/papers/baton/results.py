@@ -7,15 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from winnow.values.units import format_bytes
-from winnow_lab.papers.baton.protocol import (
-    MIXED,
-    MODES,
-    SETS,
-    Cell,
-    Run,
-    Trace,
-    published_gain,
-)
+from winnow_lab.papers.baton.protocol import MIXED, MODES, SETS, Cell, Run, Trace, published_gain
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable, formatted
 from winnow_lab.study.journal import CellJournal

@@ -15,13 +15,7 @@ from winnow_lab.report.tables import TextTable
 
 MIXED = {8: (6619, 2654), 4: (21901, 11771)}
 """Batch -> printed seconds of Benchmark and BATON-PD on the A6000 (Table 1); lengths are doubled at batch 4."""
-SHORT = {
-    2: (161.77, 83.43),
-    4: (92.68, 49.61),
-    6: (61.70, 37.25),
-    8: (50.07, 31.08),
-    10: (40.45, 30.99),
-}
+SHORT = {2: (161.77, 83.43), 4: (92.68, 49.61), 6: (61.70, 37.25), 8: (50.07, 31.08), 10: (40.45, 30.99)}
 """Batch -> printed seconds of Benchmark and BATON over 30 short queries on the RTX 4090 (Table 2)."""
 PRINTED: Mapping[str, Mapping[int, tuple[float, float]]] = {"A6000": MIXED, "RTX-4090": SHORT}
 _SEEDS = 20

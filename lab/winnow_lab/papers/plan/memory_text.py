@@ -347,7 +347,9 @@ def small() -> TextTable:
     )
 
 
-_TABLES = (memory, batch, heads, layout, waste, blocks, beams, quantization, eviction, bandwidth, throughput)
-_TABLES += (swap, small, stack, watermark, tenants)
+_TABLES = (
+    *(memory, batch, heads, layout, waste, blocks, beams, quantization, eviction, bandwidth, throughput),
+    *(swap, small, stack, watermark, tenants),
+)
 TABLES: Mapping[str, Callable[..., TextTable]] = {table.__name__: table for table in _TABLES}
 """The tables by the name of their command."""
