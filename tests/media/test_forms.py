@@ -152,8 +152,8 @@ def test_lines_of_prompts_with_images(prompt: Any) -> None:
     parsed = parse_line(RawLine(0, 1, dump_json(line).encode()), {})
     assert not isinstance(parsed, BadLine)
     key = "prompt" if isinstance(prompt, str) else "prompt_token_ids"
-    assert parsed.prompt == {key: prompt, "multi_modal_data": images}
-    assert parsed.params.max_tokens == 3
+    assert parsed.asked.prompt == {key: prompt, "multi_modal_data": images}
+    assert parsed.asked.params.max_tokens == 3
 
 
 def test_other_modalities_are_refused() -> None:
