@@ -18,8 +18,7 @@ from winnow_lab.papers.kcache.results import (
     traffic_table,
     turn_table,
 )
-from winnow_lab.papers.kcache.throughput import Cell
-from winnow_lab.papers.kcache.turns import conversations
+from winnow_lab.papers.kcache.timed import Cell, conversations
 from winnow_lab.tasks import load_task
 
 

@@ -18,8 +18,7 @@ from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import load_task
 from winnow_lab.papers.kvpress import run as run_module
-from winnow_lab.papers.kvpress.presses import PRESSES
-from winnow_lab.papers.kvpress.run import KvpressRun, PressCell
+from winnow_lab.papers.kvpress.run import PRESSES, KvpressRun, PressCell
 from winnow_lab.peers.environment import Environment, PeerError
 
 # Answers every ask with the prompt's own last tokens; says how often it ran.

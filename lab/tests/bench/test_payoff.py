@@ -87,17 +87,6 @@ def test_from_how_many_questions_compressing_pays(
     assert load("payoff_page").pays_from(2, 20, full, other) == questions
 
 
-def test_marks_of_one_policy_are_joined(load: Load) -> None:
-    pytest.importorskip("matplotlib")
-    [axes] = load("payoff_page").chart(report()).axes
-    named = [
-        line for line in axes.lines if not str(line.get_label()).startswith("_")
-    ]  # others are of error bars
-    marks = {line.get_label(): line.get_xydata().tolist() for line in named}
-    assert marks["winnow, winnow-seen"] == [[10.0, 25.0], [100.0, 0.0]]
-    assert marks["openvino, u8 KVs"] == [[2.5, 50.0]] and len(marks) == 3
-
-
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Any:
     sys.path.insert(0, str(PEERS))

@@ -17,12 +17,11 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from winnow.errors import ConfigError
 from winnow_lab.peers.comparison import Comparison, PeerOptions, Steps
-from winnow_lab.peers.payoff_page import NOTES, chart, tables
+from winnow_lab.peers.payoff_page import NOTES, tables
 from winnow_lab.peers.works import RealModel, real_works
 from winnow_lab.study import Result, flag, run_study
 
@@ -44,9 +43,7 @@ class Options(PeerOptions):
     journal: Path | None = flag(
         Path("runs/payoff"), "folder that keeps every run; what it has is not run again"
     )
-    output: Path | None = flag(
-        Path("docs/results"), "folder of the page, its numbers and figure", short=("-o",)
-    )
+    output: Path | None = flag(Path("docs/results"), "folder of the page and its numbers", short=("-o",))
     name: str = flag("payoff", "of the files in --output")
 
     def __post_init__(self) -> None:
@@ -82,8 +79,7 @@ def study(options: Options) -> Iterator[Result]:
             sys.exit(UNFINISHED)
         entries = [{"model": model.name, "title": title} | made.to_json() for model, title, made in compared]
         found = {"works": entries}
-        drawn = {"": partial(chart, found)} if "p1" in options.works else {}
-        yield Result("Whether compression pays", tables(found), [], NOTES, found, ("works",), drawn)
+        yield Result("Whether compression pays", tables(found), [], NOTES, found, ("works",))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,18 +1,12 @@
-"""The page and the chart of payoff.py's report, computed from its numbers alone."""
+"""The tables of payoff.py's report, computed from its numbers alone."""
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from winnow_lab.peers.configurations import PROMPTS_ALONE
 from winnow_lab.peers.page import versions
-from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import Footnotes, TextTable
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -78,43 +72,6 @@ def pays_from(few: int, many: int, full: tuple[float, float], row: tuple[float, 
     if each >= each_full:
         return 1 if more + each < each_full else None
     return max(1, math.floor(more / (each_full - each)) + 1)
-
-
-def chart(report: Report) -> "Figure | None":
-    """Right answers against tokens per second in p1, a panel for each model; amounts of one policy are joined."""
-    panels = []
-    for work in report["works"]:
-        if work["work"] != "p1":
-            continue
-        lines: dict[str, list[Row]] = {}
-        for row in work["configurations"]:
-            if row["median"] is not None and row["scores"] and row["configuration"] != PROMPTS_ALONE:
-                family = re.sub(r" [0-9]+x$", "", row["configuration"])
-                lines.setdefault(f"{row['peer']}, {family}", []).append(row)
-        found = [
-            Line(
-                label,
-                [row["median"] for row in rows],
-                [100 * statistics.fmean(row["scores"]) for row in rows],
-                errors=[100 * _standard_error(row["scores"]) for row in rows],
-            )
-            for label, rows in lines.items()
-        ]
-        x = Axis("output tokens per second, KV memory for two sequences", "log")
-        panels.append(
-            Panel(_finding(work), x, Axis("right answers, % (bars: standard error)", low=0, high=100), found)
-        )
-    return line_chart(panels) if panels else None
-
-
-def _finding(work: Report) -> str:
-    """Return the figure's title: speed and answers of the policy at 8x beside the full cache."""
-    full, ours = _full(work), _row(work, "winnow", "winnow-seen 8x")
-    if full is None or ours is None:
-        return str(work["model"])
-    right, before = (100 * statistics.fmean(row["scores"]) for row in (ours, full))
-    gain = f"{ours['median'] / full['median']:.1f} times the\ntokens per second"
-    return f"{work['model']}: 8x fewer KVs, {gain}, {right:.0f} % right for {before:.0f} %"
 
 
 def _work(report: Report, model: str, name: str) -> Report | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,8 @@ def tables(found: Sequence[Measured], least: float, shares: Sequence[float] = ()
     if not shares:
         return [*shown, _mix_table(found, works)]
     for method in _methods(found):
-        shown.append(_shares_table(found, works, shares, method, least))
-        shown += [_share_table(found, works, share, method, least) for share in shares]
+        equal = EqualBytes(found, works, method, least)
+        shown += [equal.table(shares), *map(equal.share_table, shares)]
     return shown
 
 
@@ -53,9 +54,8 @@ def shares_figure(found: Sequence[Measured], least: float, shares: Sequence[floa
         WinnowError: matplotlib is not installed.
     """
     works = _counted(found, least)
-    panels = [_panel("mean", found, works, shares, method, least)]
-    if len(works) > 1:
-        panels += [_panel(work, found, [work], shares, method, least) for work in works]
+    parts = {"mean": works} | ({work: [work] for work in works} if len(works) > 1 else {})
+    panels = [EqualBytes(found, each, method, least).panel(title, shares) for title, each in parts.items()]
     return line_chart(panels, f"{method}, bytes of KVs against the full cache in 16 bits", columns=3)
 
 
@@ -113,67 +113,64 @@ def _mix_table(found: Sequence[Measured], works: Sequence[str]) -> TextTable:
     return TextTable("Compression and bits by bytes", "mix", columns, tuple(entry for _, entry in lines))
 
 
-def _shares_table(
-    found: Sequence[Measured], works: Sequence[str], shares: Sequence[float], method: str, least: float
-) -> TextTable:
-    reference, lines = found[0].token_bytes, []
-    for each in found:
-        alone = _mean_text([each.full().get(work) for work in works])
-        means = (
-            _mean_text(_rows(each, works, share, reference, method, least), _asked(each, share, reference))
-            for share in shares
-        )
-        lines.append(" | ".join((each.codec.name, f"{reference / each.token_bytes:.2f}x", alone, *means)))
-    head = " | ".join(("codec | alone | full cache", *(f"{share:g}x fewer bytes" for share in shares)))
-    title = f"Equal bytes: mean score over {len(works)} categories, {method}, question later"
-    return TextTable.read(title, head, lines)
+@dataclass(frozen=True)
+class EqualBytes:
+    """Codecs under one policy at equal bytes.
 
+    Attributes:
+        least: what a codec's full cache must score for policies to be run; below it its score stands in.
+    """
 
-def _share_table(
-    found: Sequence[Measured], works: Sequence[str], share: float, method: str, least: float
-) -> TextTable:
-    reference = found[0].token_bytes
-    rows = [_rows(each, works, share, reference, method, least) for each in found]
-    lines = [(work, tuple(_score(each[place]) for each in rows)) for place, work in enumerate(works)]
-    held = [[row.kv_bytes for row in each if row is not None and row.kv_bytes] for each in rows]
-    memory = tuple(format_bytes(fmean(each)) if each else "" for each in held)
-    lines.append(("KV memory of an answer", memory))
-    columns = tuple(f"{each.codec.name} {_asked(each, share, reference)}".strip() for each in found)
-    return TextTable(f"{share:g}x fewer bytes, {method}", "category", columns, tuple(lines))
+    found: Sequence[Measured]
+    works: Sequence[str]
+    method: str
+    least: float
 
+    def table(self, shares: Sequence[float]) -> TextTable:
+        """Means over categories."""
+        lines = []
+        for each in self.found:
+            alone = _mean_text([each.full().get(work) for work in self.works])
+            means = (_mean_text(self._rows(each, share), self._asked(each, share)) for share in shares)
+            lines.append(" | ".join((each.codec.name, f"{self._alone(each):.2f}x", alone, *means)))
+        head = " | ".join(("codec | alone | full cache", *(f"{share:g}x fewer bytes" for share in shares)))
+        title = f"Equal bytes: mean score over {len(self.works)} categories, {self.method}, question later"
+        return TextTable.read(title, head, lines)
 
-def _asked(each: Measured, share: float, reference: float) -> str:
-    amount = share * each.token_bytes / reference
-    return f"at {amount:.1f}x" if amount > 1.0 else ""
+    def share_table(self, share: float) -> TextTable:
+        """Categories at one share of the bytes."""
+        rows = [self._rows(each, share) for each in self.found]
+        lines = [(work, tuple(_score(each[place]) for each in rows)) for place, work in enumerate(self.works)]
+        held = [[row.kv_bytes for row in each if row is not None and row.kv_bytes] for each in rows]
+        memory = tuple(format_bytes(fmean(each)) if each else "" for each in held)
+        lines.append(("KV memory of an answer", memory))
+        columns = tuple(f"{each.codec.name} {self._asked(each, share)}".strip() for each in self.found)
+        return TextTable(f"{share:g}x fewer bytes, {self.method}", "category", columns, tuple(lines))
 
+    def panel(self, title: str, shares: Sequence[float]) -> Panel:
+        """A line for each codec."""
+        lines = []
+        for each in self.found:
+            alone = self._alone(each)
+            points = [(alone, _mean([each.full().get(work) for work in self.works]))]
+            points += [(share, _mean(self._rows(each, share))) for share in shares if share > alone]
+            known = {x: y for x, y in points if y is not None}
+            if known:
+                lines.append(Line(each.codec.name, list(known), list(known.values())))
+        return Panel(title, Axis("times fewer bytes", "log2"), Axis("score", low=0.0, high=1.05), lines)
 
-def _rows(
-    each: Measured, works: Sequence[str], share: float, reference: float, method: str, least: float
-) -> list[Row | None]:
-    """A row for each work. Where the codec's full cache is below `least` no policy was run: its score stands in."""
-    rows, full = at_share(each, share, reference, method), each.full()
-    lost = {work: row for work, row in full.items() if not counts(row, least)}
-    return [rows.get(work) or lost.get(work) for work in works]
+    def _alone(self, each: Measured) -> float:
+        """How many times fewer bytes a codec holds by itself."""
+        return self.found[0].token_bytes / each.token_bytes
 
+    def _asked(self, each: Measured, share: float) -> str:
+        amount = share / self._alone(each)
+        return f"at {amount:.1f}x" if amount > 1.0 else ""
 
-def _panel(
-    title: str,
-    found: Sequence[Measured],
-    works: Sequence[str],
-    shares: Sequence[float],
-    method: str,
-    least: float,
-) -> Panel:
-    reference, lines = found[0].token_bytes, []
-    for each in found:
-        alone = reference / each.token_bytes
-        points = [(alone, _mean([each.full().get(work) for work in works]))]
-        for share in (share for share in shares if share > alone):
-            points.append((share, _mean(_rows(each, works, share, reference, method, least))))
-        known = [(x, y) for x, y in points if y is not None]
-        if known:
-            lines.append(Line(each.codec.name, [x for x, _ in known], [y for _, y in known]))
-    return Panel(title, Axis("times fewer bytes", "log2"), Axis("score", low=0.0, high=1.05), lines)
+    def _rows(self, each: Measured, share: float) -> list[Row | None]:
+        rows, full = at_share(each, share, self.found[0].token_bytes, self.method), each.full()
+        lost = {work: row for work, row in full.items() if not counts(row, self.least)}
+        return [rows.get(work) or lost.get(work) for work in self.works]
 
 
 def _mean(rows: Sequence[Row | None]) -> float | None:

@@ -23,7 +23,7 @@ from winnow import LLM
 from winnow.errors import ConfigError
 from winnow_lab.evaluate.cell import QUERIES, amounts_of, engine_needs, plan_cells
 from winnow_lab.evaluate.perplexity import Perplexity
-from winnow_lab.papers.kvpress.presses import PRESSES
+from winnow_lab.papers.kvpress.run import PRESSES
 from winnow_lab.real.rows import KNOWN_TASKS, LABELS, MIN_SCORE, TASK_NAMES, Row
 from winnow_lab.real.run import RealEvaluation, has_chat_template
 from winnow_lab.real.tables import tables

@@ -16,8 +16,7 @@ from winnow_lab.evaluate.requests import make_requests
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
 from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
-from winnow_lab.papers.kvpress.presses import PACKAGE, PRESSES, SOURCES
-from winnow_lab.papers.kvpress.run import KvpressRun, PressCell
+from winnow_lab.papers.kvpress.run import PACKAGE, PRESSES, SOURCES, KvpressRun, PressCell
 from winnow_lab.peers.environment import Environment
 from winnow_lab.real.rows import GIVEN, LABELS, WINDOW, Row, Work, complete_cells, counts, row_of, works
 from winnow_lab.tasks import load_task

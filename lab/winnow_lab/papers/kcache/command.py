@@ -16,8 +16,7 @@ from winnow_lab.papers.kcache.results import (
     traffic_table,
     turn_table,
 )
-from winnow_lab.papers.kcache.throughput import Cell, measure
-from winnow_lab.papers.kcache.turns import conversations
+from winnow_lab.papers.kcache.timed import Cell, conversations, measure
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, as_command
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from winnow.values.units import format_bytes
 from winnow_lab.papers.kcache.answers import Answered
 from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS
-from winnow_lab.papers.kcache.throughput import Cell
-from winnow_lab.papers.kcache.turns import Turns
+from winnow_lab.papers.kcache.timed import Cell, Turns
 from winnow_lab.report.tables import TextTable
 
 TITLE = "KCache: keys on the device, the values that weigh most from the host"

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -18,8 +18,49 @@ from winnow_lab.evaluate.prompt import Prompt, PromptMaker
 from winnow_lab.evaluate.result import CellResult, Refusal
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.scoring import until_stop
-from winnow_lab.papers.kvpress.presses import Press
 from winnow_lab.peers.environment import Environment, PeerError, call
+
+PACKAGE = "kvpress==0.5.5"
+SOURCES = ("fire",)
+"""What it needs that is published as source alone: pure Python."""
+
+
+@dataclass(frozen=True)
+class Press:
+    """A press, or one around another.
+
+    Attributes:
+        classes: from the outside in.
+        options: of the innermost, besides the compression ratio; what is left out has kvpress's default.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """For tables that hold Winnow's presets too."""
+        return f"kvpress {self.name}"
+
+
+_ALL = (
+    Press("KeyDiff", ("KeyDiffPress",)),
+    Press("AdaKV+SnapKV", ("AdaKVPress", "SnapKVPress")),
+    Press("SnapKV", ("SnapKVPress",)),
+    Press("PyramidKV", ("PyramidKVPress",)),
+    Press("TOVA", ("TOVAPress",)),
+    Press("ExpectedAttention", ("ExpectedAttentionPress",)),
+    Press("AdaKV+ExpectedAttention", ("AdaKVPress", "ExpectedAttentionPress")),
+    Press("LeverageScore", ("LeverageScorePress",)),
+    Press("Compactor", ("CompactorPress",)),
+    Press("KVzip", ("KVzipPress",)),
+    Press("KVzip+", ("KVzipPress",), {"kvzip_plus_normalization": True}),
+    Press("Merging+ExpectedAttention", ("MergingPress", "ExpectedAttentionPress")),
+    Press("StreamingLLM", ("StreamingLLMPress",)),
+    Press("Random", ("RandomPress",), {"seed": 0}),
+)
+PRESSES: dict[str, Press] = {press.name: press for press in _ALL}
 
 _SCRIPT = Path(__file__).with_name("peer.py")
 # More than any comparison takes; a killed one resumes where it stopped.
@@ -139,12 +180,8 @@ class KvpressRun:
             PeerError: the process failed; holds the end of what it said.
         """
         known = self._found()
-        asks = [
-            ask
-            for place, shared in enumerate(self._shared)
-            for cell in cells
-            if _key(ask := cell.ask(place, shared.context, shared.besides)) not in known
-        ]
+        by_prompt = zip(*map(self._asks, cells), strict=True)
+        asks = [ask for of_prompt in by_prompt for ask in of_prompt if _key(ask) not in known]
         if not asks:
             return
         self._answers.parent.mkdir(parents=True, exist_ok=True)
@@ -154,13 +191,13 @@ class KvpressRun:
         variables = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         call([environment.python, _SCRIPT, self._work_file], "kvpress", _SECONDS, variables=variables)
 
+    def _asks(self, cell: PressCell) -> list[dict[str, Any]]:
+        return [cell.ask(place, each.context, each.besides) for place, each in enumerate(self._shared)]
+
     def has_answered(self, cell: PressCell) -> bool:
         """Whether every prompt has its answers."""
         known = self._found()
-        return all(
-            _key(cell.ask(place, each.context, each.besides)) in known
-            for place, each in enumerate(self._shared)
-        )
+        return all(_key(ask) in known for ask in self._asks(cell))
 
     def results(self, cells: Sequence[PressCell], query: str, tokenizer: Any) -> list[CellResult]:
         """The cells' results, which tables show under `query`.
@@ -174,12 +211,10 @@ class KvpressRun:
     def _result(
         self, cell: PressCell, query: str, tokenizer: Any, known: dict[str, dict[str, Any]]
     ) -> CellResult:
-        reported = []
-        for place, shared in enumerate(self._shared):
-            key = _key(cell.ask(place, shared.context, shared.besides))
-            if key not in known:
-                raise PeerError(f"kvpress left {cell.press.name} unanswered on prompt {place}")
-            reported.append(known[key])
+        missing = [ask["prompt"] for ask in self._asks(cell) if _key(ask) not in known]
+        if missing:
+            raise PeerError(f"kvpress left {cell.press.name} unanswered on prompt {missing[0]}")
+        reported = [known[_key(ask)] for ask in self._asks(cell)]
         errors = [each["error"] for each in reported if "error" in each]
         if errors:
             return CellResult(cell.named(query), (), Refusal(errors[0], len(errors)))
@@ -194,13 +229,12 @@ class KvpressRun:
         """Mean seconds until a context was computed and compressed, and until all its questions were answered; None
         where nothing was answered."""
         known = self._found()
-        keys = [_key(cell.ask(place, each.context, each.besides)) for place, each in enumerate(self._shared)]
-        reported = [known[key] for key in keys if "answers" in known.get(key, {})]
+        found = (known.get(_key(ask), {}) for ask in self._asks(cell))
+        reported = [each for each in found if "answers" in each]
         if not reported:
             return None
-        return fmean(each["compress_seconds"] for each in reported), fmean(
-            each["seconds"] for each in reported
-        )
+        first, whole = (fmean(each[name] for each in reported) for name in ("compress_seconds", "seconds"))
+        return first, whole
 
     def _found(self) -> dict[str, dict[str, Any]]:
         if not self._answers.exists():
