@@ -109,6 +109,11 @@ STUDIES = (
     ),
     _module("answers.same_answers", "Are answers those of plain torch: is nothing skipped?"),
     _module("answers.architectures", "Which of transformers' models are served? (docs/architectures.md)"),
+    _module(
+        "speed.weight_bits",
+        "What do a file's own bits, and fewer, cost in accuracy?",
+        ("weight_bits.md", "Q4_1's own bits cost nothing, q8_0 .2 %, q4_0 28 %"),
+    ),
     Entry("python -m winnow_lab seeds", "The five texts' experiments on one card in twelve minutes"),
     _module(
         "papers.headline",
