@@ -16,7 +16,7 @@ from typing import Any
 from winnow import LLM
 from winnow.errors import WinnowError
 from winnow_lab.bench.answering import Answered, answer_all, fixed_length
-from winnow_lab.gpu.shapes import Work
+from winnow_lab.gpu.rows import Work
 from winnow_lab.papers.baton.protocol import SHORT, draw_lengths
 from winnow_lab.papers.judged import AskedTask, judged_prompts
 from winnow_lab.report.tables import TextTable

@@ -8,8 +8,7 @@ from winnow.errors import ConfigError
 from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL_CELL, Cell
 from winnow_lab.evaluate.perplexity import Perplexity, WindowScore
-from winnow_lab.real.codec_rows import Codec, Measured, at_share, equal_compressions
-from winnow_lab.real.codec_tables import shares_figure, tables
+from winnow_lab.real.codec_tables import Codec, Measured, at_share, equal_compressions, shares_figure, tables
 from winnow_lab.real.rows import Row
 
 

@@ -9,8 +9,7 @@ import pytest
 from winnow import LLM, RequestOutput
 from winnow.values.value_tier import ValueTier
 from winnow_lab.papers.kcache.answers import Answered, prompt_lengths
-from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS, Options, Setting, settings
-from winnow_lab.papers.kcache.results import (
+from winnow_lab.papers.kcache.command import (
     answer_table,
     length_table,
     subject_table,
@@ -18,6 +17,7 @@ from winnow_lab.papers.kcache.results import (
     traffic_table,
     turn_table,
 )
+from winnow_lab.papers.kcache.protocol import PAPER, SUBJECTS, Options, Setting, settings
 from winnow_lab.papers.kcache.timed import Cell, conversations
 from winnow_lab.tasks import load_task
 

@@ -65,7 +65,7 @@ def report() -> dict[str, Any]:
 
 
 def test_a_table_says_what_each_row_came_to(load: Load) -> None:
-    page = load("winnow_lab.peers.payoff_page")
+    page = load("winnow_lab.peers.page")
     text = "\n".join(line for each in page.tables(report()) for line in each.markdown())
     row = "| winnow, winnow-seen 8x | 2 sequences | 10 |  | 10.0 | 10.00 | 25% ± 25% | 3 | 100 |"
     assert row in text, text
@@ -84,7 +84,7 @@ def test_a_table_says_what_each_row_came_to(load: Load) -> None:
 def test_from_how_many_questions_compressing_pays(
     full: tuple[float, float], other: tuple[float, float], questions: int | None, load: Load
 ) -> None:
-    assert load("payoff_page").pays_from(2, 20, full, other) == questions
+    assert load("winnow_lab.peers.page").pays_from(2, 20, full, other) == questions
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_works_ask_equally_often_of_each_context(demo: Any, load: Load) -> None:
 
 
 def test_texts_rise_in_length_and_a_summary_is_not_judged(demo: Any, load: Load) -> None:
-    samples = load("manuals").manual_samples(demo.settings((300, 800)), 60)
+    samples = load("works").manual_samples(demo.settings((300, 800)), 60)
     lengths = [demo.settings(()).count_tokens(sample.context) for sample in samples]
     assert len(samples) == 10 and len({sample.category for sample in samples}) == 10
     assert all(len(sample.questions) == 6 for sample in samples)

@@ -68,7 +68,7 @@ def _missing(device: str) -> str | None:
 
 def _parts(device: str) -> dict[str, Callable[[], None]]:
     from winnow_lab.gpu import peers
-    from winnow_lab.gpu.shapes import work
+    from winnow_lab.gpu.rows import work
 
     def kernels(name: str) -> None:
         from winnow_lab.gpu import kernels

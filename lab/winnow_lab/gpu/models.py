@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from winnow import LLM, SamplingParams
-from winnow_lab.gpu.rows import put
-from winnow_lab.gpu.shapes import Work
+from winnow_lab.gpu.rows import Work, put
 
 ALL = "full cache, memory for all"
 CONFIGURATIONS: dict[str, dict[str, Any]] = {

@@ -4,8 +4,7 @@ import time
 
 import torch
 
-from winnow_lab.gpu.rows import milliseconds, put
-from winnow_lab.gpu.shapes import Work
+from winnow_lab.gpu.rows import Work, milliseconds, put
 
 PAGE = 16
 

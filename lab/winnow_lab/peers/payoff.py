@@ -21,7 +21,7 @@ from pathlib import Path
 
 from winnow.errors import ConfigError
 from winnow_lab.peers.comparison import Comparison, PeerOptions, Steps
-from winnow_lab.peers.payoff_page import NOTES, tables
+from winnow_lab.peers.page import NOTES, tables
 from winnow_lab.peers.works import RealModel, real_works
 from winnow_lab.study import Result, flag, run_study
 

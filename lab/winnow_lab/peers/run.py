@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from winnow_lab.bench.presets import PRESETS
 from winnow_lab.peers.comparison import Comparison, PeerOptions, Steps
-from winnow_lab.peers.page import NOTES, comparison
+from winnow_lab.peers.page import W1_NOTES, comparison
 from winnow_lab.peers.works import make_w1
 from winnow_lab.study import Result, flag, run_study
 
@@ -55,7 +55,7 @@ def study(options: Options) -> Result:
     found = compared.to_json()
     ok = any(outcome.median for outcome in compared.outcomes if outcome.peer.name == "winnow")
     title = "Winnow beside other engines"
-    return Result(title, [comparison(found)], [], NOTES, found, ("configurations",), ok=ok)
+    return Result(title, [comparison(found)], [], W1_NOTES, found, ("configurations",), ok=ok)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -37,7 +37,7 @@ from winnow.errors import ConfigError
 from winnow.models.load.loader import load_plain_model
 from winnow.values.kv_dtype import KVDtype
 from winnow_lab.evaluate.wikitext import wikitext
-from winnow_lab.real.codec_rows import Codec, read_codecs
+from winnow_lab.real.codec_tables import Codec, read_codecs
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import RealModelOptions, Result, flag, run_study
 

@@ -23,11 +23,16 @@ from winnow_lab.evaluate.cell import AGNOSTIC, amounts_of, engine_needs, plan_ce
 from winnow_lab.evaluate.likelihood import Keeping
 from winnow_lab.evaluate.perplexity import Perplexity, resumed_perplexity, window_journal
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
-from winnow_lab.real.codec_rows import Codec, Measured, equal_compressions, read_codecs
-from winnow_lab.real.codec_tables import shares_figure, tables
-from winnow_lab.real.command import RealOptions
+from winnow_lab.real.codec_tables import (
+    Codec,
+    Measured,
+    equal_compressions,
+    read_codecs,
+    shares_figure,
+    tables,
+)
+from winnow_lab.real.command import RealEvaluation, RealOptions
 from winnow_lab.real.rows import KNOWN_TASKS
-from winnow_lab.real.run import RealEvaluation
 from winnow_lab.study import Result, flag, read_pairs, run_study
 
 CODECS = (
