@@ -13,7 +13,7 @@ from winnow.config import EngineConfig
 from winnow.eviction import PRESETS
 from winnow.eviction.scores import BelowAverage
 from winnow.inspect import KeptTokens
-from winnow_lab.bench.kv_memory import kv_memory_for
+from winnow_lab.bench.presets import kv_memory_for
 
 BLOCK = 4
 

@@ -22,7 +22,7 @@ from winnow.models.load import automatic
 from winnow.models.load.automatic import settle_formats
 from winnow.models.load.gguf.file import GgufFile
 from winnow.report.fingerprint import model_digest
-from winnow_lab.cli.plan import PlanOptions, deployments
+from winnow_lab.cli.plan import DeviceOptions, deployments
 
 pytest.importorskip("gguf", reason="the extra gguf is not installed")
 from tiny_gguf import save_gguf, tiny_llama, tiny_moe
@@ -200,21 +200,21 @@ def test_what_auto_means_on_a_processor(tmp_path: Path, monkeypatch: pytest.Monk
         config = settle_formats(ModelConfig(path, device="cpu", **options), path)
         return config.dtype, config.weight_dtype, config.weight_wide
 
-    def planned(path: Path) -> tuple[str, str, bool]:
+    def planned(path: Path) -> tuple[str, str]:
         """As `winnow plan` has it."""
         arguments = argparse.Namespace(model=str(path), calibrate=None)
-        [found] = deployments(arguments, PlanOptions(gpu="desktop-ddr5"))
-        return found.weight_dtype, found.linear_dtype, found.wide_ends
+        [found] = deployments(arguments, DeviceOptions(gpu=("desktop-ddr5",)))
+        return found.weight_dtype, found.linear_dtype
 
     monkeypatch.setattr(automatic, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(automatic, "is_installed", lambda: True)
     assert settled(wide) == settled(blocks) == ("float32", "auto", "none"), "small models"
-    assert planned(blocks) == ("float32", "auto", False)
+    assert planned(blocks) == ("float32", "auto")
     monkeypatch.setattr(automatic, "SMALL", 0)
     assert settled(wide) == ("bfloat16", "auto", "none")
     assert settled(blocks) == ("bfloat16", "auto", "none")
-    assert planned(blocks) == ("bfloat16", "q8_0", False)
-    assert planned(wide) == ("bfloat16", "auto", False)
+    assert planned(blocks) == ("bfloat16", "q8_0")
+    assert planned(wide) == ("bfloat16", "auto")
     assert settled(blocks, weight_dtype="int8") == ("bfloat16", "int8", "none")
     assert settled(blocks, dtype="float32") == ("float32", "auto", "none")
     assert settled(directory) == ("float32", "auto", "none"), "its own weights are of float32"

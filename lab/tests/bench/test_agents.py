@@ -50,9 +50,9 @@ def test_against_a_server_and_another_that_checks(tmp_path: Path) -> None:
 def test_conversations_follow_from_the_seed() -> None:
     load = AgentLoad(num_sessions=2, num_turns=3, ramp=4.0)
     assert agent_sessions(load) == agent_sessions(load)
-    _, sessions = agent_sessions(load, "one two three " * 2000)
+    _, sessions = agent_sessions(load)
     assert [turns[0].pause for turns in sessions] == [0.0, 2.0]
-    assert "one two three one" in sessions[1][2].text and len({t.text for s in sessions for t in s}) == 6
+    assert len({t.text for s in sessions for t in s}) == 6
     assert all(50 <= turn.answer_tokens <= 300 for turns in sessions for turn in turns)
     with pytest.raises(ConfigError, match="answer_max must be at least answer_min, 50, got 10"):
         AgentLoad(answer_max=10)

@@ -11,31 +11,23 @@ import pytest
 
 from winnow.cli.main import main
 from winnow.errors import ConfigError
-from winnow_lab.bench.serve import (
-    LoadClient,
-    LoadRequest,
-    Outcome,
-    ServeLoad,
-    arrivals,
-    random_requests,
-    read_goodput,
-    summarise,
-)
+from winnow_lab.bench.serve import LoadClient, LoadRequest, Outcome, summarise
+from winnow_lab.cli.bench.serve import Options, arrivals, random_requests
 
 
 def test_arrivals_follow_rate_and_burstiness() -> None:
     requests = [LoadRequest("a", 1)] * 2000
     spread = {}
     for burstiness in (0.2, 1.0, 5.0):
-        found = arrivals(ServeLoad(request_rate=10, burstiness=burstiness), requests)
+        found = arrivals(Options(request_rate=10, burstiness=burstiness), requests)
         assert found == sorted(found) and found[-1] == pytest.approx(200)
         gaps = [b - a for a, b in pairwise(found)]
         spread[burstiness] = statistics.pstdev(gaps) / statistics.fmean(gaps)
     # The variation of a gamma distribution is one over the root of its shape.
     for burstiness, value in spread.items():
         assert value == pytest.approx(burstiness**-0.5, rel=0.15)
-    assert set(arrivals(ServeLoad(), requests)) == {0.0}
-    assert arrivals(ServeLoad(request_rate=1), [LoadRequest("a", 1, arrival=2.5)]) == [2.5]
+    assert set(arrivals(Options(), requests)) == {0.0}
+    assert arrivals(Options(request_rate=1), [LoadRequest("a", 1, arrival=2.5)]) == [2.5]
 
 
 @pytest.mark.parametrize("closes", [1, 2])
@@ -61,8 +53,7 @@ def test_a_request_on_a_closed_connection_is_sent_once_more(closes: int) -> None
         async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
             address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             requests = [LoadRequest([5], 1)] * 3
-            client = LoadClient(address, "/v1/completions", None, ServeLoad(max_concurrency=1), {})
-            return (await client.run(requests))[0]
+            return (await LoadClient(address).run(requests, [0.0] * 3, 1))[0]
 
     outcomes = asyncio.run(asyncio.wait_for(load(), 20))
     assert [each.ok for each in outcomes] == [closes == 1, True, True]
@@ -70,11 +61,11 @@ def test_a_request_on_a_closed_connection_is_sent_once_more(closes: int) -> None
 
 
 def test_random_requests_repeat_by_seed() -> None:
-    load = ServeLoad(num_prompts=50, random_range_ratio=0.5, random_prefix_len=7)
+    load = Options(num_prompts=50, random_range_ratio=0.5, random_prefix_len=7)
     first, second = random_requests(load), random_requests(load)
-    assert first == second != random_requests(ServeLoad(num_prompts=50, random_range_ratio=0.5, seed=1))
+    assert first == second != random_requests(Options(num_prompts=50, random_range_ratio=0.5, seed=1))
     assert len({tuple(each.prompt[:7]) for each in first}) == 1
-    assert all(128 + 7 <= each.prompt_tokens <= 384 + 7 for each in first)
+    assert all(128 + 7 <= len(each.prompt) <= 384 + 7 for each in first)
 
 
 def test_sums_by_hand() -> None:
@@ -96,7 +87,7 @@ def test_sums_by_hand() -> None:
 @pytest.mark.parametrize("pair", ["ttft", "ttft:", "ttft:x", "itl:5", "bogus:5"])
 def test_goodput_is_checked(pair: str) -> None:
     with pytest.raises(ConfigError, match="goodput"):
-        read_goodput([pair])
+        Options(goodput=(pair,))
 
 
 def test_against_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

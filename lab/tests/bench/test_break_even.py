@@ -6,7 +6,7 @@ import pytest
 from tiny_llama import save_tiny_llama
 
 from winnow import LLM
-from winnow_lab.bench.preemption import Point, Preempted, break_even, preemption_panel, preemption_table
+from winnow_lab.bench.preemption import Point, Preempted, break_even, preemption_table
 
 
 def point(length: int, swap: float, recompute: float) -> Point:
@@ -39,4 +39,3 @@ def test_the_table_ends_with_the_break_even() -> None:
     assert table.notes == ("copying is cheaper from 500 tokens on",)
     assert preemption_table(points[1:]).notes == ("copying is cheaper at every length",)
     assert preemption_table([point(9, 2.0, 1.0)]).notes == ("copying is never cheaper here",)
-    assert [line.label for line in preemption_panel(points).lines] == ["swap", "recompute"]

@@ -20,7 +20,7 @@ from winnow_lab.bench.kernel_config import KernelConfig
 from winnow_lab.bench.limits import Limits
 
 SMALL = KernelConfig(
-    attention_backend="auto,reference",
+    attention_backend=("auto", "reference"),
     dtype="float32",
     batch=3,
     query_heads=4,
@@ -196,7 +196,9 @@ def test_every_operation_is_measured_on_every_backend(no_measuring: None) -> Non
 
 
 def test_formats_of_kvs_are_compared_side_by_side(no_measuring: None) -> None:
-    config = replace(SMALL, attention_backend="auto", kv_cache_dtype="auto,int8,k=int8,v=int4,int8+bias")
+    config = replace(
+        SMALL, attention_backend=("auto",), kv_cache_dtype=("auto", "int8", "k=int8", "v=int4", "int8+bias")
+    )
     report = measure_kernels(config, lambda _: None)
     formats = ["float32", "int8", "k=int8,v=int4", "int8+bias"]
     decodes = [m for m in report.measurements if m.operation == "decode"]

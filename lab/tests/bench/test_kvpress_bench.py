@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from winnow import LLM, SamplingParams
 from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.evaluate.prompt import PromptMaker
-from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import load_task
+from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.papers.kvpress import run as run_module
 from winnow_lab.papers.kvpress.run import PRESSES, KvpressRun, PressCell
 from winnow_lab.peers.environment import Environment, PeerError

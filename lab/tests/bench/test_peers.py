@@ -313,8 +313,7 @@ def test_what_is_unusable_is_said(
 
 
 def test_winnow_itself_runs_as_a_peer(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from winnow_lab.bench.presets import PRESETS, LlamaShape, Preset
-    from winnow_lab.bench.workload import Workload
+    from winnow_lab.bench.presets import PRESETS, LlamaShape, Preset, Workload
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shape = LlamaShape(2, 32, 4, 2, 8, 48, 97, 512)

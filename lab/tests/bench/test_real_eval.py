@@ -10,8 +10,7 @@ from tiny_gguf import save_gguf, tiny_llama
 
 from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, FULL_CELL, Cell
-from winnow_lab.evaluate.outcome import Outcome
-from winnow_lab.evaluate.result import CellResult, Refusal
+from winnow_lab.evaluate.result import CellResult, Outcome, Refusal
 from winnow_lab.real import command
 from winnow_lab.real.command import RealOptions, result
 from winnow_lab.real.rows import Row, Work, complete_cells, counts, row_of, works

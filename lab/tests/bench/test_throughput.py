@@ -16,10 +16,8 @@ from winnow.config import EngineConfig
 from winnow.errors import ConfigError
 from winnow.models import load_model
 from winnow_lab.bench import presets
-from winnow_lab.bench.kv_memory import kv_memory_for
-from winnow_lab.bench.presets import LlamaShape, Preset
+from winnow_lab.bench.presets import LlamaShape, Preset, Workload, kv_memory_for
 from winnow_lab.bench.throughput import Pass, ThroughputReport
-from winnow_lab.bench.workload import Workload
 
 WORK = "--requests 6 --prompt-tokens 40 --new-tokens 20 --progress off --max-num-seqs 8"
 SHAPE = LlamaShape(2, 32, 4, 2, 8, 48, 97, 512)
@@ -52,8 +50,8 @@ def test_rates_medians_and_spread() -> None:
     assert (one.output_rate, one.total_rate, one.mean_running, one.most_running) == (20.0, 80.0, 2.0, 3)
     passes = tuple(replace(one, seconds=seconds) for seconds in (2.0, 8.0, 4.0))
     report = ThroughputReport(one.workload, passes, 200, 300)
-    assert report.median(lambda each: each.output_rate) == 10.0
-    assert report.spread(lambda each: each.seconds) == (2.0, 8.0)
+    assert report.spread("output_rate")[0] == 10.0 and report.spread_of_part("execute") == (1.0, 1.0, 1.0)
+    assert report.spread("seconds") == (4.0, 2.0, 8.0)
     shown = report.to_json()
     assert shown["median"]["output_rate"] == 10.0 and shown["passes"][1]["output_rate"] == 5.0
 

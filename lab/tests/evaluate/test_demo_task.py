@@ -9,8 +9,8 @@ from winnow.errors import EvaluationError
 from winnow_lab.checkout import ROOT
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks import TaskSettings
-from winnow_lab.evaluate.tasks.demo import DEMO
 from winnow_lab.evaluate.tasks.files import shipped_sentences
+from winnow_lab.evaluate.tasks.in_prose import DEMO
 
 PROMPTS = ROOT / "examples" / "demo" / "prompts.jsonl"
 

@@ -22,8 +22,7 @@ from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.likelihood import Keeping, Pair, loglikelihoods, rolling_pairs
 from winnow_lab.evaluate.lm_eval import WinnowLM, lm_eval_cell
 from winnow_lab.evaluate.lm_eval.generation import sampling_for
-from winnow_lab.evaluate.lm_eval.lm_eval_cell import LmEvalPlan, LmEvalResult, run_cell
-from winnow_lab.evaluate.lm_eval.result_files import lm_eval_table
+from winnow_lab.evaluate.lm_eval.lm_eval_cell import LmEvalPlan, LmEvalResult, lm_eval_table, run_cell
 
 # In words that the demo model knows.
 NAMES, CITIES = ("Adam", "Betty", "Carl", "Diana"), ("Oslo", "Rome", "Cairo", "Paris")

@@ -14,8 +14,12 @@ from winnow.errors import DatasetError, EvaluationError
 from winnow.metrics import score
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.files import shipped
-from winnow_lab.evaluate.tasks.longbench import LONGBENCH, LONGBENCH_KV_COMPRESS, LONGBENCH_KV_COMPRESS_70B
-from winnow_lab.evaluate.tasks.longbench.prompt import cut_middle
+from winnow_lab.evaluate.tasks.longbench import (
+    LONGBENCH,
+    LONGBENCH_KV_COMPRESS,
+    LONGBENCH_KV_COMPRESS_70B,
+    cut_middle,
+)
 from winnow_lab.evaluate.tasks.task import TaskSettings
 
 # subset, input, answers, classes, an answer, its score

@@ -8,7 +8,7 @@ import pytest
 from winnow.errors import EvaluationError
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks import TaskSettings
-from winnow_lab.evaluate.tasks.needle import DEPTHS, NEEDLE, NEEDLE_CHAT, NeedleTask
+from winnow_lab.evaluate.tasks.in_prose import DEPTHS, NEEDLE, NEEDLE_CHAT, NeedleTask
 
 
 def count_words(text: str) -> int:

@@ -10,7 +10,7 @@ from winnow.metrics import score
 from winnow.models.load.loader import DEMO_MODEL
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks.ruler import RULER
-from winnow_lab.evaluate.tasks.ruler.haystacks import NOISE
+from winnow_lab.evaluate.tasks.ruler.needles import NOISE
 
 # qa_2 has no documents without a file.
 SHIPPED = [name for name in RULER.categories if name != "qa_2"]

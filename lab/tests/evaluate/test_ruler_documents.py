@@ -12,8 +12,7 @@ from plain_settings import plain_settings
 from winnow.errors import DatasetError, EvaluationError
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.ruler import RULER
-from winnow_lab.evaluate.tasks.ruler.hotpot import read_hotpot
-from winnow_lab.evaluate.tasks.ruler.squad import read_squad
+from winnow_lab.evaluate.tasks.ruler.documents import read_hotpot, read_squad
 
 SQUAD, HOTPOT = "dev-v2.0.json", "hotpot_dev_distractor_v1.json"
 

@@ -9,8 +9,8 @@ from plain_settings import count_tokens, plain_settings
 
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.ruler import RULER
-from winnow_lab.evaluate.tasks.ruler.frequent_words import count_of_rank
-from winnow_lab.evaluate.tasks.ruler.haystacks import NOISE
+from winnow_lab.evaluate.tasks.ruler.lists import count_of_rank
+from winnow_lab.evaluate.tasks.ruler.needles import NOISE
 
 
 def made(category: str, tokens: int = 4096) -> list[Sample]:

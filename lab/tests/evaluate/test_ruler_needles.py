@@ -9,8 +9,7 @@ from plain_settings import plain_settings
 from winnow.errors import EvaluationError
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.ruler import RULER
-from winnow_lab.evaluate.tasks.ruler.haystacks import DEPTHS, NOISE, hide_in_sentences, opening
-from winnow_lab.evaluate.tasks.ruler.needles import drawn_keys
+from winnow_lab.evaluate.tasks.ruler.needles import DEPTHS, NOISE, drawn_keys, hide_in_sentences, opening
 
 NEEDLE = re.compile(r"One of the special magic (numbers|uuids) for (\S+) is: (\S+)\.")
 WORDS, NUMBER = r"[a-z]+-[a-z]+", r"[1-9]\d{6}"

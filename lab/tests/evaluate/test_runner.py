@@ -18,9 +18,9 @@ from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.result import Evaluation
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
 from winnow_lab.evaluate.sample import Question, Sample
-from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import TaskSettings, load_task
-from winnow_lab.evaluate.tasks.needle import NEEDLE
+from winnow_lab.evaluate.tasks.in_prose import NEEDLE
+from winnow_lab.evaluate.tasks.task import settings_for
 
 MakePlan = Callable[..., EvaluationPlan]
 

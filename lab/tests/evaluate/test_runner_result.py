@@ -8,11 +8,14 @@ import pytest
 
 from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import FULL_CELL, Cell
-from winnow_lab.evaluate.outcome import Outcome
-from winnow_lab.evaluate.result import CellResult, Evaluation, Refusal
-from winnow_lab.evaluate.result_files import write_report
-from winnow_lab.evaluate.result_tables import all_tables, category_table, length_table, mean_table
-from winnow_lab.evaluate.uninformative import uninformative_categories
+from winnow_lab.evaluate.result import CellResult, Evaluation, Outcome, Refusal, uninformative_categories
+from winnow_lab.evaluate.result_tables import (
+    all_tables,
+    category_table,
+    length_table,
+    mean_table,
+    write_report,
+)
 from winnow_lab.report.plots import can_draw
 
 CATEGORIES = ("easy", "hard", "hopeless")
@@ -194,5 +197,5 @@ def test_maps_of_category_and_length(tmp_path: Path) -> None:
 def test_journals_of_older_versions_are_read() -> None:
     """An evaluation of days resumes: journals keep the name that the achieved compression had in them."""
     outcome = Outcome("full cache", "a/1", 0, "a", None, 1.0, "text", 90, 3, 2.5, 2048)
-    assert outcome.to_json()["reached"] == outcome.achieved_compression == 2.5
+    assert outcome.to_json()["achieved_compression"] == outcome.achieved_compression == 2.5
     assert Outcome.from_json(outcome.to_json()) == outcome

@@ -20,7 +20,7 @@ from transformers import (
 from winnow.config import EngineConfig
 from winnow.models import PlainModel
 from winnow_lab.padded import build_padded_engine
-from winnow_lab.padded.engine import PaddedEngine
+from winnow_lab.padded.build import PaddedEngine
 
 MAX_MODEL_LEN = 160
 MAX_TOKENS = 16

@@ -17,7 +17,7 @@ from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError, UnsupportedModelError
 from winnow.sampling import SamplingParams
 from winnow_lab.padded import background, executor
-from winnow_lab.padded.engine import PaddedEngine
+from winnow_lab.padded.build import PaddedEngine
 from winnow_lab.padded.prefill import Prefilled, prefill
 
 
@@ -123,7 +123,9 @@ def test_the_batch_goes_on_meanwhile(turnstile: Turnstile) -> None:
     stats = engine.stats()
     assert stats.counters.passes == passes + 5
     assert (stats.num_running, stats.num_waiting) == (1, 1)
-    assert stats.kv_bytes_used == engine._executor._batch.nbytes + engine.kv_bytes(4), "it counts already"
+    assert stats.kv_bytes_used == engine._executor._batch.cache.nbytes + engine.kv_bytes(4), (
+        "it counts already"
+    )
     turnstile.open()
     assert finish(engine) == {
         "first": llama().answers[3],
@@ -180,7 +182,7 @@ class TestAborts:
         output = engine.abort("1")
         assert output is not None and output.outputs[0].token_ids == []
         engine.check_integrity()
-        assert engine.stats().kv_bytes_used == engine._executor._batch.nbytes
+        assert engine.stats().kv_bytes_used == engine._executor._batch.cache.nbytes
         assert finish(engine) == {"first": llama().answers[3]}
         assert engine.stats().counters.prefills == 1
 

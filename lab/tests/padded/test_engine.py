@@ -12,8 +12,8 @@ from winnow.config import BENCH_PADDED_MODES, PADDED_MODES
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import CapacityError
 from winnow.sampling import SamplingParams
+from winnow_lab.padded.build import PaddedEngine
 from winnow_lab.padded.cache import PaddedCache, QueryKVs
-from winnow_lab.padded.engine import PaddedEngine
 from winnow_lab.padded.stats import PaddedStats
 
 
@@ -180,7 +180,7 @@ class TestMemory:
             def fetch(
                 kvs: QueryKVs, started: list[QueryKVs] = started, engine: PaddedEngine = engine
             ) -> Callable[[], QueryKVs]:
-                started.append(copy := kvs.copy())
+                started.append(copy := kvs.map(torch.clone))
                 assert engine.stats().counters.joins == 4 + len(started), "there is a row only after a pass"
                 return lambda: copy
 
@@ -273,7 +273,7 @@ class TestPriorities:
             engine.step()
         batch, queue = engine._executor._batch, engine._executor._queue
         victim = next(s for s in batch.running if s.request.request_id == "slower")
-        before = batch.view(victim).copy()
+        before = batch.view(victim).map(torch.clone)
         engine.add(NewRequest("urgent", None, PROMPTS[3], greedy(3), priority=1))
         order = []
         while engine.has_unfinished:

@@ -39,7 +39,7 @@ def test_a_fleet_answers_the_rate(tmp_path: Path, capsys: pytest.CaptureFixture[
     needed = 5 * plan["new_tokens"] / plan["performance"]["output_rate"]
     assert plan["replicas"] - 1 < needed <= plan["replicas"] and plan["fleet_gpus"] == 4 * plan["replicas"]
     assert run(*line, "--request-rate", "-1") == 2
-    assert "request_rate must be" in capsys.readouterr().err
+    assert "--request-rate must be" in capsys.readouterr().err
 
 
 def test_policies_and_devices_stand_beside_each_other(
@@ -56,8 +56,7 @@ def test_policies_and_devices_stand_beside_each_other(
         ("H100", "snapkv"),
     ]
     assert plans[1]["largest_batch"] > 2 * plans[0]["largest_batch"]
-    assert run(*line, "--markdown") == 0
-    assert "| KVs per token |" in capsys.readouterr().out
+    assert "KVs per token" in capsys.readouterr().out
 
 
 def test_the_full_cache_stands_beside_a_policy_with_what_is_known_of_its_accuracy(
@@ -129,12 +128,6 @@ def test_one_command_for_each_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "printed" in out and "KCache" in out
 
 
-def test_plots(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert run("plan", "llama-3-8b", "--gpu", "L4", "--plot", str(tmp_path / "plan")) == 0
-    assert (tmp_path / "plan.svg").stat().st_size > 1000
-
-
 def test_simulate_serves_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, file, events = (tmp_path / name for name in ("trace.csv", "out.json", "events.json"))
     trace.write_text(TRACE)
@@ -146,13 +139,11 @@ def test_simulate_serves_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "4",
         "--replicas",
         "2",
-        "--repeat-trace",
-        "2",
     )
     assert run(*line, *options, "--json", str(file), "--chrome-trace", str(events), "--max-ttft", "5") == 0
     full, compressed = json.loads(file.read_text())["simulations"]
-    assert full["requests"] == compressed["requests"] == 40
-    assert full["output_tokens"] == 2 * sum(5 + second for second in range(20))
+    assert full["requests"] == compressed["requests"] == 20
+    assert full["output_tokens"] == sum(5 + second for second in range(20))
     assert compressed["kv_bytes_peak"] <= full["kv_bytes_peak"]
     assert {event["pid"] for event in json.loads(events.read_text())["traceEvents"]} == {0, 1}
     assert "ttft p99" in capsys.readouterr().out

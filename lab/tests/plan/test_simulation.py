@@ -22,10 +22,9 @@ from winnow_lab.bench.traces import TraceRequest
 from winnow_lab.plan.deployment import Deployment
 from winnow_lab.plan.hardware import HARDWARE
 from winnow_lab.plan.models import MODELS, find_model
-from winnow_lab.plan.routing import LeastLoaded, PrefixAware, RoundRobin
 from winnow_lab.plan.simulated_engine import EngineSetup
-from winnow_lab.plan.simulation import History, Sample, simulate
-from winnow_lab.plan.simulation_report import chrome_trace, percentile, summary
+from winnow_lab.plan.simulation import History, LeastLoaded, PrefixAware, RoundRobin, Sample, simulate
+from winnow_lab.plan.simulation_report import chrome_trace, summary
 
 Decision = tuple[tuple[str, int, int], ...]
 EXACT = [name for name, preset in PRESETS.items() if preset.policy.budget.equal_rows]
@@ -271,12 +270,6 @@ def test_a_request_that_cannot_fit_is_refused_alone() -> None:
     setup = EngineSetup.of(deployment, max_model_len=1000)
     simulation = simulate(deployment, setup, [TraceRequest(0, 5000, 5), TraceRequest(0, 50, 5)])
     assert [each.error is None for each in simulation.served] == [False, True]
-
-
-def test_percentiles_lie_between_neighbours() -> None:
-    assert percentile([3.0, 1.0], 50) == 2.0
-    assert percentile([], 50) is None
-    assert percentile([4.0], 99) == 4.0
 
 
 def test_a_history_thins_out_evenly() -> None:

@@ -15,12 +15,13 @@ from winnow import LLM
 from winnow.cli.main import main
 from winnow.errors import ConfigError
 from winnow.sampling import SamplingParams
-from winnow_lab.plan.tuning.candidates import Candidate, candidates
 from winnow_lab.plan.tuning.measure import (
     Answer,
+    Candidate,
     Trial,
     TunePrompt,
     agreement,
+    candidates,
     prompts_for,
     risk_bound,
     wilson,

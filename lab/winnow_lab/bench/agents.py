@@ -3,118 +3,47 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-import httpx
-
 from winnow.errors import ConfigError
-from winnow.values.checks import check_integer, check_number
-from winnow_lab.bench.serve import LoadClient, LoadRequest, Outcome, ServeLoad, option, percentile_of
+from winnow_lab.bench.serve import LoadClient, LoadRequest, Outcome, errors_of
+from winnow_lab.report import percentile
+from winnow_lab.study import flag
+from winnow_lab.study.options import Flags
 
 _TOKENS_PER_WORD = 1.35
 _TOOLS = ("search", "read_file", "run_tests", "list_orders", "get_weather", "query_database")
-_WORDS = [
-    "the",
-    "result",
-    "of",
-    "this",
-    "call",
-    "shows",
-    "that",
-    "file",
-    "line",
-    "order",
-    "user",
-    "table",
-    "error",
-    "value",
-    "time",
-    "server",
-    "client",
-    "request",
-    "answer",
-    "model",
-    "test",
-    "build",
-    "path",
-    "name",
-    "list",
-    "field",
-    "index",
-    "count",
-    "total",
-    "first",
-    "last",
-    "next",
-    "day",
-    "city",
-    "price",
-    "stock",
-    "note",
-    "change",
-    "open",
-    "close",
-    "read",
-    "write",
-    "find",
-    "move",
-    "left",
-    "right",
-    "new",
-    "old",
-    "large",
-    "small",
-    "before",
-    "after",
-    "because",
-    "while",
-    "between",
-    "under",
-    "state",
-    "plan",
-]
+_WORDS = """the result of this call shows that file line order user table error value time server client request answer
+    model test build path name list field index count total first last next day city price stock note change open close
+    read write find move left right new old large small before after because while between under state plan"""
 
 
 @dataclass(frozen=True)
-class AgentLoad:
+class AgentLoad(Flags):
     """Conversations that are played, and their times."""
 
-    num_sessions: int = option(100, "conversations")
-    num_turns: int = option(20, "turns of each")
-    system_tokens: int = option(400, "tokens of instructions that all conversations begin with, about")
-    prompt_min: int = option(500, "fewest new tokens of a turn, about")
-    prompt_max: int = option(1500, "most new tokens of a turn, about")
-    answer_min: int = option(50, "fewest tokens of an answer")
-    answer_max: int = option(300, "most tokens of an answer")
-    think_mean: float = option(5.0, "seconds between an answer and the next turn, exponential, on average")
-    ramp: float = option(10.0, "seconds over which conversations begin")
-    max_concurrency: int | None = option(
-        None, "most requests in progress; left out: as many as there are", parse=int
-    )
-    session_field: str | None = option(
-        None, "field of requests that names the conversation, such as prompt_cache_key; left out: none"
-    )
-    seed: int = option(0, "of texts, lengths and pauses")
-    ready_check_timeout: float = option(120.0, "seconds to wait for the server's first answer")
+    num_sessions: int = flag(100, "conversations", least=1)
+    num_turns: int = flag(20, "turns of each", least=1)
+    system_tokens: int = flag(400, "of instructions that all conversations begin with, about", least=0)
+    prompt_min: int = flag(500, "fewest new tokens of a turn, about", least=1)
+    prompt_max: int = flag(1500, "most new tokens of a turn, about")
+    answer_min: int = flag(50, "fewest tokens of an answer", least=1)
+    answer_max: int = flag(300, "most tokens of an answer")
+    think_mean: float = flag(5.0, "seconds before the next turn, exponential, on average", least=0)
+    ramp: float = flag(10.0, "seconds over which conversations begin", least=0)
+    max_concurrency: int | None = flag(None, "most requests in progress (default: all)", least=1)
+    seed: int = flag(0, "of texts, lengths and pauses")
+    ready_check_timeout: float = flag(120.0, "seconds to wait for the server's first answer")
 
     def __post_init__(self) -> None:
-        for name in ("num_sessions", "num_turns", "prompt_min", "answer_min"):
-            check_integer(name, getattr(self, name), 1)
-        check_integer("system_tokens", self.system_tokens, 0)
-        for name in ("think_mean", "ramp"):
-            check_number(name, getattr(self, name), 0)
+        super().__post_init__()
         for what in ("prompt", "answer"):
             least, most = getattr(self, f"{what}_min"), getattr(self, f"{what}_max")
             if most < least:
                 raise ConfigError(f"{what}_max must be at least {what}_min, {least}, got {most}")
-
-    def as_serve_load(self) -> ServeLoad:
-        """Return how each request is sent."""
-        return ServeLoad(
-            num_prompts=self.num_sessions, ready_check_timeout=self.ready_check_timeout, seed=self.seed
-        )
 
 
 @dataclass(frozen=True)
@@ -149,121 +78,82 @@ class Played:
         return None if cached is None else self.outcome.prompt_tokens - cached
 
 
-@dataclass
-class _Words:
-    """Text of random words, or passages of a text."""
+def agent_sessions(load: AgentLoad) -> tuple[str, list[list[AgentTurn]]]:
+    """The instructions that all begin with, and the turns of each conversation; equal for equal seeds."""
+    generator = random.Random(load.seed)
 
-    generator: random.Random
-    passages: Sequence[str] = ()
+    def words(tokens: int) -> str:
+        """About as many tokens of text."""
+        return " ".join(generator.choices(_WORDS.split(), k=max(round(tokens / _TOKENS_PER_WORD), 1)))
 
-    def text(self, tokens: int) -> str:
-        """Return about as many tokens of text."""
-        count = max(round(tokens / _TOKENS_PER_WORD), 1)
-        if not self.passages:
-            return " ".join(self.generator.choices(_WORDS, k=count))
-        start = self.generator.randrange(max(len(self.passages) - count, 1))
-        return " ".join(self.passages[start : start + count])
+    def turn(session: int, number: int) -> AgentTurn:
+        tokens = generator.randint(load.prompt_min, load.prompt_max)
+        says = f"Result {number} of {generator.choice(_TOOLS)} for task {session}: {words(tokens)}"
+        pause = generator.expovariate(1 / load.think_mean) if load.think_mean else 0.0
+        if not number:
+            pause = session * load.ramp / load.num_sessions
+        return AgentTurn(says, generator.randint(load.answer_min, load.answer_max), pause)
+
+    system = f"You are an agent with tools: {', '.join(_TOOLS)}. {words(load.system_tokens)}"
+    sessions, turns = range(load.num_sessions), range(load.num_turns)
+    return system, [[turn(session, number) for number in turns] for session in sessions]
 
 
-def agent_sessions(load: AgentLoad, text: str = "") -> tuple[str, list[list[AgentTurn]]]:
-    """Return the instructions that all begin with, and the turns of each conversation; equal for equal seeds.
+async def play(
+    client: LoadClient, load: AgentLoad, system: str, sessions: Sequence[Sequence[AgentTurn]]
+) -> tuple[list[Played], float]:
+    """Play all conversations at once. Returns their turns, and the seconds that it took.
 
-    Args:
-        text: of which turns are passages; empty: they are random words.
+    Raises:
+        WinnowError: the server does not answer at all.
     """
-    words = _Words(random.Random(load.seed), text.split())
-    generator = words.generator
-    system = f"You are an agent with tools: {', '.join(_TOOLS)}. {words.text(load.system_tokens)}"
-    sessions = []
-    for number in range(load.num_sessions):
-        turns = []
-        for turn in range(load.num_turns):
-            tokens = generator.randint(load.prompt_min, load.prompt_max)
-            says = f"Result {turn} of {generator.choice(_TOOLS)} for task {number}: {words.text(tokens)}"
-            start = number * load.ramp / load.num_sessions
-            pause = generator.expovariate(1 / load.think_mean) if load.think_mean else 0.0
-            turns.append(
-                AgentTurn(says, generator.randint(load.answer_min, load.answer_max), pause if turn else start)
-            )
-        sessions.append(turns)
-    return system, sessions
+    async with client.connect([{"role": "user", "content": "Are you there?"}]) as connection:
+        room = asyncio.Semaphore(load.max_concurrency or len(sessions))
+
+        async def converse(number: int, turns: Sequence[AgentTurn]) -> list[Played]:
+            played: list[Played] = []
+            messages = [{"role": "system", "content": system}]
+            known = 0
+            for index, turn in enumerate(turns):
+                await asyncio.sleep(turn.pause)
+                messages = [*messages, {"role": "user", "content": turn.text}]
+                async with room:
+                    outcome = await client.send(connection, LoadRequest(messages, turn.answer_tokens))
+                new = outcome.prompt_tokens - known
+                played.append(Played(number, index, messages, turn.answer_tokens, outcome, new))
+                if not outcome.ok:
+                    break
+                known = outcome.prompt_tokens + outcome.output_tokens
+                messages = [*messages, {"role": "assistant", "content": outcome.text}]
+            return played
+
+        start = time.perf_counter()
+        found = await asyncio.gather(*(converse(number, turns) for number, turns in enumerate(sessions)))
+        return list(chain.from_iterable(found)), time.perf_counter() - start
 
 
-class AgentPlayer:
-    """Player of conversations against a server."""
-
-    def __init__(self, url: str, model: str | None, load: AgentLoad, headers: Mapping[str, str]) -> None:
-        self._client = LoadClient(url, "/v1/chat/completions", model, load.as_serve_load(), headers)
-        self._load = load
-
-    async def play(self, system: str, sessions: Sequence[Sequence[AgentTurn]]) -> tuple[list[Played], float]:
-        """Play all conversations at once. Returns their turns, and the seconds that it took.
-
-        Raises:
-            WinnowError: the server does not answer at all.
-        """
-        first = LoadRequest([{"role": "user", "content": "Are you there?"}], 1)
-        async with self._client.connect(first) as connection:
-            room = asyncio.Semaphore(self._load.max_concurrency or len(sessions))
-            start = time.perf_counter()
-            tasks = (
-                self._converse(connection, room, number, system, turns)
-                for number, turns in enumerate(sessions)
-            )
-            played = [each for turns in await asyncio.gather(*tasks) for each in turns]
-            return played, time.perf_counter() - start
-
-    async def answer_again(self, turns: Sequence[Played]) -> list[str]:
-        """Return what the server answers to turns that were played, one after the other."""
-        found = []
-        async with self._client.connect(LoadRequest(turns[0].messages, 1)) as connection:
-            for each in turns:
-                outcome = await self._client.send(connection, LoadRequest(each.messages, each.answer_tokens))
-                found.append(outcome.text)
-        return found
-
-    async def _converse(
-        self,
-        connection: httpx.AsyncClient,
-        room: asyncio.Semaphore,
-        number: int,
-        system: str,
-        turns: Sequence[AgentTurn],
-    ) -> list[Played]:
-        played: list[Played] = []
-        messages = [{"role": "system", "content": system}]
-        name = self._load.session_field
-        more = {} if name is None else {name: f"agent-{self._load.seed}-{number}"}
-        known = 0
-        for index, turn in enumerate(turns):
-            await asyncio.sleep(turn.pause)
-            messages = [*messages, {"role": "user", "content": turn.text}]
-            async with room:
-                request = LoadRequest(messages, turn.answer_tokens, more=more)
-                outcome = await self._client.send(connection, request)
-            new = outcome.prompt_tokens - known
-            played.append(Played(number, index, messages, turn.answer_tokens, outcome, new))
-            if not outcome.ok:
-                break
-            known = outcome.prompt_tokens + outcome.output_tokens
-            messages = [*messages, {"role": "assistant", "content": outcome.text}]
-        return played
+async def count_equal(client: LoadClient, turns: Sequence[Played]) -> int:
+    """How many turns that were played the server answers alike, one after the other."""
+    equal = 0
+    async with client.connect(turns[0].messages) as connection:
+        for each in turns:
+            again = await client.send(connection, LoadRequest(each.messages, each.answer_tokens))
+            equal += again.text == each.outcome.text
+    return equal
 
 
 def summarise_agents(played: Sequence[Played], seconds: float) -> dict[str, Any]:
-    """Return times to the first token, and tokens computed against new ones; times in seconds."""
+    """Times to the first token, and tokens computed against new ones; times in seconds."""
     done = [each for each in played if each.outcome.ok]
-    later = [each for each in done if each.turn]
     found: dict[str, Any] = {
         "duration": seconds,
         "completed": len(done),
         "failed": len(played) - len(done),
-        "errors": sorted({each.outcome.error for each in played if each.outcome.error})[:10],
+        "errors": errors_of([each.outcome for each in played]),
     }
-    for name, turns in (("ttft", done), ("later_ttft", later)):
-        times = sorted(each.outcome.ttft for each in turns)
-        for percentile in (50, 90):
-            found[f"{name}_p{percentile}"] = percentile_of(times, percentile)
+    for name, turns in (("ttft", done), ("later_ttft", [each for each in done if each.turn])):
+        times = [each.outcome.ttft for each in turns] or [0.0]
+        found |= {f"{name}_p{percent}": percentile(times, percent) for percent in (50, 90)}
     prompt, new = sum(each.outcome.prompt_tokens for each in done), sum(each.new_tokens for each in done)
     computed = [each.computed_tokens for each in done]
     found |= {"prompt_tokens": prompt, "new_tokens": new, "computed_tokens": None, "hit_rate": None}
@@ -275,7 +165,7 @@ def summarise_agents(played: Sequence[Played], seconds: float) -> dict[str, Any]
 
 
 def spread_over(played: Sequence[Played], count: int) -> list[Played]:
-    """Return `count` of the turns that were answered, evenly over all of them."""
+    """`count` of the turns that were answered, evenly over all of them."""
     done = [each for each in played if each.outcome.ok]
     count = min(count, len(done))
     return [done[number * len(done) // count] for number in range(count)]

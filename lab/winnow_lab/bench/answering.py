@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from winnow.errors import CapacityError, ContextLengthError
 from winnow.llm import LLM
 from winnow.outputs import EngineStats, RequestOutput
 from winnow.sampling import SamplingParams
@@ -40,11 +41,13 @@ class Answered:
     Attributes:
         before: the engine's counters before the first submission.
         outputs: in the order of the requests.
+        refused: requests that could never fit.
     """
 
     before: EngineStats
     steps: tuple[Step, ...]
     outputs: tuple[RequestOutput, ...]
+    refused: int = 0
 
     @property
     def seconds(self) -> float:
@@ -55,6 +58,11 @@ class Answered:
     def answers(self) -> list[Sequence[int]]:
         """Token ids, in the order of the requests."""
         return [output.outputs[0].token_ids for output in self.outputs]
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Sequences that held KVs, by step, of requests with `final_only`; those that ended with it held some, too."""
+        return tuple(step.stats.num_running + step.outputs for step in self.steps)
 
     @property
     def kv_bytes_peak(self) -> int:
@@ -68,12 +76,12 @@ class Answered:
         return {part: after[part] - self.before.elapsed.get(part, 0.0) for part in after}
 
     def counted(self, counter: str) -> int:
-        """Return how far a counter of `EngineStats` went up."""
+        """How far a counter of `EngineStats` went up."""
         return int(getattr(self.steps[-1].stats, counter) - getattr(self.before, counter))
 
 
 def fixed_length(tokens: int, **options: Any) -> SamplingParams:
-    """Return parameters of a greedy answer of exactly `tokens` tokens, past the end of text."""
+    """Parameters of a greedy answer of exactly `tokens` tokens, past the end of text."""
     return SamplingParams(
         temperature=0.0, max_tokens=tokens, ignore_eos=True, **{"detokenize": False} | options
     )
@@ -86,6 +94,7 @@ def answer_all(
     *,
     final_only: bool = False,
     arrivals: Sequence[float] = (),
+    skip_refused: bool = False,
 ) -> Answered:
     """Submit all requests, at once or as they arrive, and step until each has `max_tokens` tokens.
 
@@ -93,6 +102,7 @@ def answer_all(
         requests: token ids and parameters, with `ignore_eos`.
         arrivals: of each, in seconds from now, ascending; empty: all at once.
         final_only: steps give no outputs of unfinished requests.
+        skip_refused: go on without requests that can never fit.
 
     Raises:
         InvalidRequestError: a request does not fit into the model's context or the KV memory.
@@ -101,7 +111,7 @@ def answer_all(
     steps: list[Step] = []
     finished: dict[str, RequestOutput] = {}
     asked: dict[str, int | None] = {}
-    coming = deque(requests)
+    coming, refused = deque(requests), 0
     times = deque(arrivals or [0.0] * len(coming))
     assert len(times) == len(coming), "every request arrives once"
     start = time.perf_counter()
@@ -109,19 +119,26 @@ def answer_all(
         while coming and times[0] <= time.perf_counter() - start:
             times.popleft()
             token_ids, params = coming.popleft()
-            asked[llm.submit(list(token_ids), params, final_only=final_only)] = params.max_tokens
+            try:
+                asked[llm.submit(list(token_ids), params, final_only=final_only)] = params.max_tokens
+            except (CapacityError, ContextLengthError):
+                if not skip_refused:
+                    raise
+                refused += 1
         if not llm.has_unfinished:
-            time.sleep(max(times[0] - (time.perf_counter() - start), 0.0))
+            if times:
+                time.sleep(max(times[0] - (time.perf_counter() - start), 0.0))
             continue
         outputs = llm.step()
         for output in outputs:
             if output.finished:
                 output.raise_for_error()
                 finished[output.request_id] = output
-        stats = llm.stats()
-        steps.append(Step(time.perf_counter() - start, len(outputs), len(finished), len(asked), stats))
-        on_step(len(finished), stats)
-    answered = Answered(before, tuple(steps), tuple(finished[request_id] for request_id in asked))
+        stats, now = llm.stats(), time.perf_counter() - start
+        steps.append(Step(now, len(outputs), len(finished), len(asked), stats))
+        on_step(len(finished) + refused, stats)
+    answers = tuple(finished[request_id] for request_id in asked)
+    answered = Answered(before, tuple(steps), answers, refused)
     assert list(map(len, answered.answers)) == list(asked.values()), (
         "an answer has not the length that was asked for"
     )

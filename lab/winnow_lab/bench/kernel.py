@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from winnow.attention import (
     AttentionBackend,
@@ -24,8 +24,7 @@ from winnow.cache.codec import codec_of
 from winnow.report.provenance import Machine
 from winnow_lab.bench.kernel_case import KernelCase, kernel_layout, torch_device, torch_dtype
 from winnow_lab.bench.kernel_config import KernelConfig
-from winnow_lab.bench.limits import Limits, Reading
-from winnow_lab.bench.timing import Call, interleave
+from winnow_lab.bench.limits import Call, Limits, Reading, interleave
 
 DECODE_OBSERVED = {
     "attention": AttentionObserver((Term.ATTENTION,)),
@@ -37,41 +36,49 @@ WINDOW_OBSERVED = AttentionObserver((Term.SQUARED,), Group.SUM, replace=True, sm
 """Observer of a prompt's last queries in KV-Compress."""
 
 
+Prepare = Callable[[AttentionBackend], Callable[[int], object]]
+
+
 @dataclass(frozen=True)
 class Operation:
-    """One operation over one layer."""
+    """One operation over one layer.
+
+    Attributes:
+        prepare: makes of a backend what runs over a layer, as a step does once for all of them.
+        bytes_read, bytes_written: of keys and values, in a layer; queries, outputs, positions and scores come on top
+            and are not counted.
+        flops: of the two products of attention, over the pairs of query and KV that are not masked; 0: memory is the
+            limit.
+    """
 
     name: str
-    prepare: Callable[[AttentionBackend], Callable[[int], object]]
-    """Function that makes of a backend what runs over a layer, as a step does once for all of them."""
+    prepare: Prepare
     bytes_read: float = 0
-    """Bytes of keys and values, in a layer; queries, outputs, positions and scores come on top and are not counted."""
     bytes_written: float = 0
     flops: int = 0
-    """Operations of the two products of attention, over the pairs of query and KV that are not masked.
-
-    0: memory is the limit.
-    """
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """An operation as one backend computed it."""
+    """An operation as one backend computed it.
+
+    Attributes:
+        kv_format: of stored KVs.
+        seconds: for one layer, by repeat.
+        reading: bytes per second that memory is read at, at best, where KVs are only read, measured in turn, by repeat.
+        unobserved: seconds of the same without scores, where they are observed, measured in turn.
+    """
 
     operation: str
     backend: str
     kv_format: str
-    """Format of stored KVs."""
     seconds: tuple[float, ...]
-    """For one layer, by repeat."""
     bytes_read: float
     bytes_written: float
     flops: int
     limits: Limits
     reading: tuple[float, ...] | None = None
-    """Bytes per second that memory is read at, at best, where KVs are only read, measured in turn, by repeat."""
     unobserved: tuple[float, ...] | None = None
-    """Seconds of the same without scores, where they are observed, measured in turn."""
 
     @property
     def median(self) -> float:
@@ -110,7 +117,7 @@ class Measurement:
         return None if self.flop_rate is None else self.flop_rate / self.limits.matmul
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, and what follows from them."""
+        """The fields by name, and what follows from them."""
         values = asdict(self)
         del values["limits"], values["unobserved"]
         derived = ("median", "bandwidth", "bandwidth_share", "flop_rate", "flop_share", "scores_cost")
@@ -119,47 +126,32 @@ class Measurement:
 
 @dataclass(frozen=True)
 class CacheFacts:
-    """Facts of what was filled in one format."""
+    """What was filled in one format: keys and values of `nbytes` in all layers together."""
 
     kv_format: str
     layers: int
     nbytes: int
-    """Keys and values that all layers hold together."""
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """Measurements of a run."""
+    """Measurements of a run, and its caches by format."""
 
-    config: KernelConfig
     machine: Machine
-    caches: "tuple[CacheFacts, ...]"
-    """Caches by format."""
+    caches: tuple[CacheFacts, ...]
     limits: Limits
     measurements: tuple[Measurement, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return all but the machine, which heads every report."""
-        return {
-            "config": asdict(self.config),
-            "caches": [asdict(cache) for cache in self.caches],
-            "limits": asdict(self.limits),
-            "operations": [measurement.to_json() for measurement in self.measurements],
-        }
-
 
 def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> KernelReport:
-    """Measure the machine's limits, then every operation on every backend.
-
-    Args:
-        progress: called with what comes next.
+    """Measure the machine's limits, then every operation on every backend; `progress` is called with what comes next.
 
     Raises:
         ConfigError: a backend does not run here, or the KVs do not fit into memory.
     """
     formats = config.kv_formats
     backends = {
-        kind: dict(_open(name, kernel_layout(config, codec_of(kind))) for name in config.backends)
+        kind: dict(_open(name, kernel_layout(config, codec_of(kind))) for name in config.attention_backend)
         for kind in formats
     }
     if config.threads is not None:
@@ -171,7 +163,7 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     progress("filling the cache")
     with torch.inference_mode():
         cases = {
-            kind: KernelCase.build(replace(config, kv_cache_dtype=kind), machine.last_level_cache)
+            kind: KernelCase.build(replace(config, kv_cache_dtype=(kind,)), machine.last_level_cache)
             for kind in formats
         }
         reading = Reading.fastest(device)
@@ -182,18 +174,18 @@ def measure_kernels(config: KernelConfig, progress: Callable[[str], None]) -> Ke
     caches = (
         CacheFacts(kind, case.layers, int(case.lengths.sum()) * case.kv_bytes) for kind, case in cases.items()
     )
-    return KernelReport(config, machine, tuple(caches), limits, tuple(measurements))
+    return KernelReport(machine, tuple(caches), limits, tuple(measurements))
 
 
 def _open(name: str, layout: CacheLayout) -> tuple[str, AttentionBackend]:
-    """Return a backend and what the report calls it: "auto" alone would mean another one tomorrow."""
+    """A backend and what the report calls it: "auto" alone would mean another one tomorrow."""
     backend = open_backend(name, layout=layout)
     kind = type(backend).__name__.removesuffix("Backend").lower()
     return (f"auto ({kind})" if name == "auto" else name), backend
 
 
 def operations(case: KernelCase) -> Iterator[list[Operation]]:
-    """Yield what an engine asks of a backend: each operation, and the same with scores observed.
+    """What an engine asks of a backend: each operation, and the same with scores observed.
 
     Compaction comes last: afterwards rows are no prompts any more.
     """
@@ -217,22 +209,16 @@ def operations(case: KernelCase) -> Iterator[list[Operation]]:
     yield [Operation("mixed", _attend(case, mixed), _read(case, mixed), flops=attention_flops(case, mixed))]
     moves = [case.moves(layer) for layer in range(case.layers)]
     moved = sum(len(source) for source, _ in moves) / case.layers * case.kv_bytes
-    yield [
-        Operation(
-            "compact",
-            lambda backend: lambda layer: backend.compact(case.cache.pool, *moves[layer]),
-            moved,
-            moved,
-        )
-    ]
+
+    def compact(backend: AttentionBackend, layer: int) -> None:
+        backend.compact(case.cache.pool, *moves[layer])
+
+    yield [Operation("compact", lambda backend: partial(compact, backend), moved, moved)]
 
 
 def attention_flops(case: KernelCase, spans: Spans) -> int:
-    """Return the operations of q k^T and of the product with v, over unmasked pairs, a multiplication and an addition
-    counted as two.
-
-    The mean over the layers, where rows differ.
-    """
+    """Operations of q k^T and of the product with v, over unmasked pairs, a multiplication and an addition counted as
+    two; the mean over the layers, where rows differ."""
     lengths = case.cache.tables.host_lengths[spans.slots].astype(np.int64)  # [B, layers, heads]
     counts = spans.counts[:, None, None]
     # The last of n queries sees the whole row, the one before it one KV less, and so on.
@@ -249,26 +235,20 @@ def _written(case: KernelCase, spans: Spans) -> float:
     return float(spans.counts.sum()) * case.config.kv_heads * case.kv_bytes
 
 
-def _attend(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend], Callable[[int], Tensor]]:
+def _attend(case: KernelCase, spans: Spans) -> Prepare:
     spec = AttentionSpec(scale=case.config.head_dim**-0.5)
     q = case.q[: int(spans.counts.sum())]
-
-    def prepare(backend: AttentionBackend) -> Callable[[int], Tensor]:
-        step = backend.prepare(case.cache, spans)
-        return lambda layer: step.attend(layer, q, spec)
-
-    return prepare
+    return _over_layers(case, spans, lambda step, layer: step.attend(layer, q, spec))
 
 
-def _write(case: KernelCase, spans: Spans) -> Callable[[AttentionBackend], Callable[[int], None]]:
+def _write(case: KernelCase, spans: Spans) -> Prepare:
     tokens = int(spans.counts.sum())
     k, v = case.k[:tokens], case.v[:tokens]
+    return _over_layers(case, spans, lambda step, layer: step.write(layer, k, v))
 
-    def prepare(backend: AttentionBackend) -> Callable[[int], None]:
-        step = backend.prepare(case.cache, spans)
-        return lambda layer: step.write(layer, k, v)
 
-    return prepare
+def _over_layers(case: KernelCase, spans: Spans, compute: Callable[[Any, int], object]) -> Prepare:
+    return lambda backend: partial(compute, backend.prepare(case.cache, spans))
 
 
 def _measure(
@@ -278,11 +258,8 @@ def _measure(
     limits: Limits,
     reading: Reading,
 ) -> Iterator[Measurement]:
-    """Yield measurements of the operations of a group, by format of KVs, on each backend, all in turn, a pass over all
-    layers at a time.
-
-    So is reading, where they only read: memory is faster in one minute than in another.
-    """
+    """Measure the operations of a group, by format of KVs, on each backend, all in turn, a pass over all layers at a
+    time. So is reading, where they only read: memory is faster in one minute than in another."""
     first, any_case = groups[0][0], next(iter(cases.values()))
     reads = first.bytes_read > 0 and not first.bytes_written
 

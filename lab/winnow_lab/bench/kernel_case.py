@@ -21,15 +21,17 @@ _TIMES_CACHE = 4
 
 @dataclass(frozen=True)
 class KernelCase:
-    """A filled cache. Its sequences end with a chunk of their prompt, whose last token serves as the decoding one."""
+    """A filled cache. Its sequences end with a chunk of their prompt, whose last token serves as the decoding one.
+
+    Attributes:
+        q, k, v: [batch * chunk, heads, head_dim], for whatever batch needs a part of them.
+    """
 
     config: KernelConfig
     local: LocalCache
     slots: tuple[int, ...]
     q: Tensor
-    """[batch * chunk, query_heads, head_dim], for whatever batch needs a part of it."""
     k: Tensor
-    """[batch * chunk, kv_heads, head_dim]."""
     v: Tensor
 
     @classmethod
@@ -45,9 +47,12 @@ class KernelCase:
         dtype, device = torch_dtype(config), torch_device(config)
         [kv_format] = config.kv_formats
         codec = codec_of(kv_format)
-        layer_bytes = config.layer_kvs * _kv_bytes(codec, config.head_dim)
+        layer_kvs = config.batch * config.context * config.kv_heads
+        layer_bytes = layer_kvs * _kv_bytes(codec, config.head_dim)
         layout = kernel_layout(config, codec, max(2, ceil_div(_TIMES_CACHE * last_level_cache, layer_bytes)))
-        size = _room(layout, config)
+        pages = layout.pages_for(config.context)
+        blocks = config.batch * layout.blocks_for(config.context)
+        size = CacheSize(blocks, config.batch * pages, config.batch, pages)
         try:
             local = LocalCache(layout, size, device)
         except (RuntimeError, torch.OutOfMemoryError):
@@ -95,7 +100,7 @@ class KernelCase:
     def spans(
         self, decodes: int, prefills: int, observe: AttentionObserver | None = None, window: int = 0
     ) -> Spans:
-        """Return a batch of the first sequences decoding one token each, and of the last ones prefilling a chunk each.
+        """A batch of the first sequences decoding one token each, and of the last ones prefilling a chunk each.
 
         Args:
             observe: what each sequence's queries do to the scores.
@@ -117,12 +122,9 @@ class KernelCase:
         return replace(spans, observe_from=np.full(len(slots), self.config.context - window, dtype=np.int64))
 
     def moves(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the source and target of a compaction to half.
+        """Source and target of a compaction to half: flat slot numbers, int64 [n] each, over all rows of the layer.
 
         The back half's survivors, half of it, fill holes in the front.
-
-        Returns:
-            Flat slot numbers, int64 [n] each, over all rows of the layer.
         """
         half = int(self.lengths[:, layer].min()) // 2
         block_size = self.config.block_size
@@ -134,7 +136,7 @@ class KernelCase:
         generator = torch.Generator(device).manual_seed(self.config.seed + layer)
 
         def choose(first: int) -> Tensor:
-            """Return a random half of the slots first..first + half of each row, in their order."""
+            """A random half of the slots first..first + half of each row, in their order."""
             order = torch.rand((*slots.shape[:2], half), generator=generator, device=device).argsort(dim=-1)
             return slots.gather(2, first + order[..., : half // 2].sort(dim=-1).values).flatten()
 
@@ -167,17 +169,13 @@ class KernelCase:
 
 
 def torch_dtype(config: KernelConfig) -> torch.dtype:
-    """Return the number format as torch names it."""
+    """The number format as torch names it."""
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
 
 
 def torch_device(config: KernelConfig) -> torch.device:
-    """Return the device as torch names it.
-
-    Raises:
-        ConfigError: there is no such device here.
-    """
+    """The device as torch names it; raises ConfigError where there is none such here."""
     try:
         device = torch.device(config.device)
         torch.empty(0, device=device)
@@ -188,7 +186,7 @@ def torch_device(config: KernelConfig) -> torch.device:
 
 
 def kernel_layout(config: KernelConfig, codec: PairCodec, layers: int = 1) -> CacheLayout:
-    """Return the layout of a cache that holds KVs so."""
+    """The layout of a cache that holds KVs so."""
     return CacheLayout.even(
         layers, config.kv_heads, config.head_dim, config.block_size, codec, num_accumulators=1
     )
@@ -196,12 +194,3 @@ def kernel_layout(config: KernelConfig, codec: PairCodec, layers: int = 1) -> Ca
 
 def _kv_bytes(codec: PairCodec, head_dim: int) -> int:
     return sum(field.slot_bytes for field in codec.fields(head_dim))
-
-
-def _room(layout: CacheLayout, config: KernelConfig) -> CacheSize:
-    return CacheSize(
-        num_blocks=config.batch * layout.blocks_for(config.context),
-        num_pages=config.batch * layout.pages_for(config.context),
-        max_num_seqs=config.batch,
-        pages_per_seq=layout.pages_for(config.context),
-    )

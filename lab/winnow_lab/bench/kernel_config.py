@@ -1,76 +1,58 @@
-"""Configuration of `winnow bench kernel`."""
+"""Options of `winnow bench kernel`."""
 
 from dataclasses import dataclass
 
 from winnow.cache.codec import WITH_BIAS
-from winnow.config import ATTENTION_BACKENDS, DTYPES, option, optional_int
-from winnow.errors import ConfigError
-from winnow.values.checks import check_choice, check_counts, check_names, require
+from winnow.config import ATTENTION_BACKENDS, DTYPES
+from winnow.values.checks import check_names, require
 from winnow.values.kv_dtype import KV_FORMATS, KVDtype
-from winnow_lab.bench.lists import names
+from winnow_lab.study import StudyOptions, flag
 
-_DTYPES = DTYPES[1:]
 _PREFILLS = 4
 
 
 @dataclass(frozen=True)
-class KernelConfig:
+class KernelConfig(StudyOptions):
     """The shape of a batch over the paged cache, and who computes it."""
 
-    attention_backend: str = option(
-        "auto", f"backends to compare, commas between them; of {', '.join(ATTENTION_BACKENDS)}"
+    attention_backend: tuple[str, ...] = flag(("auto",), f"of {', '.join(ATTENTION_BACKENDS)}")
+    dtype: str = flag("bfloat16", "number format of queries and new KVs", choices=DTYPES[1:])
+    kv_cache_dtype: tuple[str, ...] = flag(
+        ("auto",),
+        f"how KVs are stored, to compare; of {', '.join(KV_FORMATS)}, or such as k=int8,v=int4; auto: in the dtype of "
+        f"queries; with {WITH_BIAS} behind it each KV has a bias",
     )
-    dtype: str = option("bfloat16", "number format of queries and new KVs", choices=_DTYPES)
-    kv_cache_dtype: str = option(
-        "auto",
-        f"how KVs are stored, to compare, commas between them; of {', '.join(KV_FORMATS)}, or such as k=int8,v=int4; "
-        f"auto: in the dtype of queries; with {WITH_BIAS} behind it each KV has a bias",
-    )
-    device: str = option("cpu", "torch device, such as cpu or cuda:0")
-    batch: int = option(32, "sequences that decode together")
-    query_heads: int = option(12, "query heads; a multiple of the KV heads")
-    kv_heads: int = option(4, "KV heads")
-    head_dim: int = option(64, "numbers in a key and in a value")
-    context: int = option(2048, "KVs in every row")
-    chunk: int = option(512, "prompt tokens of one sequence in a prefill step, the last of its context")
-    prefills: int | None = option(
-        None,
-        f"sequences that prefill together; left out: {_PREFILLS}, or a smaller batch",
-        parse=optional_int,
-    )
-    block_size: int = option(16, "slots of one block")
-    scatter: bool = option(True, "blocks of a row lie all over the pool, as after long use, not side by side")
-    uneven: bool = option(
-        False,
-        "rows differ in length, between the last chunk and the whole context, as after eviction per head",
-    )
-    repeats: int = option(7, "times that everything is measured; the median counts")
-    threads: int | None = option(None, "threads of torch; left out: as many as it takes", parse=optional_int)
-    seed: int = option(0, "of KVs, lengths and the order of blocks")
+    device: str = flag("cpu", "torch device, such as cpu or cuda:0")
+    batch: int = flag(32, "sequences that decode together", least=1)
+    query_heads: int = flag(12, "query heads; a multiple of the KV heads", least=1)
+    kv_heads: int = flag(4, "KV heads", least=1)
+    head_dim: int = flag(64, "numbers in a key and in a value", least=1)
+    context: int = flag(2048, "KVs in every row", least=1)
+    chunk: int = flag(512, "prompt tokens of a sequence in a prefill step, the last ones", least=1)
+    prefills: int | None = flag(None, f"that prefill together (default: {_PREFILLS}, or the batch)", least=1)
+    block_size: int = flag(16, "slots of one block", least=1)
+    scatter: bool = flag(True, "blocks of a row lie all over the pool, as after long use, not side by side")
+    uneven: bool = flag(False, "rows differ in length, as after eviction per head")
+    repeats: int = flag(7, "times that everything is measured; the median counts", least=1)
+    threads: int | None = flag(None, "of torch (default: as many as it takes)", least=1)
+    seed: int = flag(0, "of KVs, lengths and the order of blocks", least=0)
 
     def __post_init__(self) -> None:
-        check_choice("dtype", self.dtype, _DTYPES)
-        check_counts(self, zero=("seed",))
-        check_names("attention_backend", self.backends, ATTENTION_BACKENDS)
+        super().__post_init__()
+        check_names("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         formats = self.kv_formats
         require(
             len(set(formats)) == len(formats), "kv_cache_dtype", "formats that differ", self.kv_cache_dtype
         )
-        if self.query_heads % self.kv_heads:
-            raise ConfigError(
-                f"query_heads must be a multiple of kv_heads ({self.kv_heads}), got {self.query_heads}"
-            )
-        if self.chunk > self.context // 2:
-            raise ConfigError(
-                f"chunk must be at most half the context ({self.context // 2}), got {self.chunk}"
-            )
-        if self.prefill_batch > self.batch:
-            raise ConfigError(f"prefills must be at most batch ({self.batch}), got {self.prefills}")
-
-    @property
-    def backends(self) -> tuple[str, ...]:
-        """Names of the backends, in the order typed."""
-        return names(self.attention_backend)
+        half, kv_heads = self.context // 2, self.kv_heads
+        require(
+            not self.query_heads % kv_heads,
+            "query_heads",
+            f"a multiple of kv_heads ({kv_heads})",
+            self.query_heads,
+        )
+        require(self.chunk <= half, "chunk", f"at most half the context ({half})", self.chunk)
+        require(self.prefill_batch <= self.batch, "prefills", f"at most batch ({self.batch})", self.prefills)
 
     @property
     def prefill_batch(self) -> int:
@@ -79,13 +61,9 @@ class KernelConfig:
 
     @property
     def kv_formats(self) -> tuple[str, ...]:
-        """Names of the formats, in the order typed.
-
-        Raises:
-            ConfigError: one of them is none.
-        """
+        """Names of the formats, in the order typed; raises ConfigError where one of them is none."""
         formats: list[str] = []
-        for name in names(self.kv_cache_dtype):
+        for name in self.kv_cache_dtype:
             if name.startswith("v=") and formats and formats[-1].startswith("k=") and "," not in formats[-1]:
                 formats[-1] += f",{name}"
             else:
@@ -95,8 +73,3 @@ class KernelConfig:
             + WITH_BIAS * name.endswith(WITH_BIAS)
             for name in formats
         )
-
-    @property
-    def layer_kvs(self) -> int:
-        """Number of KVs in one layer with full rows."""
-        return self.batch * self.context * self.kv_heads

@@ -1,13 +1,16 @@
-"""Limits of the machine: reading memory, copying it, multiplying matrices."""
+"""Limits of the machine: reading memory, copying it, multiplying matrices; durations, with rivals measured in turn."""
 
 import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from winnow.report.provenance import Machine
-from winnow_lab.bench.timing import Call, interleave
+
+Call = Callable[[], object]
 
 # Far beyond the last-level cache, so that what is read comes from memory.
 _TIMES_CACHE = 8
@@ -18,13 +21,39 @@ _LONGEST_PRODUCT = 0.25  # seconds
 _REPEATS = 7
 
 
+def seconds_of(call: Call, device: torch.device) -> float:
+    """Seconds that `call` takes, its work on the device included."""
+    if device.type == "cuda":
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        with torch.cuda.device(device):  # events are recorded on the current device's stream
+            torch.cuda.synchronize()
+            begin.record()
+            call()
+            end.record()
+            torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def interleave(calls: Sequence[Call], repeats: int, device: torch.device) -> list[list[float]]:
+    """Seconds of each call, `repeats` times each: [calls][repeats].
+
+    All warm up once. Then every round times each call once, in turn: a machine that slows down, slows all of them.
+    """
+    for call in calls:
+        call()
+    rounds = [[seconds_of(call, device) for call in calls] for _ in range(repeats)]
+    return [list(column) for column in zip(*rounds, strict=True)]
+
+
 @dataclass(frozen=True)
 class Reading:
     """A call that reads memory as fast as it goes; timed in turn with others, it tells what they could reach."""
 
     run: Call
     num_bytes: int
-    """Read by a call."""
 
     @classmethod
     def fastest(cls, device: torch.device) -> "Reading":
@@ -40,17 +69,18 @@ class Reading:
 
 @dataclass(frozen=True)
 class Limits:
-    """Measured with all of torch's threads; bytes and operations per second."""
+    """Measured with all of torch's threads; bytes and operations per second.
+
+    Attributes:
+        read: rate of the fastest of several reductions over a buffer.
+        copy: bytes read and bytes written together.
+        matmul: floating-point operations of a matrix product, a multiplication and an addition counted as two; in the
+            type or in float32, whichever is faster.
+    """
 
     read: float
-    """Rate of the fastest of several reductions over a buffer."""
     copy: float
-    """Bytes read and bytes written together."""
     matmul: float
-    """Floating-point operations of a matrix product, a multiplication and an addition counted as two.
-
-    In the type or in float32, whichever is faster.
-    """
 
     @classmethod
     def measure(cls, dtype: torch.dtype, device: torch.device) -> "Limits":

@@ -1,9 +1,8 @@
 """Cost of preempting a request, by its length: copying its KVs out and back, against computing them again."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any, cast
 
@@ -14,7 +13,6 @@ from winnow.engine.requests.request import Sequence as Sample
 from winnow.llm import LLM
 from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import fixed_length
-from winnow_lab.report.plots import Axis, Line, Panel
 from winnow_lab.report.tables import TextTable
 
 SWAP, RECOMPUTE = FixedCosts(1e-18, 1.0), FixedCosts(1.0, 1e-18)
@@ -58,7 +56,8 @@ class Preempted:
             nbytes = self._preemption.copy_bytes(sequence.kv.running_slot)
             expected = self.costs.swap_seconds(nbytes), self.costs.recompute_seconds(sequence.kv.num_computed)
             self._preempt(sequence, SWAP)
-            self._step_until(partial(_is_running, sequence))
+            while sequence.kv.slot is None:
+                self._llm.step()
             swaps.append(sequence.request.metrics.swap_seconds)
             self._preempt(sequence, RECOMPUTE)
             while self._llm.has_unfinished:
@@ -68,12 +67,10 @@ class Preempted:
 
     def _start(self, length: int, seed: int) -> Sample:
         random = Random(f"{length} {seed}")
-        vocabulary = self._llm._engine._executor._model.vocab_size  # type: ignore[attr-defined]
-        prompt = [random.randrange(3, vocabulary) for _ in range(length)]
+        prompt = [random.randrange(3, self._llm.vocab_size) for _ in range(length)]
         self._llm.submit(prompt, fixed_length(ANSWER))
-        self._step_until(
-            lambda: bool(self._scheduler.running) and self._scheduler.running[0].num_output_tokens > 1
-        )
+        while not (self._scheduler.running and self._scheduler.running[0].num_output_tokens > 1):
+            self._llm.step()
         [sequence] = self._scheduler.running
         return sequence
 
@@ -83,17 +80,9 @@ class Preempted:
         self._scheduler.running.park(sequence)
         self._preemption.costs = self.costs
 
-    def _step_until(self, reached: Callable[[], bool]) -> None:
-        while not reached():
-            self._llm.step()
-
-
-def _is_running(sequence: Sample) -> bool:
-    return sequence.kv.slot is not None
-
 
 def break_even(points: Sequence[Point]) -> float | None:
-    """Return tokens from which copying is cheaper, by straight lines; 0: always; None: never."""
+    """Tokens from which copying is cheaper, by straight lines; 0: always; None: never."""
     lengths = np.array([point.length for point in points], dtype=float)
     gain = np.array([point.recompute_seconds - point.swap_seconds for point in points])
     if len(points) < 2:
@@ -116,7 +105,7 @@ def measure_preemption(llm: LLM, lengths: Sequence[int], repeat: int) -> list[Po
 
 
 def preemption_table(points: Sequence[Point]) -> TextTable:
-    """Return a line per length. Beside the seconds stands what the engine's cost model, which has seen the runs before,
+    """A line per length. Beside the seconds stands what the engine's cost model, which has seen the runs before,
     expected of each."""
 
     def ms(seconds: float | None) -> str:
@@ -140,20 +129,6 @@ def preemption_table(points: Sequence[Point]) -> TextTable:
     if found is None:
         note = "copying is never cheaper here"
     else:
-        note = (
-            f"copying is cheaper from {found:,.0f} tokens on"
-            if found
-            else "copying is cheaper at every length"
-        )
+        note = f"copying is cheaper {f'from {found:,.0f} tokens on' if found else 'at every length'}"
     columns = ("KVs", "swap ms", "expected", "recompute ms", "expected", "recompute / swap")
     return TextTable("One preemption by length", "tokens", columns, rows, (note,))
-
-
-def preemption_panel(points: Sequence[Point]) -> Panel:
-    """Return both ways by length, for `line_chart`."""
-    lengths = [point.length for point in points]
-    lines = [
-        Line("swap", lengths, [point.swap_seconds * 1e3 for point in points]),
-        Line("recompute", lengths, [point.recompute_seconds * 1e3 for point in points]),
-    ]
-    return Panel("one preemption", Axis("tokens"), Axis("ms", low=0), lines)

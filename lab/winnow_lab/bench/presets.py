@@ -1,14 +1,59 @@
-"""Work with a name: a model of random weights, its requests and its KV memory, so that engines can be compared."""
+"""Fixed work, also with a name: a model of random weights, its requests and KV memory, so that engines are compared."""
 
 import hashlib
 import json
 import os
+import random
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from winnow_lab.bench.workload import Workload
+from winnow.config import EngineConfig
+from winnow.errors import ConfigError
+from winnow.values.checks import check_counts, require
+
+# What the engine keeps for each KV while nothing is evicted.
+_NUM_ACCUMULATORS = 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests that differ only in the tokens of their prompts, all there from the start."""
+
+    requests: int = 32
+    prompt_tokens: int = 512
+    new_tokens: int = 64
+    prompt_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_counts(self, zero=("prompt_seed",))
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Prompt and answer of one request."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of all answers."""
+        return self.requests * self.new_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens of all prompts and answers."""
+        return self.requests * self.sequence_tokens
+
+    def having(self, **numbers: int | None) -> Self:
+        """The work with `numbers` in place of its own, but for those that are None; raises ConfigError out of range."""
+        return replace(self, **{name: value for name, value in numbers.items() if value is not None})
+
+    def prompts(self, vocab_size: int) -> list[list[int]]:
+        """Token ids, the same for every engine that is given the same work."""
+        generator = random.Random(self.prompt_seed)
+        return [
+            [generator.randrange(vocab_size) for _ in range(self.prompt_tokens)] for _ in range(self.requests)
+        ]
 
 
 @dataclass(frozen=True)
@@ -26,14 +71,10 @@ class LlamaShape:
     tie_word_embeddings: bool = True
     seed: int = 0
 
-    @property
-    def fingerprint(self) -> str:
-        """Identifier of weights of this shape."""
-        return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:8]
-
     def save(self, directory: Path) -> Path:
         """Write config.json and bfloat16 safetensors to a directory below `directory`, unless they are there."""
-        path = directory / f"llama-{self.fingerprint}"
+        digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
+        path = directory / f"llama-{digest[:8]}"
         if not path.is_dir():
             directory.mkdir(parents=True, exist_ok=True)
             # Under another name until it is whole: an interrupted start leaves no half of a model behind.
@@ -63,14 +104,6 @@ class Preset:
     dtype: str
     kv_seqs: int
 
-    def workload_with(self, **numbers: int | None) -> Workload:
-        """Return its work with `numbers` in place of its own, but for those that are None.
-
-        Raises:
-            ConfigError: a number is out of range.
-        """
-        return replace(self.workload, **{name: value for name, value in numbers.items() if value is not None})
-
 
 PRESETS = {
     "w1": Preset(
@@ -93,5 +126,31 @@ PRESETS = {
 
 
 def model_cache() -> Path:
-    """Return where models of presets are kept from one start to the next."""
+    """Where models of presets are kept from one start to the next."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "winnow" / "bench"
+
+
+def kv_memory_for(config: EngineConfig, sequences: int, num_kvs: int) -> int:
+    """The least `kv_memory` in which `sequences` sequences of `num_kvs` KVs a row lie side by side, none evicted.
+
+    It is the same for every eviction policy, so that all can be compared within the same bytes. The model is loaded
+    to be asked for its shape.
+
+    Raises:
+        ConfigError: KVs cannot be stored as the configuration says; the sequences are more than `max_num_seqs` lets
+            run, or longer than the model's limit.
+        UnsupportedModelError: the model cannot be loaded.
+    """
+    from winnow.cache import CacheSize
+    from winnow.models import load_model
+
+    limit = config.scheduler.max_num_seqs
+    require(1 <= sequences <= limit, "kv_seqs", f"between 1 and max_num_seqs ({limit})", sequences)
+    model = load_model(config.model)
+    if num_kvs > model.max_model_len:
+        raise ConfigError(
+            f"prompt_tokens + new_tokens must be at most the model's {model.max_model_len}, got {num_kvs}"
+        )
+    layout = model.kv_layout(config.cache, _NUM_ACCUMULATORS)
+    blocks = sequences * layout.blocks_for(num_kvs)
+    return CacheSize.of_blocks(layout, blocks, limit, model.max_model_len).nbytes(layout)

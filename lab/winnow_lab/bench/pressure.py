@@ -1,22 +1,26 @@
 """A recorded load on an engine that has too little memory for it, under one setting after the other."""
 
-import math
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from winnow.errors import CapacityError, ContextLengthError
 from winnow.llm import LLM
-from winnow.outputs import EngineStats, RequestOutput
-from winnow_lab.bench.answering import fixed_length
+from winnow_lab.bench.answering import OnStep, answer_all, fixed_length
 from winnow_lab.bench.traces import TraceRequest
-from winnow_lab.report.plots import Axis, Line, Panel
+from winnow_lab.report import percentile
 from winnow_lab.report.tables import TextTable
 
 _WARM_UP_TOKENS = 8
+_COUNTERS = (
+    "generated_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+    "num_preemptions",
+    "num_steps",
+    "num_rounds",
+    "kv_bytes_freed",
+)
 
 
 @dataclass(frozen=True)
@@ -54,22 +58,11 @@ class PlayedTrace:
         return sum(self.running) / len(self.running)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the numbers of its line, and those that they come from."""
+        """The numbers of its line, and those that they come from."""
         derived = ("output_rate", "preemptions_a_minute", "mean_running")
         values = asdict(self) | {"counted": dict(self.counted)}
         del values["running"]
         return values | {name: getattr(self, name) for name in derived} | {"most_running": max(self.running)}
-
-
-_COUNTERS = (
-    "generated_tokens",
-    "prompt_tokens",
-    "cached_tokens",
-    "num_preemptions",
-    "num_steps",
-    "num_rounds",
-    "kv_bytes_freed",
-)
 
 
 def play(
@@ -78,74 +71,30 @@ def play(
     load: Sequence[TraceRequest],
     vocab_size: int,
     seed: int = 0,
-    on_step: Callable[[int, EngineStats], None] = lambda done, stats: None,
+    on_step: OnStep = lambda done, stats: None,
 ) -> PlayedTrace:
-    """Submit requests when they arrive, and step until all are done. Their answers have the trace's length.
-
-    Args:
-        on_step: called after each step with the number of requests that are done.
-    """
+    """Submit requests when they arrive, and step until all are done. Their answers have the trace's length."""
     llm.generate([1] * _WARM_UP_TOKENS, fixed_length(2))
-    arrivals = deque(
-        (each.arrival, each.prompt(vocab_size, seed + index), fixed_length(each.output_tokens))
+    requests = [
+        (each.prompt(vocab_size, seed + index), fixed_length(each.output_tokens))
         for index, each in enumerate(load)
-    )
-    before, start = llm.stats(), time.perf_counter()
-    finished: list[RequestOutput] = []
-    running, refused = [], 0
-    while arrivals or llm.has_unfinished:
-        while arrivals and arrivals[0][0] <= time.perf_counter() - start:
-            _, prompt, params = arrivals.popleft()
-            try:
-                llm.submit(prompt, params, final_only=True)
-            except (CapacityError, ContextLengthError):
-                refused += 1
-        if not llm.has_unfinished:
-            if arrivals:
-                time.sleep(max(arrivals[0][0] - (time.perf_counter() - start), 0.0))
-            continue
-        outputs = llm.step()
-        for output in outputs:
-            output.raise_for_error()
-        finished += outputs
-        stats = llm.stats()
-        # Those that ended with a step held KVs in it.
-        running.append(stats.num_running + len(outputs))
-        on_step(len(finished) + refused, stats)
-    seconds, after = time.perf_counter() - start, llm.stats()
+    ]
+    arrivals = [each.arrival for each in load]
+    done = answer_all(llm, requests, on_step, final_only=True, arrivals=arrivals, skip_refused=True)
+    metrics = [output.metrics for output in done.outputs]
     return PlayedTrace(
         name,
-        seconds,
-        refused,
-        tuple(running) or (0,),
-        tuple(output.metrics.latency or 0.0 for output in finished),
-        tuple(output.metrics.time_to_first_token or 0.0 for output in finished),
-        {counter: getattr(after, counter) - getattr(before, counter) for counter in _COUNTERS},
+        done.seconds,
+        done.refused,
+        done.running,
+        tuple(each.latency or 0.0 for each in metrics),
+        tuple(each.time_to_first_token or 0.0 for each in metrics),
+        {counter: done.counted(counter) for counter in _COUNTERS},
     )
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the smallest value that `percent` of all do not exceed; NaN of none."""
-    ordered = sorted(values)
-    return ordered[max(math.ceil(percent / 100 * len(ordered)) - 1, 0)] if ordered else math.nan
-
-
-def pressure_table(
-    played: Sequence[PlayedTrace], title: str, corner: str, notes: tuple[str, ...]
-) -> TextTable:
-    """Return a line per setting: batch, throughput, preemptions, latencies."""
-    columns = (
-        "batch, mean",
-        "most",
-        "output tokens/s",
-        "preemptions/min",
-        "prompt tokens computed",
-        "first token p50, s",
-        "p99",
-        "latency p50, s",
-        "p99",
-        "refused",
-    )
+def pressure_table(played: Sequence[PlayedTrace], title: str, corner: str, notes: Sequence[str]) -> TextTable:
+    """A line per setting: batch, throughput, preemptions, latencies."""
     rows = tuple(
         (
             each.name,
@@ -162,32 +111,6 @@ def pressure_table(
         )
         for each in played
     )
-    return TextTable(title, corner, columns, rows, notes)
-
-
-def pressure_panels(played: Sequence[PlayedTrace]) -> list[Panel]:
-    """Return the throughput, preemptions and latencies by line of the table, for `line_chart`."""
-    places = list(range(len(played)))
-    x = Axis(" | ".join(each.name for each in played))
-
-    def line(label: str, read: Callable[[PlayedTrace], float]) -> Line:
-        return Line(label, places, [read(each) for each in played])
-
-    return [
-        Panel("throughput", x, Axis("output tokens/s", low=0), [line("tokens/s", lambda r: r.output_rate)]),
-        Panel(
-            "preemptions",
-            x,
-            Axis("a minute", low=0),
-            [line("preemptions", lambda each: each.preemptions_a_minute)],
-        ),
-        Panel(
-            "latency",
-            x,
-            Axis("seconds", low=0),
-            [
-                line("p50", lambda each: percentile(each.latencies, 50)),
-                line("p99", lambda each: percentile(each.latencies, 99)),
-            ],
-        ),
-    ]
+    columns = ("batch, mean", "most", "output tokens/s", "preemptions/min", "prompt tokens computed")
+    times = ("first token p50, s", "p99", "latency p50, s", "p99")
+    return TextTable(title, corner, (*columns, *times, "refused"), rows, tuple(notes)).upright()

@@ -4,42 +4,44 @@ import hashlib
 import json
 import resource
 import statistics
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from winnow.llm import LLM
 from winnow_lab.bench.answering import Answered, OnStep, answer_all, fixed_length
-from winnow_lab.bench.workload import Workload
+from winnow_lab.bench.presets import Workload
 
 _WARM_UP_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class Pass:
-    """The work done once."""
+    """The work done once.
+
+    Attributes:
+        first_token_seconds: from submission to the first token, the median of all requests.
+        running: sequences that held KVs, by step.
+        computed_prompt_tokens: more than the prompts hold where a preempted request was computed again.
+        parts: seconds by part of the step: schedule, evict, execute, output.
+        kv_bytes_peak: of the engine since its start.
+        tokens_sha256: of all answers' token ids: equal work, equal answers.
+        decode_step_seconds: median of the steps that computed no token of a prompt; None: there were none.
+    """
 
     workload: Workload
     seconds: float
     first_token_seconds: float
-    """Seconds from submission to the first token, the median of all requests."""
     running: tuple[int, ...]
-    """Sequences that held KVs, by step."""
     steps: int
     computed_prompt_tokens: int
-    """More than the prompts hold where a preempted request was computed again."""
     preemptions: int
     eviction_rounds: int
     kv_bytes_freed: int
     parts: dict[str, float]
-    """Seconds by part of the step: schedule, evict, execute, output."""
     kv_bytes_peak: int
-    """Peak of the engine since its start."""
     tokens_sha256: str
-    """Digest of all answers' token ids: equal work, equal answers."""
     decode_step_seconds: float | None = None
-    """Median of the steps that computed no token of a prompt; None: there were none."""
 
     @property
     def output_rate(self) -> float:
@@ -53,52 +55,45 @@ class Pass:
 
     @property
     def mean_running(self) -> float:
-        """Sequences that held KVs, over all steps."""
         return statistics.fmean(self.running)
 
     @property
     def most_running(self) -> int:
-        """Sequences that held KVs at the same time."""
         return max(self.running)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, and what follows from them."""
+        """The fields by name, and what follows from them."""
         values = asdict(self)
-        for name in ("workload", "running"):
-            del values[name]
+        del values["workload"], values["running"]
         derived = ("output_rate", "total_rate", "mean_running", "most_running")
         return values | {name: getattr(self, name) for name in derived}
 
 
 @dataclass(frozen=True)
 class ThroughputReport:
-    """The work done several times by one engine."""
+    """The work done several times by one engine; `peak_resident_bytes` are of the whole process."""
 
     workload: Workload
     passes: tuple[Pass, ...]
     kv_bytes_budget: int
     peak_resident_bytes: int
-    """Peak of the whole process, weights and libraries included."""
 
-    def median(self, read: Callable[[Pass], float]) -> float:
-        """Return the median over the passes."""
-        return statistics.median(map(read, self.passes))
+    def spread(self, name: str) -> tuple[float, float, float]:
+        """Median, least and most of a number of a pass."""
+        return _spread([getattr(each, name) for each in self.passes])
 
-    def spread(self, read: Callable[[Pass], float]) -> tuple[float, float]:
-        """Return the least and the most over the passes."""
-        values = [read(each) for each in self.passes]
-        return min(values), max(values)
+    def spread_of_part(self, part: str) -> tuple[float, float, float]:
+        """The same of the seconds of a part of the step."""
+        return _spread([each.parts[part] for each in self.passes])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields by name."""
+        """All numbers by name."""
+        names = ("seconds", "output_rate", "total_rate", "first_token_seconds")
         return {
             "workload": asdict(self.workload),
             "kv_bytes_budget": self.kv_bytes_budget,
             "peak_resident_bytes": self.peak_resident_bytes,
-            "median": {
-                name: statistics.median(getattr(each, name) for each in self.passes)
-                for name in ("seconds", "output_rate", "total_rate", "first_token_seconds")
-            },
+            "median": {name: self.spread(name)[0] for name in names},
             "passes": [each.to_json() for each in self.passes],
         }
 
@@ -127,8 +122,7 @@ def _once(llm: LLM, workload: Workload, prompts: list[list[int]], on_step: OnSte
         workload=workload,
         seconds=done.seconds,
         first_token_seconds=statistics.median(wait for wait in waits if wait is not None),
-        # Those that ended with a step held KVs in it.
-        running=tuple(step.stats.num_running + step.outputs for step in done.steps),
+        running=done.running,
         steps=done.counted("num_steps"),
         computed_prompt_tokens=done.counted("prompt_tokens"),
         preemptions=done.counted("num_preemptions"),
@@ -148,3 +142,7 @@ def _decode_step(done: Answered) -> float | None:
         if after.stats.prompt_tokens == before.stats.prompt_tokens
     ]
     return statistics.median(steps) if steps else None
+
+
+def _spread(values: list[float]) -> tuple[float, float, float]:
+    return statistics.median(values), min(values), max(values)

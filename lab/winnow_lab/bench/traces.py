@@ -7,12 +7,14 @@ Both record lengths, no text. Mooncake's `hash_ids` name the 512-token blocks of
 
 import csv
 import json
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from winnow.errors import ConfigError
 
@@ -38,7 +40,7 @@ class TraceRequest:
     block_tokens: int = HASHED_TOKENS
 
     def prompt(self, vocab_size: int, seed: int) -> list[int]:
-        """Return token ids with the trace's length; prompts begin alike as their `hash_ids` do.
+        """Token ids with the trace's length; prompts begin alike as their `hash_ids` do.
 
         Args:
             vocab_size: ids are below it.
@@ -52,16 +54,15 @@ class TraceRequest:
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
-    """Return the first requests of a trace, `limit` of them or all, by arrival.
+    """The first requests of a trace, `limit` of them or all, by arrival.
 
     Raises:
         ConfigError: the file is of no known format, or a line is damaged; says which.
     """
-    reader = {".csv": _azure, ".jsonl": _mooncake}.get(path.suffix)
-    if reader is None:
+    if path.suffix not in (".csv", ".jsonl"):
         raise ConfigError(f"{path}: a trace is a .csv (Azure) or .jsonl (Mooncake) file")
     with path.open(encoding="utf-8", newline="") as lines:
-        requests = list(islice(reader(path, lines), limit))
+        requests = list(islice(_requests(path, lines), limit))
     if not requests:
         raise ConfigError(f"{path}: the trace holds no request")
     requests.sort(key=lambda request: request.arrival)
@@ -72,7 +73,7 @@ def read_trace(path: Path, limit: int | None = None) -> list[TraceRequest]:
 def scaled(
     requests: Sequence[TraceRequest], *, tokens: float = 1.0, rate: float = 1.0, longest: int | None = None
 ) -> list[TraceRequest]:
-    """Return a trace for a smaller machine: lengths times `tokens`, arrivals `rate` times as dense.
+    """A trace for a smaller machine: lengths times `tokens`, arrivals `rate` times as dense.
 
     Shared beginnings scale as well. Prompts and answers keep at least one token. Requests with more than `longest`
     tokens altogether, after scaling, are left out.
@@ -80,47 +81,39 @@ def scaled(
     for name, value in (("tokens", tokens), ("rate", rate)):
         if value <= 0:
             raise ConfigError(f"{name} must be above 0, not {value}")
+    counts = ("prompt_tokens", "output_tokens", "block_tokens")
     smaller = [
-        TraceRequest(
-            request.arrival / rate,
-            max(round(request.prompt_tokens * tokens), 1),
-            max(round(request.output_tokens * tokens), 1),
-            request.hash_ids,
-            max(round(request.block_tokens * tokens), 1),
+        replace(
+            each,
+            arrival=each.arrival / rate,
+            **{name: max(round(getattr(each, name) * tokens), 1) for name in counts},
         )
-        for request in requests
+        for each in requests
     ]
-    return [
-        request
-        for request in smaller
-        if longest is None or request.prompt_tokens + request.output_tokens <= longest
-    ]
+    most = math.inf if longest is None else longest
+    return [each for each in smaller if each.prompt_tokens + each.output_tokens <= most]
 
 
-def _azure(path: Path, lines: Iterator[str]) -> Iterator[TraceRequest]:
-    for number, row in enumerate(csv.DictReader(lines), start=2):
+def _azure(row: Mapping[str, str]) -> TraceRequest:
+    arrival = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()  # seven decimals; datetime reads six
+    return TraceRequest(arrival, max(int(row["ContextTokens"]), 1), max(int(row["GeneratedTokens"]), 1))
+
+
+def _mooncake(line: str) -> TraceRequest:
+    row = json.loads(line)
+    lengths = max(int(row["input_length"]), 1), max(int(row["output_length"]), 1)
+    return TraceRequest(float(row["timestamp"]) / 1000, *lengths, tuple(map(int, row["hash_ids"])))
+
+
+def _requests(path: Path, lines: Iterator[str]) -> Iterator[TraceRequest]:
+    is_azure = path.suffix == ".csv"
+    rows: Iterator[Any] = csv.DictReader(lines) if is_azure else lines
+    for number, row in enumerate(rows, start=1 + is_azure):
         try:
-            # Seven decimals; datetime reads six.
-            arrival = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-            yield TraceRequest(
-                arrival, max(int(row["ContextTokens"]), 1), max(int(row["GeneratedTokens"]), 1)
-            )
+            yield _azure(row) if is_azure else _mooncake(row)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}, line {number}: not a line of an Azure trace: {error!r}") from error
-
-
-def _mooncake(path: Path, lines: Iterator[str]) -> Iterator[TraceRequest]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            yield TraceRequest(
-                float(row["timestamp"]) / 1000,
-                max(int(row["input_length"]), 1),
-                max(int(row["output_length"]), 1),
-                tuple(int(hash_id) for hash_id in row["hash_ids"]),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path}, line {number}: not a line of a Mooncake trace: {error!r}") from error
+            kind = "an Azure" if is_azure else "a Mooncake"
+            raise ConfigError(f"{path}, line {number}: not a line of {kind} trace: {error!r}") from error
 
 
 def _tokens(name: str, vocab_size: int, count: int) -> list[int]:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from winnow_lab.bench.presets import PRESETS
-from winnow_lab.bench.workload import Workload
+from winnow_lab.bench.presets import PRESETS, Workload, kv_memory_for
 from winnow_lab.study import StudyOptions, flag
 
 
@@ -26,18 +25,13 @@ class WorkOptions(StudyOptions):
 
     @property
     def workload(self) -> Workload:
-        """The work with what was typed in its place.
-
-        Raises:
-            ConfigError: a number is out of range.
-        """
-        return PRESETS[self.work].workload_with(
-            requests=self.requests, prompt_tokens=self.prompt_tokens, new_tokens=self.new_tokens
-        )
+        """The work with what was typed in its place."""
+        own = {name: getattr(self, name) for name in ("requests", "prompt_tokens", "new_tokens")}
+        return PRESETS[self.work].workload.having(**own)
 
 
 def options_by_eviction(typed: WorkOptions, common: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return options of `LLM` for each preset, by a name that tells the compression; all have the same KV memory.
+    """Options of `LLM` for each preset, by a name that tells the compression; all have the same KV memory.
 
     Args:
         common: what they have in common, the model at least.
@@ -48,7 +42,6 @@ def options_by_eviction(typed: WorkOptions, common: dict[str, Any]) -> dict[str,
     # Late: a script that measures imports takes its arguments first.
     from winnow.config import EngineConfig
     from winnow.eviction import find_preset
-    from winnow_lab.bench.kv_memory import kv_memory_for
 
     config = EngineConfig.from_options(common | {"compression": typed.compression})
     sequences = PRESETS[typed.work].kv_seqs if typed.kv_seqs is None else typed.kv_seqs

@@ -1,15 +1,15 @@
 """`winnow tune`: the policy, compression and batch that keep the full cache's answers on one's own prompts."""
 
 import argparse
-import contextlib
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from winnow.batch.lines import DEFAULT_METRIC, BadLine, Job, parse_line
+from winnow.batch.lines import DEFAULT_METRIC, BadLine, parse_line
 from winnow.batch.reader import read_lines
 from winnow.cli.flags.engine import model_path, open_llm
 from winnow.cli.flags.paths import check_json_path, require_writable, write_json
@@ -19,13 +19,12 @@ from winnow.report.provenance import typed_command
 from winnow.values.checks import check_number
 from winnow_lab.report.console import console, print_tables
 from winnow_lab.study import EngineFlags, flag
-from winnow_lab.study.options import add_options, options_of
+from winnow_lab.study.options import add_options, flag_of, options_of
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
-    from winnow_lab.plan.tuning.candidates import Candidate
     from winnow_lab.plan.tuning.measure import Trial, TunePrompt
-    from winnow_lab.plan.tuning.search import Search
+    from winnow_lab.study.journal import ResultJournal
 
 DESCRIPTION = """\
 Find the policy, compression, batch and KV format that answer your prompts fastest (or with the fewest
@@ -54,9 +53,7 @@ class TuneOptions(EngineFlags):
         "exact: answers are the same or not; tokens: the part of an answer up to its first other token",
         choices=("exact", "tokens"),
     )
-    objective: str = flag(
-        "throughput", "throughput, or bytes: most KVs in use", choices=("throughput", "bytes")
-    )
+    objective: str = flag("throughput", "bytes: most KVs in use", choices=("throughput", "bytes"))
     presets: tuple[str, ...] = flag((), "policies to try (default: ten that need no files of their own)")
     compressions: tuple[float, ...] = flag((2.0, 4.0, 8.0), "tokens per KV kept", least=1)
     batches: tuple[int, ...] = flag((64,), "most sequences at the same time (max_num_seqs)", least=1)
@@ -70,14 +67,8 @@ class TuneOptions(EngineFlags):
     json: Path | None = flag(None, "write all trials as JSON too")
     plot: Path | None = flag(None, "stem of a picture of the Pareto front")
     CHOSEN: ClassVar[tuple[str, ...]] = (
-        *(
-            "eviction",
-            "compression",
-            "kv_budget",
-            "max_num_seqs",
-            "num_accumulators",
-            "enable_prefix_caching",
-        ),
+        *("eviction", "compression", "kv_budget", "max_num_seqs", "num_accumulators"),
+        "enable_prefix_caching",
     )
 
     def __post_init__(self) -> None:
@@ -91,14 +82,6 @@ class TuneOptions(EngineFlags):
             if (path := getattr(self, name)) is not None:
                 require_writable(path, f"--{name} {path}")
 
-    @property
-    def search(self) -> "Search":
-        """Options for the comparison of candidates."""
-        from winnow_lab.plan.tuning.search import Search
-
-        first, held_back, seed = self.first, self.held_back, self.split_seed
-        return Search(self.agreement, self.agree, self.objective, first, held_back=held_back, seed=seed)
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -110,48 +93,62 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def execute(namespace: argparse.Namespace) -> int:
     """Search, show, and return the exit code: 1 where nothing keeps the agreement."""
     asked = options_of(TuneOptions, namespace)
-    options = dict(asked.engine)
     prompts = read_prompts(asked.prompts, asked.max_tokens)
-    from winnow_lab.plan.tuning.candidates import PRESETS, candidates
-    from winnow_lab.plan.tuning.search import Tuner
+    from winnow.eviction import find_preset
+    from winnow_lab.plan.tuning.measure import PRESETS, candidates
+    from winnow_lab.plan.tuning.search import Search, Tuner
     from winnow_lab.plan.tuning.tune_tables import command, pareto_figure, tune_table, verdict
 
     tried = candidates(asked.presets or PRESETS, asked.compressions, asked.batches, asked.kv_dtypes)
-    with contextlib.ExitStack() as stack:
-        journal = _journal(asked, options, stack)
+    most = max(find_preset(each.eviction).policy.score.num_accumulators for each in tried)
+    # One engine runs every candidate, without a prefix cache: prompts come again with each.
+    shared = {"num_accumulators": max(most, 1), "enable_prefix_caching": False}
+    search = Search(
+        asked.agreement,
+        asked.agree,
+        asked.objective,
+        asked.first,
+        held_back=asked.held_back,
+        seed=asked.split_seed,
+    )
+    with ExitStack() as stack:
+        journal = None if asked.journal is None else stack.enter_context(_journal(asked, asked.journal))
+
+        def open_engine(own: Mapping[str, Any]) -> "LLM":
+            return open_llm({**asked.engine, **shared, **own})
 
         def record(trial: "Trial") -> None:
-            print(f"{trial.stage}: {trial.candidate}: {_brief(trial)}", file=sys.stderr)
+            brief = trial.error or f"agreement {trial.mean:.3f}, {trial.rate:.1f} tokens/s"
+            print(f"{trial.stage}: {trial.candidate}: {brief}", file=sys.stderr)
             if journal is not None:
                 journal.append([trial])
 
         found = () if journal is None else tuple(journal.found)
-        tuned = Tuner(asked.search, _opener(options, tried), record, found).tune(tried, prompts)
+        tuned = Tuner(search, open_engine, record, found).tune(tried, prompts)
     print_tables(console(), [tune_table(tuned)], dense=True)
-    engine = [word for name in options for word in _flag(name, options[name])]
-    line = command(tuned, str(asked.prompts), engine)
-    for text in [*verdict(tuned), *([line] if line is not None else [])]:
+    line = command(
+        tuned, str(asked.prompts), [word for each in asked.engine.items() for word in _flag(*each)]
+    )
+    for text in filter(None, [*verdict(tuned), line]):
         print(text)
     if asked.plot is not None:
         from winnow_lab.report.plots import save_figure
 
         save_figure(pareto_figure(tuned), asked.plot)
-    write_json(
-        asked.json,
-        {
-            "command": typed_command(),
-            "best": None if tuned.best is None else tuned.best.to_json(),
-            "held_back": None if tuned.check is None else tuned.check.to_json(),
-            "checked": tuned.checked,
-            "run": line,
-            "trials": [trial.to_json() for trial in tuned.trials],
-        },
-    )
+    report = {
+        "command": typed_command(),
+        "best": None if tuned.best is None else tuned.best.to_json(),
+        "held_back": None if tuned.check is None else tuned.check.to_json(),
+        "checked": tuned.checked,
+        "run": line,
+        "trials": [trial.to_json() for trial in tuned.trials],
+    }
+    write_json(asked.json, report)
     return 0 if tuned.best is not None else 1
 
 
 def read_prompts(path: Path, max_tokens: int) -> "list[TunePrompt]":
-    """Return the prompts of a file.
+    """The prompts of a file.
 
     Raises:
         UsageError: it cannot be read, a line cannot be run, or there are fewer than two.
@@ -164,7 +161,11 @@ def read_prompts(path: Path, max_tokens: int) -> "list[TunePrompt]":
             job = parse_line(raw, {"max_tokens": max_tokens}, accounts=True)
             if isinstance(job, BadLine):
                 raise UsageError(f"{path}, line {job.number}: {job.error}")
-            prompts.append(_prompt(job, TunePrompt))
+            messages = None if job.asked.messages is None else tuple(map(dict, job.asked.messages))
+            reference = job.carried.get("reference")
+            references = () if reference is None else (str(reference),)
+            metric = str(job.carried.get("metric", DEFAULT_METRIC))
+            prompts.append(TunePrompt(job.asked.prompt, messages, job.asked.params, references, metric))
     except OSError as error:
         raise UsageError(f"cannot read the prompts {path}: {error.strerror}") from error
     if len(prompts) < 2:
@@ -174,55 +175,20 @@ def read_prompts(path: Path, max_tokens: int) -> "list[TunePrompt]":
     return prompts
 
 
-def _prompt(job: Job, make: "type[TunePrompt]") -> "TunePrompt":
-    reference = job.carried.get("reference")
-    return make(
-        job.asked.prompt,
-        None if job.asked.messages is None else tuple(dict(message) for message in job.asked.messages),
-        job.asked.params,
-        () if reference is None else (str(reference),),
-        str(job.carried.get("metric", DEFAULT_METRIC)),
-    )
-
-
-def _opener(options: dict[str, Any], tried: "Sequence[Candidate]") -> Any:
-    """Open engines that can run every candidate, without a prefix cache: prompts come again with each."""
-    from winnow.eviction import find_preset
-
-    most = max(find_preset(each.eviction).policy.score.num_accumulators for each in tried)
-
-    def open_engine(own: Mapping[str, Any]) -> "LLM":
-        shared = {"num_accumulators": max(most, 1), "enable_prefix_caching": False}
-        return open_llm(options | shared | dict(own))
-
-    return open_engine
-
-
-def _journal(asked: TuneOptions, options: dict[str, Any], stack: contextlib.ExitStack) -> Any:
-    if asked.journal is None:
-        return None
+def _journal(asked: TuneOptions, path: Path) -> "ResultJournal[Trial]":
     from winnow.report.fingerprint import fingerprint
     from winnow_lab.plan.tuning.measure import Trial
     from winnow_lab.study.journal import ResultJournal
 
     digest = hashlib.sha256(asked.prompts.read_bytes()).hexdigest()
-    settings = EngineConfig.from_options(options).settings()
+    settings = EngineConfig.from_options(asked.engine).settings()
     # What else the search tries does not change what it has measured.
     searched = {name: getattr(asked, name) for name in ("agree", "max_tokens", "held_back", "split_seed")}
-    owner = fingerprint(digest, model_path(options), settings | searched)
-    return stack.enter_context(
-        ResultJournal(asked.journal, owner, Trial.from_json, overwrite=asked.overwrite)
-    )
-
-
-def _brief(trial: "Trial") -> str:
-    if trial.error is not None:
-        return trial.error
-    return f"agreement {trial.mean:.3f}, {trial.rate:.1f} tokens/s"
+    owner = fingerprint(digest, model_path(asked.engine), settings | searched)
+    return ResultJournal(path, owner, Trial.from_json, overwrite=asked.overwrite)
 
 
 def _flag(name: str, value: Any) -> list[str]:
-    flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
-        return [flag if value else f"--no-{name.replace('_', '-')}"]
-    return [flag, "none" if value is None else str(value)]
+        return [flag_of(name if value else f"no_{name}")]
+    return [flag_of(name), "none" if value is None else str(value)]

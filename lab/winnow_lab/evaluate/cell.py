@@ -1,8 +1,8 @@
 """Cells: what a task is run under, one square of its tables each."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypedDict
+from typing import Any
 
 from winnow.errors import EvaluationError, known_names
 from winnow.eviction import PRESETS, EvictionPolicy, concrete_preset, find_preset
@@ -16,7 +16,7 @@ QUERIES = (AWARE, AGNOSTIC)
 
 
 def amounts_of(compressions: Iterable[float] = (), kv_budgets: Iterable[int] = ()) -> tuple[Amount, ...]:
-    """Return an amount for each."""
+    """An amount for each."""
     return (*map(Amount, compressions), *(Amount(kv_budget=each) for each in kv_budgets))
 
 
@@ -73,20 +73,13 @@ class Cell:
 FULL_CELL = Cell(FULL, Amount(1.0), None)
 
 
-class EngineNeeds(TypedDict):
-    """Options of an engine that follow from the policies that it is to run."""
-
-    num_accumulators: int
-    kv_bias: bool
-
-
 def plan_cells(
     presets: Sequence[str | EvictionPolicy],
     amounts: Iterable[Amount],
     queries: Sequence[str],
     controls: Sequence[str] = (),
 ) -> tuple[Cell, ...]:
-    """Return the full cache, then in every query mode every preset at every amount but compression 1, and the
+    """The full cache, then in every query mode every preset at every amount but compression 1, and the
     controls beside them.
 
     A preset that decides itself how much it keeps gets one cell per query mode, and no controls. A policy that is no
@@ -107,7 +100,10 @@ def plan_cells(
             own[name] = each
         names.append(name)
     own |= VARIANTS
-    check_presets([*names, *controls], [*PRESETS, *own])
+    known = [*PRESETS, *own]
+    for name in (*names, *controls):
+        if name not in known:
+            raise EvaluationError(f"no eviction preset {name!r}; {known_names(name, known)}")
     for query in queries:
         check_choice("query", query, QUERIES, EvaluationError)
     wanted = list(amounts)
@@ -118,19 +114,8 @@ def plan_cells(
     return (FULL_CELL, *dict.fromkeys(cells))
 
 
-def check_presets(names: Iterable[str], known: Collection[str] = PRESETS) -> None:
-    """Refuse a preset that does not exist.
-
-    Raises:
-        EvaluationError: names the nearest preset, and all.
-    """
-    for name in names:
-        if name not in known:
-            raise EvaluationError(f"no eviction preset {name!r}; {known_names(name, known)}")
-
-
-def engine_needs(cells: Iterable[Cell]) -> EngineNeeds:
-    """Return the engine options that all of the cells need together."""
+def engine_needs(cells: Iterable[Cell]) -> dict[str, Any]:
+    """The engine options that all of the cells need together."""
     policies = [cell.policy for cell in cells]
     return {
         "num_accumulators": max((policy.score.num_accumulators for policy in policies), default=0),

@@ -4,34 +4,38 @@ Scoring context and continuation in one pass would never evict: every token woul
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 from winnow.errors import EvaluationError, InvalidRequestError
 from winnow.eviction import EvictionPolicy
+from winnow.llm import LLM
 from winnow.outputs import CompletionOutput, EvictionReport
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import MAX_N
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.evaluate.cell import Cell
 
-if TYPE_CHECKING:
-    from winnow.llm import LLM
-
-FULL_CACHE = EvictionPolicy()
-
 
 @dataclass(frozen=True)
 class Keeping:
     """Choice of the KVs of a context that stay: a policy, and its amount."""
 
-    policy: EvictionPolicy = FULL_CACHE
+    policy: EvictionPolicy = field(default_factory=EvictionPolicy)
     amount: Amount = OWN_AMOUNT
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
-        """Return what a cell of an evaluation keeps."""
+        """What a cell of an evaluation keeps."""
         return cls(cell.policy, cell.asked)
+
+    def in_rounds(self, every: int | None) -> Self:
+        """The same with rounds behind the prompt and every so many tokens; None: with the policy's own."""
+        if every is None or self.policy.when.never:
+            return self
+        own = self.policy.when
+        when = replace(own, after_prefill=True, prefill_every=None, within=False, decode_every=every)
+        return replace(self, policy=replace(self.policy, when=when))
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,16 @@ class Likelihood:
         return sum(self.logprobs)
 
 
-def loglikelihoods(llm: "LLM", pairs: Sequence[Pair], keeping: Keeping | None = None) -> list[Likelihood]:
-    """Return the likelihood of each pair, in their order. Arguments and errors are those of `score_pairs`."""
-    found = dict(score_pairs(llm, pairs, keeping))
+def loglikelihoods(
+    llm: LLM, pairs: Sequence[Pair], keeping: Keeping | None = None, **options: Any
+) -> list[Likelihood]:
+    """The likelihood of each pair, in their order. Arguments and errors are those of `score_pairs`."""
+    found = dict(score_pairs(llm, pairs, keeping, **options))
     return [found[index] for index in range(len(pairs))]
 
 
 def score_pairs(
-    llm: "LLM",
+    llm: LLM,
     pairs: Sequence[Pair],
     keeping: Keeping | None = None,
     *,
@@ -94,7 +100,12 @@ def score_pairs(
         InvalidRequestError: the engine cannot take one of the pairs; says which, and none is computed.
         RequestFailedError: the model's logits are not finite.
     """
-    _check(pairs)
+    for index, pair in enumerate(pairs):
+        if not pair.context or not pair.continuation:
+            raise EvaluationError(
+                f"pairs[{index}] must have a context and a continuation of at least 1 token each, "
+                f"got {len(pair.context)} and {len(pair.continuation)}"
+            )
     keeping = keeping or Keeping()
     waiting: dict[str, list[int]] = {}
     try:
@@ -115,15 +126,6 @@ def score_pairs(
     finally:
         for request_id in waiting:  # refused or interrupted: leave nothing half done behind
             llm.abort(request_id)
-
-
-def _check(pairs: Sequence[Pair]) -> None:
-    for index, pair in enumerate(pairs):
-        if not pair.context or not pair.continuation:
-            raise EvaluationError(
-                f"pairs[{index}] must have a context and a continuation of at least 1 token each, "
-                f"got {len(pair.context)} and {len(pair.continuation)}"
-            )
 
 
 def _sharing_context(pairs: Sequence[Pair], most: int) -> Iterator[list[int]]:
@@ -160,7 +162,7 @@ def _read(answer: CompletionOutput, length: int) -> Likelihood:
 
 
 def rolling_pairs(tokens: Sequence[int], prefix: int, context: int) -> list[Pair]:
-    """Return every token once, in order: stretches of `context` tokens, each after the `context` tokens before it.
+    """Every token once, in order: stretches of `context` tokens, each after the `context` tokens before it.
 
     The first stretch follows `prefix` alone, so of a text that is no longer nothing is evicted but by rounds while
     decoding.

@@ -8,18 +8,23 @@ import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from winnow.errors import InvalidRequestError
+from winnow.llm import LLM
+from winnow.report.fingerprint import Fingerprint
+from winnow.values.units import format_bytes
 from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, score_pairs
 from winnow_lab.evaluate.plan import engine_identity
+from winnow_lab.report.tables import Footnotes, TextTable
 from winnow_lab.study.journal import ResultJournal
 
-if TYPE_CHECKING:
-    from winnow.llm import LLM
+NOTE = """\
+Of each window the first tokens are given: they are computed, and a policy cuts their KVs before it has seen what
+follows. The others are forced one by one, with the policy's rounds in between; they alone count. "of full" is a
+perplexity over that of the full cache on the same windows, with the standard error over windows."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +49,13 @@ class WindowScore:
     kv_bytes: int
     rounds: int
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """Window and name."""
-        return self.name, self.window
-
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """The fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the reverse of `to_json`; JSON has null for a text that the model ruled out."""
+        """The reverse of `to_json`; JSON has null for a text that the model ruled out."""
         return cls(**{**values, "nats": math.inf if values["nats"] is None else values["nats"]})
 
 
@@ -96,7 +96,7 @@ class Perplexity:
         return fmean(score.kv_bytes for score in self.scores) if self.scores else None
 
     def over(self, reference: "Perplexity") -> Change | None:
-        """Return this one divided by the other on the same windows; None where one of them was refused."""
+        """This one divided by the other on the same windows; None where one of them was refused."""
         if not self.scores or not reference.scores:
             return None
         pairs = zip(self.scores, reference.scores, strict=True)
@@ -105,7 +105,7 @@ class Perplexity:
         return Change(ratio, ratio * stdev(more) / math.sqrt(len(more)) if len(more) > 1 else None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return every number, and what follows from them."""
+        """Every number, and what follows from them."""
         if self.refusal is not None:
             return {"name": self.name, "refused": self.refusal}
         return {
@@ -119,7 +119,7 @@ class Perplexity:
 
 
 def measure_perplexity(
-    llm: "LLM",
+    llm: LLM,
     windows: Sequence[Pair],
     keepings: Mapping[str, Keeping],
     *,
@@ -127,7 +127,7 @@ def measure_perplexity(
     on_score: Callable[[WindowScore], None] = lambda score: None,
     on_step: Callable[[int, str], None] = lambda done, name: None,
 ) -> list[Perplexity]:
-    """Return the perplexity of the windows' continuations under each way of keeping KVs, in the order of `keepings`.
+    """The perplexity of the windows' continuations under each way of keeping KVs, in the order of `keepings`.
 
     Args:
         windows: all of one length, see `winnow_lab.evaluate.wikitext.cut_windows`.
@@ -141,15 +141,18 @@ def measure_perplexity(
         EvaluationError: a window lacks context or continuation.
         InvalidRequestError: the engine refuses every way; says why it refuses the first.
     """
-    scores = {score.key: score for score in known}
+    scores = {(score.name, score.window): score for score in known}
     refusals: dict[str, str] = {}
     for name, keeping in keepings.items():
-        tell = partial(_tell, on_step, scores, name)
         left = [place for place in range(len(windows)) if (name, place) not in scores]
+
+        def tell(name: str = name) -> None:
+            on_step(len(scores), name)
+
         try:
             for index, found in score_pairs(llm, [windows[place] for place in left], keeping, on_step=tell):
                 score = _score(llm, name, left[index], windows[left[index]], found)
-                scores[score.key] = score
+                scores[name, left[index]] = score
                 on_score(score)
         except InvalidRequestError as error:
             refusals[name] = str(error).removeprefix("pairs[0]: ")  # windows are alike
@@ -163,17 +166,19 @@ def measure_perplexity(
     ]
 
 
-def window_journal(
-    llm: "LLM", windows: Sequence[Pair], path: Path, *, overwrite: bool = False
-) -> ResultJournal[WindowScore]:
-    """Open the journal of these windows' scores under this engine; errors are those of `ResultJournal`."""
+def windows_identity(llm: LLM, windows: Sequence[Pair]) -> Fingerprint:
+    """Return what must not change between the starts of a measurement."""
     digest = hashlib.sha256(json.dumps([vars(window) for window in windows]).encode()).hexdigest()
-    identity = engine_identity(llm, digest, {"task": "perplexity"})
-    return ResultJournal(path, identity, WindowScore.from_json, overwrite=overwrite, answers_alone=True)
+    return engine_identity(llm, digest, {"task": "perplexity"})
+
+
+def window_journal(llm: LLM, windows: Sequence[Pair], path: Path) -> ResultJournal[WindowScore]:
+    """Open the journal of these windows' scores under this engine; errors are those of `ResultJournal`."""
+    return ResultJournal(path, windows_identity(llm, windows), WindowScore.from_json, answers_alone=True)
 
 
 def resumed_perplexity(
-    llm: "LLM", windows: Sequence[Pair], keepings: Mapping[str, Keeping], path: Path
+    llm: LLM, windows: Sequence[Pair], keepings: Mapping[str, Keeping], path: Path
 ) -> list[Perplexity]:
     """Return what `measure_perplexity` does, but for scores that a journal has; new ones are added to it."""
     with window_journal(llm, windows, path) as journal:
@@ -182,11 +187,7 @@ def resumed_perplexity(
         )
 
 
-def _tell(on_step: Callable[[int, str], None], scores: Collection[object], name: str) -> None:
-    on_step(len(scores), name)
-
-
-def _score(llm: "LLM", name: str, place: int, window: Pair, found: Likelihood) -> WindowScore:
+def _score(llm: LLM, name: str, place: int, window: Pair, found: Likelihood) -> WindowScore:
     report = found.eviction
     computed = len(window.context) + len(window.continuation) - 1
     return WindowScore(
@@ -198,3 +199,21 @@ def _score(llm: "LLM", name: str, place: int, window: Pair, found: Likelihood) -
         kv_bytes=llm.kv_bytes(computed) if report is None else report.bytes_held,
         rounds=0 if report is None else report.rounds,
     )
+
+
+def perplexity_table(rows: Sequence[Perplexity], title: str) -> TextTable:
+    """A row for each way of keeping KVs; the first one is what the others are compared with."""
+    notes = Footnotes()
+
+    def entries(row: Perplexity) -> tuple[str, ...]:
+        if row.value is None or row.mean_kept is None or row.kv_bytes is None:
+            return notes.mark(row.refusal or ""), "", "", ""
+        change = None if row is rows[0] else row.over(rows[0])
+        ratio = "" if change is None else f"{change.ratio:.3f}"
+        if change is not None and change.error is not None:
+            ratio += f" ± {change.error:.3f}"
+        return f"{row.value:.2f}", ratio, f"{row.mean_kept:,.0f}", format_bytes(round(row.kv_bytes))
+
+    lines = tuple((row.name, entries(row)) for row in rows)
+    columns = ("perplexity", "of full", "KVs per row", "KV memory")
+    return TextTable(title, "preset", columns, lines, notes.lines())

@@ -39,11 +39,7 @@ class EvaluationPlan:
     chat: str = "auto"
 
     def make_samples(self) -> list[Sample]:
-        """Return the task's samples.
-
-        Raises:
-            EvaluationError: a category that the task does not have, or what the task itself refuses.
-        """
+        """The task's samples; raises EvaluationError for a category that it does not have, or as the task does."""
         for category in self.settings.categories:
             if category not in self.task.categories:
                 raise EvaluationError(
@@ -56,17 +52,17 @@ class EvaluationPlan:
         return samples
 
     def categories_of(self, samples: Sequence[Sample]) -> tuple[str, ...]:
-        """Return the categories that have samples, in the task's order."""
+        """The categories that have samples, in the task's order."""
         found = dict.fromkeys(sample.category for sample in samples)
         return tuple(dict.fromkeys(name for name in (*self.task.categories, *found) if name in found))
 
     def settings_json(self) -> dict[str, Any]:
-        """Return the task's settings as JSON values."""
+        """The task's settings as JSON values."""
         values = {name: value for name, value in vars(self.settings).items() if name not in _OF_THE_MODEL}
         return values | {"data": None if self.settings.data is None else str(self.settings.data)}
 
     def identity(self, llm: "LLM", samples: Sequence[Sample]) -> Fingerprint:
-        """Return what must not change between the starts of an evaluation.
+        """What must not change between the starts of an evaluation.
 
         Cells are left out: an evaluation may be continued with more of them. So is where model and data lie; their
         contents count.
@@ -79,7 +75,7 @@ class EvaluationPlan:
 
 
 def engine_identity(llm: "LLM", input_sha256: str, settings: dict[str, Any]) -> Fingerprint:
-    """Return the identity of work that a model does with these settings, which include those of its engine."""
+    """The identity of work that a model does with these settings, which include those of its engine."""
     from winnow.models.load.loader import DEMO_MODEL
 
     engine = llm.config.settings()

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from winnow.chat import tail_tokens
 from winnow.errors import EvaluationError
 from winnow.values.checks import check_choice
 from winnow_lab.evaluate.sample import Question, Sample
 
-ChatMode = Literal["auto", "on", "off"]
 CHAT_MODES = ("auto", "on", "off")
 
 
@@ -53,7 +52,7 @@ class PromptMaker:
         self._chat = chat
 
     def make(self, sample: Sample, question: Question) -> Prompt:
-        """Return the prompt of one question.
+        """The prompt of one question.
 
         Raises:
             EvaluationError: the model has no chat template for a sample that needs one, or one that changes the text.
@@ -79,7 +78,7 @@ class PromptMaker:
         return ids
 
     def _render(self, sample: Sample, question: Question) -> tuple[str, str, str]:
-        """Return context and question as a user's message: what stands before the question, it, and what follows."""
+        """Context and question as a user's message: what stands before the question, it, and what follows."""
         if not self._tokenizer.chat_template:
             raise EvaluationError(
                 f"sample {sample.name!r} is a chat message, and the model has no chat template: "
@@ -107,6 +106,6 @@ class PromptMaker:
 
 
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many tokens two lists begin with together."""
+    """How many tokens two lists begin with together."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))

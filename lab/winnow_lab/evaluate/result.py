@@ -1,13 +1,71 @@
-"""Results of an evaluation, cell by cell."""
+"""Results of an evaluation: one question of one sample in one cell, and all of them, cell by cell.
 
-from dataclasses import dataclass
+A question at the end of a prompt that the policy judges as a whole has looked its answer up before anything is evicted,
+and what it found lies in the most recent KVs: a plain window then answers it as well as the full cache. And where the
+full cache itself does not answer, no policy can lose anything. Such categories are uninformative.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import Cell
-from winnow_lab.evaluate.outcome import Outcome
-from winnow_lab.evaluate.uninformative import uninformative_categories
+
+JOURNAL = "outcomes.jsonl"
+"""File of finished answers."""
+NEAR = 0.05
+"""A control within this share of the full cache's score answers as well."""
+MIN_FULL_SCORE = 0.1
+"""Below this score the full cache does not answer."""
+ScoreOf = Callable[[str], float | None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One answer and its score.
+
+    Attributes:
+        cell: `Cell.name`.
+        sample: `Sample.name`.
+        question: its place among the sample's questions.
+        category: the sample's.
+        length: tokens asked for; None where the task's length is not free.
+        score: 0..1.
+        answer: the text that was scored.
+        prompt_tokens: of context and question.
+        answer_tokens: of the answer.
+        achieved_compression: tokens of what the policy judged per KV kept of them; None if the answer ended before
+            they were cut.
+        kv_bytes: of the blocks that the sequence held when its answer ended.
+    """
+
+    cell: str
+    sample: str
+    question: int
+    category: str
+    length: int | None
+    score: float
+    answer: str
+    prompt_tokens: int
+    answer_tokens: int
+    achieved_compression: float | None
+    kv_bytes: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Cell, sample and question."""
+        return self.cell, self.sample, self.question
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The reverse of `to_json`; journals that are older call the achieved compression `reached`."""
+        return cls(**{"achieved_compression" if name == "reached" else name: v for name, v in values.items()})
 
 
 @dataclass(frozen=True)
@@ -27,12 +85,9 @@ class CellResult:
     refusal: Refusal | None = None
 
     def score(self, category: str, length: int | None = None) -> float | None:
-        """Return the mean score of a category, of one length or of all; None where there is nothing."""
-        return _mean(
-            outcome.score
-            for outcome in self.outcomes
-            if outcome.category == category and length in (None, outcome.length)
-        )
+        """Mean score of a category, of one length or of all; None where there is nothing."""
+        own = (each for each in self.outcomes if each.category == category)
+        return _mean(each.score for each in own if length in (None, each.length))
 
     @property
     def scores(self) -> dict[str, list[float]]:
@@ -45,11 +100,7 @@ class CellResult:
     @property
     def achieved_compression(self) -> float | None:
         """Mean compression achieved, over the answers that lived to see their context cut."""
-        return _mean(
-            outcome.achieved_compression
-            for outcome in self.outcomes
-            if outcome.achieved_compression is not None
-        )
+        return _mean(each.achieved_compression for each in self.outcomes)
 
     @property
     def kv_bytes(self) -> float | None:
@@ -95,37 +146,31 @@ class Evaluation:
         """The query modes of the cells."""
         return tuple(dict.fromkeys(each.cell.query for each in self.results if each.cell.query is not None))
 
-    def compared(self, query: str, amount: Amount) -> list[CellResult]:
-        """Return the cells of a query mode and amount."""
+    def compared(self, query: str | None, amount: Amount) -> list[CellResult]:
+        """The cells of a query mode and amount."""
         wanted = (query, amount)
         return [each for each in self.results if (each.cell.query, each.cell.amount) == wanted]
 
     def marks(self, query: str | None, amount: Amount) -> dict[str, str]:
-        """Return uninformative categories in a query mode at an amount, and why."""
-        controls = [
-            each
-            for each in self.results
-            if each.cell.preset in self.controls and (each.cell.query, each.cell.amount) == (query, amount)
-        ]
+        """Uninformative categories in a query mode at an amount, and why."""
         if self.full is None:
             return {}
-        return uninformative_categories(
-            self.categories, self.full.score, {each.cell.preset: each.score for each in controls}
-        )
+        compared = (each for each in self.compared(query, amount) if each.cell.preset in self.controls)
+        controls = {each.cell.preset: each.score for each in compared}
+        return uninformative_categories(self.categories, self.full.score, controls)
 
     def headline(self, result: CellResult, query: str | None, amount: Amount) -> Headline:
-        """Return the mean of `result` over the informative categories in a query mode at an amount."""
+        """The mean of `result` over the informative categories in a query mode at an amount."""
         marked = self.marks(query, amount)
         scores = [result.score(name) for name in self.categories if name not in marked]
-        return Headline(_mean(each for each in scores if each is not None), len(scores), len(self.categories))
+        return Headline(_mean(scores), len(scores), len(self.categories))
 
     def plain_mean(self, result: CellResult) -> float | None:
-        """Return the mean of `result` over all categories: what papers report of LongBench and RULER."""
-        scores = (result.score(name) for name in self.categories)
-        return _mean(score for score in scores if score is not None)
+        """The mean of `result` over all categories: what papers report of LongBench and RULER."""
+        return _mean(map(result.score, self.categories))
 
     def to_json(self) -> dict[str, Any]:
-        """Return every number, and what follows from them."""
+        """Every number, and what follows from them."""
         return {
             "task": self.task,
             "categories": list(self.categories),
@@ -157,6 +202,31 @@ class Evaluation:
         }
 
 
-def _mean(values: Any) -> float | None:
-    known = list(values)
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
     return fmean(known) if known else None
+
+
+def uninformative_categories(
+    categories: Sequence[str], full: ScoreOf, controls: Mapping[str, ScoreOf]
+) -> dict[str, str]:
+    """Uninformative categories, each with the reason.
+
+    Args:
+        full: the full cache's score of a category.
+        controls: by preset, its scores in the query mode and at the compression in question.
+    """
+    marks = {}
+    for category in categories:
+        reference = full(category)
+        if reference is None:
+            continue
+        if reference < MIN_FULL_SCORE:
+            marks[category] = f"the full cache itself scores {reference:.2f}"
+            continue
+        for name, score in controls.items():
+            control = score(category)
+            if control is not None and control >= (1 - NEAR) * reference:
+                marks[category] = f"{name} scores {control:.2f}, the full cache {reference:.2f}"
+                break
+    return marks

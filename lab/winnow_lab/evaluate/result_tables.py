@@ -1,12 +1,21 @@
-"""The tables of an evaluation."""
+"""An evaluation as tables and pictures, and as files: every number as JSON, all else as Markdown."""
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from winnow.values.eviction_request import Amount
+from winnow.report.provenance import origin
+from winnow.values.eviction_request import OWN_AMOUNT, Amount
+from winnow.values.json_values import dump_json
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow_lab.evaluate.result import CellResult, Evaluation
+from winnow_lab.report.plots import Axis, Line, Panel, can_draw, heat_map, line_chart, save_figure
 from winnow_lab.report.tables import Footnotes, TextTable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOTABLE = 0.1
 """Below this share of difference from what was asked, the compression achieved is not shown."""
@@ -14,14 +23,14 @@ UNINFORMATIVE = "*"
 
 
 def query_label(query: str) -> str:
-    """Return what a query mode means, for titles."""
+    """What a query mode means, for titles."""
     return (
         "query-agnostic (judged before the question)" if query == AGNOSTIC else "query-aware (question seen)"
     )
 
 
 def mean_table(evaluation: Evaluation, query: str) -> TextTable:
-    """Return means over the informative categories: presets down, amounts across, the full cache first."""
+    """Means over the informative categories: presets down, amounts across, the full cache first."""
     amounts = _amounts(evaluation, query)
     notes = Footnotes()
     rows: list[tuple[str, tuple[str, ...]]] = []
@@ -29,58 +38,39 @@ def mean_table(evaluation: Evaluation, query: str) -> TextTable:
     if full is not None:
         entries = (_text(evaluation.headline(full, query, amount).mean) for amount in amounts)
         rows.append((FULL_CELL.label, tuple(entries)))
-    for preset in _presets(evaluation, query):
+    for preset in dict.fromkeys(each.cell.preset for each in evaluation.results if each.cell.query == query):
         found = {
             each.cell.amount: each
             for each in evaluation.results
             if each.cell.query == query and each.cell.preset == preset
         }
-        rows.append(
-            (
-                _named(evaluation, preset),
-                tuple(_mean_entry(evaluation, found.get(amount), query, notes) for amount in amounts),
-            )
-        )
-    covered = [
-        evaluation.headline(each, query, amount) for amount in amounts for each in evaluation.results[:1]
-    ]
+        means = (_mean_entry(evaluation, found.get(amount), query, notes) for amount in amounts)
+        rows.append((_named(evaluation, preset), tuple(means)))
+    covered = (evaluation.headline(evaluation.results[0], query, amount) for amount in amounts)
     rows.append(("categories counted", tuple(f"{each.covered} of {each.of}" for each in covered)))
     title = f"{evaluation.task}, {query_label(query)}: mean score"
     return TextTable(title, "preset", tuple(map(_named_amount, amounts)), tuple(rows), notes.lines())
 
 
 def category_table(evaluation: Evaluation, query: str, amount: Amount) -> TextTable:
-    """Return scores by category in a query mode at an amount, beside the full cache."""
+    """Scores by category in a query mode at an amount, beside the full cache."""
     full = evaluation.full
     compared = [*([full] if full else []), *evaluation.compared(query, amount)]
     marked = evaluation.marks(query, amount)
     notes = Footnotes()
-    rows = [
-        (
-            name + UNINFORMATIVE * (name in marked),
-            tuple(_text(each.score(name)) for each in compared),
-        )
-        for name in evaluation.categories
-    ]
-    heads = [evaluation.headline(each, query, amount) for each in compared]
-    rows += [
-        (f"mean of {heads[0].covered}", tuple(_text(each.mean) for each in heads)),
-        *_plain_mean(evaluation, compared, marked),
-        ("compression reached", tuple(_ratio(each.achieved_compression) for each in compared)),
-        ("KV memory of an answer", tuple(_bytes(each.kv_bytes) for each in compared)),
-    ]
+    rows = _category_rows(evaluation, compared, query, amount, marked)
     columns = tuple(
         _named(evaluation, each.cell.preset)
         + (f" {notes.mark(_refused(each, evaluation))}" if each.refusal else "")
         for each in compared
     )
-    reasons = [f"{UNINFORMATIVE} {name} is uninformative: {why}" for name, why in marked.items()]
     title = f"{evaluation.task}, {query_label(query)}, {_named_amount(amount)}"
-    return TextTable(title, "category", columns, tuple(rows), notes.lines(reasons), across="preset").upright()
+    lines = notes.lines(_reasons(marked))
+    return TextTable(title, "category", columns, tuple(rows), lines, across="preset").upright()
 
 
 def length_table(evaluation: Evaluation, query: str) -> TextTable:
-    """Return means by length of the prompt: cells down, lengths across."""
+    """Means by length of the prompt: cells down, lengths across."""
     shown = [each for each in evaluation.results if each.cell.query in (None, query) and each.outcomes]
     rows = []
     for each in shown:
@@ -105,7 +95,7 @@ class ShownEvaluation(Evaluation):
 
 
 def all_tables(evaluation: Evaluation) -> list[TextTable]:
-    """Return every table: for each query mode the means, then lengths, then categories."""
+    """Every table: for each query mode the means, then lengths, then categories."""
     tables = []
     for query in evaluation.queries:
         tables.append(mean_table(evaluation, query))
@@ -116,39 +106,42 @@ def all_tables(evaluation: Evaluation) -> list[TextTable]:
 
 
 def full_table(evaluation: Evaluation) -> TextTable:
-    """Return the full cache alone, where nothing else was asked for."""
+    """The full cache alone, where nothing else was asked for."""
     full = evaluation.results[0]
     marked = evaluation.marks(None, full.cell.amount)
-    rows: list[tuple[str, tuple[str, ...]]] = [
-        (name + UNINFORMATIVE * (name in marked), (_text(full.score(name)),))
+    rows = _category_rows(evaluation, [full], None, full.cell.amount, marked)
+    title = f"{evaluation.task}, full cache"
+    return TextTable(title, "category", (FULL_CELL.label,), tuple(rows), _reasons(marked))
+
+
+def _category_rows(
+    evaluation: Evaluation,
+    compared: Sequence[CellResult],
+    query: str | None,
+    amount: Amount,
+    marked: Collection[str],
+) -> list[tuple[str, tuple[str, ...]]]:
+    heads = [evaluation.headline(each, query, amount) for each in compared]
+    rows = [
+        (name + UNINFORMATIVE * (name in marked), tuple(_text(each.score(name)) for each in compared))
         for name in evaluation.categories
     ]
-    headline = evaluation.headline(full, None, full.cell.amount)
-    rows += [
-        (f"mean of {headline.covered}", (_text(headline.mean),)),
-        *_plain_mean(evaluation, [full], marked),
-        ("KV memory of an answer", (_bytes(full.kv_bytes),)),
-    ]
-    notes = tuple(f"{UNINFORMATIVE} {name} is uninformative: {why}" for name, why in marked.items())
-    return TextTable(f"{evaluation.task}, full cache", "category", (FULL_CELL.label,), tuple(rows), notes)
+    rows.append((f"mean of {heads[0].covered}", tuple(_text(each.mean) for each in heads)))
+    if marked:
+        means = tuple(_text(evaluation.plain_mean(each)) for each in compared)
+        rows.append((f"mean of all {len(evaluation.categories)}", means))
+    if query is not None:
+        rows.append(("compression reached", tuple(_ratio(each.achieved_compression) for each in compared)))
+    return [*rows, ("KV memory of an answer", tuple(_bytes(each.kv_bytes) for each in compared))]
 
 
-def _plain_mean(
-    evaluation: Evaluation, shown: Sequence[CellResult], marked: Collection[str]
-) -> list[tuple[str, tuple[str, ...]]]:
-    if not marked:
-        return []
-    means = tuple(_text(evaluation.plain_mean(each)) for each in shown)
-    return [(f"mean of all {len(evaluation.categories)}", means)]
+def _reasons(marked: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{UNINFORMATIVE} {name} is uninformative: {why}" for name, why in marked.items())
 
 
 def _amounts(evaluation: Evaluation, query: str) -> list[Amount]:
     found = {each.cell.amount for each in evaluation.results if each.cell.query == query}
     return sorted(found, key=lambda amount: amount.order)
-
-
-def _presets(evaluation: Evaluation, query: str) -> list[str]:
-    return list(dict.fromkeys(each.cell.preset for each in evaluation.results if each.cell.query == query))
 
 
 def _named(evaluation: Evaluation, preset: str) -> str:
@@ -188,3 +181,121 @@ def _ratio(compression: float | None) -> str:
 
 def _bytes(held: float | None) -> str:
     return "-" if held is None else format_bytes(round(held))
+
+
+# -- pictures and files ----------------------------------------------------------------------------------------------
+
+
+def draw(evaluation: Evaluation, directory: Path) -> list[Path]:
+    """Write every picture into `directory`, as PNG and SVG, maps into its folder `maps`; returns their paths.
+
+    Raises:
+        WinnowError: matplotlib is not installed.
+    """
+    scores = score_chart(evaluation)
+    paths = [] if scores is None else [save_figure(scores, directory / "score")]
+    if len(evaluation.lengths) > 1 and len(evaluation.categories) > 1:
+        maps = directory / "maps"
+        maps.mkdir(exist_ok=True)
+        for result in evaluation.results:
+            if result.outcomes:
+                paths.append(save_figure(_map(evaluation, result), maps / result.cell.name.replace(" ", "-")))
+    return paths
+
+
+def score_chart(evaluation: Evaluation) -> "Figure | None":
+    """Scores over the compression reached, a panel for each query mode; None: nothing is informative.
+
+    Raises:
+        WinnowError: matplotlib is not installed.
+    """
+    panels = [panel for query in evaluation.queries if (panel := _curves(evaluation, query)) is not None]
+    return line_chart(panels, f"{evaluation.task}: mean score") if panels else None
+
+
+def _curves(evaluation: Evaluation, query: str) -> Panel | None:
+    """A line per preset over the compression reached, each point over the categories that are informative there.
+
+    The full cache's line has the same categories at every point. None where no category is informative anywhere.
+    """
+    points: dict[str, list[tuple[float, float]]] = {}
+    reference: dict[float, float] = {}
+    for result in evaluation.results:
+        cell = result.cell
+        mean = evaluation.headline(result, query, cell.amount).mean
+        if cell.query != query or result.achieved_compression is None or mean is None:
+            continue
+        points.setdefault(cell.preset, []).append((result.achieved_compression, mean))
+        if evaluation.full is not None and cell.amount != OWN_AMOUNT:
+            full = evaluation.headline(evaluation.full, query, cell.amount).mean
+            assert full is not None, "it has the same categories"
+            reference[cell.amount.compression or result.achieved_compression] = full
+    if not points:
+        return None
+    lines = [_line(name, found) for name, found in points.items()]
+    if reference:
+        lines.append(_line("full cache", reference.items(), reference=True))
+    x, y = Axis("compression reached", "log2"), Axis("mean score", low=0.0, high=1.02)
+    return Panel(query_label(query), x, y, lines)
+
+
+def _line(name: str, points: Iterable[tuple[float, float]], reference: bool = False) -> Line:
+    points = sorted(points)
+    return Line(name, [x for x, _ in points], [y for _, y in points], reference)
+
+
+def _map(evaluation: Evaluation, result: CellResult) -> "Figure":
+    found = [[result.score(name, length) for length in evaluation.lengths] for name in evaluation.categories]
+    values = [[float("nan") if score is None else score for score in row] for row in found]
+    columns = [f"{length:,}" for length in evaluation.lengths]
+    return heat_map(values, evaluation.categories, columns, result.cell.name, "tokens of the prompt")
+
+
+RESULTS = "results.json"
+TABLES = "results.md"
+_QUERY_AWARE = """\
+Query-aware: the policy judges the whole prompt, and so knows the question when it decides what stays. Query-agnostic:
+it judges the context before it has seen the question, which is then kept whole."""
+_MEAN = """\
+A mean is over the informative categories. One that a control answers as well as the full cache does (within 5 %), or
+that the full cache itself does not answer (below 0.1), is uninformative: it is marked and left out."""
+
+
+def write_report(evaluation: Evaluation, directory: Path, head: Mapping[str, Any]) -> list[Path]:
+    """Write results.json, results.md and, where matplotlib is installed, the pictures; returns their paths.
+
+    Args:
+        head: what both files begin with: `command`, `date`, `commit`, `machine` and the settings.
+    """
+    results, tables = directory / RESULTS, directory / TABLES
+    results.write_text(dump_json({**head, **evaluation.to_json()}, indent=1) + "\n", encoding="utf-8")
+    pictures = draw(evaluation, directory) if can_draw() else []
+    shown = [str(path.relative_to(directory)) for path in pictures if path.suffix == ".svg"]
+    tables.write_text("\n".join(_markdown(evaluation, head, shown)) + "\n", encoding="utf-8")
+    return [results, tables, *pictures]
+
+
+def largest_error(prompts: int) -> float:
+    """The largest standard error that a mean of `prompts` numbers between 0 and 1 can have."""
+    return 0.5 / math.sqrt(prompts)
+
+
+def _markdown(evaluation: Evaluation, head: Mapping[str, Any], pictures: Sequence[str]) -> list[str]:
+    lines = [
+        f"# winnow eval {evaluation.task}",
+        "",
+        *origin(head),
+        f"- model: {head['model']}",
+        f"- {evaluation.prompts} prompts per cell: the standard error of a mean over all of them is at most "
+        f"{largest_error(evaluation.prompts):.2f}; all cells see the same prompts, so differences are known better",
+        "",
+        _QUERY_AWARE,
+        "",
+        _MEAN,
+        "",
+    ]
+    lines += [text for name in pictures if "/" not in name for text in (f"![{name}]({name})", "")]
+    for table in all_tables(evaluation):
+        lines += table.markdown()
+    maps = [f"- [{Path(name).stem}]({name})" for name in pictures if "/" in name]
+    return [*lines, "## Categories by length", "", *maps, ""] if maps else lines

@@ -5,24 +5,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from winnow.errors import ContextLengthError, EvaluationError, InvalidRequestError
+from winnow.llm import LLM
 from winnow.metrics import require_metric
 from winnow.outputs import EngineStats, RequestOutput
 from winnow_lab.evaluate.cell import Cell
-from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import Prompt, PromptMaker
-from winnow_lab.evaluate.requests import EvalRequest, make_requests, shared_cells
-from winnow_lab.evaluate.result import CellResult, Evaluation, Refusal
+from winnow_lab.evaluate.requests import EvalRequest, make_requests, outcome_of, shared_cells
+from winnow_lab.evaluate.result import MIN_FULL_SCORE, CellResult, Evaluation, Outcome, Refusal
 from winnow_lab.evaluate.sample import Sample
-from winnow_lab.evaluate.scoring import outcome_of
-from winnow_lab.evaluate.uninformative import MIN_FULL_SCORE
 from winnow_lab.study.journal import ResultJournal
-
-if TYPE_CHECKING:
-    from winnow.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ OnStep = Callable[[EvaluationProgress], None]
 
 
 def evaluate(
-    llm: "LLM",
+    llm: LLM,
     plan: EvaluationPlan,
     *,
     journal: Path | None = None,
@@ -90,7 +84,7 @@ class _Run:
 
     def __init__(
         self,
-        llm: "LLM",
+        llm: LLM,
         cells: Sequence[Cell],
         samples: Sequence[Sample],
         prompts: dict[str, list[Prompt]],
@@ -124,10 +118,7 @@ class _Run:
         self._answer(full)
         others = [cell for cell in self._cells if not cell.is_full]
         if full and others:
-            scores: dict[str, list[float]] = {}
-            for outcome in self.result(full[0]).outcomes:
-                scores.setdefault(outcome.category, []).append(outcome.score)
-            best = max(map(fmean, scores.values()))
+            best = max(map(fmean, self.result(full[0]).scores.values()))
             if best < MIN_FULL_SCORE:
                 raise EvaluationError(
                     f"the full cache scores at most {best:.2f} in any category, so that nothing can be learnt of "
@@ -153,22 +144,22 @@ class _Run:
         self._in_flight.clear()
 
     def result(self, cell: Cell) -> CellResult:
-        """Return a cell's outcomes, in the order of the samples."""
+        """A cell's outcomes, in the order of the samples."""
         if cell in self._refusals:
             return CellResult(cell, (), self._refusals[cell])
         keys = [(cell.name, s.name, place) for s in self._samples for place in range(len(s.questions))]
         return CellResult(cell, tuple(self.outcomes[key] for key in keys))
 
     def _requests(self, cells: Sequence[Cell]) -> Iterator[EvalRequest]:
+        def is_missing(cell: Cell, sample: Sample, question: int) -> bool:
+            return (cell.name, sample.name, question) not in self.outcomes
+
         for group in shared_cells(cells):
             for sample in self._samples:
-                yield from make_requests(group, sample, self._prompts[sample.name], self._is_missing)
-
-    def _is_missing(self, cell: Cell, sample: Sample, question: int) -> bool:
-        return (cell.name, sample.name, question) not in self.outcomes
+                yield from make_requests(group, sample, self._prompts[sample.name], is_missing)
 
     def _refusal(self, cell: Cell) -> Refusal | None:
-        """Return why the engine would not run a cell, found by asking it."""
+        """Why the engine would not run a cell, found by asking it."""
         reasons = []
         for request in self._requests([cell]):
             try:

@@ -1,6 +1,5 @@
 """WikiText-2 (Merity et al. 2016), the text of the perplexity task, cut into windows."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,7 @@ def wikitext(directory: Path | None = None) -> str:
 
 
 def cut_windows(tokenizer: Any, text: str, length: int, context: int, most: int | None = None) -> list[Pair]:
-    """Return windows of `length` tokens, one after the other.
-
-    The first `context` are given, the others are to be predicted.
+    """Windows of `length` tokens, one after the other: the first `context` are given, the others are to be predicted.
 
     Where the tokenizer puts a token at the beginning of texts, it does so in every window, and it is part of `context`.
     What is left at the end and fills no window is left out.
@@ -47,18 +44,13 @@ def cut_windows(tokenizer: Any, text: str, length: int, context: int, most: int 
         raise EvaluationError(
             f"context must be at least 1 and leave room in a window of {length} tokens, got {context}"
         )
-    start = _start(tokenizer)
+    bos = tokenizer.bos_token_id
+    start = (bos,) if bos is not None and tokenizer.encode("")[:1] == [bos] else ()
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
     step = length - len(start)
     count = len(ids) // step if step > 0 else 0
     if not count:
         raise EvaluationError(f"the text has {len(ids)} tokens, which is less than a window of {length}")
-    windows = [
-        (*start, *ids[place * step : (place + 1) * step]) for place in range(min(count, most or count))
-    ]
+    places = range(min(count, most or count))
+    windows = [(*start, *ids[place * step : (place + 1) * step]) for place in places]
     return [Pair(window[:context], window[context:]) for window in windows]
-
-
-def _start(tokenizer: Any) -> Sequence[int]:
-    bos = tokenizer.bos_token_id
-    return (bos,) if bos is not None and tokenizer.encode("")[:1] == [bos] else ()

@@ -57,7 +57,7 @@ def attention(device: str) -> None:
     for operation in found.values():
         _time(case, operation)
     for kv_format in FORMATS:
-        other = _case(device, kv_cache_dtype=kv_format)
+        other = _case(device, kv_cache_dtype=(kv_format,))
         decode = _operations(other)["decode"]
         _time(other, decode, f"decode, {kv_format}")
         for keys in (64, 128) if device != "cpu" else ():
@@ -124,7 +124,7 @@ def _case(device: str, **shape: Any) -> KernelCase:
     if device == "cpu":
         small: dict[str, Any] = {"batch": 2, "context": 32, "chunk": 8, "prefills": 1, "dtype": "float32"}
         small |= {"query_heads": 4, "kv_heads": 2, "head_dim": 16}
-        small["kv_cache_dtype"] = shape.get("kv_cache_dtype", "auto")
+        small["kv_cache_dtype"] = shape.get("kv_cache_dtype", ("auto",))
         config = KernelConfig(device=device, **small)
     else:
         sizes = {"batch": 64, "context": 4096, "query_heads": 32, "kv_heads": 8, "head_dim": 128, **shape}

@@ -19,8 +19,8 @@ from winnow.metrics import score
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Sample
-from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import load_task
+from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import ModelOptions, Result, flag, run_study
 

@@ -31,9 +31,9 @@ from winnow.cache import CacheSize
 from winnow.errors import ConfigError
 from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import answer_all, fixed_length
-from winnow_lab.bench.serve import percentile_of
 from winnow_lab.bench.traces import TraceRequest
 from winnow_lab.papers.plan.memory_text_serving import STACK, Configuration, stack, workload
+from winnow_lab.report import percentile
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import PageOptions, Result, flag, in_turn, run_study
@@ -185,7 +185,7 @@ def measure(options: dict[str, Any], requests: Sequence[TraceRequest], vocab_siz
 def middle_and_worst(values: Iterable[Any]) -> tuple[float, float]:
     """50th and 99th percentile."""
     ordered = sorted(values)
-    return percentile_of(ordered, 50), percentile_of(ordered, 99)
+    return percentile(ordered, 50), percentile(ordered, 99)
 
 
 def label(layer: Layer) -> str:

@@ -51,7 +51,7 @@ class StreamFetch:
     def __call__(self, kvs: QueryKVs) -> Callable[[], QueryKVs]:
         """Start a copy. Returns what gives it, ready for the caller's stream."""
         with torch.cuda.stream(self._stream):
-            copy = kvs.to(self._stream.device)
+            copy = kvs.map(lambda tensor: tensor.to(self._stream.device, non_blocking=True, copy=True))
 
         def arrive() -> QueryKVs:
             here = torch.cuda.current_stream(self._stream.device)
@@ -86,11 +86,10 @@ class Underway:
 
     @property
     def done(self) -> bool:
-        """Return whether it is computed, including on the device, or has failed."""
+        """Whether it is computed, including on the device, or has failed."""
         return self._future.done()
 
     def wait(self) -> None:
-        """Wait until it is done."""
         wait([self._future])
 
     def cancel(self) -> None:
@@ -104,7 +103,7 @@ class Underway:
         return self._future.exception()
 
     def result(self) -> tuple[Prefilled, float]:
-        """Return, once done without failure, the group, ready for the caller's stream, and the seconds it took."""
+        """Once done without failure, the group, ready for the caller's stream, and the seconds it took."""
         group, seconds = self._future.result()
         if self._stream is not None:
             here = torch.cuda.current_stream(self._stream.device)

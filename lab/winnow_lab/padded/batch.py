@@ -44,10 +44,6 @@ class Batch:
     def columns(self) -> int:
         return self.cache.columns
 
-    @property
-    def nbytes(self) -> int:
-        return self.cache.nbytes
-
     def reset(self) -> None:
         """Remove all sequences and free the memory."""
         for sequence in self.running:
@@ -86,7 +82,7 @@ class Batch:
             self.reset()
 
     def view(self, sequence: Sequence) -> QueryKVs:
-        """Return views of a running sequence's KVs."""
+        """Views of a running sequence's KVs."""
         return self.cache.view(sequence.kv.running_slot)
 
     def drop_idle_rows(self) -> None:
@@ -143,12 +139,9 @@ class Batch:
         # An idle row attends to its own new column alone, so that no attention is empty.
         last = cache.columns + 1
         spans = [(last - length - 1, last) for length in cache.lengths]
-        logits = self._forward(
-            [[sequence.token_ids[-1] if sequence else 0] for sequence in self.rows],
-            [[sequence.kv.num_computed if sequence else 0] for sequence in self.rows],
-            spans,
-            [0],
-        )[:, 0]
+        tokens = [[sequence.token_ids[-1] if sequence else 0] for sequence in self.rows]
+        positions = [[sequence.kv.num_computed if sequence else 0] for sequence in self.rows]
+        logits = self._forward(tokens, positions, spans, [0])[:, 0]
         cache.advance(counts)
         for sequence in live:
             sequence.kv.num_computed += 1
@@ -204,7 +197,7 @@ class Batch:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _take_row(self, left: int) -> int:
-        """Return an empty row: an idle one, or a new one."""
+        """An empty row: an idle one, or a new one."""
         free = [row for row, sequence in enumerate(self.rows) if sequence is None]
         rows = len(self.rows) + (not free)
         reserved = self.reserve(rows, left, 0)
@@ -244,10 +237,5 @@ class Batch:
     ) -> Tensor:
         device = self._model.device
         mask = span_mask(spans, self.columns + len(tokens[0]), device)
-        return self._model.forward(
-            self.cache,
-            torch.tensor(tokens, device=device),
-            torch.tensor(positions, device=device),
-            mask,
-            keep,
-        )
+        inputs = torch.tensor(tokens, device=device), torch.tensor(positions, device=device)
+        return self._model.forward(self.cache, *inputs, mask, keep)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from winnow.engine.requests.request import Sequence
 from winnow_lab.padded.batch import Batch
-from winnow_lab.padded.groups import Grouping
 from winnow_lab.padded.memory_budget import MemoryBudget
+from winnow_lab.padded.modes import Grouping
 from winnow_lab.padded.prefill import Prefilled
 from winnow_lab.padded.queue import Queue
 from winnow_lab.padded.sampler_slots import SamplerSlots
@@ -41,7 +41,7 @@ class BatchState:
         return first
 
     def admits(self, length: int, reserved_bytes: int = 0) -> bool:
-        """Return whether one more query of `length` KVs may enter the batch."""
+        """Whether one more query of `length` KVs may enter the batch."""
         batch = self.batch
         if not batch.running:
             return True  # every admitted query fits alone
@@ -94,9 +94,8 @@ class BatchState:
             self.embed_parked()
             return
         rows = [None if sequence.finished else sequence for sequence in group.sequences]
-        for sequence in rows:
-            if sequence is not None:
-                queue.pop(sequence)
+        for sequence in filter(None, rows):
+            queue.pop(sequence)
         queue.offload()
         batch.adopt(group.cache, rows)
         if not keep_rows:
@@ -136,4 +135,4 @@ class BatchState:
         shape, nbytes = batch.cache.shape, queue.length_parked(queue.parked[0]) * self.budget.kv_shape.nbytes
         if self.budget.fits(shape.rows, shape.columns, batch.reserved_bytes + nbytes):
             queue.fetch()
-            batch.note_peak(batch.nbytes + queue.fetched_bytes)
+            batch.note_peak(batch.cache.nbytes + queue.fetched_bytes)

@@ -1,33 +1,142 @@
-"""Building a padded engine from a configuration."""
+"""The padded engine: a step is a pass of the running batch, or the first tokens of a group prefilled apart from it."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
 
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig, PaddedConfig
+from winnow.engine.engine import Engine, Sampled
+from winnow.engine.memory.occupancy import Occupancy
+from winnow.engine.requests.new_request import NewRequest
+from winnow.engine.requests.request import Request, Sequence
+from winnow.engine.requests.request_limits import answer_limit, check_tokens
 from winnow.engine.scheduling.orders import build_order
 from winnow.engine.served_model import ServedModel
-from winnow.errors import UnsupportedModelError
+from winnow.errors import CapacityError, InvalidRequestError, PrefixStoreError, UnsupportedModelError
 from winnow.models import PlainModel
+from winnow.outputs import RequestOutput
 from winnow.sampling import Sampler
-from winnow_lab.padded.admission import PaddedAdmission
+from winnow.values.eviction_request import EVICTION_FIELDS
+from winnow.values.units import format_bytes
 from winnow_lab.padded.background import Background, StreamFetch
 from winnow_lab.padded.batch import Batch
 from winnow_lab.padded.batch_state import BatchState
-from winnow_lab.padded.engine import PaddedEngine
 from winnow_lab.padded.executor import PaddedExecutor
-from winnow_lab.padded.groups import Grouping
 from winnow_lab.padded.memory_budget import MemoryBudget
-from winnow_lab.padded.model import PaddedModel
-from winnow_lab.padded.modes import Embedding, Mode
+from winnow_lab.padded.model import PaddedModel, probe_shape
+from winnow_lab.padded.modes import MODES, Grouping
+from winnow_lab.padded.prefill import check_padding
 from winnow_lab.padded.queue import Queue
 from winnow_lab.padded.sampler_slots import SamplerSlots
-from winnow_lab.padded.shape import probe_shape
-from winnow_lab.padded.stats import Counters
-from winnow_lab.padded.trial import check_padding
+from winnow_lab.padded.stats import Counters, PaddedStats
 
 # Waiting queries that are considered for a group, per query that it may have.
 _LOOKAHEAD = 8
+
+
+class PaddedEngine(Engine):
+    """Engine that serves requests in one padded batch, with the model as transformers runs it.
+
+    Its executor also chooses who takes part in a step; KVs are each query's own.
+    """
+
+    _executor: Any
+    _admission: Any  # the memory budget
+
+    @torch.inference_mode()
+    def step(self) -> list[RequestOutput]:
+        return super().step()
+
+    @torch.inference_mode()
+    def abort(self, request_id: str) -> RequestOutput | None:
+        return super().abort(request_id)  # freeing a row writes to it
+
+    def stats(self) -> PaddedStats:
+        return replace(
+            self._executor.stats(),
+            prompt_tokens=self.requests.prompt_tokens,
+            generated_tokens=self.requests.generated_tokens,
+            num_steps=self._counters.num_steps,
+        )
+
+    def implementation(self) -> dict[str, str]:
+        return {}
+
+    def occupancy(self) -> Occupancy:
+        return Occupancy({}, [])
+
+    def kv_bytes(self, num_kvs: int) -> int:
+        return int(self._executor.kv_bytes(num_kvs))
+
+    def fork(self, request_id: str, *_: Any, **__: Any) -> None:
+        raise InvalidRequestError(f"request_id {request_id!r} cannot be forked: that needs engine=paged")
+
+    def save_prefix(self, *_: Any, **__: Any) -> NoReturn:
+        raise PrefixStoreError("engine must be paged to save a prefix")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def check_integrity(self) -> None:
+        self._executor.check_integrity(self.requests.unfinished)
+
+    def _admit(self, new: NewRequest) -> Request:
+        """Check a request against model and memory: one that passes can always be computed, if need be alone.
+
+        Raises:
+            InvalidRequestError: the prompt is empty or has unknown token ids, or eviction is asked for.
+            ContextLengthError: the prompt leaves no room for an answer.
+            CapacityError: prompt and answer could not fit into the KV memory even alone.
+        """
+        if new.observer is not None:
+            raise InvalidRequestError("inspect needs engine=paged: a padded cache keeps all KVs of a query")
+        if (terms := new.session) is not None and (terms.prefetch or (terms.ttl and not terms.hint)):
+            raise InvalidRequestError("ttl and prefetch need engine=paged: no KVs stay of an ended request")
+        params, count, budget = new.params, len(new.token_ids), self._admission
+        check_tokens(new.token_ids, params, self._model.vocab_size)
+        for name in EVICTION_FIELDS:
+            # What is said of the prompt's end alone asks for nothing.
+            asks = name not in ("template_tail", "answer_prefix")
+            if asks and getattr(params, name) not in (None, "full", ()):
+                raise InvalidRequestError(
+                    f"{name} needs engine=paged: a padded cache keeps all KVs of a query"
+                )
+        max_tokens = answer_limit(count, params, self._model.max_model_len)
+        # The last token of an answer is never computed, so it needs no KV.
+        left = budget.max_columns - count + 1
+        if left < max(params.num_forced, 1) or (params.max_tokens is not None and max_tokens > left):
+            raise CapacityError(
+                f"prompt of {count} tokens with max_tokens {max_tokens} needs room for {count + max_tokens - 1} KVs, "
+                f"kv_memory {format_bytes(budget.kv_memory)} holds {budget.max_columns}"
+            )
+        params = self._executor.with_seed(params)
+        return Request.of(new, params, min(max_tokens, left), self._clock())
+
+    def _compute(self) -> Sampled:
+        try:
+            failure = self._executor.receive()
+            if failure is None:
+                return self._executor.step()
+        except BaseException:  # also on KeyboardInterrupt
+            self._executor.recompute_all(self.requests.unfinished)
+            raise
+        raise failure  # of a prefill in the background: the batch is as it was
+
+    def _restart(self) -> None:
+        self._executor.recompute_all(self.requests.unfinished)
+
+    def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
+        sequence.finish_reason, sequence.stop_reason = reason, stop_reason
+        self._executor.remove(sequence)
+
+    def _take_failed(self) -> tuple[Sequence, ...]:
+        return ()
+
+    def _report(self, sequence: Sequence) -> None:
+        return None
 
 
 def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callable[[], float]) -> PaddedEngine:
@@ -43,22 +152,17 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
     kv_shape = probe_shape(loaded.model)
     if config.model.verify_model:
         check_padding(model, kv_shape, loaded.vocab_size)
-    budget = MemoryBudget(
-        kv_shape,
-        config.cache.kv_memory,
-        scheduler.max_num_seqs,
-        padded.park_above,
-        padded.admit_below,
-    )
+    memory, most = config.cache.kv_memory, scheduler.max_num_seqs
+    budget = MemoryBudget(kv_shape, memory, most, padded.park_above, padded.admit_below)
     sampler = Sampler(
-        scheduler.max_num_seqs,
+        most,
         loaded.vocab_size,
         loaded.device,
         loaded.eos_token_ids,
         seed=config.model.seed,
         grammars=loaded.grammars,
     )
-    counters, mode = Counters(), _mode_named(padded.padded_mode)
+    counters, mode = Counters(), MODES[padded.padded_mode]
     if mode.keeps_gaps and not model.takes_positions:
         raise UnsupportedModelError(
             f"{type(loaded.model).__name__} takes positions from columns, so padded_mode={padded.padded_mode} would "
@@ -66,10 +170,10 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         )
     fetch = StreamFetch(model.device) if model.device.type == "cuda" else None
     state = BatchState(
-        Queue(padded.park_memory or config.cache.kv_memory, counters, build_order(scheduler), fetch),
+        Queue(padded.park_memory or memory, counters, build_order(scheduler), fetch),
         Batch(model, budget, counters, keeps_gaps=mode.keeps_gaps),
         budget,
-        SamplerSlots(sampler, scheduler.max_num_seqs),
+        SamplerSlots(sampler, most),
         counters,
         Grouping(
             padded.prefill_group,
@@ -88,15 +192,9 @@ def build_padded_engine(loaded: PlainModel, config: EngineConfig, clock: Callabl
         scheduler.prefill_chunk,
         Background(model.device, clock) if _overlaps(padded, model) else None,
     )
-    admission: Any = PaddedAdmission(budget, loaded.vocab_size, loaded.max_model_len)
-    return PaddedEngine(
-        executor,
-        executor,
-        admission,
-        ServedModel(loaded.vocab_size, loaded.max_model_len, loaded.tokenizer, loaded.eos_token_ids),
-        config,
-        clock,
-    )
+    served = ServedModel(loaded.vocab_size, loaded.max_model_len, loaded.tokenizer, loaded.eos_token_ids)
+    admission: Any = budget
+    return PaddedEngine(executor, executor, admission, served, config, clock)
 
 
 def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
@@ -108,11 +206,3 @@ def _overlaps(config: PaddedConfig, model: PaddedModel) -> bool:
             "they see, so that two passes cannot run side by side"
         )
     return config.overlap_prefill
-
-
-def _mode_named(name: str) -> Mode:
-    if name == "embedding":
-        return Embedding()
-    from winnow_lab.padded.comparison import MODES
-
-    return MODES[name]

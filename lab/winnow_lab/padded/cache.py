@@ -6,7 +6,7 @@ step writes after the window, and cutting padding off its front changes one numb
 window reaches the end of its tensors, into tensors of the size needed then.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from winnow_lab.padded.shape import KVShape, LayerShape
+from winnow_lab.padded.model import KVShape, LayerShape
 
 
 @dataclass(frozen=True)
@@ -40,30 +40,21 @@ class Window:
 
 @dataclass(frozen=True)
 class QueryKVs:
-    """The KVs of one query: copies, or views into a batch. Samples of a prompt may share them."""
+    """The KVs of one query: copies, or views into a batch. Samples of a prompt may share them.
+
+    Attributes:
+        layers: keys [heads, n, key_dim] and values [heads, n, value_dim].
+    """
 
     layers: tuple[tuple[Tensor, Tensor], ...]
-    """Keys [heads, n, key_dim] and values [heads, n, value_dim]."""
 
-    def copy(self) -> Self:
-        """Return copies on the same device."""
-        return type(self)(tuple((keys.clone(), values.clone()) for keys, values in self.layers))
+    def map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same with every tensor changed."""
+        return type(self)(tuple((change(keys), change(values)) for keys, values in self.layers))
 
     def on_host(self) -> Self:
-        """Return copies in host memory, pinned if they come from another device, for faster transfer back."""
-        return type(self)(tuple((_to_host(keys), _to_host(values)) for keys, values in self.layers))
-
-    def to(self, device: torch.device) -> Self:
-        """Return copies on a device, which pinned ones reach while the host continues."""
-        return type(self)(
-            tuple(
-                (
-                    keys.to(device, non_blocking=True, copy=True),
-                    values.to(device, non_blocking=True, copy=True),
-                )
-                for keys, values in self.layers
-            )
-        )
+        """Copies in host memory, pinned if they come from another device, for faster transfer back."""
+        return self.map(_to_host)
 
     @property
     def length(self) -> int:
@@ -75,10 +66,8 @@ class QueryKVs:
 
 
 def _to_host(tensor: Tensor) -> Tensor:
-    host = torch.empty(
-        tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda", device="cpu"
-    )
-    return host.copy_(tensor)
+    pinned = tensor.device.type == "cuda"
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pinned, device="cpu").copy_(tensor)
 
 
 class PaddedLayer(CacheLayerMixin):
@@ -93,8 +82,7 @@ class PaddedLayer(CacheLayerMixin):
         self.kv_shape = kv_shape
         self.device, self.dtype = device, kv_shape.dtype
         self.is_initialized = True
-        self.pending = 0
-        """Columns that the current forward pass has written after the window."""
+        self.pending = 0  # columns that the current forward pass has written after the window
         self._window = window
         self.resize(Shape(0, 0), 0)
 
@@ -199,7 +187,7 @@ class PaddedCache(Cache):
         return self.shape.rows * self.shape.columns * self.kv_shape.nbytes
 
     def has_room(self, rows: int, left: int, right: int) -> bool:
-        """Return whether the tensors have `rows` rows, and `left` and `right` free columns beside the window."""
+        """Whether the tensors have `rows` rows, and `left` and `right` free columns beside the window."""
         window = self._window
         return rows <= self.shape.rows and left <= window.start and window.end + right <= self.shape.columns
 
@@ -239,7 +227,7 @@ class PaddedCache(Cache):
         self._place(row, kvs, self._window.end)
 
     def view(self, row: int) -> QueryKVs:
-        """Return views of a row's KVs, valid until the cache changes."""
+        """Views of a row's KVs, valid until the cache changes."""
         return self._view(row, self._window.end)
 
     def clear(self, row: int) -> None:
@@ -273,10 +261,7 @@ class PaddedCache(Cache):
 
     def advance(self, counts: Sequence[int]) -> None:
         """Extend the window by the columns of a forward pass, the last `counts[row]` of which are the row's tokens."""
-        width = self.layers[0].pending
-        assert all(layer.pending == width for layer in self.layers), "a layer was left out"
-        self._window.end += width
-        self.begin()
+        self._window.end += self._end_pass()
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def advance_shaped(self, counts: Sequence[int], joined: Sequence[int], *, keep_gaps: bool) -> None:
@@ -286,14 +271,11 @@ class PaddedCache(Cache):
         joined rows are moved back so that all rows end there. The padding of the others is dropped, or with
         `keep_gaps` kept before their tokens.
         """
-        end = self._window.end
-        width = self.layers[0].pending
-        assert all(layer.pending == width for layer in self.layers), "a layer was left out"
+        end, width = self._window.end, self._end_pass()
         moved = []
         for row in joined:
             self.lengths[row] = counts[row]
-            moved.append(self._view(row, end + width).copy())
-        self.begin()
+            moved.append(self._view(row, end + width).map(Tensor.clone))
         self._window.end = end + 1
         for row, kvs in zip(joined, moved, strict=True):
             self._place(row, kvs, end + 1)
@@ -309,6 +291,13 @@ class PaddedCache(Cache):
         self._window.start = max(self._window.start, self._window.end - self.least_columns)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _end_pass(self) -> int:
+        """The columns that the forward pass has written."""
+        width = self.layers[0].pending
+        assert all(layer.pending == width for layer in self.layers), "a layer was left out"
+        self.begin()
+        return width
 
     def _view(self, row: int, end: int) -> QueryKVs:
         columns = slice(end - self.lengths[row], end)

@@ -58,7 +58,6 @@ class PaddedExecutor:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with a seed, drawn if they have none."""
         return self._sampler_slots.with_seed(params)
 
     def add(self, request: Request) -> None:
@@ -67,7 +66,6 @@ class PaddedExecutor:
 
     @property
     def waiting(self) -> WaitingQueue:
-        """Queries without KVs."""
         return self._queue.waiting
 
     def remove(self, sequence: Sequence) -> None:
@@ -162,7 +160,10 @@ class PaddedExecutor:
         group, self._group = self._group, None
         if group is None:
             return
-        if not self._mode.prefills_first or self._queue.on_device_bytes > self._queue.free_bytes:
+        if (
+            not self._mode.prefills_first
+            or self._queue.nbytes(self._queue.on_device) > self._queue.free_bytes
+        ):
             self._state.enter(group, keep_rows=self._mode.keeps_rows)
         self._queue.offload()
         self._batch.reserved_bytes = 0
@@ -242,15 +243,8 @@ class PaddedExecutor:
             logits = logits[rows]
         found = self._sampler_slots.sample(sequences, logits)
         errors = {index: fault.explain(self._model.dtype) for index, fault in found.faults.items()}
-        return Sampled(
-            sequences,
-            found.token_ids,
-            found.logprobs,
-            errors,
-            prompt_tokens,
-            prompt_logprobs or {},
-            self._clock(),
-        )
+        sampled = sequences, found.token_ids, found.logprobs, errors
+        return Sampled(*sampled, prompt_tokens, prompt_logprobs or {}, self._clock())
 
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:
@@ -266,25 +260,25 @@ class PaddedExecutor:
         return [s for s in self._underway.sequences if not s.finished] if self._underway else []
 
     def stats(self) -> PaddedStats:
-        """Return the executor's part of the statistics."""
+        """The executor's part of the statistics."""
         batch, queue, counters = self._batch, self._queue, self._counters
         return PaddedStats(
             num_running=len(batch.running),
             num_waiting=len(queue.waiting) + len(queue.parked) + len(self._computing),
-            kv_bytes_used=batch.nbytes + batch.reserved_bytes + queue.fetched_bytes,
+            kv_bytes_used=batch.cache.nbytes + batch.reserved_bytes + queue.fetched_bytes,
             kv_bytes_peak=batch.peak_bytes,
             kv_bytes_budget=self._budget.kv_memory,
             num_preemptions=counters.parks,
             elapsed={"prefill": counters.prefill_seconds, "decode": counters.decode_seconds},
             num_parked=len(queue.offloaded),
-            parked_bytes=queue.offloaded_bytes,
+            parked_bytes=queue.nbytes(queue.offloaded),
             columns_held=batch.columns,
             columns_needed=batch.cache.longest,
             counters=copy(counters),
         )
 
     def kv_bytes(self, num_kvs: int) -> int:
-        """Return bytes of a query of `num_kvs` KVs, without padding."""
+        """Bytes of a query of `num_kvs` KVs, without padding."""
         return num_kvs * self._budget.kv_shape.nbytes
 
     def check_integrity(self, unfinished: SequenceType[Sequence]) -> None:

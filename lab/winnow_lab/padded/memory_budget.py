@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from winnow_lab.padded.cache import Shape
-from winnow_lab.padded.shape import KVShape
+from winnow_lab.padded.model import KVShape
 
 # Columns kept free after the batch, so that tensors are reallocated once in as many steps: a fraction of those in use,
 # within bounds.
@@ -45,20 +45,20 @@ class MemoryBudget:
         return self.limit // self.column_bytes
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Return the maximum bytes held by tensors of this size."""
+        """The maximum bytes held by tensors of this size."""
         return rows * columns * self.column_bytes
 
     def fits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
-        """Return whether a batch of this size fits beside `reserved_bytes`."""
+        """Whether a batch of this size fits beside `reserved_bytes`."""
         return self.nbytes(rows, columns) + reserved_bytes <= self.limit
 
     def admits(self, rows: int, columns: int, reserved_bytes: int = 0) -> bool:
-        """Return whether a batch may grow to this size, with slack for some steps without parking a query."""
+        """Whether a batch may grow to this size, with slack for some steps without parking a query."""
         needed = self.nbytes(rows, columns + _slack(columns)) + reserved_bytes
         return needed <= int(self.kv_memory * self.admit_below)
 
     def tensor_shape(self, rows: int, columns: int, reserved_bytes: int = 0) -> Shape | None:
-        """Return the shape to allocate for a batch, with slack if there is memory for it; None: it does not fit."""
+        """The shape to allocate for a batch, with slack if there is memory for it; None: it does not fit."""
         if not self.fits(rows, columns, reserved_bytes):
             return None
         roomy = columns + _slack(columns)

@@ -1,14 +1,96 @@
-"""Forward passes of a transformers model over a padded batch, with the inputs that `generate` would pass."""
+"""A transformers model over a padded batch: forward passes with the inputs that `generate` would pass, and the shape of
+a token's KVs."""
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from winnow.errors import UnsupportedModelError
 from winnow.models.bind.binding import cache_argument
-from winnow_lab.padded.cache import PaddedCache
+from winnow.models.load.damage import first_line
+
+if TYPE_CHECKING:
+    from winnow_lab.padded.cache import PaddedCache
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A token's KVs in one layer: a key and a value per head."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """A token's KVs in all layers."""
+
+    layers: tuple[LayerShape, ...]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @cached_property
+    def largest_layer(self) -> int:
+        """Bytes of one token in the largest layer."""
+        return max(layer.nbytes for layer in self.layers)
+
+
+def probe_shape(model: PreTrainedModel) -> KVShape:
+    """Run two tokens through the model with transformers' own cache, and read the shapes of the KVs.
+
+    Raises:
+        UnsupportedModelError: the model has no cache, or one of other contents than keys and values by token.
+    """
+    name = type(model).__name__
+    for part in model.modules():
+        if getattr(part, "is_causal", True) is False and hasattr(part, "layer_idx"):
+            raise UnsupportedModelError(
+                f"{name} is not supported: {type(part).__name__} is not causal, and Winnow generates token by token"
+            )
+    cache = DynamicCache(config=model.config)
+    tokens = torch.zeros((1, 2), dtype=torch.int64, device=model.device)
+    try:
+        with torch.inference_mode():
+            model(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                use_cache=True,
+                **{cache_argument(model): cache},
+            )
+    # Models of other kinds expect caches of other classes, and fail on this one with any exception.
+    except Exception as error:
+        raise UnsupportedModelError(
+            f"{name} is not supported: it does not run over a cache ({first_line(error)})"
+        ) from error
+    for index, layer in enumerate(cache.layers):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) or layer.keys is None:
+            raise UnsupportedModelError(
+                f"{name} is not supported: layer {index} keeps no keys and values by token ({type(layer).__name__})"
+            )
+    if not cache.layers:
+        raise UnsupportedModelError(f"{name} is not supported: it keeps no cache")
+    return KVShape(
+        tuple(
+            LayerShape(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3], layer.keys.dtype)
+            for layer in cache.layers
+        )
+    )
 
 
 class PaddedModel:
@@ -18,7 +100,7 @@ class PaddedModel:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+        self.model, self.dtype, self.device = model, model.dtype, model.device
         parameters = inspect.signature(type(model).forward).parameters
         self.takes_positions = "position_ids" in parameters
         self._cache_argument = cache_argument(model)
@@ -26,23 +108,15 @@ class PaddedModel:
 
     @property
     def is_pure(self) -> bool:
-        """Return whether a forward pass does not change the model, so that two may run in parallel.
+        """Whether a forward pass does not change the model, so that two may run in parallel.
 
         The exception is rotary embeddings that change their frequencies with the sequence length.
         """
         kinds = [str(getattr(module, "rope_type", "")) for module in self.model.modules()]
         return not any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.model.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
     def forward(
-        self, cache: PaddedCache, tokens: Tensor, positions: Tensor, mask: Tensor, keep: list[int] | None
+        self, cache: "PaddedCache", tokens: Tensor, positions: Tensor, mask: Tensor, keep: list[int] | None
     ) -> Tensor:
         """Compute new columns and write their KVs after the cache's window.
 
@@ -77,7 +151,7 @@ class PaddedModel:
 
 
 def span_mask(spans: Sequence[tuple[int, int]], columns: int, device: torch.device) -> Tensor:
-    """Return int64 [rows, columns]: 1 in each row from `first` to before `last` of its span."""
+    """Int64 [rows, columns]: 1 in each row from `first` to before `last` of its span."""
     first, last = torch.tensor(spans, device=device).T[:, :, None]
     column = torch.arange(columns, device=device)
     return ((column >= first) & (column < last)).long()

@@ -1,11 +1,63 @@
-"""Choice of what the padded engine computes next. `comparison` has the modes that this one is measured against."""
+"""Choice of what the padded engine computes next: the paper's modes (5.1), and groups of similar length (4.2).
 
-from collections.abc import Callable
+`Embedding` is the mode to use; the others are those that the paper compares with.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from winnow.engine.requests.request import Sequence
-from winnow_lab.padded.batch_state import BatchState
+
+if TYPE_CHECKING:
+    from winnow_lab.padded.batch_state import BatchState
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Limits of a group of queries that are prefilled together. The first waiting query is always in it.
+
+    Attributes:
+        size: maximum number of queries.
+        padding: maximum padding, as a fraction of the group's positions.
+        positions: maximum positions of a group of several queries, padding included.
+        lookahead: number of waiting queries that are considered.
+    """
+
+    size: int
+    padding: float
+    positions: int
+    lookahead: int
+
+    def choose(self, waiting: Iterable[Sequence], fits: Callable[[int, int], bool]) -> list[Sequence]:
+        """The next group, given at least one waiting query, in serving order.
+
+        Args:
+            fits: whether there is memory for (rows, columns) of a group of several.
+        """
+        oldest, *rest = islice(waiting, max(self.lookahead, 1))
+        if oldest.request.wants_prompt_logprobs:  # the logits of all its positions are kept, so it goes alone
+            return [oldest]
+        others = [
+            sequence
+            for sequence in rest
+            if sequence.request.priority == oldest.request.priority
+            and not sequence.request.wants_prompt_logprobs
+        ]
+        others.sort(key=lambda sequence: abs(sequence.num_tokens - oldest.num_tokens))
+        group, total, longest = [oldest], oldest.num_tokens, oldest.num_tokens
+        for sequence in others:
+            if len(group) == self.size:
+                break
+            width, tokens = max(longest, sequence.num_tokens), total + sequence.num_tokens
+            area = width * (len(group) + 1)
+            little = area - tokens <= self.padding * area and area <= self.positions
+            if little and fits(len(group) + 1, width):
+                group.append(sequence)
+                total, longest = tokens, width
+        return group
 
 
 @dataclass(frozen=True)
@@ -25,7 +77,7 @@ class Decode:
 Step = Prefill | Decode
 
 
-class Mode(Protocol):
+class Mode:
     """Decision on what is computed next.
 
     Attributes:
@@ -34,22 +86,19 @@ class Mode(Protocol):
         keeps_gaps: keep the padding that running queries get while another is prefilled in the batch's own pass.
     """
 
-    keeps_rows: bool
-    prefills_first: bool
-    keeps_gaps: bool
-
-    def next(self, state: BatchState) -> Step:
-        """Return the next step, given at least one unfinished query."""
-
-
-class Embedding:
-    """BATON-PD: prefill queries apart and embed their KVs into the batch, so that no other query is padded (4.2)."""
-
     keeps_rows = False
     prefills_first = False
     keeps_gaps = False
 
-    def next(self, state: BatchState) -> Step:
+    def next(self, state: "BatchState") -> Step:
+        """The next step, given at least one unfinished query."""
+        raise NotImplementedError
+
+
+class Embedding(Mode):
+    """BATON-PD: prefill queries apart and embed their KVs into the batch, so that no other query is padded (4.2)."""
+
+    def next(self, state: "BatchState") -> Step:
         state.embed_parked()
         queue, batch, budget = state.queue, state.batch, state.budget
         urgent = state.urgent
@@ -64,13 +113,110 @@ class Embedding:
             return Prefill([urgent])
 
         def fits(rows: int, columns: int) -> bool:
-            """Return whether one query will get a row at once; there must be host memory for the others."""
+            """Whether one query will get a row at once; there must be host memory for the others."""
             parked_bytes = (rows - 1) * columns * budget.kv_shape.nbytes
             return state.admits(columns, budget.nbytes(rows, columns)) and parked_bytes <= queue.free_bytes
 
         return Prefill(state.grouping.choose(queue.waiting, fits))
 
 
-def fits_alone(state: BatchState) -> Callable[[int, int], bool]:
-    """Return a test of whether a group of (rows, columns) fits while the batch is empty."""
+def fits_alone(state: "BatchState") -> Callable[[int, int], bool]:
+    """A test of whether a group of (rows, columns) fits while the batch is empty."""
     return lambda rows, columns: rows <= state.max_rows and state.budget.admits(rows, columns)
+
+
+class Static(Mode):
+    """Mode that runs batches to completion, like transformers' `generate`, but returns each answer as it finishes."""
+
+    keeps_rows = True
+
+    def next(self, state: "BatchState") -> Step:
+        if state.batch.running:
+            return Decode()
+        state.embed_parked()
+        if state.batch.running:
+            return Decode()
+        return Prefill(_first_that_fit(state))
+
+
+class PrefillDecode(Mode):
+    """Mode that prefills queries in groups of similar length, then runs batches of them to completion."""
+
+    keeps_rows = True
+    prefills_first = True
+
+    def next(self, state: "BatchState") -> Step:
+        queue = state.queue
+        if state.batch.running:
+            return Decode()
+        urgent = state.urgent is not None
+        if queue.waiting and (urgent or len(queue.parked) < state.max_rows):
+            group = state.grouping.choose(queue.waiting, fits_alone(state))
+            tokens = sum(sequence.num_tokens for sequence in group)
+            if urgent or state.budget.kv_shape.nbytes * tokens <= queue.free_bytes:
+                return Prefill(group)
+        state.embed_parked()
+        return Decode()
+
+
+class Shaping(Mode):
+    """BATON: prefill a joining query in the batch's own pass, in which the others are padded (4.1)."""
+
+    def next(self, state: "BatchState") -> Step:
+        state.embed_parked()
+        batch = state.batch
+        urgent = state.urgent
+        if urgent is None:
+            return Decode()
+        if not batch.running:
+            return Prefill(_first_that_fit(state))
+        if not state.make_way(urgent, urgent.num_tokens):
+            return Decode()
+        if not batch.running or urgent.request.wants_prompt_logprobs:
+            return Prefill([urgent])
+        return Decode(tuple(self._joiners(state)))
+
+    def _joiners(self, state: "BatchState") -> Iterator[Sequence]:
+        rows, width, columns = len(state.batch.rows), 0, state.batch.columns
+        for sequence in state.queue.waiting:
+            rows, width = rows + 1, max(width, sequence.num_tokens)
+            allowed = state.max_columns is None or columns + width <= state.max_columns
+            fits = allowed and state.budget.admits(rows, max(columns, width) + width)
+            if rows > state.max_rows or not fits or sequence.request.wants_prompt_logprobs:
+                return
+            yield sequence
+
+
+class ShapingWithGaps(Shaping):
+    """Shaping as in the paper (4.1): each joining query leaves its width of padding in the other rows.
+
+    Later passes attend to the padding, masked, until the row ends; embedding (4.2) avoids that. The gaps lie before a
+    row's tokens instead of between them, which costs the same number of columns.
+    """
+
+    keeps_gaps = True
+
+
+def _first_that_fit(state: "BatchState") -> list[Sequence]:
+    """As many of the first waiting queries as fit into one batch."""
+    group: list[Sequence] = []
+    width = 0
+    for sequence in state.queue.waiting:
+        width = max(width, sequence.num_tokens)
+        if group and (len(group) == state.max_rows or not state.budget.admits(len(group) + 1, width)):
+            break
+        group.append(sequence)
+        if sequence.request.wants_prompt_logprobs:
+            break
+    return group
+
+
+MODES: Mapping[str, Mode] = MappingProxyType(
+    {
+        "embedding": Embedding(),
+        "static": Static(),
+        "pd": PrefillDecode(),
+        "shaping": Shaping(),
+        "shaping-gaps": ShapingWithGaps(),
+    }
+)

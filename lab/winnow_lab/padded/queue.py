@@ -50,24 +50,14 @@ class Queue:
         return [sequence for sequence in self.parked if sequence in self._on_device]
 
     @property
-    def on_device_bytes(self) -> int:
-        """Bytes of those KVs; KVs shared by samples of a prompt count once."""
-        return self._nbytes(self.on_device)
-
-    @property
     def offloaded(self) -> list[Sequence]:
         """Parked sequences whose KVs are in host memory, in order."""
         return [sequence for sequence in self.parked if sequence not in self._on_device]
 
     @property
-    def offloaded_bytes(self) -> int:
-        """Bytes of those KVs, counted likewise."""
-        return self._nbytes(self.offloaded)
-
-    @property
     def free_bytes(self) -> int:
         """Free bytes of host memory."""
-        return self.park_memory - self.offloaded_bytes
+        return self.park_memory - self.nbytes(self.offloaded)
 
     @property
     def fetched_bytes(self) -> int:
@@ -75,7 +65,7 @@ class Queue:
         return 0 if self._fetched is None else self._kvs[self._fetched[0]].nbytes
 
     def length_parked(self, sequence: Sequence) -> int:
-        """Return the number of KVs of a parked sequence."""
+        """The number of KVs of a parked sequence."""
         return self._kvs[sequence].length
 
     # -- in and out ------------------------------------------------------------------------------------------------
@@ -136,7 +126,7 @@ class Queue:
         return kvs
 
     def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
-        """Return the sequence to park: the last one in serving order."""
+        """The sequence to park: the last one in serving order."""
         order = self.waiting.order
         return max(sequences, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)))
 
@@ -145,7 +135,8 @@ class Queue:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _nbytes(self, parked: SequenceType[Sequence]) -> int:
+    def nbytes(self, parked: SequenceType[Sequence]) -> int:
+        """Bytes of the KVs of parked sequences; those shared by samples of a prompt count once."""
         kvs = {id(self._kvs[sequence]): self._kvs[sequence] for sequence in parked}
         return sum(each.nbytes for each in kvs.values())
 

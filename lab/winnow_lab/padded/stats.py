@@ -76,6 +76,5 @@ class PaddedStats(EngineStats):
     @property
     def column_share(self) -> float:
         """Columns held over columns needed, summed over all passes of the batch; 1 is the minimum."""
-        return (
-            self.counters.columns_held / self.counters.columns_needed if self.counters.columns_needed else 1.0
-        )
+        held, needed = self.counters.columns_held, self.counters.columns_needed
+        return held / needed if needed else 1.0

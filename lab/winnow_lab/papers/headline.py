@@ -31,7 +31,7 @@ from winnow.eviction import find_preset
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow_lab.bench.answering import answer_all, fixed_length
-from winnow_lab.bench.kv_memory import kv_memory_for
+from winnow_lab.bench.presets import kv_memory_for
 from winnow_lab.evaluate.cell import amounts_of
 from winnow_lab.evaluate.variants import VARIANTS
 from winnow_lab.papers.judged import AskedTask, TimedPrompt, categories_of, judge, judged_prompts

@@ -10,9 +10,9 @@ from winnow.errors import ConfigError, known_names
 from winnow.llm import LLM
 from winnow.metrics import score
 from winnow_lab.evaluate.prompt import PromptMaker
+from winnow_lab.evaluate.requests import until_stop
 from winnow_lab.evaluate.sample import Question
-from winnow_lab.evaluate.scoring import until_stop
-from winnow_lab.evaluate.settings import settings_for
+from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.tasks import TASKS, load_task
 
 

@@ -42,7 +42,7 @@ def study(options: Options) -> Result:
     """Install, convert, run in turn. The program ends with `UNFINISHED` while runs are missing."""
     options.folder.mkdir(parents=True, exist_ok=True)
     numbers = {name: getattr(options, name) for name in ("requests", "prompt_tokens", "new_tokens")}
-    workload = PRESETS["w1"].workload_with(**numbers)
+    workload = PRESETS["w1"].workload.having(**numbers)
     given = make_w1(workload, options.kv_seqs, options.folder.resolve() / "models")
     compared = Comparison(given, options, options.journal, Steps(options.steps))
     if options.prepare:

@@ -13,7 +13,7 @@ from protocol import Answer, Tokens, Work, serve
 
 from winnow import LLM, SamplingParams
 from winnow.config import EngineConfig
-from winnow_lab.bench.kv_memory import kv_memory_for
+from winnow_lab.bench.presets import kv_memory_for
 
 NARROWER = ("kv_cache_dtype", "weight_dtype")
 """Options that leave the KV memory as it is: that is what they are compared within."""

@@ -21,14 +21,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from winnow.metrics import score
 from winnow.models.load.published import Published, open_published
 from winnow.report.fingerprint import model_digest
-from winnow_lab.bench.presets import PRESETS, LlamaShape, model_cache
-from winnow_lab.bench.workload import Workload
+from winnow_lab.bench.presets import PRESETS, LlamaShape, Workload, model_cache
 from winnow_lab.evaluate.demo_tasks import Haystack
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Question, Sample
 from winnow_lab.evaluate.tasks import load_task
-from winnow_lab.evaluate.tasks.documents import document_sample
 from winnow_lab.evaluate.tasks.files import shipped_sentences
+from winnow_lab.evaluate.tasks.in_prose import document_sample
 from winnow_lab.evaluate.tasks.task import TaskSettings
 
 TEXTS, FACTS = 10, 5

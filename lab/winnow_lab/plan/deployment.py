@@ -1,6 +1,7 @@
 """A model on hardware: how its memory is shared out, and what follows for batches, contexts, speed and cost."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +39,17 @@ _LINEAR_BYTES = {
 """Bytes of a weight, with its share of a scale: float16 for 32 of q8_0, beside a zero, for 128 of int4."""
 
 
+def largest(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest number from `low` to `high` for which something holds that holds for `low` and ends once."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
 @dataclass(frozen=True)
 class Deployment:
     """A model on some devices, with its weights and KVs spread evenly over them.
@@ -49,7 +61,6 @@ class Deployment:
         cache: how KVs are stored and in what blocks; its amounts of memory are not looked at.
         linear_dtype: `weight_dtype` of the engine, in which linear layers keep theirs, and an embedding that only looks
             rows up does not.
-        wide_ends: head, first and last layer keep `dtype`, as with the engine's weight_wide head-and-ends.
         utilization: part of the devices' memory that may be used.
         price: of one device for an hour, in any currency; None: unknown.
         factors: calibrated ones of step times; None: those usual on such hardware.
@@ -67,7 +78,6 @@ class Deployment:
     price: float | None = None
     factors: Factors | None = None
     linear_dtype: str = "auto"
-    wide_ends: bool = False
 
     def __post_init__(self) -> None:
         check_integer("gpus", self.gpus, 1, _MOST_GPUS)
@@ -100,7 +110,7 @@ class Deployment:
 
     @property
     def keeps_all(self) -> bool:
-        """Return whether nothing is evicted."""
+        """Whether nothing is evicted."""
         return resolve_policy(self.eviction).policy.when.never
 
     @cached_property
@@ -129,10 +139,7 @@ class Deployment:
         """All weights, in all devices together."""
         model, wide = self.model, DTYPE_BYTES[self.weight_dtype]
         if self.linear_dtype != "auto":
-            kept, rest = model.lookup_params, model.num_params - model.lookup_params
-            if self.wide_ends:
-                head = model.vocab_size * model.hidden_size
-                kept += head + 2 * (rest - head) // (model.depth or model.num_layers)
+            kept = model.lookup_params
             return round(_LINEAR_BYTES[self.linear_dtype] * (model.num_params - kept)) + wide * kept
         return round(model.num_params * (self.weight_bits or 8 * wide) / 8)
 
@@ -148,7 +155,6 @@ class Deployment:
 
     @property
     def _rows_by_kind(self) -> list[tuple[int, BlockKind]]:
-        """Rows of a sequence whose blocks are of each kind."""
         layout = self.layout
         return list(zip(layout.by_kind(layout.even_rows(1)), layout.kinds, strict=True))
 
@@ -205,14 +211,13 @@ class Deployment:
         return batch * layout.wide_bytes(size.max_positions(layout))
 
     def host_bytes(self, request: Request) -> int:
-        """Return what a preempted request of that kind takes of the host tier, but for its signals."""
+        """What a preempted request of that kind takes of the host tier, but for its signals."""
         kvs = self.layout.host_bytes(self.kinds(self.held(request).decoding))
         return kvs + self.layout.state_bytes
 
     def host_requests(self, request: Request) -> int:
-        """Return preempted requests of that kind that the host tier holds."""
-        each = self.host_bytes(request)
-        return (self.cache.kv_offloading_size or 0) // each
+        """Preempted requests of that kind that the host tier holds."""
+        return (self.cache.kv_offloading_size or 0) // self.host_bytes(request)
 
     # -- inverses ------------------------------------------------------------------------------------------------
 
@@ -222,31 +227,23 @@ class Deployment:
         if room <= 0:
             return 0
         least = min(kind.device_bytes(self.layout.num_accumulators) for kind in self.layout.kinds)
-        low, high = 0, self.held(request).largest_batch(room // least)
-        while low < high:  # tables take some of the room
-            middle = (low + high + 1) // 2
-            if self.fits(request, middle, room):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        most = self.held(request).largest_batch(room // least)
+        return largest(lambda batch: self.fits(request, batch, room), 0, most)  # tables take some of the room
 
     def longest_context(self, batch: int, new_tokens: int) -> int:
         """Return the most tokens of prompt and answer of which `batch` requests fit, beyond the model's limit too."""
 
         def fits(total: int) -> bool:
-            return self.fits(Request(total - new_tokens, new_tokens), batch)
+            try:
+                return self.fits(Request(total - new_tokens, new_tokens), batch)
+            except (
+                ConfigError,
+                InvalidRequestError,
+            ):  # what a policy protects and replays must fit its budget
+                return False
 
-        low, high = new_tokens, _MOST_TOKENS
-        if self.kv_room <= 0:
-            return 0
-        while low < high:
-            middle = (low + high + 1) // 2
-            if _is_allowed(fits, middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low if low > new_tokens else 0
+        found = largest(fits, new_tokens, _MOST_TOKENS) if self.kv_room > 0 else new_tokens
+        return found if found > new_tokens else 0
 
     def fewest_gpus(self, request: Request, batch: int) -> int:
         """Return devices of this kind for `batch` such requests.
@@ -273,12 +270,8 @@ class Deployment:
         room = self.kv_room - cache_bytes(full.layout, blocks, batch, request.computed) + needed
         if room <= 0:
             return None
-        rate = needed / room
-        return (
-            None
-            if request.computed / max(rate, 1e-9) < self.layout.block_size and rate > 1
-            else max(rate, 1.0)
-        )
+        rate = max(needed / room, 1.0)
+        return None if rate > 1 and request.computed / rate < self.layout.block_size else rate
 
     @cached_property
     def traffic(self) -> TierTraffic:
@@ -324,15 +317,9 @@ class Deployment:
         # Each request of the batch computes a prompt once in the time in which it decodes its answer.
         cycle = request.new_tokens * step_seconds + batch * prefill
         rate = batch * request.new_tokens / cycle if cycle else 0.0
-        return Performance(
-            batch,
-            prefill,
-            step_seconds,
-            rate,
-            self.times.binds(decode),
-            self.times.binds(work),
-            None if self.price is None or not rate else self.price * self.gpus / 3600 / rate * 1e6,
-        )
+        cost = None if self.price is None or not rate else self.price * self.gpus / 3600 / rate * 1e6
+        binds = self.times.binds(decode), self.times.binds(work)
+        return Performance(batch, prefill, step_seconds, rate, *binds, cost)
 
     def decode_work(self, request: Request, batch: int) -> StepWork:
         """Return a step in the middle of the answers of `batch` such requests, with its share of rounds of eviction."""
@@ -371,7 +358,7 @@ class Deployment:
         """Return what was planned for."""
         return {
             "model": self.model.to_json(),
-            "hardware": self.hardware.to_json(),
+            "hardware": asdict(self.hardware),
             "gpus": self.gpus,
             "dtype": self.weight_dtype,
             "kv_cache_dtype": self.layout.codec_names,
@@ -380,7 +367,7 @@ class Deployment:
             "value_tier": None if self.layout.value_tier is None else str(self.layout.value_tier),
             "block_size": self.layout.block_size,
             "utilization": self.utilization,
-            "factors": self.times.factors.to_json(),
+            "factors": asdict(self.times.factors),
         }
 
 
@@ -403,11 +390,3 @@ class Performance:
     binds: str
     prefill_binds: str
     cost: float | None
-
-
-def _is_allowed(fits: Any, total: int) -> bool:
-    """Return whether a policy allows a length: what it protects and replays must fit its budget and the context."""
-    try:
-        return bool(fits(total))
-    except (ConfigError, InvalidRequestError):
-        return False

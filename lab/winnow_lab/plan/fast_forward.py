@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.engine.scheduling.plan_builder import ScheduledStep
+from winnow_lab.plan.deployment import largest
 from winnow_lab.plan.simulated_executor import SAMPLED
 from winnow_lab.plan.step_time import StepWork
 
@@ -79,10 +80,8 @@ class FastForward:
         """Return steps in which, for all that the sequences themselves say, each computes one token."""
         scheduler, most = self._simulated.scheduler, math.inf
         waits = len(scheduler.waiting) > 0
-        if self._prefix_caching:
-            most = (
-                scheduler.ledger.layout.block_size
-            )  # blocks enter the index in the order in which they fill
+        if self._prefix_caching:  # blocks enter the index in the order in which they fill
+            most = scheduler.ledger.layout.block_size
         for sequence in running:
             if not sequence.is_decoding or sequence.forks:
                 return 0
@@ -101,21 +100,13 @@ class FastForward:
         return 0 if most is math.inf else int(most)
 
     def _steps_until(self, until: float, count: int, held: float, most: int) -> int:
-        """Return how many of the next steps start before `until`."""
-        clock = self._simulated.clock
-        if until == math.inf:
-            return most
-        executor = self._simulated.executor
-        low, high = 1, most
-        if clock.now + executor.seconds(_decoding(count, held, most - 1)) < until:
-            return most
-        while low < high:  # the last step starts when those before it are over
-            middle = (low + high + 1) // 2
-            if clock.now + executor.seconds(_decoding(count, held, middle - 1)) < until:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        """How many of the next steps start before `until`."""
+        clock, executor = self._simulated.clock, self._simulated.executor
+
+        def starts(steps: int) -> bool:  # the last step starts when those before it are over
+            return clock.now + executor.seconds(_decoding(count, held, steps - 1)) < until
+
+        return most if until == math.inf or starts(most) else largest(starts, 1, most)
 
     def _advance(self, running: "SequenceType[Sequence]", slots: list[int], held: float, steps: int) -> None:
         scheduler, executor = self._simulated.scheduler, self._simulated.executor

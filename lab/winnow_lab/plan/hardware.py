@@ -3,10 +3,10 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from winnow.errors import ConfigError, known_names
 
@@ -41,10 +41,6 @@ class Hardware:
     link: float
     kind: str = "gpu"
     measured: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
 
 
 _GEN3, _GEN4, _GEN5 = 16 * GB, 32 * GB, 64 * GB  # PCIe, 16 lanes, one way
@@ -83,7 +79,7 @@ def find_hardware(
     model_dtype: str = "bfloat16",
     cpu_dtype: str = "float32",
 ) -> Hardware:
-    """Return a row by name, upper or lower case; `this` measures the machine, which takes a second or two.
+    """A row by name, upper or lower case; `this` measures the machine, which takes a second or two.
 
     Args:
         dtype, weight_dtype: of the run, as options of the engine; what products of `this` are measured in.
@@ -93,23 +89,16 @@ def find_hardware(
         ConfigError: there is no such row.
     """
     if name == THIS:
-        return this_machine(dtype, weight_dtype, model_dtype, cpu_dtype)
+        own = (model_dtype, cpu_dtype) if dtype == "auto" else (dtype, dtype)
+        return _this_machine(*own, weight_dtype)
     found = {key.lower(): row for key, row in HARDWARE.items()}.get(name.lower().replace(" ", "-"))
     if found is None:
         raise ConfigError(f"gpu must be a known name or this, got {name!r}; {known_names(name, HARDWARE)}")
     return found
 
 
-def this_machine(
-    dtype: str = "auto",
-    weight_dtype: str = "auto",
-    model_dtype: str = "bfloat16",
-    cpu_dtype: str = "float32",
-) -> Hardware:
-    """Measure this machine: its GPU where there is one, else its processor, by the engine's own linear layers.
-
-    Arguments as those of `find_hardware`.
-    """
+def _this_machine(gpu_dtype: str, cpu_dtype: str, weight_dtype: str) -> Hardware:
+    """Measure this machine: its GPU where there is one, else its processor, by the engine's own linear layers."""
     import torch
 
     from winnow.process.resources import host_memory
@@ -120,15 +109,12 @@ def this_machine(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     machine = Machine.here(device)
     if device.type == "cuda":
-        own: torch.dtype = getattr(torch, model_dtype if dtype == "auto" else dtype)
-        limits = Limits.measure(own, device)
-        memory = torch.cuda.mem_get_info(device)[1]
-        return Hardware(
-            machine.accelerator or "cuda", memory, limits.read, limits.matmul, _link_rate(device), "gpu", True
-        )
+        limits = Limits.measure(getattr(torch, gpu_dtype), device)
+        name, memory = machine.accelerator or "cuda", torch.cuda.mem_get_info(device)[1]
+        return Hardware(name, memory, limits.read, limits.matmul, _link_rate(device), "gpu", True)
     set_threads(None)  # as the engine does, like the way in which threads wait
     with TeamWait():
-        product = _linear_rate(getattr(torch, cpu_dtype if dtype == "auto" else dtype), weight_dtype)
+        product = _linear_rate(getattr(torch, cpu_dtype), weight_dtype)
         read, copy = _memory_rates(max(_MEMORY, 8 * machine.last_level_cache))
     limit = host_memory()
     memory = limit.limit if limit is not None else 0

@@ -1,8 +1,5 @@
 """The numbers of a model that memory and time depend on: from a configuration, a GGUF file, or a row of presets."""
 
-import json
-import math
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,11 +9,9 @@ from winnow.errors import ConfigError, UnsupportedModelError, known_names
 
 if TYPE_CHECKING:
     from winnow.cache.recurrent import StateShape
-    from winnow.models.bind.geometry import ModelGeometry
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one weight, by dtype of the model."""
-_SAFETENSORS_HEADER = 8
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,12 @@ class ModelShape:
         return self.file_bytes or self.num_params * DTYPE_BYTES[self.dtype]
 
     def state_bytes(self, dtype: str) -> int:
-        """Return bytes of a sequence's states, where activations have that dtype."""
+        """Bytes of a sequence's states, where activations have that dtype."""
         own = ("bfloat16", dtype)
         return sum(replace(each, dtype=each.dtype.replace(*own)).nbytes for each in self.states)
 
     def kv_elements(self, num_tokens: int = 1) -> int:
-        """Return elements of the keys and values of a number of tokens."""
+        """Elements of the keys and values of a number of tokens."""
         return (1 if self.latent else 2) * self.rows * self.head_dim * num_tokens
 
     def to_json(self) -> dict[str, Any]:
@@ -95,30 +90,15 @@ class _LlamaRow:
     gated: bool = True
 
     def shape(self, name: str) -> ModelShape:
-        params = llama_params(self)
-        embedding = 0 if self.tied else self.vocab * self.hidden
-        return ModelShape(
-            name,
-            self.layers,
-            self.query_heads,
-            self.kv_heads,
-            self.head_dim,
-            self.hidden,
-            self.vocab,
-            params,
-            params - embedding,
-            embedding,
-            self.context,
-            "bfloat16",
-        )
-
-
-def llama_params(row: _LlamaRow) -> int:
-    """Return weights of a Llama: embeddings, projections, MLPs of three matrices (two if not gated), norms."""
-    attention = row.hidden * row.head_dim * (2 * row.query_heads + 2 * row.kv_heads)
-    mlp = (3 if row.gated else 2) * row.hidden * row.intermediate
-    layer = attention + mlp + 2 * row.hidden
-    return row.vocab * row.hidden * (1 if row.tied else 2) + row.layers * layer + row.hidden
+        """Weights are embeddings, projections, MLPs of three matrices (two if not gated), norms."""
+        attention = self.hidden * self.head_dim * (2 * self.query_heads + 2 * self.kv_heads)
+        mlp = (3 if self.gated else 2) * self.hidden * self.intermediate
+        embedding = self.vocab * self.hidden
+        active = embedding + self.layers * (attention + mlp + 2 * self.hidden) + self.hidden
+        lookup = 0 if self.tied else embedding
+        heads = self.query_heads, self.kv_heads, self.head_dim
+        params = active + lookup, active, lookup
+        return ModelShape(name, self.layers, *heads, self.hidden, self.vocab, *params, self.context)
 
 
 _PRESETS: Mapping[str, _LlamaRow] = {
@@ -146,7 +126,7 @@ MODELS: Mapping[str, ModelShape] = {name: row.shape(name) for name, row in _PRES
 
 
 def find_model(model: str | Path) -> ModelShape:
-    """Return the shape of a preset, a directory with config.json, a config.json, or a GGUF file. Nothing is fetched.
+    """The shape of a preset, a directory with config.json, a config.json, or a GGUF file. Nothing is fetched.
 
     Raises:
         UnsupportedModelError: the file is damaged, or its model has no attention layers of one kind.
@@ -156,9 +136,15 @@ def find_model(model: str | Path) -> ModelShape:
     if str(model).lower() in MODELS and not path.exists():
         return MODELS[str(model).lower()]
     if path.is_dir() and (path / "config.json").is_file():
-        return replace(_of_config(path / "config.json"), file_bytes=_stored_bytes(path))
+        size = sum(each.stat().st_size for each in path.glob("*.safetensors"))
+        return replace(_of_config(path / "config.json"), file_bytes=size or None)
     if path.is_file():
-        return _of_config(path) if path.suffix == ".json" else _of_gguf(path)
+        if path.suffix == ".json":
+            return _of_config(path)
+        from winnow.models.load.gguf.file import GgufFile
+
+        values = GgufFile.open(path).config_values()
+        return replace(shape_of_config(values, path.name), file_bytes=path.stat().st_size)
     raise ConfigError(
         "model must be a directory with config.json, a config.json, a GGUF file or a preset, "
         f"got {str(model)!r}; {known_names(str(model), MODELS)}"
@@ -171,15 +157,8 @@ def _of_config(path: Path) -> ModelShape:
     return shape_of_config(read_object(path), path.parent.name or path.name)
 
 
-def _of_gguf(path: Path) -> ModelShape:
-    from winnow.models.load.gguf.file import GgufFile
-
-    file = GgufFile.open(path)
-    return replace(shape_of_config(file.config_values(), path.name), file_bytes=path.stat().st_size)
-
-
 def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
-    """Return the shape that a configuration describes; its weights are counted on a model without memory.
+    """The shape that a configuration describes; its weights are counted on a model without memory.
 
     Raises:
         UnsupportedModelError: transformers knows no causal model of that kind, or has numbers that make none.
@@ -188,7 +167,6 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from winnow.models.bind.geometry_probe import predict_geometry
-    from winnow.models.load.kinds import has_states
 
     kind = values.get("model_type")
     if not isinstance(kind, str):
@@ -211,23 +189,14 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     # As the engine takes it on a GPU where the configuration names none.
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     active = _active(model, text, num_params) - lookup
-    try:
-        geometry = predict_geometry(model)
-    except UnsupportedModelError:
-        if has_states(text):
-            raise
-        geometry = _claimed(text)  # enough for a plan
+    geometry = predict_geometry(model)
+    heads = geometry.num_query_heads, geometry.num_kv_heads, geometry.head_dim
     return ModelShape(
         name,
         geometry.num_layers,
-        geometry.num_query_heads,
-        geometry.num_kv_heads,
-        geometry.head_dim,
-        text.hidden_size,
-        text.vocab_size,
-        num_params,
-        active,
-        lookup,
+        *heads,
+        *(text.hidden_size, text.vocab_size),
+        *(num_params, active, lookup),
         getattr(text, "max_position_embeddings", None),
         dtype if dtype in DTYPE_BYTES else "float32",
         geometry.windows if any(geometry.windows) else (),
@@ -238,16 +207,6 @@ def shape_of_config(values: Mapping[str, Any], name: str) -> ModelShape:
     )
 
 
-def _claimed(text: Any) -> "ModelGeometry":
-    """Return what a configuration itself says of attention that Winnow does not compute."""
-    from winnow.models.bind.geometry import ModelGeometry
-
-    layers, query_heads = text.num_hidden_layers, text.num_attention_heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or query_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // query_heads
-    return ModelGeometry(layers, query_heads, kv_heads, head_dim, _windows(text, layers))
-
-
 def _active(model: Any, text: Any, num_params: int) -> int:
     """Return weights that one token multiplies with: of a mixture, those of the experts that it is sent to."""
     named = (getattr(text, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
@@ -256,32 +215,3 @@ def _active(model: Any, text: Any, num_params: int) -> int:
         return num_params
     routed = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
     return num_params - routed + routed * chosen // experts
-
-
-def _windows(text: Any, layers: int) -> tuple[int | None, ...]:
-    window, kinds = getattr(text, "sliding_window", None), getattr(text, "layer_types", None)
-    if window is None:
-        return ()
-    if kinds is None:
-        return (window,) * layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _stored_bytes(directory: Path) -> int | None:
-    """Return bytes of the tensors in a directory's safetensors files, by their headers alone; None: there are none."""
-    total = 0
-    for path in sorted(directory.glob("*.safetensors")):
-        try:
-            with path.open("rb") as file:
-                (length,) = struct.unpack("<Q", file.read(_SAFETENSORS_HEADER))
-                header = json.loads(file.read(length))
-            total += sum(
-                math.prod(each["shape"]) and each["data_offsets"][1] - each["data_offsets"][0]
-                for name, each in header.items()
-                if name != "__metadata__"
-            )
-        except (OSError, ValueError, KeyError, struct.error, TypeError) as error:
-            raise UnsupportedModelError(
-                f"model: cannot read the header of {path}: {type(error).__name__}"
-            ) from error
-    return total or None

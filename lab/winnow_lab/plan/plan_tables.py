@@ -1,8 +1,8 @@
-"""A plan: one deployment with one kind of request, all its numbers, and tables that hold several beside each other."""
+"""A plan: one deployment with one kind of request, all its numbers, and tables of several."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from winnow.errors import CapacityError
@@ -41,19 +41,19 @@ class Plan:
 
     @property
     def replicas(self) -> int | None:
-        """Return how many such deployments answer `request_rate` requests per second; None: no rate, or none fits."""
+        """How many such deployments answer `request_rate` requests per second; None: no rate, or none fits."""
         if self.request_rate is None or self.performance is None:
             return None
         return max(math.ceil(self.request_rate * self.request.new_tokens / self.performance.output_rate), 1)
 
     @property
     def fits(self) -> bool:
-        """Return whether the batch fits on the devices."""
+        """Whether the batch fits on the devices."""
         return 0 < self.batch <= self.largest_batch
 
     @property
     def keeps_all(self) -> bool:
-        """Return whether it is a plan of the full cache."""
+        """Whether it is a plan of the full cache."""
         return self.deployment.keeps_all
 
     @property
@@ -84,7 +84,7 @@ class Plan:
         return kvs - layout.tier_bytes(count)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all numbers by name, in bytes and seconds.
+        """All numbers by name, in bytes and seconds.
 
         `kv_bytes` are keys and values of the batch, in whole blocks; `kv_bytes_used` those with positions and
         accumulators, as `EngineStats.kv_bytes_used` counts; `tier_bytes` values on a value tier, which none of
@@ -156,7 +156,7 @@ def plan_of(
 
 
 def binds(plan: Plan) -> str:
-    """Return what limits throughput: memory or `max_num_seqs`, if a larger batch would pay, else what takes longest."""
+    """What limits throughput: memory or `max_num_seqs`, if a larger batch would pay, else what takes longest."""
     if not plan.largest_batch:
         return "memory"
     assert plan.performance is not None, "a batch fits"
@@ -173,7 +173,7 @@ def binds(plan: Plan) -> str:
 
 
 def _phases(plan: Plan) -> tuple[float, float]:
-    """Return seconds in which the batch computes its prompts, and those in which it decodes its answers."""
+    """Seconds in which the batch computes its prompts, and those in which it decodes its answers."""
     assert plan.performance is not None, "a batch fits"
     return (
         plan.batch * plan.performance.prefill_seconds,
@@ -182,7 +182,7 @@ def _phases(plan: Plan) -> tuple[float, float]:
 
 
 def kv_pressure(plan: Plan) -> str:
-    """Return how much smaller KVs would bring, by the memory that the batch takes and the time of its prompts."""
+    """How much smaller KVs would bring, by the memory that the batch takes and the time of its prompts."""
     share = plan.batch / plan.largest_batch if plan.largest_batch else float("inf")
     if share >= 1.0:
         return "critical"
@@ -193,27 +193,29 @@ def kv_pressure(plan: Plan) -> str:
 
 
 def plan_tables(plans: Sequence[Plan]) -> list[TextTable]:
-    """Return the memory, limits and speed, a column for each plan."""
+    """Memory, limits, speed and what is known of accuracy, a column for each plan."""
     first = plans[0]
-    columns = tuple(_label(plan, plans) for plan in plans)
     total = first.request.prompt_tokens + first.request.new_tokens
     about = f"{first.deployment.model.name}, {total} tokens ({first.request.new_tokens} new)"
     warning = (
-        ("Uncalibrated: step times may be off by half; --calibrate fits them to `winnow bench throughput`.",)
-        if first.deployment.factors is None
-        else ()
+        "Uncalibrated: step times may be off by half; --calibrate fits them to `winnow bench throughput`."
     )
+    labelled = [(_label(plan, plans), plan) for plan in plans]
+
+    def table(title: str, rows: Mapping[str, Callable[[Plan], str | None]], *notes: str) -> TextTable:
+        return replace(TextTable.of(title, "", labelled, rows).transposed(), notes=notes)
+
     known = [] if all(plan.keeps_all for plan in plans) else [_accuracy(plans)]
     return [
-        TextTable(f"Memory: {about}", "", columns, _memory(plans)),
-        TextTable("Limits", "", columns, _limits(plans)),
-        TextTable("Speed", "", columns, _speed(plans), warning),
+        table(f"Memory: {about}", _memory(plans)),
+        table("Limits", _LIMITS),
+        table("Speed", _speed(plans), *[warning] * (first.deployment.factors is None)),
         *known,
     ]
 
 
 def _accuracy(plans: Sequence[Plan]) -> TextTable:
-    """Return what is known of the policies at their compressions, each once."""
+    """What is known of the policies at their compressions, each once."""
     rows: dict[tuple[str, tuple[str, ...]], None] = {}
     sources: dict[str, None] = {}
     for plan in plans:
@@ -236,103 +238,99 @@ def _accuracy(plans: Sequence[Plan]) -> TextTable:
 
 def _label(plan: Plan, plans: Sequence[Plan]) -> str:
     deployment = plan.deployment
-    device = (
-        f"{deployment.gpus} x {deployment.hardware.name}" if deployment.gpus > 1 else deployment.hardware.name
-    )
+    device = f"{deployment.gpus} x " * (deployment.gpus > 1) + deployment.hardware.name
     policies = {each.policy for each in plans}
     return f"{device}, {plan.policy}" if len(policies) > 1 else device
 
 
-def _memory(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
-        return name, tuple(format_bytes(read(plan)) for plan in plans)
+def _memory(plans: Sequence[Plan]) -> dict[str, Callable[[Plan], str]]:
+    deployment = plans[0].deployment
+    tier, offloads = deployment.layout.value_tier, deployment.cache.kv_offloading_size
+    rows: dict[str, Callable[[Plan], Any]] = {
+        "device memory, usable": lambda p: p.deployment.usable_bytes,
+        "weights": lambda p: p.deployment.weight_bytes,
+        "activations (estimate)": lambda p: p.deployment.activation_bytes * p.deployment.gpus,
+        "left for KVs": lambda p: p.deployment.kv_room,
+        "KVs per token": lambda p: p.deployment.kv_token_bytes,
+        "states per request": lambda p: p.deployment.layout.state_bytes,
+        "KVs per request": lambda p: p.to_json()["kv_bytes_per_request"],
+        "  at its peak": lambda p: p.to_json()["kv_bytes_per_request_peak"],
+        "requests in the host tier": lambda p: str(p.to_json()["host_requests"]),
+        "values of the batch on the tier": lambda p: p.to_json()["tier_bytes"],
+        "batch": lambda p: str(p.batch),
+        "KVs of the batch": lambda p: p.to_json()["kv_bytes"],
+        "kv_memory for it": lambda p: p.to_json()["cache_bytes"],
+        "fits": lambda p: "yes" if p.fits else "no",
+    }
+    absent = {
+        "states per request": not deployment.layout.state_bytes,
+        "requests in the host tier": not offloads,
+        "values of the batch on the tier": tier is None,
+    }
 
-    return (
-        row("device memory, usable", lambda p: p.deployment.usable_bytes),
-        row("weights", lambda p: p.deployment.weight_bytes),
-        row("activations (estimate)", lambda p: p.deployment.activation_bytes * p.deployment.gpus),
-        row("left for KVs", lambda p: p.deployment.kv_room),
-        row("KVs per token", lambda p: p.deployment.kv_token_bytes),
-        *(
-            [row("states per request", lambda p: p.deployment.layout.state_bytes)]
-            if plans[0].deployment.layout.state_bytes
-            else []
-        ),
-        row("KVs per request", lambda p: p.to_json()["kv_bytes_per_request"]),
-        row("  at its peak", lambda p: p.to_json()["kv_bytes_per_request_peak"]),
-        *(
-            [("requests in the host tier", tuple(f"{plan.to_json()['host_requests']}" for plan in plans))]
-            if plans[0].deployment.cache.kv_offloading_size
-            else []
-        ),
-        *(
-            [row("values of the batch on the tier", lambda p: p.to_json()["tier_bytes"])]
-            if plans[0].deployment.layout.value_tier is not None
-            else []
-        ),
-        ("batch", tuple(str(plan.batch) for plan in plans)),
-        row("KVs of the batch", lambda p: p.to_json()["kv_bytes"]),
-        row("kv_memory for it", lambda p: p.to_json()["cache_bytes"]),
-        ("fits", tuple("yes" if plan.fits else "no" for plan in plans)),
-    )
+    def shown(read: Callable[[Plan], Any]) -> Callable[[Plan], str]:
+        return lambda plan: value if isinstance(value := read(plan), str) else format_bytes(value)
+
+    return {name: shown(read) for name, read in rows.items() if not absent.get(name)}
 
 
-def _limits(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    def number(value: float | None, form: str = "d") -> str:
-        return "none" if value is None else format(value, form)
-
-    return (
-        ("largest batch", tuple(number(plan.largest_batch) for plan in plans)),
-        ("longest context at the batch", tuple(number(plan.longest_context) for plan in plans)),
-        ("fewest devices for the batch", tuple(number(plan.fewest_gpus) for plan in plans)),
-        ("smaller KVs would bring", tuple(kv_pressure(plan) for plan in plans)),
-        ("compression for the batch", tuple(number(plan.compression, ".2f") for plan in plans)),
-    )
+def _number(value: float | None, form: str = "d") -> str:
+    return "none" if value is None else format(value, form)
 
 
-def _beside_full(plans: Sequence[Plan]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return tokens per second as parts of the full cache's on the same device, which a replay may halve."""
+_LIMITS: Mapping[str, Callable[[Plan], str]] = {
+    "largest batch": lambda p: _number(p.largest_batch),
+    "longest context at the batch": lambda p: _number(p.longest_context),
+    "fewest devices for the batch": lambda p: _number(p.fewest_gpus),
+    "smaller KVs would bring": kv_pressure,
+    "compression for the batch": lambda p: _number(p.compression, ".2f"),
+}
+
+
+def _speed(plans: Sequence[Plan]) -> dict[str, Callable[[Plan], str | None]]:
     full = {p.deployment.hardware.name: p.performance for p in plans if p.keeps_all}
-    ratios = [
-        ""
-        if p.performance is None or f is None or not f.output_rate
-        else f"{p.performance.output_rate / f.output_rate:.2f}x"
-        for p, f in ((p, full.get(p.deployment.hardware.name)) for p in plans)
-    ]
-    return [] if all(p.keeps_all for p in plans) else [("  to the full cache's", tuple(ratios))]
+    rate = plans[0].request_rate
 
+    def timed(read: Callable[[Performance], str | None]) -> Callable[[Plan], str | None]:
+        return lambda plan: None if plan.performance is None else read(plan.performance)
 
-def _speed(plans: Sequence[Plan]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    def row(name: str, read: Any) -> tuple[str, tuple[str, ...]]:
-        return name, tuple("" if p.performance is None else read(p.performance) for p in plans)
+    def beside_full(plan: Plan) -> str | None:
+        """Tokens per second as a part of the full cache's on the same device, which a replay may halve."""
+        own, whole = plan.performance, full.get(plan.deployment.hardware.name)
+        if own is None or whole is None or not whole.output_rate:
+            return None
+        return f"{own.output_rate / whole.output_rate:.2f}x"
+
+    def devices(plan: Plan) -> int | None:
+        return None if plan.replicas is None else plan.replicas * plan.deployment.gpus
+
+    def price(plan: Plan) -> float | None:
+        count, each = devices(plan), plan.deployment.price
+        return None if count is None or each is None else count * each
 
     replays = any(resolve_policy(p.deployment.eviction).policy.score.replay is not None for p in plans)
-    rows = [
-        row(
-            "prompt, its replay included, s" if replays else "prompt, s", lambda p: f"{p.prefill_seconds:.3f}"
+    rows: dict[str, Callable[[Plan], str | None]] = {
+        f"prompt{', its replay included' * replays}, s": timed(lambda p: f"{p.prefill_seconds:.3f}"),
+        "step, ms": timed(lambda p: f"{p.step_seconds * 1e3:.2f}"),
+        "the batch's prompts and its steps, s": lambda p: (
+            None if p.performance is None else "{:.1f} + {:.1f}".format(*_phases(p))
         ),
-        row("step, ms", lambda p: f"{p.step_seconds * 1e3:.2f}"),
-        (
-            "the batch's prompts and its steps, s",
-            tuple("" if p.performance is None else "{:.1f} + {:.1f}".format(*_phases(p)) for p in plans),
-        ),
-        row("new tokens/s", lambda p: f"{p.output_rate:.1f}"),
-        *_beside_full(plans),
-        row("a step waits for", lambda p: p.binds),
-        row("a prompt waits for", lambda p: p.prefill_binds),
-        ("throughput is bound by", tuple(binds(plan) for plan in plans)),
-    ]
+        "new tokens/s": timed(lambda p: f"{p.output_rate:.1f}"),
+    }
+    if not all(plan.keeps_all for plan in plans):
+        rows["  to the full cache's"] = beside_full
+    rows |= {
+        "a step waits for": timed(lambda p: p.binds),
+        "a prompt waits for": timed(lambda p: p.prefill_binds),
+        "throughput is bound by": binds,
+    }
     if any(plan.performance is not None and plan.performance.cost is not None for plan in plans):
-        rows.append(row("cost of 1M new tokens", lambda p: "" if p.cost is None else f"{p.cost:.2f}"))
-    rate = plans[0].request_rate
+        rows["cost of 1M new tokens"] = timed(lambda p: None if p.cost is None else f"{p.cost:.2f}")
     if rate is not None:
-        found = [(plan.replicas, plan.deployment) for plan in plans]
-        counts = tuple("" if n is None else str(n) for n, _ in found)
-        rows.append((f"replicas for {rate:g} requests/s", counts))
-        rows.append(("  their devices", tuple("" if n is None else str(n * each.gpus) for n, each in found)))
-        prices = [
-            None if n is None or each.price is None else n * each.gpus * each.price for n, each in found
-        ]
-        if any(prices):
-            rows.append(("  their price for an hour", tuple("" if p is None else f"{p:.2f}" for p in prices)))
-    return tuple(rows)
+        rows[f"replicas for {rate:g} requests/s"] = lambda p: None if p.replicas is None else str(p.replicas)
+        rows["  their devices"] = lambda p: None if (count := devices(p)) is None else str(count)
+        if any(map(price, plans)):
+            rows["  their price for an hour"] = lambda p: (
+                None if (each := price(p)) is None else f"{each:.2f}"
+            )
+    return rows

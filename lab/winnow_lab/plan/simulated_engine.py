@@ -39,13 +39,13 @@ class SimulatedEngine:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes in use, as `EngineStats.kv_bytes_used` of a real engine."""
+        """As `EngineStats.kv_bytes_used` of a real engine."""
         ledger = self.scheduler.ledger
         return ledger.used_bytes if self.rows == 1 else self._bytes(ledger.allocator.num_used)
 
     @property
     def peak_bytes(self) -> int:
-        """Peak of the bytes in use, as `EngineStats.kv_bytes_peak` of a real engine."""
+        """As `EngineStats.kv_bytes_peak` of a real engine."""
         ledger = self.scheduler.ledger
         return ledger.peak_bytes if self.rows == 1 else self._bytes(ledger.peak_blocks)
 
@@ -55,7 +55,13 @@ class SimulatedEngine:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Parts with which an engine is opened."""
+    """Parts with which an engine is opened.
+
+    Attributes:
+        cache: its `kv_memory` is the other one; its `kv_offloading_size` the host tier, for KVs of preempted requests.
+        fold: let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average.
+            Layers with windows of their own, values on a tier, or states beside them are never folded.
+    """
 
     layout: CacheLayout
     kv_memory: int
@@ -63,10 +69,7 @@ class EngineSetup:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     eviction: EvictionConfig = field(default_factory=EvictionConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
-    """Its `kv_memory` is the one above; its `kv_offloading_size` the host tier, for KVs of preempted requests."""
     fold: bool = True
-    """Let one row stand for all, which alike rows allow; where rows compete, each is taken to keep the average. Layers
-    with windows of their own, values on a tier, or states beside them are never folded."""
 
     @classmethod
     def of(
@@ -112,39 +115,23 @@ class EngineSetup:
         """Return whether requests share KVs of prompts that begin alike."""
         return self.cache.shares_prefixes
 
-    def size(self) -> CacheSize:
-        """Return the engine's cache.
-
-        Raises:
-            ConfigError: not even one sequence of one block per row fits.
-        """
-        return CacheSize.fit(
-            self.layout,
-            self.kv_memory,
-            self.scheduler.max_num_seqs,
-            self.max_model_len,
-            self.prefix_caching,
-        )
-
-    def open(self, deployment: Deployment, clock: VirtualClock | None = None) -> SimulatedEngine:
+    def open(self, deployment: Deployment) -> SimulatedEngine:
         """Set up the engine; times are the deployment's.
 
         Raises:
             ConfigError: the memory holds no sequence.
         """
-        layout, size, rows = self.layout, self.size(), 1
+        layout, rows, length = self.layout, 1, self.max_model_len
+        size = CacheSize.fit(layout, self.kv_memory, self.scheduler.max_num_seqs, length, self.prefix_caching)
         table_bytes = size.nbytes(layout) - layout.device_bytes(size.by_kind)
         if self.fold and len(layout.groups) == 1 and not layout.state_bytes:
             rows = layout.rows_per_seq
             one = replace(layout.groups[0], layers=(0,), num_kv_heads=1)
             layout = replace(layout, groups=(one,), wide=WideParts())
             size = CacheSize(size.num_blocks // rows, size.num_pages, size.max_num_seqs, size.pages_per_seq)
-        clock = clock or VirtualClock()
+        clock = VirtualClock()
         times = deployment.times.seconds
         executor = SimulatedExecutor(layout, size, clock, times, rows, deployment.traffic)
-        config = EngineConfig(
-            ModelConfig(max_model_len=self.max_model_len), self.cache, self.scheduler, self.eviction
-        )
-        model = ServedModel(VOCAB, self.max_model_len)
-        engine = assemble(executor, model, config, clock, rows)
+        config = EngineConfig(ModelConfig(max_model_len=length), self.cache, self.scheduler, self.eviction)
+        engine = assemble(executor, ServedModel(VOCAB, length), config, clock, rows)
         return SimulatedEngine(engine, executor, clock, rows, table_bytes)

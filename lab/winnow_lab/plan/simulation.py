@@ -1,8 +1,10 @@
 """A trace through one or several simulated engines, on a virtual clock."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Protocol
 
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
@@ -11,13 +13,73 @@ from winnow.sampling import SamplingParams
 from winnow_lab.bench.traces import TraceRequest
 from winnow_lab.plan.deployment import Deployment
 from winnow_lab.plan.fast_forward import FastForward
-from winnow_lab.plan.routing import RoundRobin, Router
 from winnow_lab.plan.simulated_engine import EngineSetup
 from winnow_lab.plan.step_time import StepWork
 
 _UNSHARED = 2**30
 """Token ids from here on stand for what a trace says nothing about: each prompt's own."""
 _MOST_SAMPLES = 4096
+
+
+# -- which engine gets a request ---------------------------------------------------------------------------------------
+
+
+class Router(Protocol):
+    """Choice of engines, one request after the other."""
+
+    def choose(self, request: TraceRequest, loads: "Sequence[Replica]") -> int:
+        """The index of the engine that gets the request."""
+
+
+@dataclass
+class RoundRobin:
+    """One after the other."""
+
+    _next: int = 0
+
+    def choose(self, request: TraceRequest, loads: "Sequence[Replica]") -> int:
+        chosen = self._next % len(loads)
+        self._next += 1
+        return chosen
+
+
+class LeastLoaded:
+    """Router to the engine with the fewest pending tokens; ties go to the first."""
+
+    def choose(self, request: TraceRequest, loads: "Sequence[Replica]") -> int:
+        return min(range(len(loads)), key=lambda index: loads[index].pending_tokens)
+
+
+@dataclass
+class PrefixAware:
+    """Router to the engine that was sent the longest beginning of the prompt, unless it has `slack` times the least
+    load and more.
+
+    It goes by what it sent where, as a router that sees no caches must.
+    """
+
+    slack: float = 2.0
+    _known: dict[int, set[int]] = field(default_factory=dict)
+
+    def choose(self, request: TraceRequest, loads: "Sequence[Replica]") -> int:
+        least = LeastLoaded().choose(request, loads)
+        most = self.slack * loads[least].pending_tokens + request.prompt_tokens + request.output_tokens
+        known = [self._known.get(index, set()) for index in range(len(loads))]
+        matches = [sum(1 for _ in takewhile(own.__contains__, request.hash_ids)) for own in known]
+        best = max(range(len(loads)), key=lambda index: (matches[index], -loads[index].pending_tokens))
+        chosen = best if matches[best] and loads[best].pending_tokens <= most else least
+        self._known.setdefault(chosen, set()).update(request.hash_ids)
+        return chosen
+
+
+ROUTERS: Mapping[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "prefix": PrefixAware,
+}
+
+
+# -- a fleet -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -70,14 +132,13 @@ class History:
 
     samples: list[Sample] = field(default_factory=list)
     _stride: int = 1
-    _skipped: int = 0
+    _seen: int = 0
 
     def note(self, make: Callable[[], Sample]) -> None:
         """Keep a sample, or pass over it."""
-        self._skipped += 1
-        if self._skipped < self._stride:
+        self._seen += 1
+        if self._seen % self._stride:
             return
-        self._skipped = 0
         self.samples.append(make())
         if len(self.samples) >= _MOST_SAMPLES:
             del self.samples[1::2]
@@ -139,20 +200,9 @@ class Replica:
         request, tenant = self._asked.pop(output.request_id)
         self.pending_tokens -= request.prompt_tokens + request.output_tokens
         metrics = output.metrics
-        self.served.append(
-            Served(
-                request,
-                self.index,
-                metrics.first_scheduled_time,
-                metrics.first_token_time,
-                metrics.finished_time,
-                len(output.outputs[0].token_ids),
-                metrics.num_preemptions,
-                output.num_cached_tokens,
-                tenant,
-                output.error,
-            )
-        )
+        times = metrics.first_scheduled_time, metrics.first_token_time, metrics.finished_time
+        counts = len(output.outputs[0].token_ids), metrics.num_preemptions, output.num_cached_tokens
+        self.served.append(Served(request, self.index, *times, *counts, tenant, output.error))
 
     def _sample(self) -> Sample:
         simulated = self.simulated
@@ -199,7 +249,6 @@ def simulate(
     trace: Sequence[TraceRequest],
     replicas: int = 1,
     router: Router | None = None,
-    on_progress: Callable[[int], None] = lambda done: None,
     *,
     tenants: Sequence[str | None] = (None,),
     leaps: bool = True,
@@ -209,7 +258,6 @@ def simulate(
     Args:
         trace: by arrival.
         router: None: one after the other.
-        on_progress: called with the number of requests that have arrived.
         tenants: on whose account requests run, in turn.
         leaps: pass over steps that change lengths alone; the outcome is the same without.
     """
@@ -219,51 +267,40 @@ def simulate(
         for replica in fleet:
             replica.run(request.arrival)
         fleet[router.choose(request, fleet)].add(str(number), request, tenants[number % len(tenants)])
-        on_progress(number + 1)
     for replica in fleet:
         replica.run(math.inf)
     return _collect(fleet)
 
 
-def _collect(fleet: Iterable[Replica]) -> Simulation:
-    served: list[Served] = []
-    work, steps, rounds, swapped, peak, cached = StepWork(), 0, 0, 0, 0, 0
-    preempted = host_peak = 0
-    histories = []
-    kv_bytes = 0
-    for replica in fleet:
-        simulated = replica.simulated
-        ledger = simulated.scheduler.ledger
-        served += replica.served
-        work = work.plus(simulated.executor.total)
-        steps += replica.steps
-        rounds += simulated.scheduler.rounds.total.rounds
-        preempted += simulated.scheduler.running.num_preemptions
-        swapped += simulated.scheduler.memory.swap.total.num_swaps
-        host_peak = max(host_peak, ledger.host.peak_bytes * simulated.rows)
-        kv_bytes, peak = replica.kv_memory, max(peak, simulated.peak_bytes)
-        cached += ledger.prefixes.num_hit_tokens
-        histories.append(tuple(replica.history.samples))
-    served.sort(key=lambda each: each.request.arrival)
+def _collect(fleet: Sequence[Replica]) -> Simulation:
+    engines = [replica.simulated for replica in fleet]
+    schedulers = [engine.scheduler for engine in engines]
+    swapped = sum(scheduler.memory.swap.total.num_swaps for scheduler in schedulers)
+    work = StepWork()
+    for engine in engines:
+        work = work.plus(engine.executor.total)
+    served = sorted((each for r in fleet for each in r.served), key=lambda each: each.request.arrival)
     return Simulation(
-        tuple(served),
-        tuple(histories),
-        work,
-        steps,
-        rounds,
-        {"swap": swapped, "recompute": preempted - swapped},
-        kv_bytes,
-        peak,
-        host_peak,
-        cached,
+        served=tuple(served),
+        histories=tuple(tuple(replica.history.samples) for replica in fleet),
+        work=work,
+        steps=sum(replica.steps for replica in fleet),
+        rounds=sum(scheduler.rounds.total.rounds for scheduler in schedulers),
+        preemptions={
+            "swap": swapped,
+            "recompute": sum(scheduler.running.num_preemptions for scheduler in schedulers) - swapped,
+        },
+        kv_bytes=fleet[0].kv_memory,
+        kv_bytes_peak=max(engine.peak_bytes for engine in engines),
+        host_bytes_peak=max(each.scheduler.ledger.host.peak_bytes * each.rows for each in engines),
+        cached_tokens=sum(scheduler.ledger.prefixes.num_hit_tokens for scheduler in schedulers),
     )
 
 
 def _prompt(request: TraceRequest, number: int) -> list[int]:
-    """Return token ids that begin as those of requests with the same hash ids do."""
+    """Token ids that begin as those of requests with the same hash ids do."""
     token_ids: list[int] = []
     for hash_id in request.hash_ids:
         token_ids += [hash_id % _UNSHARED] * request.block_tokens
-    if len(token_ids) < request.prompt_tokens:
-        token_ids += [_UNSHARED + number % _UNSHARED] * (request.prompt_tokens - len(token_ids))
+    token_ids += [_UNSHARED + number % _UNSHARED] * (request.prompt_tokens - len(token_ids))
     return token_ids[: request.prompt_tokens]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.values.units import format_bytes
 from winnow_lab.plan.simulation import Served, Simulation
+from winnow_lab.report import percentile
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
 
@@ -15,30 +16,21 @@ if TYPE_CHECKING:
 _LANES = 64
 _MICROSECONDS = 1e6
 PERCENTILES = (50, 90, 99)
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Return a percentile, between neighbours in proportion; None: there are no values."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+_TIMES = ("ttft", "tpot", "latency")
 
 
 def summary(
     simulation: Simulation, max_ttft: float | None = None, max_tpot: float | None = None
 ) -> dict[str, Any]:
-    """Return all numbers by name, in seconds, tokens and bytes.
+    """All numbers by name, in seconds, tokens and bytes.
 
     Args:
         max_ttft, max_tpot: seconds; requests within both count for goodput. None: no limit.
     """
     served = [each for each in simulation.served if each.error is None]
     seconds = simulation.seconds
-    output, prompt = (sum(values) for values in _tokens(served))
+    output = sum(each.output_tokens for each in served)
+    prompt = sum(each.request.prompt_tokens for each in served)
     good = [each for each in served if _within(each.ttft, max_ttft) and _within(each.tpot, max_tpot)]
     values: dict[str, Any] = {
         "requests": len(simulation.served),
@@ -70,9 +62,9 @@ def summary(
 
 def _times(served: Sequence[Served]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name, read in _TIMES.items():
-        found = [value for each in served if (value := read(each)) is not None]
-        values[name] = {f"p{percent}": percentile(found, percent) for percent in PERCENTILES}
+    for name in _TIMES:
+        found = [value for each in served if (value := getattr(each, name)) is not None]
+        values[name] = {f"p{each}": percentile(found, each) if found else None for each in PERCENTILES}
         values[name]["mean"] = statistics.fmean(found) if found else None
     return values
 
@@ -85,82 +77,56 @@ def _of_tenant(simulation: Simulation, tenant: str) -> dict[str, Any]:
     return counts | _times(served)
 
 
-_TIMES: dict[str, Callable[[Served], float | None]] = {
-    "ttft": lambda each: each.ttft,
-    "tpot": lambda each: each.tpot,
-    "latency": lambda each: each.latency,
-}
-
-
-def _tokens(served: Sequence[Served]) -> tuple[list[int], list[int]]:
-    return [each.output_tokens for each in served], [each.request.prompt_tokens for each in served]
-
-
 def _within(value: float | None, most: float | None) -> bool:
     return most is None or value is None or value <= most
 
 
 def simulation_tables(columns: Sequence[tuple[str, dict[str, Any]]]) -> list[TextTable]:
-    """Return summaries beside each other: label and `summary` of each."""
-
-    def row(name: str, read: Callable[[dict[str, Any]], str]) -> tuple[str, tuple[str, ...]]:
-        return name, tuple(read(values) for _, values in columns)
-
-    rows = [
-        row("requests", lambda v: f"{v['requests']}"),
-        row("failed", lambda v: f"{v['failed']}"),
-        row("seconds", lambda v: f"{v['seconds']:.1f}"),
-        row("new tokens/s", lambda v: f"{v['output_rate']:.1f}"),
-        row("requests/s", lambda v: f"{v['request_rate']:.3f}"),
-        row("goodput, requests/s", lambda v: f"{v['goodput']:.3f}"),
-        row("within limits", lambda v: f"{v['good_requests']:.1%}"),
-    ]
-    for name in _TIMES:
-        for key in (*(f"p{percent}" for percent in PERCENTILES), "mean"):
-            rows.append(row(f"{name} {key}, s", lambda v, n=name, k=key: _number(v[n][k])))  # type: ignore[misc]
-    rows += [
-        row("running, mean", lambda v: f"{v['mean_running']:.1f}"),
-        row("steps", lambda v: f"{v['steps']}"),
-        row("rounds", lambda v: f"{v['rounds']}"),
-        row("preemptions", lambda v: ", ".join(f"{n} {kind}" for kind, n in v["preemptions"].items())),
-        row("prompt tokens from cache", lambda v: f"{v['cached_tokens']}"),
-        row("host tier at most", lambda v: format_bytes(v["host_bytes_peak"])),
-        row("KVs at most", lambda v: f"{format_bytes(v['kv_bytes_peak'])} of {format_bytes(v['kv_bytes'])}"),
-    ]
-    tables = [TextTable("Simulated", "", tuple(label for label, _ in columns), tuple(rows))]
+    """Summaries beside each other: label and `summary` of each."""
+    rows: dict[str, Callable[[dict[str, Any]], str]] = {
+        "requests": lambda v: f"{v['requests']}",
+        "failed": lambda v: f"{v['failed']}",
+        "seconds": lambda v: f"{v['seconds']:.1f}",
+        "new tokens/s": lambda v: f"{v['output_rate']:.1f}",
+        "requests/s": lambda v: f"{v['request_rate']:.3f}",
+        "goodput, requests/s": lambda v: f"{v['goodput']:.3f}",
+        "within limits": lambda v: f"{v['good_requests']:.1%}",
+    }
+    keys = (*(f"p{percent}" for percent in PERCENTILES), "mean")
+    rows |= {f"{name} {key}, s": _time(name, key) for name in _TIMES for key in keys}
+    rows |= {
+        "running, mean": lambda v: f"{v['mean_running']:.1f}",
+        "steps": lambda v: f"{v['steps']}",
+        "rounds": lambda v: f"{v['rounds']}",
+        "preemptions": lambda v: ", ".join(f"{n} {kind}" for kind, n in v["preemptions"].items()),
+        "prompt tokens from cache": lambda v: f"{v['cached_tokens']}",
+        "host tier at most": lambda v: format_bytes(v["host_bytes_peak"]),
+        "KVs at most": lambda v: f"{format_bytes(v['kv_bytes_peak'])} of {format_bytes(v['kv_bytes'])}",
+    }
+    tables = [TextTable.of("Simulated", "", columns, rows).transposed()]
     tenants = [
         (f"{label}, {name}" if len(columns) > 1 else name, own)
         for label, values in columns
         for name, own in values["tenants"].items()
     ]
     if tenants:
-        tables.append(_tenant_table(tenants))
+        times = [(name, f"p{percent}") for name in ("ttft", "latency") for percent in (50, 99)]
+        own_columns: dict[str, Callable[[dict[str, Any]], str]] = {
+            "requests": lambda own: f"{own['requests']}",
+            "new tokens/s": lambda own: f"{own['output_rate']:.1f}",
+            **{f"{name} {key}, s": _time(name, key) for name, key in times},
+        }
+        note = "New tokens/s: up to the tenant's own last token."
+        tables.append(TextTable.of("By tenant", "", tenants, own_columns, [note]))
     return tables
 
 
-def _tenant_table(tenants: Sequence[tuple[str, dict[str, Any]]]) -> TextTable:
-    times = [(name, f"p{percent}") for name in ("ttft", "latency") for percent in (50, 99)]
-    rows = tuple(
-        (
-            label,
-            (
-                f"{own['requests']}",
-                f"{own['output_rate']:.1f}",
-                *(_number(own[name][key]) for name, key in times),
-            ),
-        )
-        for label, own in tenants
-    )
-    columns = ("requests", "new tokens/s", *(f"{name} {key}, s" for name, key in times))
-    return TextTable("By tenant", "", columns, rows, ("New tokens/s: up to the tenant's own last token.",))
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _time(name: str, key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda values: "" if values[name][key] is None else f"{values[name][key]:.4g}"
 
 
 def occupancy_figure(simulation: Simulation, title: str) -> "Figure":
-    """Return KV bytes and sequences over time, a line for each replica.
+    """KV bytes and sequences over time, a line for each replica.
 
     Raises:
         WinnowError: matplotlib is not installed.
@@ -184,7 +150,7 @@ def occupancy_figure(simulation: Simulation, title: str) -> "Figure":
 
 
 def chrome_trace(simulation: Simulation) -> dict[str, Any]:
-    """Return the run as trace events: requests as spans of waiting, prompt and answer; counters of sequences, KVs."""
+    """The run as trace events: requests as spans of waiting, prompt and answer; counters of sequences, KVs."""
     return {"traceEvents": [*_spans(simulation.served), *_counters(simulation)], "displayTimeUnit": "ms"}
 
 

@@ -5,12 +5,9 @@ reading the weights, reading KVs; and constants per step, layer, sequence, token
 sum is linear in the factors, so that they can be fitted to whole runs. What binds is the largest ideal time.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
-from winnow.errors import ConfigError
 from winnow_lab.plan.hardware import Hardware
 from winnow_lab.plan.models import ModelShape
 
@@ -110,6 +107,11 @@ class Factors:
     The defaults are usual ones of GPU engines: products, those of attention too, reach 45 % of the data sheet, reading
     weights 70 % and KVs 53 %; the constants are of the order of launch times. An uncalibrated prediction is off by
     tens of percent.
+
+    Attributes:
+        layer, sequence, step: seconds per each of a step, and per step.
+        ranked: times of reading the KVs that a round of eviction ranks.
+        prompt: of products of prompts' tokens beside `compute`: on a CPU those of few tokens hide behind the weights.
     """
 
     compute: float = 2.2
@@ -118,50 +120,14 @@ class Factors:
     kv: float = 1.9
     link: float = 1.25
     layer: float = 12e-6
-    """Seconds per layer of a step."""
     sequence: float = 4e-6
-    """Seconds per sequence of a step."""
     step: float = 130e-6
-    """Seconds per step."""
     ranked: float = 4.0
-    """Times of reading the KVs that a round of eviction ranks."""
     prompt: float = 0.0
-    """Factor of products of prompts' tokens beside `compute`: on a CPU those of few tokens hide behind the weights."""
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-                raise ConfigError(f"factor {each.name} must be a number of at least 0, got {value!r}")
-
-    def to_json(self) -> dict[str, float]:
-        """Return the factors by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Factors":
-        """Return what `to_json` gave.
-
-        Raises:
-            ConfigError: a name is unknown or a value is no number.
-        """
-        unknown = values.keys() - {each.name for each in fields(cls)}
-        if unknown:
-            raise ConfigError(f"unknown factors {', '.join(sorted(unknown))}")
-        return cls(**values)
 
 
 CPU_FACTORS = Factors(
-    compute=0.8,
-    attention=1.3,
-    weights=1.05,
-    kv=0.9,
-    link=1.0,
-    layer=10e-6,
-    sequence=5e-6,
-    step=100e-6,
-    ranked=4.2,
-    prompt=0.2,
+    0.8, 1.3, 1.05, 0.9, 1.0, layer=10e-6, sequence=5e-6, step=100e-6, ranked=4.2, prompt=0.2
 )
 """Factors of Winnow's kernels on a CPU whose `Hardware` was measured.
 
@@ -171,7 +137,7 @@ fast as linear layers alone; those of few tokens hide behind the weights in part
 
 
 def usual_factors(hardware: Hardware) -> Factors:
-    """Return factors for hardware on which nothing was calibrated."""
+    """Factors for hardware on which nothing was calibrated."""
     return CPU_FACTORS if hardware.kind == "cpu" else Factors()
 
 

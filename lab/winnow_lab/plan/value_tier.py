@@ -48,20 +48,8 @@ class TierModel:
     def of(cls, model: ModelShape, key_bytes: float, value_bytes: float) -> "TierModel":
         """Return a model with KVs stored in a number of bytes."""
         flops = 2.0 * (model.active_params - model.vocab_size * model.hidden_size) / model.num_layers
-        return cls(
-            model.num_layers,
-            model.hidden_size,
-            model.num_query_heads,
-            model.num_kv_heads,
-            flops,
-            key_bytes,
-            value_bytes,
-        )
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a KV head."""
-        return self.query_heads // self.kv_heads
+        heads = model.num_query_heads, model.num_kv_heads
+        return cls(model.num_layers, model.hidden_size, *heads, flops, key_bytes, value_bytes)
 
 
 @dataclass(frozen=True)
@@ -163,7 +151,7 @@ def _attention(model: TierModel, speeds: TierSpeeds, length: float) -> float:
 
 
 def _rows(model: TierModel, top_n: int, length: float, distinct: float) -> float:
-    return min(length, top_n * max(1.0, model.group * distinct))
+    return min(length, top_n * max(1.0, model.query_heads // model.kv_heads * distinct))
 
 
 def _selected(model: TierModel, speeds: TierSpeeds, top_n: int, length: float, distinct: float) -> float:
@@ -202,16 +190,13 @@ def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
     kind = deployment.layout.kinds[-1]
     sides = kind.key_fields, kind.value_fields
     key_bytes, value_bytes = (float(sum(field.slot_bytes for field in side)) for side in sides)
-    hardware, devices = deployment.hardware, deployment.gpus
-    together = replace(
-        hardware,
-        bandwidth=hardware.bandwidth * devices,
-        compute=hardware.compute * devices,
-        link=hardware.link * devices,
-    )
+    rates = {
+        name: getattr(deployment.hardware, name) * deployment.gpus
+        for name in ("bandwidth", "compute", "link")
+    }
     return tier_gain(
         TierModel.of(deployment.model, key_bytes, value_bytes),
-        TierSpeeds.of(together),
+        TierSpeeds.of(replace(deployment.hardware, **rates)),
         layers=tier.layers,
         top_n=tier.top_n,
         length=request.prompt_tokens + request.new_tokens,
@@ -220,22 +205,16 @@ def gain_of(plan: "Plan", tier: ValueTier) -> TierGain:
 
 
 def tier_table(names: Sequence[str], gains: Sequence[TierGain], tier: ValueTier) -> TextTable:
-    """Return what a tier changes, a column for each gain."""
-
-    def row(name: str, read: Callable[[TierGain], str]) -> tuple[str, tuple[str, ...]]:
-        return name, tuple(map(read, gains))
-
-    return TextTable(
-        f"Value tier {tier} (KCache, eq. 1-4 corrected)",
-        "",
-        tuple(names),
-        (
-            row("KVs per token", lambda g: format_bytes(round(g.kv_bytes))),
-            row("values that leave the device, per token", lambda g: format_bytes(round(g.moved_bytes))),
-            row("copying out hides in prompts from", lambda g: f"{g.hidden_from} tokens"),
-            row("attention of a step, without, ms", lambda g: f"{g.full_seconds * 1e3:.3f}"),
-            row("attention of a step, with, ms", lambda g: f"{g.tiered_seconds * 1e3:.3f}"),
-            row("pays from", lambda g: "never" if g.pays_from is None else f"{g.pays_from} tokens"),
-        ),
-        ("By data sheet: links at full rate, and finding the largest weights costs nothing.",),
-    )
+    """What a tier changes, a column for each gain."""
+    rows: dict[str, Callable[[TierGain], str]] = {
+        "KVs per token": lambda g: format_bytes(round(g.kv_bytes)),
+        "values that leave the device, per token": lambda g: format_bytes(round(g.moved_bytes)),
+        "copying out hides in prompts from": lambda g: f"{g.hidden_from} tokens",
+        "attention of a step, without, ms": lambda g: f"{g.full_seconds * 1e3:.3f}",
+        "attention of a step, with, ms": lambda g: f"{g.tiered_seconds * 1e3:.3f}",
+        "pays from": lambda g: "never" if g.pays_from is None else f"{g.pays_from} tokens",
+    }
+    title = f"Value tier {tier} (KCache, eq. 1-4 corrected)"
+    note = "By data sheet: links at full rate, and finding the largest weights costs nothing."
+    found = TextTable.of(title, "", zip(names, gains, strict=True), rows, [note])
+    return found.transposed()

@@ -31,7 +31,7 @@ from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.requests import make_requests
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
-from winnow_lab.evaluate.settings import settings_for
+from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.papers.kvpress.run import PACKAGE, PRESSES, SOURCES, KvpressRun, PressCell
 from winnow_lab.peers.environment import Environment

@@ -69,7 +69,10 @@ class TextTable:
         """Return lines of Markdown: heading, table, notes."""
         rules = ["---" if place in self.words else "---:" for place in range(len(self.columns))]
         lines = [(self.corner, *self.columns), ("---", *rules), *((name, *row) for name, row in self.rows)]
-        table = [f"| {' | '.join(map(_escaped, line))} |" for line in lines]
+        escaped = (
+            [entry.replace("|", "\\|") for entry in line] for line in lines
+        )  # a bar would end an entry
+        table = [f"| {' | '.join(line)} |" for line in escaped]
         notes = [*(f"{note}  " for note in self.notes), ""] if self.notes else []
         return [f"## {self.title}", "", *table, "", *notes]
 
@@ -79,7 +82,7 @@ class TextTable:
         from rich.table import Table
 
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False) if dense else Table()
-        table.add_column(self.corner)
+        table.add_column(self.corner, no_wrap=bool(self.words))
         for place, column in enumerate(self.columns):
             table.add_column(column, justify="left" if place in self.words else "right")
         for name, entries in self.rows:
@@ -105,8 +108,3 @@ class Footnotes:
     def lines(self, also: Sequence[str] = ()) -> tuple[str, ...]:
         """Return all footnotes in order, then `also`."""
         return (*(f"[{number}] {text}" for text, number in self._numbers.items()), *also)
-
-
-def _escaped(entry: str) -> str:
-    """Return the entry for Markdown, where a bar would end it."""
-    return entry.replace("|", "\\|")

@@ -20,9 +20,8 @@ from winnow.models.fast.blocks import quantize
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.packed_linear import OneDnnLinear, PackedLinear, linear_of
 from winnow.native import native_kernels
-from winnow_lab.bench.limits import Limits
+from winnow_lab.bench.limits import Limits, interleave
 from winnow_lab.bench.presets import PRESETS
-from winnow_lab.bench.timing import interleave
 from winnow_lab.report.tables import TextTable
 from winnow_lab.study import Result, StudyOptions, flag, run_study
 

@@ -11,7 +11,7 @@ from winnow_lab.study.options import (
     parse,
     read_pairs,
 )
-from winnow_lab.study.study import Result, as_command, in_turn, run_study
+from winnow_lab.study.study import Result, as_command, in_turn, perform, run_study
 
 __all__ = [
     "EngineFlags",
@@ -25,6 +25,7 @@ __all__ = [
     "flag",
     "in_turn",
     "parse",
+    "perform",
     "read_pairs",
     "run_study",
 ]

@@ -157,7 +157,6 @@ STUDIES = (
         "bench pressure",
         "Traces on too little memory",
         ("pressure_watermark.json", "a high watermark of 100 % is fastest; preemptions cost little"),
-        ("pressure_watermark.svg", "the same, drawn"),
         ("pressure_preemption.json", "copying is 9 to 30 times cheaper than computing again"),
         ("pressure_prefix_cache.json", "this trace shares 5 % of its tokens: no time is saved"),
         ("pressure_reservation.json", "first tokens after .15 s for .40 where the longest is reserved"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
-from winnow.cli.flags.engine import add_engine_flags, engine_options
+from winnow.cli.flags.engine import add_engine_flags, check_written, engine_options
 from winnow.cli.flags.options import reading
 from winnow.config.option import option
 from winnow.errors import ConfigError
@@ -23,7 +23,8 @@ def flag(default: Any = MISSING, text: str = "", **extra: Any) -> Any:
     Args:
         text: help.
         extra: as of `option`, and `least`, the smallest number accepted, of a tuple that of each entry; `positional`,
-            the value is typed without a flag. `choices` of a tuple are those of each entry.
+            the value is typed without a flag; `nargs` of a tuple whose entries have spaces between. `choices` of a
+            tuple are those of each entry.
     """
     return option(default, text, kw_only=True, **extra)
 
@@ -108,6 +109,10 @@ class EngineFlags(Flags):
 class EngineOptions(EngineFlags, StudyOptions):
     """Flags of a study that takes all options of an engine, but for those that it chooses itself."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_written({"--json": self.json}, self.engine)
+
 
 def default_model() -> str | None:
     """Return the real model that `make real-model` puts here."""
@@ -175,7 +180,9 @@ def _add(parser: argparse.ArgumentParser, each: "Field[Any]", hint: Any) -> None
     is_tuple, is_positional = get_origin(hint) is tuple, metadata.get("positional")
     if is_tuple and "parse" not in metadata:
         entry = get_args(hint)[0]
-        how: dict[str, Any] = {"type": entry if is_positional else _listed(entry), "metavar": "A,B,..."}
+        how: dict[str, Any] = {"type": _listed(entry), "metavar": "A,B,..."}
+        if is_positional or "nargs" in metadata:
+            how = {"type": entry, "metavar": name.upper()}
     else:
         how = reading(each, hint)
     shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
@@ -189,7 +196,8 @@ def _add(parser: argparse.ArgumentParser, each: "Field[Any]", hint: Any) -> None
         many = {} if default is MISSING else {"nargs": "*" if is_tuple else "?"}
         parser.add_argument(name, **how | many)
     else:
-        flags = [*metadata.get("short", ()), flag_of(name)]
+        how |= {key: metadata[key] for key in ("nargs", "metavar") if key in metadata}
+        flags = [*metadata.get("short", ()), *map(flag_of, (name, *metadata.get("aliases", ())))]
         parser.add_argument(*flags, dest=name, required=default is MISSING, **how)
 
 

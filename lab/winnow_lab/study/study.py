@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from winnow.cli.flags.paths import require_writable, write_json
+from winnow.cli.flags.paths import check_json_path, require_writable, write_json
 from winnow.errors import WinnowError
 from winnow.report.provenance import Machine, report_head, typed_command
 from winnow_lab.report.tables import TextTable
@@ -84,10 +84,13 @@ def perform(options: _Options, measure: Callable[[_Options], Result | Iterable[R
     Raises:
         UsageError: a file cannot be written, which is found before the work.
     """
-    for path in filter(None, (options.json, options.output and options.output / f"{name}.md")):
-        require_writable(path, str(path))
+    check_json_path(options.json)
+    if options.output is not None:
+        require_writable(options.output / f"{name}.md", f"-o {options.output}")
     found = measure(options)
-    head = report_head(typed_command(), Machine.here())
+    engine = getattr(options, "engine", None)
+    device = getattr(options, "device", "cpu") if engine is None else engine.get("device", "auto")
+    head = report_head(typed_command(), Machine.here(device))
     result: Result | None = None
     for result in (found,) if isinstance(found, Result) else found:
         _write(result, head, options, name)

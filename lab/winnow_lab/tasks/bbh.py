@@ -12,6 +12,12 @@ from winnow_lab.evaluate.tasks.task import TaskSettings
 from winnow_lab.tasks import DATA
 from winnow_lab.tasks.shots import grouped, require_room, shots_asked
 
+_TASKS = """boolean_expressions causal_judgement date_understanding disambiguation_qa dyck_languages formal_fallacies
+    geometric_shapes hyperbaton logical_deduction_five_objects logical_deduction_seven_objects
+    logical_deduction_three_objects movie_recommendation multistep_arithmetic_two navigate object_counting
+    penguins_in_a_table reasoning_about_colored_objects ruin_names salient_translation_error_detection snarks
+    sports_understanding temporal_sequences tracking_shuffled_objects_five_objects
+    tracking_shuffled_objects_seven_objects tracking_shuffled_objects_three_objects web_of_lies word_sorting"""
 _SHOTS = 3
 _ANSWER_TOKENS = 1024
 _PUBLISHED = "in suzgunmirac/BIG-Bench-Hard"
@@ -27,35 +33,7 @@ class BbhTask:
     """
 
     summary = "BIG-Bench Hard: reasoning in 27 tasks, with worked examples"
-    categories = (
-        "boolean_expressions",
-        "causal_judgement",
-        "date_understanding",
-        "disambiguation_qa",
-        "dyck_languages",
-        "formal_fallacies",
-        "geometric_shapes",
-        "hyperbaton",
-        "logical_deduction_five_objects",
-        "logical_deduction_seven_objects",
-        "logical_deduction_three_objects",
-        "movie_recommendation",
-        "multistep_arithmetic_two",
-        "navigate",
-        "object_counting",
-        "penguins_in_a_table",
-        "reasoning_about_colored_objects",
-        "ruin_names",
-        "salient_translation_error_detection",
-        "snarks",
-        "sports_understanding",
-        "temporal_sequences",
-        "tracking_shuffled_objects_five_objects",
-        "tracking_shuffled_objects_seven_objects",
-        "tracking_shuffled_objects_three_objects",
-        "web_of_lies",
-        "word_sorting",
-    )
+    categories = tuple(_TASKS.split())
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
         """See `Task`. `settings.samples` counts contexts, with `settings.questions` questions each."""

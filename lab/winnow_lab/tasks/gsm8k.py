@@ -2,25 +2,15 @@
 
 from dataclasses import replace
 
-from winnow_lab.evaluate.tasks.files import Record
 from winnow_lab.tasks.shots import ShotsTask
-
-
-def _asked(row: Record) -> str:
-    return f"Question: {row.text('question')}\nAnswer:"
-
-
-def _answers(row: Record) -> tuple[str, ...]:
-    return (row.text("answer"),)
-
 
 GSM8K = ShotsTask(
     "mathematics in words; the number behind ####",
     name="gsm8k",
     published="in grade_school_math/data of openai/grade-school-math",
     metric="gsm8k-strict",
-    ask=_asked,
-    answers=_answers,
+    ask=lambda row: f"Question: {row.text('question')}\nAnswer:",
+    answers=lambda row: (row.text("answer"),),
     shots=5,
     answer_tokens=256,
     stop=("Question:", "</s>", "<|im_end|>"),

@@ -27,7 +27,6 @@ class NqOpenTask:
     categories = ("nq-open",)
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
-        """See `Task`."""
         directory = settings.data or DATA / "nq_open"
         rows = read_questions(_find(directory, _FILE))
         shots = _SHOTS if settings.shots is None else settings.shots

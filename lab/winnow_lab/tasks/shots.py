@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def shots_asked(settings: TaskSettings, default: int, most: int) -> int:
-    """Return how many worked examples to give; raises EvaluationError where fewer than 0 or more than there are."""
+    """How many worked examples to give; raises EvaluationError where fewer than 0 or more than there are."""
     shots = default if settings.shots is None else settings.shots
     if not 0 <= shots <= most:
         raise EvaluationError(
@@ -27,13 +27,13 @@ def shots_asked(settings: TaskSettings, default: int, most: int) -> int:
 
 
 def grouped(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Yield the items in groups of equal size; the last one may be smaller."""
+    """The items in groups of equal size; the last one may be smaller."""
     for start in range(0, len(items), size):
         yield items[start : start + size]
 
 
 def require_room(sample: Sample, settings: TaskSettings) -> Sample:
-    """Return the sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
+    """The sample; raises EvaluationError where a prompt of it leaves the model no room for the whole answer."""
     for question in sample.questions:
         tokens = settings.count_tokens(sample.context + question.plain)
         if tokens + question.max_tokens > settings.max_model_len:
@@ -42,11 +42,6 @@ def require_room(sample: Sample, settings: TaskSettings) -> Sample:
                 f"takes {settings.max_model_len} together: fewer --shots make it shorter"
             )
     return sample
-
-
-def _others(test: Sequence[tuple[int, Record]], rows: Sequence[tuple[int, Record]]) -> list[Record]:
-    places = {place for place, _ in rows}
-    return [row for place, row in test if place not in places]
 
 
 _TEST, _TRAIN = "test.jsonl", "train.jsonl"
@@ -95,10 +90,11 @@ class ShotsTask:
         shots = shots_asked(settings, self.shots, len(train or test[settings.questions :]))
         wanted = None if settings.samples is None else settings.samples * settings.questions
         asked = chosen(random.Random(f"{settings.seed}/{self.name}"), test, wanted)
-        return [
-            require_room(self._sample(rows, train or _others(test, rows), shots, settings.seed), settings)
-            for rows in grouped(asked, settings.questions)
-        ]
+        samples = []
+        for rows in grouped(asked, settings.questions):
+            others = train or [row for place, row in test if place not in dict(rows)]
+            samples.append(require_room(self._sample(rows, others, shots, settings.seed), settings))
+        return samples
 
     def _sample(
         self, rows: Sequence[tuple[int, Record]], train: Sequence[Record], shots: int, seed: int

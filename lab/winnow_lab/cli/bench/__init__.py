@@ -2,7 +2,12 @@
 
 import argparse
 
+from winnow.cli.flags.engine import add_foreign_flags, check_foreign
+from winnow.cli.flags.options import add_model_argument
+from winnow.vllm import names as vllm_names
 from winnow_lab.cli.bench import agents, kernel, pressure, serve, throughput
+from winnow_lab.study import perform
+from winnow_lab.study.options import EngineOptions, add_options, options_of
 
 DESCRIPTION = """\
 Measure how fast Winnow is here, with the machine's own limits beside it.
@@ -23,6 +28,8 @@ the KV-Compress, Batch-Max and BATON papers, and policies beside each other and 
 a checkout: python -m winnow_lab.papers --help
 """
 BENCHES = {"kernel": kernel, "throughput": throughput, "serve": serve, "agents": agents, "pressure": pressure}
+_LIKE_VLLM = ("throughput", "serve")
+"""Benches that vLLM has too: its flags are understood."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +40,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         title="benches", metavar="BENCH", dest="bench", required=True, prog="winnow bench"
     )
     for name, bench in BENCHES.items():
-        subparser = benches.add_parser(name, help=bench.SUMMARY)
-        bench.configure(subparser)
-        subparser.set_defaults(parser=subparser)
+        own = benches.add_parser(name, help=bench.SUMMARY)
+        own.usage = f"winnow bench {name} {bench.ARGUMENTS}[options]"
+        own.description, own.epilog = bench.DESCRIPTION, bench.EPILOG
+        if bench.ARGUMENTS == "[MODEL] ":
+            add_model_argument(own)
+        add_options(own, bench.Options)
+        if name in _LIKE_VLLM:
+            add_foreign_flags(own, vllm_names.BENCH)
+        own.set_defaults(parser=own)
 
 
 def execute(namespace: argparse.Namespace) -> int:
     """Measure, and return the exit code."""
-    return BENCHES[namespace.bench].execute(namespace)
+    bench = BENCHES[namespace.bench]
+    if namespace.bench in _LIKE_VLLM:
+        check_foreign(namespace, vllm_names.BENCH)
+    options = options_of(bench.Options, namespace)
+    if isinstance(options, EngineOptions):
+        from winnow.cli.flags.engine import silence_transformers
+
+        silence_transformers()
+    return perform(options, bench.measure, options.name or f"bench_{namespace.bench}")

@@ -1,23 +1,20 @@
 """`winnow bench kernel`: the operations of attention, beside the machine's limits."""
 
-import argparse
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 
-from winnow.cli.flags.options import add_flags, given
-from winnow.cli.flags.paths import check_json_path, write_json
-from winnow.report.provenance import typed_command
 from winnow.values.units import format_bytes
 from winnow_lab.bench.kernel_config import KernelConfig
-from winnow_lab.report.console import console
+from winnow_lab.report.tables import TextTable
+from winnow_lab.study import Result, StudyOptions
 
 if TYPE_CHECKING:
     from winnow_lab.bench.kernel import KernelReport, Measurement
 
 SUMMARY = "the operations of attention, in GB/s and GFLOP/s, beside the machine's limits"
+ARGUMENTS = ""
 DESCRIPTION = """\
 Measure the machine's limits, then every operation of attention over the paged cache.
 
@@ -36,44 +33,35 @@ examples:
   winnow bench kernel --kv-cache-dtype bfloat16,int8,int4,k=int8,v=int4
 What is compared takes turns, so that a machine that slows down slows all of it.
 """
+Options = KernelConfig
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.usage = "winnow bench kernel [options]"
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
-    add_flags(parser, KernelConfig, "what is measured")
-
-
-def execute(namespace: argparse.Namespace) -> int:
-    """Measure, show, and return the exit code."""
-    config = KernelConfig(**given(namespace, KernelConfig))
-    check_json_path(namespace.json)
-    from winnow.report.provenance import report_head
+def measure(config: KernelConfig) -> Result:
+    """Measure every operation on every backend."""
     from winnow_lab.bench.kernel import measure_kernels
 
     with Console(stderr=True).status("starting") as status:
         report = measure_kernels(config, lambda step: status.update(f"measuring: {step}"))
-    out = console()
-    for line in _facts(report):
-        out.print(line, highlight=False, soft_wrap=True)
-    out.print(_table(report))
-    write_json(namespace.json, report_head(typed_command(), report.machine) | report.to_json())
-    return 0
+    shape = {name: value for name, value in vars(config).items() if name not in vars(StudyOptions())}
+    numbers = {
+        "config": shape,
+        "caches": [asdict(cache) for cache in report.caches],
+        "limits": asdict(report.limits),
+        "operations": [measurement.to_json() for measurement in report.measurements],
+    }
+    facts = _facts(config, report)
+    return Result("winnow bench kernel", [_table(report)], facts, numbers=numbers, lists=("operations",))
 
 
-def _facts(report: "KernelReport") -> list[str]:
-    """Return machine, limits and shape, a line each."""
-    config, limits = report.config, report.limits
+def _facts(config: KernelConfig, report: "KernelReport") -> list[str]:
+    """Limits and shape, a line each."""
+    limits = report.limits
     order = "scattered" if config.scatter else "contiguous"
-    rows = "uneven" if config.uneven else "even"
     return [
-        str(report.machine),
         f"limits: read {limits.read / 1e9:.1f} GB/s, copy {limits.copy / 1e9:.1f} GB/s, "
         f"{config.dtype} matrix product {limits.matmul / 1e9:,.0f} GFLOP/s",
-        f"{config.batch} sequences of {config.context} KVs in {rows} rows, {config.query_heads} query heads on "
-        f"{config.kv_heads} KV heads of {config.head_dim}, {order} blocks of {config.block_size}; "
+        f"{config.batch} sequences of {config.context} KVs in {'un' * config.uneven}even rows, {config.query_heads} "
+        f"query heads on {config.kv_heads} KV heads of {config.head_dim}, {order} blocks of {config.block_size}; "
         f"prefill of {config.prefill_batch} x {config.chunk}",
         "; ".join(
             f"{cache.layers} layers, {format_bytes(cache.nbytes)} of {cache.kv_format} keys and values"
@@ -83,36 +71,32 @@ def _facts(report: "KernelReport") -> list[str]:
     ]
 
 
-def _table(report: "KernelReport") -> Table:
-    """Return a row per operation and backend; where there are several, a column compares them with the first."""
-    several = len(report.config.backends) > 1 or len(report.caches) > 1
-    table = Table()
-    columns = ("operation", "backend", "KVs", "ms", "GB/s", "of limit", "GFLOP/s", "of limit", "scores")
-    for column in columns + ("time",) * several:
-        is_name = column in ("operation", "backend", "KVs")
-        table.add_column(column, justify="left" if is_name else "right", no_wrap=is_name)
-    first: Measurement | None = None
-    for measurement in report.measurements:
-        new = first is None or first.operation != measurement.operation
-        if new:
-            first = measurement
-            if several:
-                table.add_section()
-        assert first is not None
-        ratio = (f"{measurement.median / first.median:.2f}x",) if several else ()
-        name = measurement.operation if new else ""
-        table.add_row(name, measurement.backend, measurement.kv_format, *_cells(measurement), *ratio)
-    return table
-
-
-def _cells(measurement: "Measurement") -> tuple[str, ...]:
-    return (
-        f"{measurement.median * 1e3:.3f}",
-        _number(measurement.bandwidth, 1e9, ".1f"),
-        _number(measurement.bandwidth_share, 1, ".0%"),
-        _number(measurement.flop_rate, 1e9, ",.0f"),
-        _number(measurement.flop_share, 1, ".0%"),
-        _number(measurement.scores_cost, 1, "+.0%"),
+def _table(report: "KernelReport") -> TextTable:
+    """A row per operation and backend; where there are several, a column compares them with the first."""
+    first: dict[str, Measurement] = {}
+    rows = []
+    for each in report.measurements:
+        name = "" if each.operation in first else each.operation
+        ratio = each.median / first.setdefault(each.operation, each).median
+        entries = (
+            each.backend,
+            each.kv_format,
+            f"{each.median * 1e3:.3f}",
+            _number(each.bandwidth, 1e9, ".1f"),
+            _number(each.bandwidth_share, 1, ".0%"),
+            _number(each.flop_rate, 1e9, ",.0f"),
+            _number(each.flop_share, 1, ".0%"),
+            _number(each.scores_cost, 1, "+.0%"),
+        )
+        rows.append((name, (*entries, f"{ratio:.2f}x")))
+    columns = ("backend", "KVs", "ms", "GB/s", "of limit", "GFLOP/s", "of limit", "scores", "time")
+    several = len(rows) > len(first)
+    return TextTable(
+        "An operation over one layer",
+        "operation",
+        columns[: len(columns) if several else -1],
+        tuple((name, entries[: len(columns) if several else -1]) for name, entries in rows),
+        words=(0, 1),
     )
 
 

@@ -1,33 +1,26 @@
 """`winnow bench pressure`: a recorded load on too little memory."""
 
-import argparse
 import sys
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from winnow.cli.flags.engine import (
-    add_engine_flags,
-    check_written,
-    engine_options,
-    open_llm,
-    silence_transformers,
-)
-from winnow.cli.flags.options import add_flags, given
-from winnow.cli.flags.paths import check_json_path, require_writable, write_json
-from winnow.cli.screen.progress import Meter, add_progress_flag, open_progress, show_steps
+from winnow.cli.flags.engine import open_llm
+from winnow.cli.screen.progress import MODES, Meter, open_progress, show_steps
+from winnow.config import EngineConfig
 from winnow.errors import UsageError
-from winnow.extras import install_hint
-from winnow.report.provenance import typed_command
+from winnow.values.checks import check_number
 from winnow.values.units import format_bytes
-from winnow_lab.bench.pressure_config import PressureConfig
-from winnow_lab.report.console import console
+from winnow_lab.bench.traces import read_trace, scaled
+from winnow_lab.study import EngineOptions, Result, flag
 
 if TYPE_CHECKING:
     from winnow_lab.bench.preemption import Point
     from winnow_lab.bench.pressure import PlayedTrace
 
 SUMMARY = "a recorded load on too little memory, under one setting after the other"
+ARGUMENTS = "TRACE "
 DESCRIPTION = """\
 Play a trace (Azure's .csv, Mooncake's .jsonl) on an engine whose --kv-memory is too small for it, once
 for each setting of --sweep, and tell batch, throughput, preemptions and latencies side by side.
@@ -39,7 +32,7 @@ EPILOG = """\
 examples:
   winnow bench pressure AzureLLMInferenceTrace_conv.csv --kv-memory 4MiB
   winnow bench pressure conversation_trace.jsonl --token-scale 0.02 --rate 4 --sweep prefix-cache
-  winnow bench pressure TRACE --watermarks 0.7,0.9,0.98 --json sweep.json --plot sweep
+  winnow bench pressure TRACE --watermarks 0.7,0.9,0.98 --json sweep.json
   winnow bench pressure TRACE --sweep preemption --lengths 256,1024,4096
 Settings are played one after the other: compare within one run, on a machine that does nothing else.
 """
@@ -47,116 +40,113 @@ _REPEAT = 3
 """Preemptions of each length and way."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
-    parser.usage = "winnow bench pressure TRACE [options]"
-    parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="a recorded load: .csv or .jsonl")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything measured as JSON too")
-    parser.add_argument("--plot", metavar="STEM", type=Path, help="draw STEM.svg")
-    add_progress_flag(parser)
-    add_flags(parser, PressureConfig, "the load")
-    add_engine_flags(parser)
+@dataclass(frozen=True)
+class Options(EngineOptions):
+    """Trace that is played, and settings to play it under."""
+
+    trace: Path = flag(text="a recorded load: .csv or .jsonl", positional=True)
+    sweep: str = flag(
+        "watermark",
+        "what changes from one run to the next: the high watermark; preempted requests computed again or swapped "
+        "to the host, with the break-even by length; the prefix cache; or what a request holds from its start",
+        choices=("watermark", "preemption", "prefix-cache", "reservation"),
+    )
+    watermarks: tuple[float, ...] = flag((0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0), "high ones", least=0.01)
+    lengths: tuple[int, ...] = flag((128, 512, 1024, 2048), "tokens of requests that are preempted", least=1)
+    requests: int = flag(64, "of the trace, from its start", least=1)
+    token_scale: float = flag(0.125, "lengths of prompts and answers, as a part of the trace's", least=1e-6)
+    rate: float = flag(1.0, "how many times as dense as the trace's the arrivals are", least=1e-6)
+    prompt_seed: int = flag(0, "of the prompts' tokens", least=0)
+    progress: str = flag("auto", "auto: live on a terminal, else a line every 5 s", choices=MODES)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for watermark in self.watermarks:
+            check_number("watermarks", watermark, 0.01, 1.0)
+        if not self.trace.is_file():
+            raise UsageError(f"TRACE must be a file, got {str(self.trace)!r}")
+        changed = {name for setting in self.settings.values() for name in setting}
+        for name in sorted(changed & self.engine.keys()):
+            flagged = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flagged} is what --sweep {self.sweep} changes: leave it out")
+
+    @property
+    def settings(self) -> Mapping[str, Mapping[str, Any]]:
+        """The engine's options that each run changes, by the name of its line."""
+        if self.sweep == "watermark":
+            return {f"{watermark:.0%}": {"watermark_high": watermark} for watermark in self.watermarks}
+        if self.sweep == "preemption":
+            memory = EngineConfig.from_options(self.engine).cache.kv_memory
+            return {"recompute": {"kv_offloading_size": None}, "swap": {"kv_offloading_size": memory}}
+        if self.sweep == "prefix-cache":
+            return {f"prefix cache {name}": {"enable_prefix_caching": name == "on"} for name in ("off", "on")}
+        kinds = ("max", "prompt", "on-demand")
+        found = {name: {"kv_reservation": name, "enable_prefix_caching": False} for name in kinds}
+        return found | {
+            "on-demand + prefix cache": {"kv_reservation": "on-demand", "enable_prefix_caching": True}
+        }
 
 
-def execute(namespace: argparse.Namespace) -> int:
-    """Measure, show, and return the exit code."""
-    config = PressureConfig(**given(namespace, PressureConfig))
-    options = engine_options(namespace)
-    _check_files(namespace, options)
-    settings = config.settings(options)
-    for each in settings.values():
-        for name in each:
-            if name in options:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is what --sweep {config.sweep} changes: leave it out"
-                )
-    from winnow.report.provenance import Machine, report_head
-    from winnow_lab.bench.preemption import break_even, preemption_panel, preemption_table
-    from winnow_lab.bench.pressure import pressure_panels, pressure_table
-    from winnow_lab.report.plots import line_chart, save_figure
+def measure(options: Options) -> Result:
+    """Play the load under each setting."""
+    from winnow_lab.bench.preemption import break_even, preemption_table
+    from winnow_lab.bench.pressure import pressure_table
 
-    silence_transformers()
-    played, notes = _measure(namespace, config, options, settings)
-    points = _preempt(config, options) if config.sweep == "preemption" else []
-    head = report_head(typed_command(), machine := Machine.here(options.get("device", "auto")))
-    out = console()
-    out.print(f"{machine}; commit {head['commit']}", highlight=False, soft_wrap=True)
-    table = pressure_table(played, f"{namespace.trace.name} by {config.sweep}", config.sweep, notes)
-    panels = pressure_panels(played)
-    for each_table in (table, preemption_table(points)) if points else (table,):
-        out.print(each_table.title, highlight=False, soft_wrap=True)
-        out.print(each_table.upright().rich())
-        for note in each_table.notes:
-            out.print(note, highlight=False, soft_wrap=True)
-    shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-    report: dict[str, Any] = {"trace": namespace.trace.name, "notes": notes}
-    report["replays"] = [each.to_json() for each in played]
+    played, notes = _play(options)
+    title = f"{options.trace.name} by {options.sweep}"
+    tables = [pressure_table(played, title, options.sweep, notes)]
+    shown = {name: str(value) if isinstance(value, Path) else value for name, value in options.engine.items()}
+    names = ("sweep", "watermarks", "lengths", "requests", "token_scale", "rate", "prompt_seed")
+    numbers: dict[str, Any] = {
+        "engine": shown,
+        "load": {name: getattr(options, name) for name in names},
+        "trace": options.trace.name,
+        "notes": notes,
+        "replays": [each.to_json() for each in played],
+    }
+    points = _preempt(options) if options.sweep == "preemption" else []
     if points:
-        panels.append(preemption_panel(points))
-        report |= {"preemptions": [asdict(point) for point in points], "break_even": break_even(points)}
-    write_json(namespace.json, head | {"engine": shown, "load": vars(config)} | report)
-    if namespace.plot is not None:
-        save_figure(line_chart(panels, table.title, columns=len(panels)), namespace.plot)
-    return 0
+        tables.append(preemption_table(points))
+        numbers |= {"preemptions": [asdict(point) for point in points], "break_even": break_even(points)}
+    return Result(title, tables, numbers=numbers, lists=("replays",))
 
 
-def _check_files(namespace: argparse.Namespace, options: dict[str, Any]) -> None:
-    if not namespace.trace.is_file():
-        raise UsageError(f"TRACE must be a file, got {str(namespace.trace)!r}")
-    check_written({"--json": namespace.json}, options)
-    check_json_path(namespace.json)
-    if namespace.plot is not None:
-        from winnow_lab.report.plots import can_draw
-
-        if not can_draw():
-            raise UsageError(f"--plot needs matplotlib: {install_hint('plots', './lab')}")
-        require_writable(namespace.plot.with_name(f"{namespace.plot.name}.svg"), f"--plot {namespace.plot}")
-
-
-def _measure(
-    namespace: argparse.Namespace,
-    config: PressureConfig,
-    options: dict[str, Any],
-    settings: dict[str, dict[str, Any]],
-) -> tuple[list["PlayedTrace"], tuple[str, ...]]:
-    """Play the load under each of `settings`. Returns what came of them, and what the table's notes say."""
+def _play(options: Options) -> "tuple[list[PlayedTrace], tuple[str, ...]]":
+    """What came of the load under each setting, and what the table's notes say."""
     from winnow_lab.bench.pressure import play
 
     played, load, budget = [], [], 0
-    with open_progress(namespace.progress, sys.stderr) as progress:
-        for name, changed in settings.items():
-            with open_llm(options | changed) as llm:
-                load = config.load(namespace.trace, llm.max_model_len)
+    scale, rate = options.token_scale, options.rate
+    trace = read_trace(options.trace, options.requests)
+    with open_progress(options.progress, sys.stderr) as progress:
+        for name, changed in options.settings.items():
+            with open_llm({**options.engine, **changed}) as llm:
+                load = scaled(trace, tokens=scale, rate=rate, longest=llm.max_model_len)
                 if not load:
                     raise UsageError(
-                        f"no request of {namespace.trace} has at most {llm.max_model_len} tokens (max_model_len) at "
-                        f"--token-scale {config.token_scale:g}"
+                        f"no request of {options.trace} has at most {llm.max_model_len} tokens (max_model_len) at "
+                        f"--token-scale {scale:g}"
                     )
                 show = show_steps(progress, Meter(), len(load))
-                played.append(play(llm, name, load, llm.vocab_size, config.prompt_seed, show))
+                played.append(play(llm, name, load, llm.vocab_size, options.prompt_seed, show))
                 budget = llm.stats().kv_bytes_budget
-    tokens = sum(each.prompt_tokens for each in load), sum(each.output_tokens for each in load)
+    prompts, outputs = sum(each.prompt_tokens for each in load), sum(each.output_tokens for each in load)
     return played, (
-        f"{len(load)} requests, over {load[-1].arrival:.1f} s: the first {config.requests} of the trace, less those "
-        f"longer than the model's context; lengths x {config.token_scale:g}, arrivals {config.rate:g} times as dense.",
-        f"{tokens[0]:,} prompt and {tokens[1]:,} output tokens; KV memory {format_bytes(budget)}.",
+        f"{len(load)} requests, over {load[-1].arrival:.1f} s: the first {options.requests} of the trace, less those "
+        f"longer than the model's context; lengths x {scale:g}, arrivals {rate:g} times as dense.",
+        f"{prompts:,} prompt and {outputs:,} output tokens; KV memory {format_bytes(budget)}.",
     )
 
 
-def _preempt(config: PressureConfig, options: dict[str, Any]) -> list["Point"]:
+def _preempt(options: Options) -> "list[Point]":
     from winnow_lab.bench.preemption import ANSWER, measure_preemption
 
-    with open_llm(options) as llm:
-        lengths = [length for length in config.lengths if length + ANSWER <= llm.max_model_len]
+    with open_llm(dict(options.engine)) as llm:
+        lengths = [length for length in options.lengths if length + ANSWER <= llm.max_model_len]
         if not lengths:
             return []
-        room = 2 * llm.kv_bytes(max(lengths) + ANSWER)
-        tables = llm.stats().kv_bytes_budget  # what was asked for holds tables and one request at least
-    changed = {
-        "kv_memory": room + tables,
-        "kv_offloading_size": room + tables,
-        "enable_prefix_caching": False,
-    }
-    with open_llm(options | changed) as llm:
+        # What was asked for holds tables and one request at least.
+        room = 2 * llm.kv_bytes(max(lengths) + ANSWER) + llm.stats().kv_bytes_budget
+    changed = {"kv_memory": room, "kv_offloading_size": room, "enable_prefix_caching": False}
+    with open_llm({**options.engine, **changed}) as llm:
         return measure_preemption(llm, lengths, _REPEAT)

@@ -2,9 +2,12 @@
 
 import argparse
 from collections.abc import Mapping
+from typing import Any
 
+from winnow.cli.flags.options import add_model_argument
 from winnow_lab.cli.eval import lm_eval, perplexity, task
 from winnow_lab.evaluate.tasks import TASKS, load_task
+from winnow_lab.study.options import add_options
 
 DESCRIPTION = """\
 Run a task through the engine under the full cache and under eviction, and tell what it costs in
@@ -29,15 +32,20 @@ def configure(parser: argparse.ArgumentParser, names: Mapping[str, str] = TASKS)
     parser.usage = f"{parser.prog} TASK [options]"
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     tasks = parser.add_subparsers(title="tasks", metavar="TASK", dest="task", required=True, prog=parser.prog)
+
+    def declare(name: str, command: Any, summary: str, texts: tuple[str, str], **defaults: Any) -> None:
+        own = tasks.add_parser(name, help=summary)
+        own.usage = f"{own.prog} [MODEL] {command.ARGUMENTS}[options]"
+        own.description, own.epilog = texts
+        add_options(own, command.Options)
+        add_model_argument(own)
+        own.set_defaults(parser=own, **defaults)
+
     for name in names:
         loaded = load_task(name, names)
-        subparser = tasks.add_parser(name, help=loaded.summary)
-        task.configure(subparser, loaded)
-        subparser.set_defaults(parser=subparser, loaded=loaded)
+        declare(name, task, loaded.summary, task.texts(loaded), loaded=loaded)
     for name, command in OTHERS.items():
-        subparser = tasks.add_parser(name, help=command.SUMMARY)
-        command.configure(subparser)
-        subparser.set_defaults(parser=subparser)
+        declare(name, command, command.SUMMARY, (command.DESCRIPTION, command.EPILOG))
 
 
 def execute(namespace: argparse.Namespace) -> int:

@@ -2,21 +2,24 @@
 
 import difflib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 from winnow.errors import EvaluationError, InvalidRequestError
+from winnow.llm import LLM
 from winnow_lab.evaluate.likelihood import Keeping
 from winnow_lab.evaluate.lm_eval.model import WinnowLM
+from winnow_lab.report.tables import Footnotes, TextTable
 
-if TYPE_CHECKING:
-    from winnow.llm import LLM
-
+NOTE = """\
+Prompts, answers and metrics are those of lm-evaluation-harness; what stands behind the sign is its standard error. A
+continuation is scored by forced decoding after its context was computed and cut: policies judge the context, question
+and few-shot examples in it, and never the continuation."""
 _TASK_FILES = (".yaml", ".yml", ".py", ".json", ".jsonl")
 # Of what lm_eval returns: what is data, not its own configuration.
 _PARTS = ("results", "groups", "versions", "n-shot", "n-samples", "higher_is_better")
@@ -38,13 +41,13 @@ class LmEvalPlan:
     apply_chat_template: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name, but for where files lie."""
+        """The fields by name, but for where files lie."""
         values = asdict(self)
         del values["include_path"]
         return values | {"tasks": list(self.tasks)}
 
     def digest(self) -> str:
-        """Return SHA-256 of the names and contents of the task files in `include_path`."""
+        """SHA-256 of the names and contents of the task files in `include_path`."""
         digest = hashlib.sha256()
         paths = [] if self.include_path is None else sorted(self.include_path.rglob("*"))
         for path in paths:
@@ -53,7 +56,7 @@ class LmEvalPlan:
         return digest.hexdigest()
 
     def task_manager(self) -> TaskManager:
-        """Return the manager that finds the tasks' files.
+        """The manager that finds the tasks' files.
 
         Raises:
             EvaluationError: there is no such task; names the nearest.
@@ -81,7 +84,7 @@ class LmEvalResult:
     refusal: str | None = None
 
     def metrics(self) -> dict[tuple[str, str], tuple[float, float | None]]:
-        """Return (task, metric) -> value and standard error, where lm_eval gives one."""
+        """(task, metric) -> value and standard error, where lm_eval gives one."""
         metrics: dict[tuple[str, str], tuple[float, float | None]] = {}
         for task, values in self.found.get("results", {}).items():
             for key, value in values.items():
@@ -93,17 +96,17 @@ class LmEvalResult:
         return metrics
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """The fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return the reverse of `to_json`."""
+        """The reverse of `to_json`."""
         return cls(**values)
 
 
 def run_cell(
-    llm: "LLM",
+    llm: LLM,
     plan: LmEvalPlan,
     manager: TaskManager,
     name: str,
@@ -132,3 +135,23 @@ def run_cell(
     assert found is not None, "there is one process"
     parts = {part: found[part] for part in _PARTS if part in found}
     return LmEvalResult(name, parts)
+
+
+def lm_eval_table(results: Sequence[LmEvalResult]) -> TextTable:
+    """Tasks and metrics down, cells across."""
+    found = [result.metrics() for result in results]
+    names = dict.fromkeys(key for metrics in found for key in metrics)
+
+    def entry(metrics: Mapping[tuple[str, str], tuple[float, float | None]], key: tuple[str, str]) -> str:
+        if key not in metrics:
+            return ""
+        value, error = metrics[key]
+        return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"
+
+    rows = tuple((" ".join(key), tuple(entry(metrics, key) for metrics in found)) for key in names)
+    notes = Footnotes()
+    columns = tuple(
+        result.cell if result.refusal is None else f"{result.cell} {notes.mark(result.refusal)}"
+        for result in results
+    )
+    return TextTable("lm_eval", "task and metric", columns, rows, notes.lines())

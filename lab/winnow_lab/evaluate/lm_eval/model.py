@@ -11,7 +11,7 @@ from winnow.errors import EvaluationError
 from winnow.eviction import resolve_policy
 from winnow.sampling import SamplingParams
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
-from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, rolling_pairs, score_pairs
+from winnow_lab.evaluate.likelihood import Keeping, Likelihood, Pair, loglikelihoods, rolling_pairs
 from winnow_lab.evaluate.lm_eval.generation import sampling_for
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class WinnowLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return token ids; special tokens as the tokenizer puts them, unless the text begins with its own already."""
+        """Token ids; special tokens as the tokenizer puts them, unless the text begins with its own already."""
         if add_special_tokens is None:
             bos = self.tokenizer.bos_token
             add_special_tokens = bos is None or not string.startswith(bos)  # chat templates write it
@@ -118,7 +118,7 @@ class WinnowLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as the model's template writes it."""
+        """A conversation as the model's template writes it."""
         if not self.tokenizer.chat_template:
             raise EvaluationError("the model has no chat template: leave --apply-chat-template out")
         return str(
@@ -136,7 +136,7 @@ class WinnowLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Return each continuation's logprob, and whether it is greedy; a context that is too long loses its front."""
+        """Each continuation's logprob, and whether it is greedy; a context that is too long loses its front."""
         pairs = [self._fit(context, continuation) for _, context, continuation in requests]
         results = [(each.total, each.is_greedy) for each in self._score(pairs)]
         for (texts, _, _), result in zip(requests, results, strict=True):
@@ -144,7 +144,7 @@ class WinnowLM(TemplateLM):
         return results
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
-        """Return the logprob of each text as a whole, in stretches after a context each; see `rolling_pairs`."""
+        """The logprob of each text as a whole, in stretches after a context each; see `rolling_pairs`."""
         cut = [self._stretches(request.args[0]) for request in requests]
         found = iter(self._score([pair for pairs in cut for pair in pairs]))
         results = [sum(next(found).total for _ in pairs) for pairs in cut]
@@ -153,7 +153,7 @@ class WinnowLM(TemplateLM):
         return results
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
-        """Return answers' text, up to the first of the task's stop strings; a prompt too long loses its front."""
+        """Answers' text, up to the first of the task's stop strings; a prompt too long loses its front."""
         waiting: dict[str, int] = {}
         texts: dict[int, str] = {}
         try:
@@ -173,17 +173,12 @@ class WinnowLM(TemplateLM):
         return [texts[index] for index in range(len(requests))]
 
     def _score(self, pairs: Sequence[Pair]) -> list[Likelihood]:
-        found = dict(score_pairs(self.llm, pairs, self._keeping, on_step=self._on_step))
-        return [found[index] for index in range(len(pairs))]
+        return loglikelihoods(self.llm, pairs, self._keeping, on_step=self._on_step)
 
     def _ask(self, context: str, asked: Mapping[str, Any]) -> tuple[list[int], SamplingParams]:
         keeping = self._keeping
-        params = sampling_for(
-            asked,
-            min(_MAX_TOKENS, self.max_length - 1),
-            eviction=keeping.policy,
-            **vars(keeping.amount),
-        )
+        default = min(_MAX_TOKENS, self.max_length - 1)
+        params = sampling_for(asked, default, eviction=keeping.policy, **vars(keeping.amount))
         assert params.max_tokens is not None, "a task's own, or the default"
         room = self.max_length - params.max_tokens
         if room < 1:
@@ -207,7 +202,7 @@ class WinnowLM(TemplateLM):
 
 
 def _engine_keeping(llm: "LLM") -> Keeping:
-    """Return what the engine was opened with, less rounds that depend on what else runs."""
+    """What the engine was opened with, less rounds that depend on what else runs."""
     own = resolve_policy(llm.config.eviction)
     policy = replace(own.policy, when=own.policy.when.alone)
     amount = Amount(kv_budget=own.default_budget) if own.amount == OWN_AMOUNT else own.amount

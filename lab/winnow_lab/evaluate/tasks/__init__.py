@@ -11,12 +11,12 @@ __all__ = ["TASKS", "CountTokens", "Task", "TaskSettings", "load_task"]
 
 TASKS: Mapping[str, str] = MappingProxyType(
     {
-        "demo": "winnow_lab.evaluate.tasks.demo:DEMO",
+        "demo": "winnow_lab.evaluate.tasks.in_prose:DEMO",
         "ruler": "winnow_lab.evaluate.tasks.ruler:RULER",
         "kv-retrieval": "winnow_lab.evaluate.tasks.kv_retrieval:KV_RETRIEVAL",
-        "needle": "winnow_lab.evaluate.tasks.needle:NEEDLE",
-        "needle-chat": "winnow_lab.evaluate.tasks.needle:NEEDLE_CHAT",
-        "documents": "winnow_lab.evaluate.tasks.documents:DOCUMENTS",
+        "needle": "winnow_lab.evaluate.tasks.in_prose:NEEDLE",
+        "needle-chat": "winnow_lab.evaluate.tasks.in_prose:NEEDLE_CHAT",
+        "documents": "winnow_lab.evaluate.tasks.in_prose:DOCUMENTS",
         "longbench": "winnow_lab.evaluate.tasks.longbench:LONGBENCH",
         "longbench-kv-compress": "winnow_lab.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS",
         "longbench-kv-compress-70b": "winnow_lab.evaluate.tasks.longbench:LONGBENCH_KV_COMPRESS_70B",
@@ -26,11 +26,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 
 
 def load_task(name: str, tasks: Mapping[str, str] = TASKS) -> Task:
-    """Return the task of that name.
-
-    Raises:
-        EvaluationError: there is none; names the nearest, and all.
-    """
+    """The task of that name; raises EvaluationError where there is none, which names the nearest, and all."""
     if name not in tasks:
         raise EvaluationError(f"no task {name!r}; {known_names(name, tasks)}")
     module, _, attribute = tasks[name].partition(":")

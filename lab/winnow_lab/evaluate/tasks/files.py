@@ -15,39 +15,37 @@ _SHIPPED = Path(__file__).parent.parent / "data"
 
 @dataclass(frozen=True)
 class Record:
-    """An object of a JSON file, which knows where it stands.
+    """An object of a JSON file, and its place: file and line (or entry), as an error message names them.
 
-    Attributes:
-        place: file and line (or entry), as an error message names them.
-        fields: the object itself.
+    What reads a field raises DatasetError where it is missing or of another kind.
     """
 
     place: str
     fields: dict[str, Any]
 
     def text(self, field: str) -> str:
-        """Return a field that must be a string; raises DatasetError where it is missing or something else."""
+        """A string."""
         value = self._value(field)
         if not isinstance(value, str):
             self.fail(f"{field!r} must be a string, not {_kind(value)}")
         return value
 
     def texts(self, field: str) -> tuple[str, ...]:
-        """Return a field that must be a list of at least one string; raises DatasetError otherwise."""
+        """A list of at least one string."""
         values = self.entries(field)
         if not values or not all(isinstance(value, str) for value in values):
             self.fail(f"{field!r} must be a list of at least one string")
         return tuple(values)
 
     def entries(self, field: str) -> list[Any]:
-        """Return a field that must be a list; raises DatasetError otherwise."""
+        """A list."""
         value = self._value(field)
         if not isinstance(value, list):
             self.fail(f"{field!r} must be a list, not {_kind(value)}")
         return value
 
     def records(self, field: str) -> list["Record"]:
-        """Return a field that must be a list of objects; raises DatasetError otherwise."""
+        """A list of objects."""
         return _records(self.entries(field), f"{self.place}, {field!r}")
 
     def fail(self, reason: str) -> NoReturn:
@@ -61,15 +59,15 @@ class Record:
 
 
 def shipped(task: str) -> Path:
-    """Return the directory of the sample that ships with Winnow for a task."""
+    """The directory of the sample that ships with Winnow for a task."""
     return _SHIPPED / task
 
 
 def find_file(directory: Path, name: str, published: str) -> Path:
-    """Return the file of that name in `directory`, packed by gzip (`name` and ".gz") or not.
+    """The file of that name in `directory`, packed by gzip (`name` and ".gz") or not.
 
-    Raises DatasetError when there is neither; it names --data, which says where files are, and says that the file is
-    `published`, such as "by the project X".
+    Raises:
+        DatasetError: there is neither; names --data, and says that the file is `published`, as "by the project X".
     """
     for candidate in _candidates(directory, name):
         if candidate.is_file():
@@ -82,14 +80,12 @@ def find_file(directory: Path, name: str, published: str) -> Path:
 
 
 def has_file(directory: Path, name: str) -> bool:
-    """Return whether `find_file` would find it."""
+    """Whether `find_file` would find it."""
     return any(candidate.is_file() for candidate in _candidates(directory, name))
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text, unpacked where its name ends in ".gz".
-
-    Raises DatasetError where it cannot be read as UTF-8.
+    """A file's text, unpacked where its name ends in ".gz"; raises DatasetError where it cannot be read as UTF-8.
 
     Of a file from another system, the mark at its front is left out, and its lines end in a line feed alone.
     """
@@ -102,12 +98,12 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Record:
-    """Return a file that is one JSON object; raises DatasetError where it is not."""
+    """A file that is one JSON object; raises DatasetError where it is not."""
     return _record(parse_json(read_text(path), str(path)), str(path))
 
 
 def read_json_list(path: Path) -> list[Record]:
-    """Return a file that is one JSON list of objects; raises DatasetError where it is not."""
+    """A file that is one JSON list of objects; raises DatasetError where it is not."""
     value = parse_json(read_text(path), str(path))
     if not isinstance(value, list):
         raise DatasetError(f"{path}: expected a JSON list, not {_kind(value)}")
@@ -115,7 +111,7 @@ def read_json_list(path: Path) -> list[Record]:
 
 
 def read_json_lines(path: Path) -> Iterator[Record]:
-    """Yield the objects of a file of JSON lines, empty lines left out; raises DatasetError that names file and line."""
+    """The objects of a file of JSON lines, empty lines left out; raises DatasetError that names file and line."""
     # Not splitlines: JSON may hold line separators of Unicode within a string.
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if line.strip():
@@ -124,7 +120,7 @@ def read_json_lines(path: Path) -> Iterator[Record]:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Return what a JSON text says; raises DatasetError with its place where it is not valid."""
+    """What a JSON text says; raises DatasetError with its place where it is not valid."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -148,12 +144,17 @@ def _record(value: Any, place: str) -> Record:
 
 
 def _kind(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "a boolean"
-    names = {str: "a string", int: "a number", float: "a number", list: "a list", dict: "an object"}
-    return names[type(value)]
+    names = {
+        str: "a string",
+        int: "a number",
+        float: "a number",
+        list: "a list",
+        dict: "an object",
+        bool: "a boolean",
+    }
+    return "null" if value is None else names[type(value)]
 
 
 def shipped_sentences() -> tuple[str, ...]:
-    """Return sentences, in order, of two books that the demo model was never trained on (data/SOURCES.md)."""
+    """Sentences, in order, of two books that the demo model was never trained on (data/SOURCES.md)."""
     return tuple((_SHIPPED / "prose.txt").read_text(encoding="utf-8").splitlines())

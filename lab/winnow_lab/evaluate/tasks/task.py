@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from winnow.errors import EvaluationError
 from winnow_lab.evaluate.sample import Sample
+
+if TYPE_CHECKING:
+    from winnow.llm import LLM
 
 CountTokens = Callable[[str], int]
 
@@ -51,9 +55,34 @@ class Task(Protocol):
         """Rows of its table, in their order."""
 
     def samples(self, settings: TaskSettings) -> list[Sample]:
-        """Return the samples, the same for the same settings.
+        """The samples, the same for the same settings.
 
         Raises:
             DatasetError: a file is missing (names it), or a row of it is malformed (names file and line).
             EvaluationError: the settings do not suit the task.
         """
+
+
+def settings_for(llm: "LLM", **options: Any) -> TaskSettings:
+    """`TaskSettings` for a model; `options` are its other fields.
+
+    Raises:
+        EvaluationError: the model's directory has no tokenizer.
+    """
+    tokenizer = llm.tokenizer
+    if tokenizer is None:
+        raise EvaluationError("an evaluation needs a tokenizer, which the model's directory does not have")
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def truncate(text: str, most: int) -> str:
+        tokens = encode(text)
+        if len(tokens) <= most:
+            return text
+        front = (most + 1) // 2
+        back = tokens[len(tokens) - (most - front) :]
+        return str(tokenizer.decode(tokens[:front])) + str(tokenizer.decode(back))
+
+    return TaskSettings(lambda text: len(encode(text)), truncate, llm.max_model_len, **options)

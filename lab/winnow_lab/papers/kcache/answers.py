@@ -17,8 +17,8 @@ from winnow_lab.evaluate.plan import EvaluationPlan
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.result import CellResult
 from winnow_lab.evaluate.runner import EvaluationProgress, evaluate
-from winnow_lab.evaluate.settings import settings_for
 from winnow_lab.evaluate.tasks import TaskSettings
+from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.evaluate.wikitext import cut_windows, wikitext
 from winnow_lab.papers.kcache.protocol import CATEGORIES, PLAIN, SHOTS, Options, Setting
 from winnow_lab.tasks import load_task

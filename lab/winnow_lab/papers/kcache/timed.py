@@ -11,10 +11,10 @@ from winnow import LLM, SamplingParams
 from winnow.errors import InvalidRequestError
 from winnow.metrics import score
 from winnow_lab.bench.answering import answer_all, fixed_length
-from winnow_lab.bench.workload import Workload
+from winnow_lab.bench.presets import Workload
 from winnow_lab.evaluate.prompt import PromptMaker
 from winnow_lab.evaluate.sample import Sample
-from winnow_lab.evaluate.settings import settings_for
+from winnow_lab.evaluate.tasks.task import settings_for
 from winnow_lab.papers.kcache.protocol import Options, Setting
 from winnow_lab.tasks import load_task
 

@@ -13,11 +13,10 @@ from winnow.metrics import score
 from winnow.report.journal import parse_object, whole_lines
 from winnow.values.eviction_request import Amount
 from winnow_lab.evaluate.cell import AGNOSTIC, AWARE, Cell
-from winnow_lab.evaluate.outcome import Outcome
 from winnow_lab.evaluate.prompt import Prompt, PromptMaker
-from winnow_lab.evaluate.result import CellResult, Refusal
+from winnow_lab.evaluate.requests import until_stop
+from winnow_lab.evaluate.result import CellResult, Outcome, Refusal
 from winnow_lab.evaluate.sample import Sample
-from winnow_lab.evaluate.scoring import until_stop
 from winnow_lab.peers.environment import Environment, PeerError, call
 
 PACKAGE = "kvpress==0.5.5"

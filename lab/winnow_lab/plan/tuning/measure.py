@@ -1,26 +1,104 @@
-"""One candidate on some prompts: how far its answers agree with the full cache's, how fast, and with how many bytes."""
+"""Candidates of a search; one of them on some prompts: how its answers agree with the full cache's, how fast, in how
+many bytes."""
 
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
+from winnow.config import FULL, EvictionConfig
+from winnow.eviction import find_preset, resolve_policy
 from winnow.metrics import score
 from winnow.outputs import RequestOutput
 from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
-from winnow_lab.plan.tuning.candidates import Candidate, from_json
+from winnow_lab.evaluate.prompt import common_length
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
 
+PRESETS = (
+    "winnow",
+    "winnow-seen",
+    "leverage",
+    "kv-compress",
+    "kv-compress-pd",
+    "snapkv",
+    "ada-snapkv",
+    "winnow-keys",
+    "streaming",
+)
+"""Tried where the user names none: one or two of each kind that needs no files of its own."""
 CONFIDENCE_Z = 1.645
 """Quantile of the standard normal distribution: 95 % on one side."""
 _ERROR = 0.05
 EXACT, TOKENS = "exact", "tokens"
+
+
+@dataclass(frozen=True, order=True)
+class Candidate:
+    """Options of an engine.
+
+    Attributes:
+        compression: None: the policy takes none.
+        max_num_seqs: most sequences at the same time.
+        kv_cache_dtype: format of stored KVs; auto: the model's.
+    """
+
+    eviction: str
+    compression: float | None
+    max_num_seqs: int
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def engine(self) -> dict[str, Any]:
+        """Options that an engine is opened with; those of requests are `request`."""
+        options: dict[str, Any] = {"max_num_seqs": self.max_num_seqs}
+        return options if self.kv_cache_dtype == "auto" else options | {"kv_cache_dtype": self.kv_cache_dtype}
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """Sampling parameters that choose the policy."""
+        amount = {} if self.compression is None else {"compression": self.compression}
+        return {"eviction": self.eviction} | amount
+
+    def __str__(self) -> str:
+        parts = [self.eviction] if self.compression is None else [self.eviction, f"{self.compression:g}x"]
+        stored = [] if self.kv_cache_dtype == "auto" else [self.kv_cache_dtype]
+        return ", ".join([*parts, f"{self.max_num_seqs} at once", *stored])
+
+
+def candidates(
+    presets: Sequence[str] = PRESETS,
+    compressions: Sequence[float] = (2.0, 4.0, 8.0),
+    batches: Sequence[int] = (64,),
+    kv_dtypes: Sequence[str] = ("auto",),
+) -> list[Candidate]:
+    """All combinations, and the full cache with each batch; policies that decide how much they keep stand once.
+
+    Raises:
+        ConfigError: no such preset, or a compression below 1.
+    """
+    for rate in compressions:
+        EvictionConfig(compression=rate)
+
+    def policies() -> Iterator[tuple[str, float | None]]:
+        yield FULL, None
+        for name in presets:
+            find_preset(name)
+            takes = resolve_policy(EvictionConfig(eviction=name)).takes_amount
+            yield from ((name, rate) for rate in (compressions if takes else (None,)))
+
+    found = {
+        Candidate(name, rate, batch, kv_dtype)
+        for name, rate in policies()
+        for batch in batches
+        for kv_dtype in kv_dtypes
+    }
+    return sorted(found, key=str)
 
 
 @dataclass(frozen=True)
@@ -84,18 +162,18 @@ class Trial:
         return wilson(self.mean, len(self.agreement))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """The fields by name."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Trial":
-        """Return what `to_json` gave."""
-        rest = {name: value for name, value in values.items() if name not in ("candidate", "agreement")}
-        return cls(from_json(values["candidate"]), agreement=tuple(values["agreement"]), **rest)
+        """What `to_json` gave."""
+        own = {"candidate": Candidate(**values["candidate"]), "agreement": tuple(values["agreement"])}
+        return cls(**{**values, **own})
 
 
 def wilson(mean: float, count: int, looks: int = 1) -> tuple[float, float]:
-    """Return Wilson's score interval of a mean of values between 0 and 1, whose variance no other such values exceed.
+    """Wilson's score interval of a mean of values between 0 and 1, whose variance no other such values exceed.
 
     Args:
         looks: how many such means the same values of chance gave, of which this was taken: the error of 5 % is shared
@@ -111,7 +189,7 @@ def wilson(mean: float, count: int, looks: int = 1) -> tuple[float, float]:
 
 
 def risk_bound(mean: float, count: int) -> float:
-    """Return a bound on the expected loss, 1 - agreement, on one more prompt like `count` calibration prompts.
+    """A bound on the expected loss, 1 - agreement, on one more prompt like `count` calibration prompts.
 
     Conformal risk control (Angelopoulos et al. 2022): (n * mean loss + 1) / (n + 1), for losses between 0 and 1 that
     grow with compression, of exchangeable prompts. It holds for any distribution.
@@ -120,13 +198,13 @@ def risk_bound(mean: float, count: int) -> float:
 
 
 def prompts_for(mean: float, target: float) -> int | None:
-    """Return the calibration prompts with which `risk_bound` would reach 1 - target at this mean; None: none would."""
+    """The calibration prompts with which `risk_bound` would reach 1 - target at this mean; None: none would."""
     excess = mean - target
     return None if excess <= 0 else max(math.ceil(target / excess - 1e-9), 1)
 
 
 def agreement(prompt: TunePrompt, answer: Answer, full: Answer, kind: str) -> float:
-    """Return how far an answer agrees with the full cache's.
+    """How far an answer agrees with the full cache's.
 
     With references: the metric's value, relative to the full cache's own (1.0 where that has none). Else, by kind:
     exact: 1.0 for the same tokens; tokens: the part of the longer answer up to the first other token.
@@ -139,11 +217,7 @@ def agreement(prompt: TunePrompt, answer: Answer, full: Answer, kind: str) -> fl
     if kind == EXACT:
         return float(answer.token_ids == full.token_ids)
     longest = max(len(answer.token_ids), len(full.token_ids))
-    pairs = zip(answer.token_ids, full.token_ids, strict=False)
-    same = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
-    if same is None:
-        same = min(len(answer.token_ids), len(full.token_ids))
-    return same / longest if longest else 1.0
+    return common_length(answer.token_ids, full.token_ids) / longest if longest else 1.0
 
 
 def run(llm: "LLM", candidate: Candidate, prompts: Sequence[TunePrompt]) -> tuple[list[Answer], float, int]:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from winnow.config import FULL
 from winnow.errors import InvalidRequestError, RequestFailedError
-from winnow_lab.plan.tuning.candidates import Candidate
-from winnow_lab.plan.tuning.measure import Answer, Trial, TunePrompt, agreement, run
+from winnow_lab.plan.tuning.measure import Answer, Candidate, Trial, TunePrompt, agreement, run
 
 if TYPE_CHECKING:
     from winnow.llm import LLM
@@ -42,14 +41,14 @@ class Search:
     seed: int = 0
 
     def split(self, prompts: Sequence[TunePrompt]) -> tuple[list[TunePrompt], list[TunePrompt]]:
-        """Return the prompts to search with, and those held back: at least one each, of two or more."""
+        """The prompts to search with, and those held back: at least one each, of two or more."""
         order = list(range(len(prompts)))
         random.Random(self.seed).shuffle(order)
         count = min(max(round(len(order) * self.held_back), 1), len(order) - 1)
         return [prompts[i] for i in order[count:]], [prompts[i] for i in order[:count]]
 
     def rungs(self, count: int) -> list[int]:
-        """Return prompts of each rung, up to `count`."""
+        """Prompts of each rung, up to `count`."""
         sizes, size = [], min(self.first, count)
         while size < count:
             sizes.append(size)
@@ -57,15 +56,15 @@ class Search:
         return [*sizes, count]
 
     def cost(self, trial: Trial) -> float:
-        """Return what is made small."""
+        """What is made small."""
         return trial.kv_bytes if self.objective == BYTES else -trial.rate
 
     def keeps(self, trial: Trial) -> bool:
-        """Return whether a trial reaches the target."""
+        """Whether a trial reaches the target."""
         return trial.error is None and trial.mean >= self.target
 
     def order(self, trial: Trial) -> tuple[bool, float]:
-        """Return a sort key, the best first: those that reach the target before others."""
+        """A sort key, the best first: those that reach the target before others."""
         return not self.keeps(trial), self.cost(trial)
 
 
@@ -139,7 +138,7 @@ class Tuner:
         return Trial(candidate, stage, agreed, seconds, tokens, peak)
 
     def _full_answers(self, candidate: Candidate, stage: str, prompts: Sequence[TunePrompt]) -> list[Answer]:
-        """Return the full cache's answers to a stage's prompts, KVs stored as the model has them."""
+        """The full cache's answers to a stage's prompts, KVs stored as the model has them."""
         if stage not in self._full:
             reference = Candidate(FULL, None, candidate.max_num_seqs)
             self._full[stage], _, _ = run(self._open(reference), reference, prompts)
@@ -191,7 +190,7 @@ class Tuned:
         return sorted(latest.values(), key=lambda t: (-len(t.agreement), *self.search.order(t)))
 
     def pareto(self) -> list[Trial]:
-        """Return those of `last` with most prompts that none beats in both agreement and objective, by agreement."""
+        """Those of `last` with most prompts that none beats in both agreement and objective, by agreement."""
         trials = [t for t in self.last if t.error is None]
         most = max((len(t.agreement) for t in trials), default=0)
         trials = [t for t in trials if len(t.agreement) == most]
@@ -209,5 +208,5 @@ class Tuned:
 
 
 def _engine_first(candidate: Candidate) -> tuple[int, str, str]:
-    """Return a sort key that opens each engine once."""
+    """A sort key that opens each engine once."""
     return candidate.max_num_seqs, candidate.kv_cache_dtype, str(candidate)

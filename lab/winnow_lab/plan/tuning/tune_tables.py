@@ -9,13 +9,14 @@ from winnow_lab.plan.tuning.measure import Trial, prompts_for, risk_bound, wilso
 from winnow_lab.plan.tuning.search import BYTES, Tuned
 from winnow_lab.report.plots import Axis, Line, Panel, line_chart
 from winnow_lab.report.tables import TextTable
+from winnow_lab.study.options import flag_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def tune_table(tuned: Tuned) -> TextTable:
-    """Return what was tried, each candidate with the most prompts that it came to."""
+    """What was tried, each candidate with the most prompts that it came to."""
     rows = tuple((str(trial.candidate), _entries(trial)) for trial in tuned.last)
     return TextTable(
         f"Tried, for an agreement of {tuned.search.target:g} ({tuned.search.kind})",
@@ -41,7 +42,7 @@ def _entries(trial: Trial) -> tuple[str, ...]:
 
 
 def verdict(tuned: Tuned) -> list[str]:
-    """Return lines that say what was found, and whether prompts held back bear it out."""
+    """Lines that say what was found, and whether prompts held back bear it out."""
     if tuned.best is None or tuned.check is None:
         return ["No candidate keeps that agreement on prompts held back."]
     check, full = tuned.check, tuned.full
@@ -58,7 +59,7 @@ def verdict(tuned: Tuned) -> list[str]:
 
 
 def _guarantee(check: Trial, target: float) -> str:
-    """Return what the prompts held back guarantee of the next one, and how many would guarantee the target."""
+    """What the prompts held back guarantee of the next one, and how many would guarantee the target."""
     count, allowed = len(check.agreement), 1 - target
     bound = risk_bound(check.mean, count)
     said = f"The expected loss on a prompt like these is at most {bound:.3f} (split-conformal)"
@@ -74,19 +75,22 @@ def _guarantee(check: Trial, target: float) -> str:
 
 
 def command(tuned: Tuned, prompts: str, engine: Sequence[str]) -> str | None:
-    """Return the command line that runs the winner; None: there is none.
+    """The command line that runs the winner; None: there is none.
 
     Args:
         engine: further flags of the engine, as typed.
     """
     if tuned.best is None:
         return None
-    flags = [word for pair in tuned.best.candidate.flags.items() for word in pair]
+    candidate = tuned.best.candidate
+    flags = []
+    for name, value in (candidate.request | candidate.engine).items():
+        flags += [flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)]
     return shlex.join(["winnow", "run", prompts, "-o", "answers.jsonl", *engine, *flags])
 
 
 def pareto_figure(tuned: Tuned) -> "Figure":
-    """Return the agreement against the objective: all candidates with most prompts, and those that none beats.
+    """The agreement against the objective: all candidates with most prompts, and those that none beats.
 
     Raises:
         WinnowError: matplotlib is not installed.

@@ -2,11 +2,13 @@
 
 import random
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from winnow_lab.evaluate.sample import Question
-from winnow_lab.evaluate.tasks.ruler.materials import Materials
 from winnow_lab.evaluate.tasks.task import CountTokens
+
+if TYPE_CHECKING:
+    from winnow_lab.evaluate.tasks.ruler.documents import Materials
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,11 @@ class Draw:
     tokens: int
     number: int
     questions: int
-    materials: Materials
+    materials: "Materials"
     count_tokens: CountTokens
 
     def rng(self, purpose: str) -> random.Random:
-        """Return a generator for one purpose, which starts anew with every call.
+        """A generator for one purpose, which starts anew with every call.
 
         Each purpose has its own, so that a larger haystack begins like a smaller one and hides the same things.
         """
@@ -51,8 +53,7 @@ class Recipe(Protocol):
     """One of the 13 tasks. The same draw and size make the same prompt."""
 
     def prompt(self, draw: Draw, size: int) -> Prompt:
-        """Return the prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must
-        hold.
+        """The prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must hold.
 
         Raises:
             EvaluationError: the haystack cannot be made so large.

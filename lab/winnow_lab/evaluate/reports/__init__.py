@@ -1,1 +1,0 @@
-"""Results of an evaluation as text."""
