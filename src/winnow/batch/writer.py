@@ -8,12 +8,12 @@ records are in the output.
 import fcntl
 import os
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 from winnow.batch.journal import Checkpoint, create_journal, encode_entry, journal_path
 from winnow.errors import UsageError
@@ -30,7 +30,7 @@ class OutputError(UsageError):
     """Results cannot be written; those that were are safe, and the run can be resumed."""
 
 
-class OrderedWriter(ABC):
+class OrderedWriter(AbstractContextManager["OrderedWriter"]):
     """Writer that holds each result until all before it are written.
 
     Args:
@@ -70,9 +70,6 @@ class OrderedWriter(ABC):
         while (line := self._early.pop(self._next, None)) is not None:
             yield line
             self._next += 1
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -73,18 +73,14 @@ def completion_logprobs(answer: CompletionOutput, offsets: TextOffsets) -> Recor
 
 def prompt_logprobs(output: RequestOutput) -> list[Record | None]:
     """Return `prompt_logprobs` as vLLM writes them: for each token of a prompt candidates by id, None for the first."""
+
+    def described(entry: Logprob) -> Record:
+        known = {"logprob": finite_logprob(entry), "rank": entry.rank}
+        return {**known, "decoded_token": entry.decoded_token}
+
     return [
-        None
-        if candidates is None
-        else {
-            str(token): {
-                "logprob": finite_logprob(entry),
-                "rank": entry.rank,
-                "decoded_token": entry.decoded_token,
-            }
-            for token, entry in candidates.items()
-        }
-        for candidates in output.prompt_logprobs or ()
+        None if row is None else {str(token): described(entry) for token, entry in row.items()}
+        for row in output.prompt_logprobs or ()
     ]
 
 

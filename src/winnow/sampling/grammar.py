@@ -1,11 +1,9 @@
 """Forms of answers, compiled by llguidance: which tokens may come next."""
 
 import json
-from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
-from functools import cached_property
-from threading import Lock
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -75,8 +73,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
-        self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
-        self._lock = Lock()
+        self._find = lru_cache(_MAX_KEPT)(self._compile)
 
     def check(self, form: StructuredOutputs) -> None:
         """Compile a form, so that the step that needs it need not. Raises InvalidRequestError: it cannot be compiled,
@@ -86,19 +83,6 @@ class GrammarCompiler:
     def matcher(self, form: StructuredOutputs) -> AnswerMatcher:
         """Return a matcher at the start of an answer. Raises as `check`."""
         return AnswerMatcher(self._find(form).deep_copy(), self._vocab_size)
-
-    def _find(self, form: StructuredOutputs) -> Any:
-        with self._lock:
-            found = self._compiled.get(form)
-            if found is not None:
-                self._compiled.move_to_end(form)
-                return found
-        found = self._compile(form)  # without the lock: it may take a second
-        with self._lock:
-            self._compiled[form] = found
-            while len(self._compiled) > _MAX_KEPT:
-                self._compiled.popitem(last=False)
-        return found
 
     def _compile(self, form: StructuredOutputs) -> Any:
         llguidance, tokenizer = _llguidance(), self._tokens
