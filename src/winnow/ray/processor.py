@@ -9,11 +9,9 @@ processor(ray.data.read_parquet("s3://bucket/prompts/")).write_parquet("s3://buc
 """
 
 import asyncio
-import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,44 +28,6 @@ from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import ApiError
 from winnow.server.async_engine import AsyncEngine
 from winnow.values.json_values import dump_json
-
-
-class LineWorker:
-    """Server of lines of a file from an engine of its own, for the tasks of one event loop.
-
-    Args:
-        options: of the engine, as `LLM` takes them.
-        defaults: sampling parameters of lines that do not say, before what the model's makers recommend.
-    """
-
-    def __init__(self, options: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-        config = EngineConfig.from_options(dict(options))
-        self._llm = LLM(**options)
-        self._defaults = {**self._llm.sampling_defaults, **defaults}
-        self._reader = AnswerReader.of(self._llm.tokenizer)
-        self._model, self._seed = served_name(config.model.model), config.model.seed
-        self._engine = AsyncEngine(self._llm.driver)
-        self._numbers = itertools.count()
-
-    async def answer(self, raw: RawLine) -> bytes:
-        """Return the record of a line as a line of JSON. Raises ApiError: the engine failed, and answers no line any
-        more."""
-        self._engine.start()
-        job = parse_line(raw, self._defaults, accounts=True)
-        if isinstance(job, BadLine):
-            return failed_line(job, job.error)[1]
-        try:
-            # A line may be asked for twice: by a call that was lost, and again.
-            name = f"{request_id(job)}-{next(self._numbers)}"
-            request = await asyncio.to_thread(line_request, self._llm, self._reader, job, self._seed, name)
-            stream = await self._engine.submit([request])
-            output = [each async for each in stream][-1]
-        except WinnowError as error:
-            self._engine.require_usable()
-            return failed_line(job, ApiError.wrap(error))[1]
-        output = replace(output, request_id=request_id(job))
-        return answered_line(job, output, self._model, int(time.time()), self._reader)[1]
-
 
 Row = dict[str, Any]
 Function = Callable[[Row], Row]
@@ -137,21 +97,39 @@ def build_processor(
 
 class _Stage:
     def __init__(self, options: Mapping[str, Any], should_continue_on_error: bool) -> None:
-        self._worker = LineWorker(options, {})
+        config = EngineConfig.from_options(dict(options))
+        self._llm = LLM(**options)
+        self._reader = AnswerReader.of(self._llm.tokenizer)
+        self._model, self._seed = served_name(config.model.model), config.model.seed
+        self._engine = AsyncEngine(self._llm.driver)
         self._continues = should_continue_on_error
         self._num_asked = 0
 
     async def __call__(self, batch: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        self._engine.start()
         lines = batch.pop(_LINE)
         first, self._num_asked = self._num_asked, self._num_asked + len(lines)
-        records = await asyncio.gather(
-            *(
-                self._worker.answer(RawLine(first + offset, first + offset + 1, str(line).encode()))
-                for offset, line in enumerate(lines)
-            )
-        )
-        answers = [self._columns(json.loads(record)) for record in records]
+        places = range(first, self._num_asked)
+        asked = [
+            RawLine(place, place + 1, str(line).encode()) for place, line in zip(places, lines, strict=True)
+        ]
+        records = await asyncio.gather(*map(self._answer, asked))
+        answers = list(map(self._columns, records))
         yield batch | {name: _array([answer[name] for answer in answers]) for name in answers[0]}
+
+    async def _answer(self, raw: RawLine) -> Row:
+        """Return the record of a line. Raises ApiError: the engine failed, and answers no line any more."""
+        job = parse_line(raw, self._llm.sampling_defaults, accounts=True)
+        if isinstance(job, BadLine):
+            return failed_line(job, job.error)[0]
+        name = request_id(job)
+        try:
+            request = await asyncio.to_thread(line_request, self._llm, self._reader, job, self._seed, name)
+            output = [each async for each in await self._engine.submit([request])][-1]
+        except WinnowError as error:
+            self._engine.require_usable()
+            return failed_line(job, ApiError.wrap(error))[0]
+        return answered_line(job, output, self._model, int(time.time()), self._reader)[0]
 
     def _columns(self, record: Row) -> Row:
         error = record.get("error")
