@@ -1,7 +1,7 @@
 """Winnow on a Ray cluster: a pile of prompts over many machines (`pip install winnow-llm[ray]`).
 
-`processor` is a stage of Ray Data, in the form of Ray's own LLM processors; `serve` an application of Ray Serve. Nothing
-else of Winnow imports Ray.
+`processor` is a stage of Ray Data, in the form of Ray's own LLM processors; `serve` an application of Ray Serve.
+Nothing else of Winnow imports Ray.
 """
 
 from winnow.ray.processor import ProcessorConfig, build_processor
