@@ -87,7 +87,9 @@ class Driver:
             raise _StepError(error) from error
         for output in outputs:
             if output.finished:
-                self._answer(self._in_flight.pop(output.request_id), output)
+                job = self._in_flight.pop(output.request_id)
+                answered = answered_line(job, output, self.model, int(time.time()), self.reader)
+                self._finish(job.index, answered)
 
     def _single_out(self, error: Exception, on_step: Callable[[], None]) -> None:
         """Answer the requests in flight one by one after a step that failed with `error`, to find whose fault it is.
@@ -152,9 +154,6 @@ class Driver:
             self._finish(job.index, failed_line(job, ApiError.wrap(error)))
         else:
             self._in_flight[name] = job
-
-    def _answer(self, job: Job, output: RequestOutput) -> None:
-        self._finish(job.index, answered_line(job, output, self.model, int(time.time()), self.reader))
 
     def _finish(self, index: int, record: tuple[Record, bytes]) -> None:
         self.writer.put(self.shard.place(index), record[1])

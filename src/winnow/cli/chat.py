@@ -174,7 +174,7 @@ def _talk(
         try:
             text = input("> " if sys.stdin.isatty() else "")
         except EOFError:
-            return int(failed and not sys.stdin.isatty())
+            text = "/exit"
         command = text.strip()
         if command == "/exit":
             return int(failed and not sys.stdin.isatty())

@@ -152,15 +152,14 @@ class AnswerParser:
         openings = self._openings()
         patterns = [each.opening for each in openings if each.opening is not None]
         index, match, safe = self._find(patterns, 0, ended)
-        if match is not None and openings[index].kind is Kind.REASONING and self._is_content(match.start()):
-            self._has_content = True
-            return True
-        if match is None and ended:
-            keep = safe
-        elif openings or self._after_mark:  # white space before a region is none of the message
-            keep = len(self._buffer[:safe].rstrip())
-        else:
-            keep = safe
+        if match is not None and openings[index].kind is Kind.REASONING:
+            has_text = self.outside is Kind.CONTENT and bool(self._buffer[: match.start()].strip())
+            self._has_content = has_text
+            if has_text:
+                return True
+        # White space before a region is none of the message.
+        strips = (match is not None or not ended) and (openings or self._after_mark)
+        keep = len(self._buffer[:safe].rstrip()) if strips else safe
         self._text(keep, self.outside)
         if match is None:
             return False
@@ -261,10 +260,6 @@ class AnswerParser:
             self._after_mark = not text
         self._has_content = self._has_content or (kind is Kind.CONTENT and bool(text.strip()))
         self._add(kind, text)
-
-    def _is_content(self, end: int) -> bool:
-        """Return whether the buffer up to `end` holds content, outside of regions."""
-        return self.outside is Kind.CONTENT and bool(self._buffer[:end].strip())
 
     def _add(self, kind: Kind, text: str) -> None:
         if text and kind is not Kind.OTHER:

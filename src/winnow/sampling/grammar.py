@@ -124,8 +124,12 @@ def _grammar(llguidance: Any, form: StructuredOutputs) -> str:
         texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in form.choice)
         grammar = matcher.grammar_from_lark(f"start: {texts}")
     elif form.grammar is not None:
-        is_ebnf = "::=" in form.grammar and "start:" not in form.grammar  # as llama.cpp writes them
-        grammar = matcher.grammar_from_lark(_gbnf_to_lark(form.grammar) if is_ebnf else form.grammar)
+        lark = form.grammar
+        if "::=" in lark and "start:" not in lark:  # as llama.cpp writes them
+            from llguidance.gbnf_to_lark import any_to_lark
+
+            lark = any_to_lark(lark)
+        grammar = matcher.grammar_from_lark(lark)
     else:
         schema = form.json if form.json is not None else '{"type": "object"}'
         grammar = matcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)
@@ -134,12 +138,6 @@ def _grammar(llguidance: Any, form: StructuredOutputs) -> str:
     is_lark = form.choice is not None or form.grammar is not None
     own = {"lark_grammar": grammar} if is_lark else json.loads(grammar)["grammars"][0]
     return json.dumps({"grammars": [{"lark_grammar": form.before}, {**own, "name": "form"}]})
-
-
-def _gbnf_to_lark(grammar: str) -> str:
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    return str(any_to_lark(grammar))
 
 
 def _refused(error: object) -> InvalidRequestError:
