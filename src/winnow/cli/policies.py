@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -19,34 +19,19 @@ from winnow.known_accuracy import PAGE, record, share_range
 from winnow.values.json_values import json_value
 
 KNOWN_MODEL = "SmolLM2-135M-Instruct"
-
-
-class PolicyNote(NamedTuple):
-    """Some words about a policy.
-
-    Attributes:
-        purpose: the job that it is for.
-        costs: what it costs beside the cache.
-        needs: what must be there.
-    """
-
-    purpose: str
-    costs: str
-    needs: str
-
-
-NOTES: Mapping[str, PolicyNote] = {
-    "full": PolicyNote("exact answers", "memory alone", "-"),
-    "winnow": PolicyNote("one of the next that suits", "as that", "-"),
-    "winnow-seen": PolicyNote("questions at the end", "next to nothing", "the question seen"),
-    "winnow-keys": PolicyNote("a document, asked often", "next to nothing", "-"),
-    "winnow-keys-pd": PolicyNote("prompts beyond memory", "next to nothing", "-"),
-    "kvzip-keys": PolicyNote("as winnow-keys, at 16x", "1.6 prefills", "room for it twice"),
-    "kvzip": PolicyNote("a document, asked often", "1.6 prefills", "room for it twice"),
-    "snapkv": PolicyNote("questions at the end", "next to nothing", "the question seen"),
-    "streaming": PolicyNote("endless text, only its end", "nothing", "-"),
-    "leverage": PolicyNote("the demo model alone", "next to nothing", "-"),
+NOTES: Mapping[str, tuple[str, str, str]] = {
+    "full": ("exact answers", "memory alone", "-"),
+    "winnow": ("one of the next that suits", "as that", "-"),
+    "winnow-seen": ("questions at the end", "next to nothing", "the question seen"),
+    "winnow-keys": ("a document, asked often", "next to nothing", "-"),
+    "winnow-keys-pd": ("prompts beyond memory", "next to nothing", "-"),
+    "kvzip-keys": ("as winnow-keys, at 16x", "1.6 prefills", "room for it twice"),
+    "kvzip": ("a document, asked often", "1.6 prefills", "room for it twice"),
+    "snapkv": ("questions at the end", "next to nothing", "the question seen"),
+    "streaming": ("endless text, only its end", "nothing", "-"),
+    "leverage": ("the demo model alone", "next to nothing", "-"),
 }
+"""The job that a policy is for, what it costs beside the cache, what must be there; other presets are for research."""
 
 
 def known_shares(policy: str) -> str:
