@@ -10,8 +10,7 @@ from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import FAILED, INTERNAL, ApiError
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import ResponseForm, event
-from winnow.openai.stream import ChunkStream, completion_object, fold
+from winnow.openai.response import ChunkStream, ResponseForm, completion_object, event, fold
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from winnow.sampling import Logprob, SamplingParams
 

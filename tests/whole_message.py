@@ -7,8 +7,7 @@ from typing import Any
 from winnow.chat import PLAIN
 from winnow.openai.answers import AnswerReader
 from winnow.openai.request import CompletionRequest
-from winnow.openai.response import ResponseForm
-from winnow.openai.stream import ChunkStream, fold
+from winnow.openai.response import ChunkStream, ResponseForm, fold
 from winnow.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from winnow.sampling import SamplingParams
 

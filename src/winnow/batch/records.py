@@ -14,8 +14,7 @@ from winnow.metrics import score
 from winnow.openai.answers import AnswerReader
 from winnow.openai.errors import ApiError
 from winnow.openai.logprobs import cumulative_logprob, finite_logprob, ranked
-from winnow.openai.response import ResponseForm, usage_object
-from winnow.openai.stream import completion_object
+from winnow.openai.response import ResponseForm, completion_object, usage_object
 from winnow.outputs import CompletionOutput, LogprobDict, RequestOutput
 from winnow.sampling import Logprob
 from winnow.values.json_values import dump_json

@@ -20,6 +20,7 @@ from winnow.cli.flags.engine import (
     add_sampling_flags,
     conversation_defaults,
     conversation_params,
+    engine_lines,
     engine_options,
     model_path,
     open_llm,
@@ -27,7 +28,6 @@ from winnow.cli.flags.engine import (
 )
 from winnow.cli.flags.options import add_model_argument
 from winnow.cli.prompt import read_image, read_prompt, require_utf8
-from winnow.cli.screen.banner import engine_lines
 from winnow.errors import UnsupportedModelError, UsageError, WinnowError, known_names
 from winnow.process.resources import resident_bytes
 from winnow.values.units import format_bytes

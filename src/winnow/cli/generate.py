@@ -12,11 +12,11 @@ from winnow.cli.flags.engine import (
     add_sampling_flags,
     conversation_params,
     engine_options,
+    memory_line,
     open_llm,
     sampling_options,
 )
 from winnow.cli.prompt import read_prompt
-from winnow.cli.screen.banner import memory_line
 from winnow.outputs import RequestOutput
 
 DESCRIPTION = "Stream the answer to one prompt to the terminal."

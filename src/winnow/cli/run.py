@@ -22,6 +22,7 @@ from winnow.cli.flags.engine import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,
+    memory_line,
     model_files,
     open_llm,
     sampling_note,
@@ -29,7 +30,6 @@ from winnow.cli.flags.engine import (
 )
 from winnow.cli.flags.paths import STANDARD, require_distinct, require_writable, write_text
 from winnow.cli.prompt import open_prompts
-from winnow.cli.screen.banner import memory_line
 from winnow.cli.screen.progress import Meter, add_progress_flag, open_progress
 from winnow.cli.screen.summary import Forecast, Summary
 from winnow.cli.screen.terminal import resume_hint, show, silence

@@ -10,13 +10,13 @@ from typing import Any
 from winnow.cli.flags.engine import (
     add_engine_flags,
     add_foreign_flags,
+    engine_lines,
     engine_options,
     foreign_values,
     open_llm,
     sampling_note,
 )
 from winnow.cli.flags.options import add_flags, add_model_argument, given
-from winnow.cli.screen.banner import engine_lines
 from winnow.errors import UsageError
 from winnow.extras import install_hint
 from winnow.lazy import importing

@@ -11,8 +11,7 @@ from starlette.responses import JSONResponse, Response
 from winnow.errors import WinnowError
 from winnow.openai.errors import ApiError
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import ResponseForm, event
-from winnow.openai.stream import ChunkStream, completion_object
+from winnow.openai.response import ChunkStream, ResponseForm, completion_object, event
 from winnow.outputs import RequestOutput
 from winnow.server.http import EventStream, unless_disconnected
 from winnow.server.request_stream import RequestStream

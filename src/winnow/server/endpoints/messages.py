@@ -12,8 +12,7 @@ from winnow.anthropic.messages import MessageWriter, error_body
 from winnow.anthropic.request import cache_session, chat_body
 from winnow.openai.errors import ApiError
 from winnow.openai.request import CompletionRequest, Endpoint, read_body
-from winnow.openai.response import event
-from winnow.openai.stream import ChunkStream
+from winnow.openai.response import ChunkStream, event
 from winnow.server.endpoints.completions import write
 from winnow.server.request_stream import RequestStream
 from winnow.server.service import Service

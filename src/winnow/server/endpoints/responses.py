@@ -10,9 +10,9 @@ from starlette.responses import JSONResponse, Response
 
 from winnow.openai.errors import invalid
 from winnow.openai.request import Endpoint, read_body
+from winnow.openai.response import ChunkStream
 from winnow.openai.response_writer import ResponseWriter
 from winnow.openai.responses import PATH, chat_body, conversation_id, input_items, new_id
-from winnow.openai.stream import ChunkStream
 from winnow.server.endpoints.completions import write
 from winnow.server.endpoints.file_routes import page
 from winnow.server.forms import add_route
