@@ -1,4 +1,4 @@
-"""Objects that answer a body, `text_completion` and `chat.completion`: chunks of a stream, and whole ones made of them."""
+"""Objects that answer a body, `text_completion` and `chat.completion`: chunks of a stream, and whole ones of them."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
