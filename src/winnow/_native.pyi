@@ -158,8 +158,6 @@ class Workspace:
 
 class Kernels:
     def __init__(self, instruction_set: str, block_instruction_set: str = "") -> None: ...
-    @property
-    def matrix_units(self) -> bool: ...
     def write(
         self, cache: Cache, batch: Batch, layer: int, dtype: DType, k: int, k_token_stride: int,
         k_head_stride: int, v: int, v_token_stride: int, v_head_stride: int, threads: int,
@@ -258,7 +256,6 @@ class Kernels:
 
 def instruction_sets() -> list[str]: ...
 def block_instruction_sets() -> list[str]: ...
-def has_matrix_units() -> bool: ...
 
 class TeamWait:
     is_short: bool

@@ -20,43 +20,8 @@ import torch
 from winnow.errors import ConfigError
 
 try:
-    from winnow._native import (
-        Activation,
-        AttentionObserver,
-        AttentionSpec,
-        Batch,
-        BlockKind,
-        Cache,
-        CodedVectors,
-        Decoder,
-        DecoderLayer,
-        DecoderWorkspace,
-        DType,
-        FarLayers,
-        Field,
-        Format,
-        Group,
-        Kernels,
-        KeyRows,
-        PackedWeight,
-        Pool,
-        RawBlocks,
-        RmsNorm,
-        Selection,
-        SeqRows,
-        StackedLayer,
-        StateSlots,
-        TeamWait,
-        Term,
-        ValuesRead,
-        WideWindow,
-        Workspace,
-        block_instruction_sets,
-        has_matrix_units,
-        instruction_sets,
-        release_team,
-        run_queue_delay_ns,
-    )
+    from winnow._native import *  # noqa: F403  # all that the extension has
+    from winnow._native import DType, Format, Kernels, block_instruction_sets, instruction_sets
 except ImportError as error:
     _missing: ImportError | None = error
     DTYPES: "dict[torch.dtype, DType]" = {}
@@ -67,15 +32,6 @@ else:
     """The number formats that the kernels compute with."""
     FORMATS = {form.name: form for form in Format}
     """How a key or a value may be stored for the kernels to read it, by the names of `winnow.cache.formats`."""
-
-__all__ = [
-    "DTYPES", "FORMATS", "ISA_VARIABLE", "Activation", "AttentionObserver", "AttentionSpec", "Batch",
-    "BlockKind", "Cache", "CodedVectors", "DType", "Decoder", "DecoderLayer", "DecoderWorkspace", "FarLayers",
-    "Field", "Format", "Group", "Kernels", "KeyRows", "PackedWeight", "Pool", "RawBlocks", "RmsNorm",
-    "Selection", "SeqRows", "StackedLayer", "StateSlots", "TeamWait", "Term", "ValuesRead", "WideWindow",
-    "Workspace", "block_instruction_sets", "has_matrix_units", "instruction_sets", "is_installed",
-    "multiplies_bfloat16", "native_dtype", "native_kernels", "release_team", "run_queue_delay_ns",
-]  # fmt: skip
 
 ISA_VARIABLE = "WINNOW_ISA"
 

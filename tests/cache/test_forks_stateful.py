@@ -156,8 +156,8 @@ class ForkMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def own(self, data: st.DataObject) -> None:
         slot = self._draw(data)
-        if self.ledger.can_own(slot):
-            self.ledger.own(slot)
+        if self.ledger._shared.can_own(slot):
+            self.ledger._shared.own(slot)
             for table in self.tables[slot]:
                 table[:] = [Block(b.kvs) if self._holders(b) > 1 else b for b in table]
 

@@ -274,8 +274,8 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def own(self, data: st.DataObject) -> None:
         slot = data.draw(st.sampled_from(sorted(self.model)))
-        if self.ledger.can_own(slot):
-            self.ledger.own(slot)
+        if self.ledger._shared.can_own(slot):
+            self.ledger._shared.own(slot)
             assert not self.ledger.is_shared(slot)
             assert (self.ledger.allocator.holders[self.ledger.blocks_of(slot)] == 1).all()
 

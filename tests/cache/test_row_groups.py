@@ -124,7 +124,7 @@ class Played:
         """Keep `budget` KVs a row on average, those with the least norms of keys."""
         local = self.cache.local
         eviction = SequenceEviction(POLICY, budget, len(self.tokens), len(self.tokens))
-        local.ledger.own(self.slot)
+        local.ledger._shared.own(self.slot)
         local.sync()
         planned = plan_round(
             local.paged, POLICY, [EvictionTarget(self.slot, eviction, len(self.tokens))], NO_SIGNALS

@@ -127,7 +127,7 @@ def test_a_sequence_is_saved_and_restored() -> None:
     local.paged.host.limit = local.ledger.host.limit = 10**6
     host_id = local.ledger.save(played.slot, saved)
     parts = wide.windows[0].save(played.slot), wide.windows[1].save(played.slot)
-    assert saved == sum(x.nbytes for part in parts for x in (part.place, part.k, part.v, part.position))
+    assert saved == sum(x.nbytes for part in parts for x in part.values())
     local.ledger.close(played.slot)
     other.step(4)
     fill = Played(local, seed=2)

@@ -89,10 +89,10 @@ def before_template(policy: EvictionPolicy) -> EvictionPolicy:
     return replace(policy, score=score)
 
 
-# One for each kind of score and budget, with rounds within the prompt and without.
+# One for each kind of score and budget, with rounds within the prompt and without: the first, which replays least.
 TEMPLATED = {
     (type(policy.score), type(policy.budget), policy.when.in_prefill): name
-    for name in SELECTING
+    for name in reversed(SELECTING)
     if before_template(policy := PRESETS[name].policy).score.before_template
     and not (policy.when.never or isinstance(policy.budget, Fixed))
 }

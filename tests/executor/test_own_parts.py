@@ -10,7 +10,7 @@ from torch import Tensor
 
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec, Spans, open_backend
-from winnow.attention.parts import PartedStep
+from winnow.attention.reference import PartedStep
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import PRESETS, EvictionPolicy, Reconstruction, Replay
 from winnow.eviction.replay import ReplayPass, ReplaySpan

@@ -12,11 +12,7 @@ from winnow.attention import AttentionSpec
 from winnow.models.bind.binding import ATTENTION_NAME
 from winnow.models.bind.geometry import decoder_layers
 from winnow.models.bind.geometry_probe import probe_geometry
-from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.optimize import optimize_model
-from winnow.models.fast.packed_linear import (
-    one_dnn_works,
-)
 
 FUSED = [
     "llama-gqa",
@@ -59,15 +55,3 @@ def optimized(model: Any) -> Any:
 
 def layers_of(model: Any) -> list[nn.Module]:
     return list(decoder_layers(model, model.config.num_hidden_layers))
-
-
-@pytest.fixture(params=[False, True], ids=["vector-units", "matrix-units"])
-def matrix_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the processor has AMX and the kernels do without; oneDNN computes on every processor."""
-    monkeypatch.setattr(LayerKernels, "beside_matrix_units", request.param)
-    return bool(request.param)
-
-
-def is_one_dnns(dtype: torch.dtype, matrix_units: bool) -> bool:
-    """Whether linear layers are expected to be oneDNN's, so that nothing is left for the kernels' own forms."""
-    return dtype == torch.bfloat16 and matrix_units and one_dnn_works()

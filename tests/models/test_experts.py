@@ -75,7 +75,7 @@ def maker(blocks: BlockWeights | None = None) -> Any:
         pytest.skip("needs the native extension")
     from winnow.models.fast.fused.kernels import LayerKernels
 
-    return linear_maker(LayerKernels(kernels), torch.float32, native=True, blocks=blocks)
+    return linear_maker(LayerKernels(kernels), torch.float32, blocks=blocks)
 
 
 def routed(tokens: int, chosen: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -27,8 +27,8 @@ from winnow.models.bind.geometry_probe import probe_geometry
 from winnow.models.fast import library_weights, optimize
 from winnow.models.fast.blocks import Blocks, quantize
 from winnow.models.fast.experts import linear_of
+from winnow.models.fast.fused.build import run_model
 from winnow.models.fast.fused.layer import FusedLayer
-from winnow.models.fast.fused.probe import run_model
 from winnow.models.fast.library_weights import HummingLinear, LibraryWeights, humming_tensors
 from winnow.models.load import checkpoint
 from winnow.models.load.quantized import Codes, FloatCodes

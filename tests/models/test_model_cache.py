@@ -22,7 +22,6 @@ from winnow.models.fast.packed import cache
 from winnow.models.fast.packed.description import DESCRIPTION, PACKED
 from winnow.models.load.backend_tokenizer import BACKEND, BackendTokenizer, full_tokenizer
 from winnow.models.load.hub import DEMO_MODEL
-from winnow.native import has_matrix_units
 
 pytestmark = pytest.mark.cpu
 
@@ -111,7 +110,6 @@ def test_a_start_imports_nothing_heavy(folder: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[] 0", done.stderr
 
 
-@pytest.mark.skipif(has_matrix_units(), reason="oneDNN keeps bfloat16 there, which cannot be written")
 def test_options_that_change_the_packed_form_have_entries_of_their_own(model: Path, folder: Path) -> None:
     for options in (
         {},

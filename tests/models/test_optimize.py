@@ -15,8 +15,7 @@ from transformers.models.granitemoehybrid.modeling_granitemoehybrid import Grani
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 pytest.importorskip("winnow._native")
-from optimizing import FUSED, MAX_POSITION, Step, bound, is_one_dnns, layers_of, optimized
-from optimizing import matrix_units as matrix_units
+from optimizing import FUSED, MAX_POSITION, Step, bound, layers_of, optimized
 
 from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec
@@ -25,13 +24,10 @@ from winnow.models import load_model
 from winnow.models.bind.binding import ATTENTION_NAME
 from winnow.models.bind.geometry import decoder_layers
 from winnow.models.bind.geometry_probe import probe_geometry
+from winnow.models.fast.fused.build import record_calls, run_model
 from winnow.models.fast.fused.layer import FusedFeedForward, FusedLayer, FusedNorm
-from winnow.models.fast.fused.probe import record_calls, run_model
 from winnow.models.fast.optimize import optimize_model
-from winnow.models.fast.packed_linear import (
-    OneDnnLinear,
-    PackedLinear,
-)
+from winnow.models.fast.packed_linear import PackedLinear
 
 pytestmark = pytest.mark.cpu
 
@@ -40,9 +36,7 @@ pytestmark = pytest.mark.cpu
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2), (torch.float16, 1e-2)], ids=str
 )
-def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float, matrix_units: bool) -> None:
-    if matrix_units and not is_one_dnns(dtype, matrix_units):
-        pytest.skip("matrix units change nothing for this type")
+def test_logits_stay(architecture: str, dtype: torch.dtype, tolerance: float) -> None:
     model = bound(architecture, dtype)
     before, plain_step, step = None, Step(), Step()
     before = run_model(model, MAX_POSITION, plain_step)
@@ -195,15 +189,8 @@ def test_prompt_logprobs_and_several_samples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", FUSED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_layer_as_two_calls_gives_the_bits_of_its_parts(
-    architecture: str, dtype: torch.dtype, matrix_units: bool
-) -> None:
+def test_a_layer_as_two_calls_gives_the_bits_of_its_parts(architecture: str, dtype: torch.dtype) -> None:
     model = optimized(bound(architecture, dtype))
-    if is_one_dnns(dtype, matrix_units):
-        for layer in layers_of(model):
-            products = (layer.qkv, layer.output, layer.gate_up, layer.down)
-            assert all(type(product) is OneDnnLinear for product in products) and layer._native is None
-        return
     whole = run_model(model, MAX_POSITION, Step())
     for layer in layers_of(model):
         assert layer._native is not None

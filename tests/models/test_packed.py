@@ -28,8 +28,6 @@ from winnow.models.fast.packed import write
 from winnow.models.fast.packed.decoder import RotaryEmbedding
 from winnow.models.fast.packed.description import DESCRIPTION, OTHERS, PACKED
 from winnow.models.fast.packed.write import write_packed
-from winnow.models.fast.packed_linear import one_dnn_works
-from winnow.native import native_kernels
 
 pytestmark = pytest.mark.cpu
 
@@ -98,27 +96,8 @@ def test_answers_are_the_same(
     save(config, tmp_path / "model")
     pack_model(ModelConfig(tmp_path / "model", dtype=dtype), tmp_path / "packed")
     expected = code_of_transformers(tmp_path / "model", dtype=dtype, prefill_chunk=32)
-    if dtype == "bfloat16" and LayerKernels(native_kernels()).beside_matrix_units and one_dnn_works():
-        return  # the published model's products are oneDNN's, the packed one's are not
     assert answers(tmp_path / "packed", prefill_chunk=32) == expected
     assert answers(tmp_path / "model", dtype=dtype, prefill_chunk=32) == expected
-
-
-def test_a_processor_with_matrix_units_packs_for_its_other_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the kernels do without them, bfloat16's products are oneDNN's, which cannot be written to a file."""
-    beside = LayerKernels(native_kernels()).beside_matrix_units
-    save(changed(ARCHITECTURES["llama-gqa"], **WIDE), tmp_path / "model")
-    config = ModelConfig(tmp_path / "model", dtype="bfloat16")
-    expected = answers(tmp_path / "model", dtype="bfloat16")  # by native layers, unless `beside`
-    monkeypatch.setattr(LayerKernels, "beside_matrix_units", True)
-    if one_dnn_works():
-        assert load_model(config).decoder is None, "oneDNN was to take the products"
-    pack_model(config, tmp_path / "packed")
-    assert load_model(ModelConfig(tmp_path / "packed")).dtype == torch.bfloat16
-    if not beside:
-        assert answers(tmp_path / "packed") == expected
 
 
 @pytest.mark.parametrize(

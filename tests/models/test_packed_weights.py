@@ -14,21 +14,17 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaModel
 
 pytest.importorskip("winnow._native")
-from optimizing import MAX_POSITION, Step, bound, is_one_dnns, optimized
-from optimizing import matrix_units as matrix_units
+from optimizing import MAX_POSITION, Step, bound, optimized
 
-from winnow import native
 from winnow.config import ModelConfig
 from winnow.models.bind.binding import ATTENTION_NAME
 from winnow.models.bind.geometry_probe import probe_geometry
+from winnow.models.fast.fused.build import run_model
 from winnow.models.fast.fused.kernels import LayerKernels
-from winnow.models.fast.fused.probe import run_model
 from winnow.models.fast.packed_linear import (
-    OneDnnLinear,
     PackedEmbedding,
     PackedLinear,
     linear_maker,
-    one_dnn_works,
     pack_linears,
     put_back,
 )
@@ -57,25 +53,6 @@ def test_packed_products(kernels: LayerKernels, dtype: torch.dtype, bias: bool) 
         torch.testing.assert_close(found, expected, rtol=eps, atol=8 * eps)
     with pytest.raises(TypeError, match="cannot multiply"):
         packed(x.double())
-
-
-@pytest.mark.skipif(not one_dnn_works(), reason="torch packs no bfloat16 on this processor")
-@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 300])
-def test_products_by_matrix_units(kernels: LayerKernels, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LayerKernels, "beside_matrix_units", True)
-    assert linear_maker(kernels, torch.bfloat16) is OneDnnLinear
-    plain = nn.Linear(70, 130).bfloat16()
-    x = torch.randn(1, rows, 70).bfloat16()
-    eps = 2 * torch.finfo(torch.bfloat16).eps
-    torch.testing.assert_close(OneDnnLinear([plain])(x), plain(x), rtol=eps, atol=8 * eps)
-    assert type(linear_maker(kernels, torch.float32)([plain.float()])) is PackedLinear
-
-
-@pytest.mark.parametrize("isa", native.instruction_sets())
-def test_kernels_that_use_matrix_units_multiply_themselves(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "has_matrix_units", lambda: True)
-    make = linear_maker(LayerKernels(native.Kernels(isa)), torch.bfloat16)
-    assert (make is OneDnnLinear) == (one_dnn_works() and not isa.startswith("amx"))
 
 
 @pytest.mark.parametrize(
@@ -112,17 +89,10 @@ def tied(**changes: Any) -> Any:
 
 @pytest.mark.parametrize("vocab_size", [VOCAB, 131], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_the_embedding_reads_its_rows_from_a_tied_head(
-    dtype: torch.dtype, vocab_size: int, matrix_units: bool
-) -> None:
+def test_the_embedding_reads_its_rows_from_a_tied_head(dtype: torch.dtype, vocab_size: int) -> None:
     model = tied(vocab_size=vocab_size).to(dtype)
     dense = model.model.embed_tokens.weight.detach().clone()
     optimized(model)
-    if is_one_dnns(dtype, matrix_units):
-        # No rows can be read out of its packed form, and a second copy of the weight is not worth its memory.
-        assert type(model.lm_head) is nn.Linear and model.lm_head.weight is model.model.embed_tokens.weight
-        assert torch.equal(model.lm_head.weight, dense)
-        return
     assert type(model.lm_head) is PackedLinear and type(model.model.embed_tokens) is PackedEmbedding
     assert model.model.embed_tokens.packed.data_ptr() == model.lm_head.packed.packed.data_ptr()
     assert model.dtype == dtype and model.device.type == "cpu"

@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 from optimizing import FUSED, MAX_POSITION, Step, bound, layers_of, optimized
 
 from winnow.models.fast import optimize
+from winnow.models.fast.fused.build import record_calls, run_model
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.fused.parts import Activation, NormWeight
-from winnow.models.fast.fused.probe import record_calls, run_model
 from winnow.models.fast.fused.triton_passes import TritonPasses
 from winnow.models.fast.packed_linear import join_linears
 
@@ -116,7 +116,6 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("architecture", "dtype", "tolerance"),
     [
-        ("llama-gqa", torch.float32, 1e-5),
         ("qwen3", torch.float32, 1e-5),
         ("gemma3", torch.float32, 1e-5),
         ("gpt2", torch.float32, 1e-5),

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from winnow.metrics import score
-from winnow.models.load.published import Published, open_published
+from winnow.models.load.automatic import open_published
 from winnow.report.fingerprint import model_digest
 from winnow_lab.bench.presets import PRESETS, LlamaShape, Workload, model_cache
 from winnow_lab.evaluate.demo_tasks import Haystack
@@ -303,7 +303,7 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode()).digest()
 
 
-def export(source: Path, published: Published, folder: Path) -> Path:
+def export(source: Path, published: Any, folder: Path) -> Path:
     """The model as bfloat16 safetensors with its tokenizer, for engines that read nothing else; made once."""
     path = folder / f"{source.stem}-{model_digest(source)[:8]}"
     if path.is_dir():
@@ -316,6 +316,6 @@ def export(source: Path, published: Published, folder: Path) -> Path:
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
         model.save_pretrained(draft)
-        published.tokenizer().save_pretrained(draft)  # type: ignore[union-attr]
+        published.tokenizer().save_pretrained(draft)
         shutil.move(draft, path)
     return path

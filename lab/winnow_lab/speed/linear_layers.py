@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from winnow.models.fast.blocks import quantize
 from winnow.models.fast.fused.kernels import LayerKernels
-from winnow.models.fast.packed_linear import OneDnnLinear, PackedLinear, linear_of
+from winnow.models.fast.packed_linear import PackedLinear, linear_of
 from winnow.native import native_kernels
 from winnow_lab.bench.limits import Limits, interleave
 from winnow_lab.bench.presets import PRESETS
@@ -76,10 +76,23 @@ def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
         "F.linear": [Plain(weight) for weight in all_weights],
     }
     try:
-        found["oneDNN, packed"] = [OneDnnLinear([linear_of(weight)]) for weight in all_weights]
+        found["oneDNN, packed"] = [OneDnn(weight) for weight in all_weights]
     except (AttributeError, RuntimeError) as error:
         print(f"oneDNN packs no such weights here: {error}")
     return found
+
+
+class OneDnn(nn.Module):
+    """oneDNN's, of a weight packed for 32 rows, which serves 1 to 2048 as well as any number."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.in_features = weight.shape[1]
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, None, "none", [], "")
+        return out
 
 
 class Plain(nn.Module):

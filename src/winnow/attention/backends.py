@@ -44,7 +44,6 @@ def open_backend(
 
 
 def backend_name(name: str, device: torch.device | str = "cpu", layout: CacheLayout | None = None) -> str:
-    """Return the name of the backend that `open_backend` creates."""
     where = torch.device(device)
     if name != "auto":
         why = BACKENDS[name].refusal(where, layout)

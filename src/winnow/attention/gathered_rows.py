@@ -3,7 +3,8 @@
 Decoding sequences of similar length are gathered together; prefill chunks one by one.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -17,6 +18,8 @@ from winnow.attention.spans import Spans
 from winnow.cache import PagedCache
 from winnow.cache.layout import ceil_div
 from winnow.cache.pool import KindPool
+from winnow.cache.tiers.tier_traffic import TierTraffic
+from winnow.cache.tiers.value_store import ValueStore
 
 TEMPORARY = 2**24
 """Elements of the largest temporary: 64 MiB of float32."""
@@ -36,7 +39,6 @@ class SequenceGroup:
     """The first of the n queries of each that reads only the values it weighs most (`Spans.select_from`)."""
 
     def of_queries(self, x: Tensor) -> Tensor:
-        """Return what x, [T, ...], has for the group's queries: [G, n, ...]."""
         return x[self.tokens].unflatten(0, (len(self.index), -1))
 
 
@@ -103,7 +105,6 @@ class GatheredRows:
         )
 
     def values(self) -> Tensor:
-        """Return all values, float32 [G, H, N, d]."""
         # Padding is uninitialised memory, and 0 x NaN is NaN: clear values past the length.
         return self.pool.values_of(self.block).masked_fill_(~self.valid[..., None], 0.0)
 
@@ -151,7 +152,6 @@ def softmax_over(
 
 
 def weighted_sum(p: Tensor, v: Tensor) -> Tensor:
-    """Return p, [G, H, g, n, N], times v, [G, H, N, d]: float32 [G, H, g, n, d]."""
     return (p.flatten(2, 3) @ v).unflatten(2, p.shape[2:4])
 
 
@@ -207,7 +207,6 @@ def attend_group(
 
 
 def _observe(observation: Observation, weights: Weights, position: Tensor, rows: GatheredRows) -> None:
-    """Accumulate a block of queries at `position`, [G, n]."""
     n = position.shape[1]
     counts = position >= rows.observe_from[:, None]
     first = n - int(counts.sum(dim=1).max())  # no earlier query counts in any sequence
@@ -218,3 +217,103 @@ def _observe(observation: Observation, weights: Weights, position: Tensor, rows:
             weights.age[:, :, first:],
             counts[:, first:],
         )
+
+
+def attend_split(
+    cache: PagedCache,
+    spans: Spans,
+    layer: int,
+    q: Tensor,
+    spec: AttentionSpec,
+    last: Callable[[int, int], Tensor | None] = lambda first, count: None,
+) -> Tensor:
+    """Return `BackendStep.attend` of a layer whose values lie on a tier (KCache, arXiv 2404.18057); counts reads.
+
+    The oracle of every kernel. The softmax goes over all keys, and accumulators see all weights. Tokens of a prompt
+    read all values; a later token reads for each query head the N with the largest weights (`ValueTier.top_n`), and
+    those that the heads of a group choose come in one packed gather. The paper does not say whether weights are scaled
+    so that they add up as all of them did; `ValueTier.renormalize` asks for it.
+
+    Args:
+        last: as `ReferenceStep.last_visible`, of this layer.
+    """
+    pool = cache.pool.of_layer(layer)
+    assert pool.tier is not None, "its values lie on a tier"
+    out, most = torch.empty_like(q), pool.tier.tier.top_n
+    for group in sequence_groups(spans, cache.pool.layout.heads[layer] * pool.kind.key_size):
+        rows = GatheredRows.gather(cache, spans, group, layer)
+        tier = _TierRows(rows, group, pool.tier, spec, last)
+        chosen = len(group.index) * q.shape[1] * min(most, group.longest) * pool.kind.value_size
+        attend_group(
+            cache,
+            spans,
+            group,
+            rows,
+            q,
+            tier.attend,
+            out,
+            breaks=(group.select_from,),
+            most_queries=TEMPORARY // chosen,
+        )
+    return out
+
+
+class _TierRows:
+    """Gathered rows whose values are read as queries ask for them."""
+
+    def __init__(
+        self,
+        rows: GatheredRows,
+        group: SequenceGroup,
+        store: ValueStore,
+        spec: AttentionSpec,
+        last: Callable[[int, int], Tensor | None],
+    ) -> None:
+        self._rows, self._group, self._store, self._tier, self._spec = rows, group, store, store.tier, spec
+        self._last = last
+        self._all: Tensor | None = None
+
+    def attend(self, q: Tensor, position: Tensor, first: int) -> BlockOutput:
+        weights = softmax_over(q, position, self._rows, self._spec, self._last(first, position.shape[1]))
+        if first < self._group.select_from:
+            return BlockOutput(weighted_sum(weights.p, self._read_all()), weights)
+        return BlockOutput(self._selected(weights.p), weights)
+
+    def _read_all(self) -> Tensor:
+        if self._all is None:
+            start = time.perf_counter()
+            self._all = self._rows.values()
+            self._count(TierTraffic(rows_prefilled=int(self._rows.valid.sum())), start)
+        return self._all
+
+    def _selected(self, p: Tensor) -> Tensor:
+        """Return the sum over the N largest of p, [G, H, g, n, N], of each query head: [G, H, g, n, d]."""
+        weight, kv = p.topk(min(self._tier.top_n, p.shape[-1]), dim=-1)
+        # Of weight 0 are KVs that the query does not see, and what pads rows: nothing is read for them.
+        chosen = weight > 0.0
+        row = torch.arange(self._rows.slot[..., 0].numel(), device=p.device).view(*p.shape[:2], 1, 1, 1)
+        place = row * p.shape[-1] + kv  # in the flattened rows
+        read = torch.zeros(self._rows.slot.numel(), dtype=torch.bool, device=p.device)
+        read[place[chosen]] = True
+        start = time.perf_counter()
+        values = self._rows.pool.values(self._rows.slot.flatten()[read])  # packed: [m, d]
+        self._count(
+            TierTraffic(
+                head_queries=p[..., 0].numel(), rows_selected=int(chosen.sum()), rows_read=len(values)
+            ),
+            start,
+        )
+        packed = (read.cumsum(0) - 1)[place].clamp_min(0)
+        if not len(values):
+            return p.new_zeros(*p.shape[:-1], values.shape[-1])
+        out = (weight[..., None, :] @ values[packed].masked_fill_(~chosen[..., None], 0.0))[..., 0, :]
+        if self._tier.renormalize:
+            out *= (p.sum(dim=-1) / weight.sum(dim=-1).clamp_min(torch.finfo().tiny))[..., None]
+        return out
+
+    def _count(self, traffic: TierTraffic, start: float) -> None:
+        """Add what was read since `start`, of `time.perf_counter`."""
+        store = self._store
+        traffic.bytes_read = (traffic.rows_read + traffic.rows_prefilled) * store.slot_bytes
+        traffic.seconds_waited = time.perf_counter() - start
+        store.traffic.add(traffic)

@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from winnow import native
-from winnow.attention.interface import AttentionBackend, AttentionSpec, BackendStep, ReplayQueries
-from winnow.attention.native_step import NativeSpec, NativeStep, count_reads
+from winnow.attention.interface import (
+    AttentionBackend,
+    AttentionSpec,
+    BackendStep,
+    NativeSpec,
+    NativeStep,
+    ReplayQueries,
+    count_reads,
+)
 from winnow.attention.observer import AttentionObserver
 from winnow.attention.ranked_rows import RankedRows
 from winnow.attention.spans import Spans
@@ -35,7 +42,6 @@ def native_cache(cache: PagedCache, pool: KindPool, heads: int) -> native.Cache:
 
 
 def native_batch(spans: Spans) -> native.Batch:
-    """Return the batch as the kernels see it."""
     # By identity: sequences of a policy share theirs, and to hash each one's costs more than equals would.
     kinds = {id(kind): kind for kind in spans.observe if kind is not None}
     number = {kind: i for i, kind in enumerate(kinds)}
@@ -63,7 +69,6 @@ def _native_observer(observer: AttentionObserver) -> native.AttentionObserver:
 
 
 def reads(*codecs: PairCodec) -> bool:
-    """Return whether the kernels read KVs that the codecs store."""
     forms = {form.name for codec in codecs for form in (codec.key, codec.value)}
     return forms <= {*native.FORMATS, "int4-outlier"}
 
@@ -108,11 +113,7 @@ def key_rows(pool: KindPool, slot: Tensor, length: Tensor) -> native.KeyRows:
 
 
 def _check_reads(codec: PairCodec) -> None:
-    """Refuse what the kernels do not read.
-
-    Raises:
-        ConfigError: names the codec.
-    """
+    """Refuse what the kernels do not read. Raises ConfigError: names the codec."""
     if not reads(codec):
         raise ConfigError(
             f"attention_backend native reads KVs stored as one of {', '.join(native.FORMATS)}, got {codec.name}"
@@ -131,7 +132,6 @@ def _address(field: Tensor, first: int) -> int:
 
 
 def _native_window(window: WideWindow) -> native.WideWindow:
-    """Return what is kept wide of some layers; it points at the window's tensors."""
     _, num_layers, num_heads, _, head_dim = window.k.shape
     return native.WideWindow(
         first_layer=window.layers.start, num_layers=num_layers, num_heads=num_heads, head_dim=head_dim,
@@ -295,7 +295,6 @@ class KernelStep(BackendStep):
 
 
 def _native_selection(tier: ValueTier, spans: Spans) -> native.Selection:
-    """Return which queries select values, and how many, where these lie on a tier."""
     return native.Selection(
         most=tier.top_n, renormalize=tier.renormalize, select_from=spans.select_from.tolist()
     )

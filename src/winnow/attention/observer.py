@@ -169,7 +169,6 @@ def _exclude_near(p: Tensor, age: Tensor, exclude_first: int) -> None:
 
 
 def _aggregate(x: Tensor, group: Group) -> Tensor:
-    """Aggregate the query heads of a group: dimension 2 of x becomes 1."""
     if group is Group.SUM:
         return x.sum(dim=2, keepdim=True)
     return x.mean(dim=2, keepdim=True) if group is Group.MEAN else x.amax(dim=2, keepdim=True)

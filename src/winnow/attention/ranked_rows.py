@@ -36,17 +36,14 @@ class RankedRows:
 
     @cached_property
     def valid(self) -> Tensor:
-        """Bool [..., N], below the length."""
         return torch.arange(self.score.shape[-1], device=self.score.device) < self.length[..., None]
 
     @cached_property
     def key(self) -> Tensor:
-        """See `sort_key`, int64 [..., N]."""
         return sort_key(self.score, self.position, self.must_stay, self.valid)
 
     @cached_property
     def sorted_key(self) -> Tensor:
-        """`key`, ascending within each row."""
         return self.key.sort(dim=-1).values
 
     def lowest(self, count: Tensor, most: int) -> Tensor:

@@ -3,6 +3,8 @@
 Rows are decoded into padded float32 tensors, computed by the textbook formula, and masked.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,15 +14,21 @@ from winnow.attention.gathered_rows import (
     BlockOutput,
     GatheredRows,
     attend_group,
+    attend_split,
     sequence_groups,
     softmax_over,
     weighted_sum,
 )
-from winnow.attention.interface import AttentionBackend, AttentionSpec, BackendStep, ReplayQueries
+from winnow.attention.interface import (
+    AttentionBackend,
+    AttentionSpec,
+    BackendStep,
+    HeadRotation,
+    ReplayQueries,
+)
 from winnow.attention.ranked_rows import RankedRows, moves
 from winnow.attention.replay import replay_rows
 from winnow.attention.spans import Spans
-from winnow.attention.split import attend_split
 from winnow.cache import KVPool, PagedCache
 from winnow.cache.layout import ceil_div
 
@@ -133,3 +141,39 @@ class TwoWayStep(ReferenceStep):
         if self._windowed and spec.window is None:
             return None
         return self._last[None, first : first + count]
+
+
+@dataclass(frozen=True)
+class BatchPart:
+    """Tokens of a packed batch that attend over one cache together.
+
+    Attributes:
+        tokens: int64 [n], their indices in the batch.
+        step: what computes their attention.
+    """
+
+    tokens: Tensor
+    step: BackendStep
+
+
+class PartedStep(BackendStep):
+    """Step of a batch that is written as a whole and attends in parts, which together hold each token once."""
+
+    def __init__(self, whole: BackendStep, parts: Sequence[BatchPart]) -> None:
+        super().__init__(whole.cache, whole.spans)
+        self._whole, self.parts = whole, tuple(parts)
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        self._whole.write(layer, k, v)
+
+    def rotate_and_write(self, layer: int, heads: Tensor, query_heads: int, rotation: HeadRotation) -> bool:
+        return self._whole.rotate_and_write(layer, heads, query_heads, rotation)
+
+    def attend(self, layer: int, q: Tensor, spec: AttentionSpec) -> Tensor:
+        out = q.new_empty((*q.shape[:2], self.cache.pool.of_layer(layer).kind.value_size))
+        for part in self.parts:
+            out[part.tokens] = part.step.attend(layer, q[part.tokens], spec)
+        return out
+
+    def replay(self, layer: int, slot: int, queries: ReplayQueries, spec: AttentionSpec) -> None:
+        self._whole.replay(layer, slot, queries, spec)

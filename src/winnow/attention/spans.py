@@ -116,7 +116,6 @@ class Spans:
         return torch.from_numpy(np.concatenate([found[i] for i in index])).to(self.device)
 
     def only(self, index: Sequence[int]) -> Self:
-        """Return the spans of some sequences alone, given by ascending indices."""
         some = np.array(index)
         return type(self)(
             self.slots[some],
@@ -161,12 +160,10 @@ class Spans:
         )
 
     def upload(self, values: NDArray[np.int64] | Sequence[int]) -> Tensor:
-        """Copy numbers to the compute device as int32."""
         return torch.from_numpy(np.asarray(values, dtype=np.int32)).to(self.device)
 
     @property
     def num_decodes(self) -> int:
-        """Number of sequences with one token, which lead the batch."""
         many = np.flatnonzero(self.counts > 1)
         return int(many[0]) if len(many) else len(self.counts)
 
@@ -176,22 +173,18 @@ class Spans:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Batch index of each sequence's first token, int64 [B]."""
         return np.cumsum(self.counts) - self.counts
 
     @cached_property
     def device_slots(self) -> Tensor:
-        """`slots` on the compute device."""
         return torch.from_numpy(self.slots).to(self.device)
 
     @cached_property
     def token_sequence(self) -> Tensor:
-        """Index of the sequence of each token, int64 [T]."""
         return torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts)).to(self.device)
 
     @cached_property
     def token_slots(self) -> Tensor:
-        """Cache slot of the sequence of each token, int64 [T]."""
         return self.device_slots[self.token_sequence]
 
     @cached_property

@@ -22,7 +22,6 @@ class Storage(NamedTuple):
 
     @property
     def words(self) -> Tensor:
-        """`data` viewed as the widest integers that divide every field: [num_blocks, words of a block]."""
         return self.data.view(widest_word(self.form))
 
     def view(self, field: Field, offset: int, block_size: int, dtype: torch.dtype) -> Tensor:
@@ -43,7 +42,6 @@ class BlockPart:
 
     @classmethod
     def of(cls, storages: tuple[Storage, ...]) -> "BlockPart":
-        """Return the KVs of blocks, as words."""
         if len(storages) == 1:
             return cls((storages[0].words,))
         return cls(tuple(storage.data.view(torch.int64) for storage in storages))
@@ -78,7 +76,6 @@ class BlockPart:
 
 
 def widest_word(form: BlockFormat) -> torch.dtype:
-    """Return the widest integers that divide every field of a block."""
     sizes = [size for field, offset in form.fields for size in (offset, field.slot_bytes)]
     return next(word for word in _WORDS if all(n % word.itemsize == 0 for n in (form.nbytes, *sizes)))
 
@@ -125,22 +122,18 @@ class SlotNumbers:
         return _of_blocks(self.accumulators, block)
 
     def clear_accumulators(self, slot: Tensor, count: int) -> None:
-        """Set the first `count` accumulators of slots, int64 [...], to 0."""
         self.accumulators.flatten(1)[:count, slot] = 0.0
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
-        """Copy the numbers of whole blocks, int64 [n] each."""
         self.position[target] = self.position[source]
         self.accumulators[:, target] = self.accumulators[:, source]
 
     def move(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
-        """Copy the numbers of slots, given by block and offset, int64 [n] each."""
         self.position[target] = self.position[source]
         self.accumulators[:, *target] = self.accumulators[:, *source]
 
 
 def _of_blocks(each: Tensor, block: Tensor) -> Tensor:
-    """Return what tensors of [..., num_blocks, size] hold for blocks, int64 [*, n]: [..., *, n * size]."""
     # Copies whole blocks, where indexing would look up each number.
     found = each.index_select(-2, block.flatten())
     return found.view(*each.shape[:-2], *block.shape[:-1], -1)

@@ -126,7 +126,6 @@ class CacheSize:
         return found / num_blocks
 
     def max_positions(self, layout: CacheLayout) -> int:
-        """Return positions that a sequence may have: its longest row, in whole table pages."""
         return self.pages_per_seq * PAGE_ENTRIES * layout.block_size
 
     def prefix_state_bytes(self, layout: CacheLayout) -> int:

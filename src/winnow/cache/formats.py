@@ -75,11 +75,8 @@ class VectorFormat(ABC):
 
     @abstractmethod
     def fields(self, side: str, head_dim: int) -> tuple[Field, ...]:
-        """Return the fields of the side of that name.
-
-        Raises:
-            ConfigError: vectors of `head_dim` channels cannot be stored so.
-        """
+        """Return the fields of the side of that name. Raises ConfigError: vectors of `head_dim` channels cannot be
+        stored so."""
 
     @abstractmethod
     def encode(self, x: "Tensor") -> "tuple[Tensor, ...]":
@@ -118,11 +115,7 @@ class _Grouped(VectorFormat):
     """Channels of a group; None: `default_group`."""
 
     def channels(self, head_dim: int) -> int:
-        """Return channels of a group.
-
-        Raises:
-            ConfigError: groups do not divide the head.
-        """
+        """Return channels of a group. Raises ConfigError: groups do not divide the head."""
         group = self.default_group(head_dim) if self.group is None else self.group
         if head_dim % group:
             raise ConfigError(

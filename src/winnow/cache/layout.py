@@ -121,7 +121,6 @@ class CacheLayout:
 
     @cached_property
     def num_kv_heads(self) -> int:
-        """Heads of the layer that has the most."""
         return max(group.num_kv_heads for group in self.groups)
 
     @cached_property
@@ -131,7 +130,6 @@ class CacheLayout:
 
     @cached_property
     def heads(self) -> tuple[int, ...]:
-        """KV heads of each layer."""
         return tuple(group.num_kv_heads for group in self.by_layer)
 
     @cached_property
@@ -141,7 +139,6 @@ class CacheLayout:
 
     @cached_property
     def rows_per_seq(self) -> int:
-        """Rows of a sequence: one per layer and KV head."""
         return sum(self.heads)
 
     def even_rows(self, num_kvs: int) -> IntArray:
@@ -150,11 +147,7 @@ class CacheLayout:
 
     @property
     def head_dim(self) -> int:
-        """Numbers in any key and in any value.
-
-        Raises:
-            ConfigError: they differ.
-        """
+        """Numbers in any key and in any value. Raises ConfigError: they differ."""
         sizes = {size for group in self.groups for size in (group.key_size, group.value_size)}
         if len(sizes) > 1:
             raise ConfigError(f"keys and values must be of one size here, the model's are of {sorted(sizes)}")
@@ -162,17 +155,14 @@ class CacheLayout:
 
     @cached_property
     def codecs(self) -> tuple[PairCodec, ...]:
-        """Codecs by which KVs are stored, each once."""
         return tuple(dict.fromkeys(group.codec for group in self.groups))
 
     @property
     def codec_names(self) -> str:
-        """The codecs' names, commas between."""
         return ", ".join(codec.name for codec in self.codecs)
 
     @property
     def has_bias(self) -> bool:
-        """True if every KV has a bias."""
         return all(codec.further_fields for codec in self.codecs)
 
     @cached_property
@@ -225,7 +215,6 @@ class CacheLayout:
         return self.device_bytes(self.by_kind(self.even_rows(1))) // self.rows_per_seq
 
     def tier_bytes(self, count: Sequence[int]) -> int:
-        """Return bytes of a tier that numbers of blocks of each kind take."""
         return sum(n * kind.tier_bytes for n, kind in zip(count, self.kinds, strict=False))
 
     def host_bytes(self, count: Sequence[int]) -> int:
@@ -238,15 +227,12 @@ class CacheLayout:
 
     @property
     def page_bytes(self) -> int:
-        """One table page: PAGE_ENTRIES int32 block ids for every row of a sequence."""
         return self.num_layers * self.num_kv_heads * PAGE_ENTRIES * _INT32
 
     def blocks_for(self, num_kvs: int) -> int:
-        """Return blocks that a sequence with `num_kvs` KVs in every row needs."""
         return self.rows_per_seq * ceil_div(num_kvs, self.block_size)
 
     def row_blocks(self, lengths: IntArray) -> IntArray:
-        """Return blocks of rows of `lengths` KVs, of any shape."""
         return -(-lengths // self.block_size)
 
     def partly_filled(self, lengths: IntArray) -> IntArray:
@@ -263,12 +249,10 @@ class CacheLayout:
 
     @cached_property
     def windows(self) -> tuple[int | None, ...]:
-        """Sliding window of each layer, None where a layer sees everything."""
         return tuple(group.window for group in self.by_layer)
 
     @property
     def has_windows(self) -> bool:
-        """True if the rows of some layers need not keep all KVs."""
         return any(window is not None for window in self.windows)
 
     @cached_property
@@ -279,7 +263,6 @@ class CacheLayout:
 
     @cached_property
     def evictable_part(self) -> "CacheLayout":
-        """The layout of these layers alone."""
         if len(self.evictable) == self.num_layers:
             return self
         groups, first = [], 0
@@ -330,7 +313,6 @@ class CacheLayout:
 
     @property
     def has_prefix_state(self) -> bool:
-        """True if a prefix has something beside its blocks."""
         return self.wide.any or self.state_bytes > 0
 
     def prefix_state_bytes(self, num_tokens: int) -> int:
@@ -349,7 +331,6 @@ class CacheLayout:
             yield layers[wide.layers :], wide.sinks, wide.recent
 
     def wide_bytes(self, max_positions: int) -> int:
-        """Return bytes of a sequence's wide KVs and their positions."""
         return sum(
             len(layers) * (sinks + recent) * self._wide_place_bytes
             for layers, sinks, recent in self.wide_windows(max_positions)

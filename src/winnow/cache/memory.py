@@ -58,11 +58,8 @@ def require_memory(kv_memory: int, needed: int, device: torch.device | str) -> N
 
 
 def require_host_memory(kv_offloading_size: int, device: torch.device | str, kv_memory: int) -> None:
-    """Raise if the machine has not the memory of the host tier; on a CPU it comes on top of the KV memory.
-
-    Raises:
-        ConfigError: names size and limit.
-    """
+    """Raise if the machine has not the memory of the host tier; on a CPU it comes on top of the KV memory. Raises
+    ConfigError: names size and limit."""
     memory = host_memory()
     if memory is None:
         return

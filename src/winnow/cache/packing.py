@@ -21,7 +21,6 @@ from torch import Tensor
 
 
 def packed_bytes(channels: int, bits: int) -> int:
-    """Return bytes of the codes of `channels` channels."""
     return channels * bits // 8
 
 
@@ -35,7 +34,6 @@ def pack(code: Tensor, bits: int, group: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int, group: int) -> Tensor:
-    """Return the codes, uint8 [..., d], that `pack` packed."""
     grouped = packed.unflatten(-1, (-1, packed_bytes(group, bits)))
     if bits == 3:
         low, high = grouped.split([group // 4, group // 8], dim=-1)
@@ -53,7 +51,6 @@ def _interleave(code: Tensor, bits: int) -> Tensor:
 
 
 def _spread(packed: Tensor, bits: int) -> Tensor:
-    """Return the codes [..., g] in bytes [..., g * bits / 8]."""
     mask = 2**bits - 1
     return torch.cat([(packed >> (i * bits)) & mask for i in range(8 // bits)], dim=-1)
 

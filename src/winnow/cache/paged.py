@@ -52,7 +52,6 @@ class BlockTables:
         return self.page_table.shape[1]
 
     def apply(self, update: CacheUpdate) -> None:
-        """Follow a ledger; the update's copies are made elsewhere."""
         if len(update.entries):
             self.pages.view(-1)[self._to_device(update.entries)] = self._to_device(update.blocks)
         for slot, pages in update.pages:
@@ -67,7 +66,6 @@ class BlockTables:
             self.lengths[torch.from_numpy(slots)] = self._to_device(lengths)
 
     def longest(self, slots: list[int]) -> NDArray[np.int64]:
-        """Return KVs in the longest row of each sequence, int64 [B]."""
         longest: NDArray[np.int64] = self.host_lengths[slots].max(axis=(1, 2)).astype(np.int64)
         return longest
 
@@ -84,7 +82,6 @@ class BlockTables:
         return self.pages[:, layer][pages].transpose(1, 2).flatten(2)[:, :, :num_blocks]
 
     def lookup_layers(self, slots: Tensor, num_blocks: int) -> Tensor:
-        """Look up as `lookup` does, all layers: int32 [layers, B, heads, num_blocks]."""
         pages = self.page_table[slots, : ceil_div(num_blocks, PAGE_ENTRIES)]
         return self.pages[pages].permute(2, 0, 3, 1, 4).flatten(3)[..., :num_blocks]
 
@@ -121,20 +118,14 @@ class PagedCache:
 
     @property
     def windows(self) -> tuple[WideWindow, ...]:
-        """The windows of `wide`, each of some of the layers."""
         return () if self.wide is None else self.wide.windows
 
     def window(self, layer: int) -> WideWindow | None:
-        """Return the window of wide KVs of a layer; None: it has none."""
         return None if self.wide is None else self.wide.of_layer(layer)
 
     def apply(self, update: CacheUpdate) -> None:
         """Apply a ledger's update: copies of states and blocks, also to and from the host tier, then tables and
-        lengths.
-
-        Raises:
-            HostTierError: copies to or from the host tier failed; all else is done.
-        """
+        lengths. Raises HostTierError: copies to or from the host tier failed; all else is done."""
         failed = self.states.follow(update)
         for copies in update.copies:
             if isinstance(copies, BlockCopies):
@@ -161,10 +152,8 @@ class LocalCache:
         self.paged = PagedCache.allocate(layout, size, device)
 
     def append(self, slots: list[int], counts: list[int]) -> None:
-        """See `Ledger.append`; there is room to write afterwards."""
         self.ledger.append(slots, counts)
         self.sync()
 
     def sync(self) -> None:
-        """Apply the ledger's changes to memory and tables."""
         self.paged.apply(self.ledger.take_update())

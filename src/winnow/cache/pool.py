@@ -59,7 +59,6 @@ class KindPool:
 
     @property
     def device(self) -> torch.device:
-        """Device that computes with the keys and holds them."""
         return self.numbers.device
 
     @property
@@ -75,7 +74,6 @@ class KindPool:
 
     @property
     def storage(self) -> Tensor:
-        """The bytes of blocks that lie on the device as a whole."""
         [storage] = self.storages
         return storage.data
 
@@ -94,12 +92,10 @@ class KindPool:
 
     @property
     def k(self) -> Tensor:
-        """The field of that name; KeyError: the codec has none."""
         return self.fields["k"]
 
     @property
     def v(self) -> Tensor:
-        """The field of that name; KeyError: the codec has none."""
         return self.fields["v"]
 
     @property
@@ -121,6 +117,8 @@ class KindPool:
         return (block - self.first).clamp_(0, self.num_blocks - 1)
 
     # -- KVs -----------------------------------------------------------------------------------------------------
+    # Slots are int64 [...], blocks int64 [..., n]. What they hold comes as float32: keys, rotated at their positions,
+    # and values [..., d], biases [...]; of whole blocks [..., n * block_size, d] and [..., n * block_size].
 
     def write(self, slot: Tensor, k: Tensor, v: Tensor, position: Tensor) -> None:
         """Store new KVs, whose accumulators start at 0.
@@ -134,32 +132,25 @@ class KindPool:
         self.numbers.accumulators[:, *place] = 0.0
 
     def keys(self, slot: Tensor) -> Tensor:
-        """Return the keys in slots, int64 [...], rotated at their positions: float32 [..., d]."""
         return self.kind.codec.keys(self._read(self.kind.key_fields, self.numbers.place(slot)))
 
     def values(self, slot: Tensor) -> Tensor:
-        """Return the values in slots, int64 [...]: float32 [..., d]."""
         return self.kind.codec.values(self._read(self.kind.value_fields, self.numbers.place(slot)))
 
     def keys_of(self, block: Tensor) -> Tensor:
-        """Return the keys in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
         return self.kind.codec.keys(self._read(self.kind.key_fields, (block,))).flatten(-3, -2)
 
     def values_of(self, block: Tensor) -> Tensor:
-        """Return the values in all slots of blocks, int64 [..., n]: float32 [..., n * block_size, d]."""
         return self.kind.codec.values(self._read(self.kind.value_fields, (block,))).flatten(-3, -2)
 
     @property
     def has_bias(self) -> bool:
-        """Return whether KVs have a bias that attention adds to their logits."""
         return BIAS.name in self.fields
 
     def biases(self, slot: Tensor) -> Tensor:
-        """Return the biases in slots, int64 [...], where KVs have one: float32 [...]."""
         return self._read((BIAS,), self.numbers.place(slot))[BIAS.name][..., 0].float()
 
     def biases_of(self, block: Tensor) -> Tensor:
-        """Return the biases in all slots of blocks, int64 [..., n]: float32 [..., n * block_size]."""
         return self._read((BIAS,), (block,))[BIAS.name].flatten(-3).float()
 
     def set_fitted(self, slot: Tensor, v: Tensor, bias: Tensor) -> None:
@@ -175,7 +166,6 @@ class KindPool:
         return self.tier.traffic
 
     def count_scored(self, num_rows: int) -> None:
-        """Count values that a policy reads, where they lie on a tier."""
         if self.tier is not None:
             nbytes = num_rows * self.tier.slot_bytes
             self.traffic.add(TierTraffic(rows_scored=num_rows, bytes_read=nbytes))
@@ -187,7 +177,6 @@ class KindPool:
     # -- moving --------------------------------------------------------------------------------------------------
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
-        """Copy the KVs of whole blocks of this kind, int64 [n] each, on the device of the pool."""
         self._wait_for_copies()
         for storage in self.storages:
             words = storage.words
@@ -221,7 +210,6 @@ class KindPool:
         return found
 
     def _store(self, index: tuple[Tensor, ...], encoded: Mapping[str, Tensor]) -> None:
-        """Let fields hold what is given for an index, as in `_read`."""
         if self.copies is not None:
             block, offset = index
             self.traffic.seconds_waited += self.copies.write(self.local(block), offset, encoded)
@@ -264,7 +252,6 @@ class KVPool:
         self._by_layer = tuple(self.kinds[kind] for kind in layout.kind_of[:, 0].tolist())
 
     def of_layer(self, layer: int) -> KindPool:
-        """Return the blocks that the rows of a layer hold."""
         return self._by_layer[layer]
 
     @property
@@ -273,21 +260,17 @@ class KVPool:
 
     @property
     def position(self) -> Tensor:
-        """See `SlotNumbers`."""
         return self.numbers.position
 
     @property
     def accumulators(self) -> Tensor:
-        """See `SlotNumbers`."""
         return self.numbers.accumulators
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the device."""
         return sum(kind.nbytes for kind in self.kinds) + self.numbers.nbytes
 
     def copy_blocks(self, source: Tensor, target: Tensor) -> None:
-        """Copy whole blocks, int32 [n] each, to others of their kind. No target may also be a source."""
         for kind, mask in self.split(source):
             kind.copy_blocks(source[mask], target[mask])
         self.numbers.copy_blocks(source, target)

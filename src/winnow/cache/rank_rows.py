@@ -20,7 +20,6 @@ _VECTORS = 4
 
 
 def join_states(parts: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Join the ranks' parts of the states of a prefix."""
     return {
         name: np.concatenate([part[name] for part in parts], axis=1) if array.ndim == _VECTORS else array
         for name, array in parts[0].items()
@@ -74,7 +73,6 @@ class RankRows:
         }
 
     def holdings(self, held: Holdings) -> Holdings:
-        """Return the part of `held` that the rank's memory holds."""
         return replace(
             held,
             lengths=held.lengths[:, :, self.heads],
@@ -82,7 +80,6 @@ class RankRows:
         )
 
     def update(self, update: CacheUpdate) -> CacheUpdate:
-        """Return the rank's part of an update."""
         entries, mine = self._entries(update.entries)
         return replace(
             update,

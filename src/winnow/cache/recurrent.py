@@ -39,7 +39,6 @@ class StateShape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a sequence's, with what aligns the next one."""
         return round_up(prod(self.shape) * ITEM_BYTES[self.dtype], _ALIGNMENT)
 
 
@@ -117,7 +116,6 @@ class RecurrentStates(SlotState):
             self._rows[fresh] = 0
 
     def take_back(self, slot: int) -> None:
-        """Return to the state before the last step's tokens."""
         self._num_tokens[slot], self._rows[slot] = self._before.pop(slot)
 
     def nbytes(self, slot: int) -> int:

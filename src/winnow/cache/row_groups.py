@@ -54,7 +54,6 @@ class BlockKind:
 
     @cached_property
     def form(self) -> BlockFormat:
-        """The layout of the fields of a block's KVs, wherever they lie."""
         if self.values_in_keys:
             return BlockFormat.of(self.key_fields, self.size).with_values(self.value_fields)
         if self.tier is None:
@@ -63,12 +62,10 @@ class BlockKind:
 
     @cached_property
     def key_form(self) -> BlockFormat:
-        """The layout of a block's keys where values are on a tier."""
         return BlockFormat.of(self.key_fields, self.size).padded()
 
     @cached_property
     def value_form(self) -> BlockFormat:
-        """The layout of a block's values where they are on a tier."""
         return BlockFormat.of(self.value_fields, self.size).padded()
 
     @cached_property
@@ -81,21 +78,18 @@ class BlockKind:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a KV, wherever it lies."""
         values = () if self.values_in_keys else self.value_fields
         fields = self.key_fields + values + self.codec.further_fields
         return sum(field.slot_bytes for field in fields)
 
     @property
     def tier_slot_bytes(self) -> int:
-        """Bytes of a KV that lie on the tier."""
         if self.tier is None:
             return 0
         return sum(field.slot_bytes for field in self.value_fields)
 
     @property
     def tier_bytes(self) -> int:
-        """Bytes of a block that lie on the tier: those of its values."""
         return 0 if self.tier is None else self.value_form.nbytes
 
     def part_bytes(self, num_accumulators: int) -> tuple[int, ...]:
@@ -130,7 +124,6 @@ class RowGroup:
     values_in_keys: bool = False
 
     def kind(self, block_size: int) -> BlockKind:
-        """Return the kind of the group's blocks, of `block_size` slots."""
         return BlockKind(
             block_size, self.key_size, self.value_size, self.codec, self.tier, self.values_in_keys
         )

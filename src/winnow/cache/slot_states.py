@@ -61,7 +61,6 @@ class SlotStates:
         self._saved: dict[int | bytes, list[Any]] = {}
 
     def add(self, *states: SlotState) -> None:
-        """Add states, which are followed after those added before."""
         self._states += states
 
     @property
@@ -74,20 +73,15 @@ class SlotStates:
         return {name for name in self._saved if isinstance(name, bytes)}
 
     def nbytes(self, slot: int) -> int:
-        """Return bytes that travel with a sequence to host memory."""
         return sum(state.nbytes(slot) for state in self._states)
 
     def fork(self, slot: int, to: int) -> None:
-        """Copy the state of the sequence in `slot` to slot `to`."""
         for state in self._states:
             state.fork(slot, to)
 
     def follow(self, update: CacheUpdate) -> dict[int, str]:
-        """Follow a ledger: save sequences before their slots are cleared, and load others afterwards.
-
-        Returns:
-            Ids of the copies to host memory that failed, and why.
-        """
+        """Follow a ledger: save sequences before their slots are cleared, and load others afterwards. Returns ids of
+        the copies to host memory that failed, and why."""
         failed: dict[int, str] = {}
         loads: list[tuple[int, list[Any]]] = []
         for each in update.copies:
@@ -129,7 +123,6 @@ class SlotStates:
         }
 
     def write(self, key: bytes, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep the states that another cache's `read` returned."""
         self._saved[key] = [
             state.from_arrays(
                 {

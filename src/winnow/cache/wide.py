@@ -6,7 +6,6 @@ rounds rank by what blocks hold. A place says which position it holds, and one t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,19 +22,9 @@ _INT64 = 8
 _DTYPES = {"place": torch.int64, "k": torch.uint8, "v": torch.uint8, "position": torch.int32}
 
 
-@dataclass(frozen=True)
-class SavedWindow:
-    """KVs that one sequence has in n places of a window, on the host.
-
-    Attributes:
-        place: int64 [n].
-        k, v: [layers, H, n, d]; position: int32 [layers, n].
-    """
-
-    place: Tensor
-    k: Tensor
-    v: Tensor
-    position: Tensor
+SavedWindow = dict[str, Tensor]
+"""KVs that one sequence has in n places of a window, on the host: place int64 [n], k and v [layers, H, n, d], position
+int32 [layers, n]."""
 
 
 class WideWindow:
@@ -99,33 +88,28 @@ class WideWindow:
         v[group, head, n] = self.v[where].float()
 
     def clear(self, slot: int) -> None:
-        """Forget a sequence."""
         self.position[slot] = _EMPTY
 
     def saved_bytes(self, slot: int) -> int:
-        """Return bytes of what `save` returns."""
         return int(self._used(slot).sum()) * (self.nbytes // self.position[:, 0].numel() + _INT64)
 
-    def save(self, slot: int, positions: tuple[int, int] | None = None) -> "SavedWindow":
-        """Copy a sequence's wide KVs to the host; with `positions`, half-open, those of these first positions only."""
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> SavedWindow:
         used = self._used(slot)
         if positions is not None:
             used[max(self.sinks, positions[0]) :] = False
             used[: positions[0]] = used[positions[1] :] = False
         place = used.nonzero()[:, 0]
-        parts = (self.k[slot][:, :, place], self.v[slot][:, :, place], self.position[slot][:, place])
-        k, v, position = (part.cpu() for part in parts)
-        return SavedWindow(place.cpu(), k, v, position)
+        parts = {"k": self.k[slot][:, :, place], "v": self.v[slot][:, :, place]}
+        parts |= {"place": place, "position": self.position[slot][:, place]}
+        return {name: part.cpu() for name, part in parts.items()}
 
-    def load(self, slot: int, saved: "SavedWindow") -> None:
-        """Add saved KVs to those of a sequence. `saved` stays usable."""
-        place = saved.place.to(self.k.device)
-        self.k[slot][:, :, place] = saved.k.to(self.k.device)
-        self.v[slot][:, :, place] = saved.v.to(self.v.device)
-        self.position[slot][:, place] = saved.position.to(self.position.device)
+    def load(self, slot: int, saved: SavedWindow) -> None:
+        here = {name: part.to(self.k.device) for name, part in saved.items()}
+        place = here["place"]
+        self.k[slot][:, :, place], self.v[slot][:, :, place] = here["k"], here["v"]
+        self.position[slot][:, place] = here["position"]
 
     def fork(self, slot: int, to: int) -> None:
-        """Copy the wide KVs of the sequence in `slot` to slot `to`."""
         for part in (self.k, self.v, self.position):
             part[to] = part[slot]
 
@@ -158,11 +142,9 @@ class WideWindows(SlotState):
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the device, for running sequences."""
         return sum(window.nbytes for window in self.windows)
 
     def of_layer(self, layer: int) -> WideWindow | None:
-        """Return the window of a layer; None: its KVs are all in blocks."""
         return next((window for window in self.windows if layer in window.layers), None)
 
     def nbytes(self, slot: int) -> int:
@@ -186,23 +168,20 @@ class WideWindows(SlotState):
     def to_arrays(self, saved: tuple[SavedWindow, ...]) -> dict[str, NDArray[Any]]:
         """Return saved windows as arrays by name: "N.FIELD" of the N-th window, vectors as bytes."""
         return {
-            f"{number}.{name}": getattr(part, name).contiguous().view(dtype).numpy()
+            f"{number}.{name}": part[name].contiguous().view(dtype).numpy()
             for number, part in enumerate(saved)
             for name, dtype in _DTYPES.items()
         }
 
     def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> tuple[SavedWindow, ...]:
+        def numbers(name: str, dtype: torch.dtype) -> Tensor:
+            # An empty array has strides that only a copy of it has not.
+            return torch.from_numpy(arrays[name]).clone(memory_format=torch.contiguous_format).view(dtype)
+
         return tuple(
-            SavedWindow(
-                torch.from_numpy(arrays[f"{number}.place"]),
-                _vectors(arrays[f"{number}.k"], window.k.dtype),
-                _vectors(arrays[f"{number}.v"], window.k.dtype),
-                torch.from_numpy(arrays[f"{number}.position"]),
-            )
+            {
+                name: numbers(f"{number}.{name}", window.k.dtype if name in ("k", "v") else dtype)
+                for name, dtype in _DTYPES.items()
+            }
             for number, window in enumerate(self.windows)
         )
-
-
-def _vectors(array: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Return bytes as numbers. An empty array has strides that only a copy of it has not."""
-    return torch.from_numpy(array).clone(memory_format=torch.contiguous_format).view(dtype)

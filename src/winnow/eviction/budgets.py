@@ -39,11 +39,9 @@ class Floors:
         return bool(self.row_floor or self.layer_floor)
 
     def row_least(self, costs: RowCosts) -> Tensor:
-        """Return the floor of each row, int64 [B, L, H]; at most its length."""
         return torch.minimum(self._amount(self.row_floor, costs.round.budget)[:, None, None], costs.length)
 
     def layer_least_blocks(self, costs: RowCosts) -> Tensor:
-        """Return the floor of each layer in blocks, int64 [B, L]."""
         kvs = self._amount(self.layer_floor, costs.round.budget) * costs.num_heads
         least = -(-kvs // costs.block_size)
         return torch.minimum(least[:, None], costs.blocks.sum(dim=2))
@@ -63,7 +61,6 @@ class Floors:
         return least + above * room[:, None] // above.sum(dim=1, keepdim=True).clamp_min(1)
 
     def _amount(self, floor: int | float, budget: Tensor) -> Tensor:
-        """Return a floor in KVs, int64 [B]."""
         if isinstance(floor, int):
             return budget.clamp_max(floor)
         exact = Fraction(str(floor))  # the decimal as written, rounded down
@@ -76,7 +73,6 @@ class Budget(Floors, ABC):
 
     @property
     def equal_rows(self) -> bool:
-        """Return whether all rows of a sequence keep the same number."""
         return False
 
     @property

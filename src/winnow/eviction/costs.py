@@ -39,7 +39,6 @@ class Ranking:
 
     @cached_property
     def length(self) -> Tensor:
-        """KVs of each row, int64 [B, L, H]."""
         return self.rows.length.transpose(0, 1).long()
 
     @cached_property
@@ -54,7 +53,6 @@ class Ranking:
 
     @cached_property
     def ranked(self) -> RankedRows:
-        """The rows in the order of eviction."""
         rows = self.rows
         return RankedRows(rows.block, rows.length, rows.position, self.score, self.must_stay)
 
@@ -97,7 +95,6 @@ class RowCosts:
 
     @classmethod
     def join(cls, parts: Sequence["RowCosts"]) -> "RowCosts":
-        """Concatenate the heads of all ranks, in the order of ranks."""
         return replace(
             parts[0],
             length=torch.cat([part.length for part in parts], dim=2),
@@ -132,7 +129,6 @@ class RowCosts:
 
     @cached_property
     def blocks(self) -> Tensor:
-        """Blocks of each row, int64 [B, L, H]."""
         return -(-self.length // self.block_size)
 
 

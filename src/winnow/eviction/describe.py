@@ -47,7 +47,6 @@ def brief_policy(policy: EvictionPolicy) -> dict[str, str]:
 
 
 def full_preset(name: str, preset: Preset) -> dict[str, Any]:
-    """Return a preset as JSON: name, source, default budget, and its policy's fields."""
     policy = json_value(preset.policy)
     del policy["class"]
     return {"name": name, "paper": preset.paper, "kv_budget": preset.kv_budget} | policy

@@ -59,7 +59,6 @@ class PlannedRound:
 
     @property
     def own_lengths(self) -> IntArray:
-        """KVs that each row here will keep."""
         return self.lengths[:, :, self.ranks.part(self.lengths.shape[2])]
 
 

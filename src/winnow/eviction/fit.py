@@ -154,7 +154,6 @@ def fit_row(fit: Fit, shares: RowShares, v: Tensor, fixed: Tensor) -> tuple[Tens
 
 
 def _fitted_weights(fit: Fit, shares: Tensor, fixed: Tensor) -> Tensor:
-    """Return the weights of the KVs that are not fixed."""
     of_free = shares[:, ~fixed]
     missing = (1.0 - shares[:, fixed].sum(dim=-1)) @ of_free
     gram = of_free.mT @ of_free if of_free.shape[1] <= of_free.shape[0] else None

@@ -38,7 +38,6 @@ class RowKernels:
         return cls(kernels, rows) if reads(rows.pool.kind.codec) else None
 
     def leverage(self, ridge: float) -> Tensor:
-        """Return scores of `Leverage`, not smoothed: float32 [B, H, N], zeros where not valid."""
         score = torch.empty(self._slot.shape, dtype=torch.float32, device="cpu")
         self._kernels.leverage(self._keys, ridge, score.data_ptr(), self._threads)
         return score

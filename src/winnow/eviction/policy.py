@@ -66,7 +66,6 @@ class When:
 
     @property
     def in_decode(self) -> bool:
-        """Return whether rounds may run after the prompt."""
         at_intervals = self.decode_every or self.every_steps or self.uncompressed_tokens
         return bool(at_intervals or self.pressure or self.join_prefill or self.make_room)
 
@@ -95,7 +94,6 @@ class Keep:
             raise ConfigError(f"recent must be a count, or a share between 0.0 and 1.0, got {self.recent}")
 
     def window(self, budget: int) -> int:
-        """Return the number of last positions that are protected under a budget in KVs per row."""
         if isinstance(self.recent, float):
             return int(self.recent * max(budget - self.sinks, 0))
         return self.recent
@@ -168,7 +166,6 @@ class EvictionPolicy:
 
     @property
     def pool(self) -> Smoothing | None:
-        """Pooling of neighbours' scores; None: it does not."""
         pool = getattr(self.score, "pool", None)
         return pool if isinstance(pool, Smoothing) else None
 

@@ -186,11 +186,7 @@ PRESETS: dict[str, Preset] = {
 
 
 def find_preset(name: str) -> Preset:
-    """Look up a preset.
-
-    Raises:
-        ConfigError: there is no such preset; the message lists all names.
-    """
+    """Look up a preset. Raises ConfigError: there is no such preset; the message lists all names."""
     if name not in PRESETS:
         hint = f" (did you mean {near}?)" if (near := nearest_name(str(name), PRESETS)) else ""
         raise ConfigError(f"eviction must be one of {', '.join(PRESETS)}, or a policy, got {name!r}{hint}")

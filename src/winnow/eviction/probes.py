@@ -34,7 +34,6 @@ class Watched:
 
     @property
     def needs(self) -> Needs:
-        """What the sequence's score needs."""
         found: Needs = self.eviction.policy.score.needs
         return found
 
@@ -80,7 +79,6 @@ class Probe(SlotState):
         """Handle the end of a round of a sequence."""
 
     def kept(self, slot: int) -> dict[str, Any]:
-        """Return what is kept of a sequence, by name."""
         return self._sequences.setdefault(slot, {})
 
     def nbytes(self, slot: int) -> int:
@@ -137,7 +135,6 @@ class ReferenceProbe(Probe):
         self.close(slot)
 
     def of(self, layer: int, slot: int) -> ReferenceQueries | None:
-        """Return the queries of a layer; None: there are none."""
         kept = self._sequences.get(slot, {})
         parts = [name.partition(".")[0] for name in kept if name.endswith(".positions")]
         parts = [part for part in parts if f"{part}.{layer}" in kept]

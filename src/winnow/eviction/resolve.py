@@ -76,11 +76,9 @@ class ResolvedPolicy:
 
     @property
     def takes_amount(self) -> bool:
-        """Return whether the policy uses `compression` and `kv_budget`."""
         return not self.policy.when.never and self.policy.budget.fixed is None
 
     def budget(self, context_len: int) -> int:
-        """Return KVs per row on average, for a context of `context_len` tokens."""
         fixed = self.policy.budget.fixed
         if fixed is not None:
             return fixed

@@ -49,12 +49,10 @@ class SequenceEviction:
 
     @property
     def _most_step(self) -> int:
-        """Most tokens between rounds within the prompt."""
         return self._step and self._step + max((end - start for start, end in self.uncut), default=0)
 
     @property
     def target(self) -> int:
-        """KVs per row after a round."""
         return self.budget - self._step if self.policy.when.within else self.budget
 
     def at(self, compression: float) -> "SequenceEviction":
@@ -72,7 +70,6 @@ class SequenceEviction:
 
     @property
     def longest_pass(self) -> int:
-        """Length of the longest replay pass in tokens."""
         return max((each.length for each in self.passes), default=0)
 
     @property
@@ -272,7 +269,6 @@ class SequenceEviction:
         return windowed + self._blocks_above_target(rows, self._most_added(num_tokens), num_tokens)
 
     def blocks_after(self, layout: CacheLayout, num_tokens: int) -> int:
-        """Return an upper bound on blocks held after a round of a sequence of `num_tokens` tokens."""
         rows, windowed = self._parts(layout, num_tokens)
         return windowed + self._blocks_left(rows, 0, num_tokens)
 

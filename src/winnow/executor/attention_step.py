@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from winnow.attention import AttentionSpec, BackendStep, HeadRotation
-from winnow.attention.native_step import NativeStep
+from winnow.attention.interface import NativeStep
 from winnow.engine.plan import PlannedSequence, StepPlan
 from winnow.eviction.probes import Probe, Watched
 from winnow.eviction.replay import ReplaySpan, observe_replay

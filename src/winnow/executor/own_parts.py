@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from winnow.attention import AttentionBackend, BackendStep, PagedCache, Spans
-from winnow.attention.parts import BatchPart, PartedStep
-from winnow.attention.reference import TwoWayStep
+from winnow.attention.reference import BatchPart, PartedStep, TwoWayStep
 from winnow.cache.cache_size import CacheSize
 from winnow.cache.layout import PAGE_ENTRIES, IntArray, ceil_div
 from winnow.cache.paged import BlockTables

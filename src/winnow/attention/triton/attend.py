@@ -75,7 +75,6 @@ class Batch:
 
     @property
     def uploads_nothing(self) -> bool:
-        """Return whether all inputs of the launches are on the device already, in the spans."""
         watched = self.chunks is not None and bool(self.chunks.watched)
         return not watched and all(part.index is None for part in self.decodes)
 
@@ -111,7 +110,6 @@ class Batch:
 def _by_observer(
     observers: Sequence[AttentionObserver | None], among: Sequence[int] | None = None
 ) -> dict[AttentionObserver | None, list[int]]:
-    """Group sequences by observer: their indices in the batch."""
     groups: dict[AttentionObserver | None, list[int]] = {}
     for i in range(len(observers)) if among is None else among:
         groups.setdefault(observers[i], []).append(i)

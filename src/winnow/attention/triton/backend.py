@@ -6,10 +6,10 @@ import torch
 import triton
 from torch import Tensor
 
+from winnow.attention.gathered_rows import attend_split
 from winnow.attention.interface import AttentionSpec, BackendStep, HeadRotation
 from winnow.attention.reference import TorchBackend, TorchStep, write_rows
 from winnow.attention.spans import Spans
-from winnow.attention.split import attend_split
 from winnow.attention.triton.attend import Attend, Batch
 from winnow.attention.triton.kernels.move import move_kvs, write_kvs
 from winnow.attention.triton.kernels.rotate import rotate_and_write_heads
@@ -120,7 +120,6 @@ class _TritonStep(TorchStep):
         return True
 
     def _writing(self, layer: int) -> dict[str, Any]:
-        """Return the arguments of kernels that store the KVs of the batch's tokens."""
         cache, spans = self.cache, self.spans
         pool, tables = cache.pool.of_layer(layer), cache.tables
         only_decodes = spans.num_decodes == len(spans.counts)
@@ -176,5 +175,4 @@ class _TritonStep(TorchStep):
 
 
 def turned(x: Tensor) -> Tensor:
-    """Return the transform of rotated keys and values, of x, [..., d]: float32."""
     return hadamard(x, rotation_block(x.shape[-1]))

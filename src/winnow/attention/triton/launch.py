@@ -34,7 +34,6 @@ def device_refusal(device: torch.device) -> str | None:
 
 
 def capability_of(device: torch.device) -> int:
-    """Return the compute capability of a GPU, as 90; the interpreter passes for the least that is supported."""
     if device.type != "cuda":
         return 80
     major, minor = torch.cuda.get_device_capability(device)
@@ -42,7 +41,6 @@ def capability_of(device: torch.device) -> int:
 
 
 def multiprocessors_of(device: torch.device) -> int:
-    """Return multiprocessors of a GPU; the interpreter passes for one."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
@@ -71,12 +69,10 @@ def product_dtype(q: Tensor, codec: PairCodec) -> torch.dtype:
 
 
 def dot_format(dtype: torch.dtype) -> Any:
-    """Return Triton's name for the dtype of products. The interpreter has no bfloat16 arithmetic."""
     return tl.float32 if interpreted() else _FORMATS[dtype]
 
 
 def padded(size: int) -> int:
-    """Round `size` up to the extent of a tile."""
     return max(_LEAST_TILE, int(triton.next_power_of_2(size)))
 
 

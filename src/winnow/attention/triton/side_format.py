@@ -67,17 +67,12 @@ class Window:
 
 
 def reads(*codecs: PairCodec) -> bool:
-    """Return whether the kernels read KVs that the codecs store."""
     known = PlainFormat | SymmetricFormat | AffineFormat
     return all(isinstance(form, known) for codec in codecs for form in (codec.key, codec.value))
 
 
 def readable(codec: PairCodec) -> PairCodec:
-    """Return a codec of KVs that kernels read.
-
-    Raises:
-        ConfigError: it is another; names it.
-    """
+    """Return a codec of KVs that kernels read. Raises ConfigError: it is another; names it."""
     if reads(codec):
         return codec
     raise ConfigError(
@@ -86,11 +81,8 @@ def readable(codec: PairCodec) -> PairCodec:
 
 
 def side_formats(kind: BlockKind) -> dict[str, SideFormat]:
-    """Return the compile-time constants of kernels that describe how KVs are stored.
-
-    Raises:
-        ConfigError: the kernels do not read such KVs.
-    """
+    """Return the compile-time constants of kernels that describe how KVs are stored. Raises ConfigError: the kernels do
+    not read such KVs."""
     codec, form = readable(kind.codec), kind.form
     return {
         "KEY": _side_format(form, "k", codec.key, kind.key_size),

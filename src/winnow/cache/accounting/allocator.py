@@ -98,7 +98,6 @@ class BlockAllocator:
 
     @property
     def held(self) -> BlockCount:
-        """Blocks that sequences hold."""
         stacks = zip(self._stacks, self._cached, strict=True)
         return BlockCount(stack.total - stack.withheld - stack.count - cached for stack, cached in stacks)
 
@@ -130,7 +129,6 @@ class BlockAllocator:
         return count.fits(stack.count + cached for stack, cached in stacks)
 
     def count(self, blocks: IntArray) -> BlockCount:
-        """Return how many of `blocks`, int32 [n], are of each kind."""
         if len(self._stacks) == 1:
             return BlockCount((len(blocks),))
         return BlockCount(np.bincount(self.kind_of(blocks), minlength=len(self._stacks)).tolist())
@@ -194,7 +192,6 @@ class BlockAllocator:
         self._num_indexed += len(blocks)
 
     def unindex(self, blocks: IntArray) -> None:
-        """Record that the index no longer holds `blocks`."""
         self._count_cached(blocks, -1)
         self.indexed[blocks] = False
         self._num_indexed -= len(blocks)

@@ -65,11 +65,7 @@ class HostLedger:
         return self.used_bytes + nbytes <= self.limit
 
     def put(self, lengths: IntArray, state_bytes: int = 0) -> int:
-        """Enter a copy. Returns its id.
-
-        Raises:
-            OutOfHostMemoryError: there is no room; nothing has changed.
-        """
+        """Enter a copy. Returns its id. Raises OutOfHostMemoryError: there is no room; nothing has changed."""
         nbytes = self.nbytes(lengths, state_bytes)
         if not self.has_room_for(nbytes):
             raise OutOfHostMemoryError(f"{nbytes} bytes asked for, {self.used_bytes} of {self.limit} in use")
@@ -83,7 +79,6 @@ class HostLedger:
         self.used_bytes -= self.copies.pop(host_id).nbytes
 
     def check_integrity(self) -> None:
-        """Assert that bytes are counted once per copy, and within the limit."""
         assert self.used_bytes == sum(copy.nbytes for copy in self.copies.values()), (
             "host bytes are miscounted"
         )

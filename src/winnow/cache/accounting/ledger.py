@@ -79,7 +79,6 @@ class Ledger:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of the device: those of the blocks in use, and of all tables."""
         return self.held_bytes + self.table_bytes
 
     @property
@@ -99,7 +98,6 @@ class Ledger:
 
     @property
     def peak_blocks(self) -> int:
-        """Most blocks that were in use at a time."""
         return self._rows.peak_blocks
 
     @property
@@ -150,7 +148,6 @@ class Ledger:
         return int((self.allocator.holders[blocks] - self.allocator.indexed[blocks] == 1).sum())
 
     def blocks_of(self, slot: int) -> IntArray:
-        """Return the ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
         return self._rows.blocks_of(slot)
 
     @property
@@ -168,11 +165,8 @@ class Ledger:
         return self._free_slots.pop()
 
     def reserve(self, slot: int, num_kvs: int) -> None:
-        """Reserve blocks for `num_kvs` KVs in every row of an open sequence, until it is cleared.
-
-        Raises:
-            OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
-        """
+        """Reserve blocks for `num_kvs` KVs in every row of an open sequence, until it is cleared. Raises
+        OutOfBlocksError: there are not enough blocks or table pages; nothing has changed."""
         slots, num_blocks = np.array([slot], dtype=np.int64), ceil_div(num_kvs, self.layout.block_size)
         growth = self._rows.growth(slots, self.lengths[slots], num_blocks)
         if not self.has_room_for(growth.demand):
@@ -181,11 +175,8 @@ class Ledger:
         self._rows.reserved[slot] = max(num_blocks, int(self._rows.reserved[slot]))
 
     def append(self, slots: Sequence[int], counts: Sequence[int]) -> None:
-        """Lengthen every row of sequence `slots[i]` by `counts[i]` KVs and find the blocks for them.
-
-        Raises:
-            OutOfBlocksError: there is no room for `demand`; nothing has changed.
-        """
+        """Lengthen every row of sequence `slots[i]` by `counts[i]` KVs and find the blocks for them. Raises
+        OutOfBlocksError: there is no room for `demand`; nothing has changed."""
         growth = self._growth(slots, counts)
         if not self.has_room_for(self._demand(growth, slots)):
             raise OutOfBlocksError(f"no room for {list(counts)} KVs a row in slots {list(slots)}")
@@ -193,11 +184,8 @@ class Ledger:
         self._rows.grow(growth)
 
     def restore(self, slot: int, lengths: IntArray) -> None:
-        """Give an open, empty sequence rows of `lengths` KVs, [layers, heads], which may differ.
-
-        Raises:
-            OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
-        """
+        """Give an open, empty sequence rows of `lengths` KVs, [layers, heads], which may differ. Raises
+        OutOfBlocksError: there are not enough blocks or table pages; nothing has changed."""
         assert not self.lengths[slot].any(), "only an empty sequence is restored"
         growth = self._rows.growth(np.array([slot], dtype=np.int64), lengths[None])
         if not self.has_room_for(growth.demand):
@@ -208,13 +196,11 @@ class Ledger:
         return bool(self._free_slots) and len(self.pages.of(slot)) <= self.pages.num_free
 
     def fork(self, slot: int) -> int:
-        """Return a new sequence that holds the same blocks. The first to write into a shared block gets a copy."""
         child = self.open()
         self.share(slot, child)
         return child
 
     def share(self, slot: int, child: int) -> None:
-        """Share the blocks of `slot` with `child`, which is open and empty."""
         blocks = self.blocks_of(slot)
         self.allocator.share(blocks)
         self._rows.hold(child, self.lengths[slot], blocks)
@@ -223,24 +209,11 @@ class Ledger:
 
     @property
     def any_shared(self) -> bool:
-        """Return whether any sequence may hold a block that has another holder: a sequence or the index."""
         return bool(self._shared.slots)
 
     def is_shared(self, slot: int) -> bool:
         """Return whether another sequence, or the index, holds a block of this one."""
         return self._shared.is_shared(slot)
-
-    def can_own(self, slot: int) -> bool:
-        """Return whether `own` would find blocks for its copies."""
-        return self._shared.can_own(slot)
-
-    def own(self, slot: int) -> None:
-        """Replace all blocks that have other holders by copies.
-
-        Raises:
-            OutOfBlocksError: `can_own` is False; nothing has changed.
-        """
-        self._shared.own(slot)
 
     def own_or_forget(self, slot: int) -> bool:
         """Make a sequence the only holder of its blocks, which are about to change: shared ones are copied.
@@ -248,11 +221,11 @@ class Ledger:
         Where memory lacks for that, the index forgets them. Returns False, with nothing changed but the index, if other
         sequences hold too many for copies to find room.
         """
-        if not self.can_own(slot):
+        if not self._shared.can_own(slot):
             self.prefixes.forget(self.blocks_of(slot))
-        if not self.can_own(slot):
+        if not self._shared.can_own(slot):
             return False
-        self.own(slot)
+        self._shared.own(slot)
         return True
 
     def is_shared_with_sequences(self, slot: int) -> bool:
@@ -323,7 +296,6 @@ class Ledger:
         self._shared.discard(slot)
 
     def close(self, slot: int) -> None:
-        """End a sequence: empty it, and its slot is free."""
         self.clear(slot)
         self._free_slots.append(slot)
         self._changes.close(slot)
@@ -354,16 +326,12 @@ class Ledger:
         return Demand(self.layout.by_kind(want), pages)
 
     def load(self, host_id: int, slot: int) -> None:
-        """Give an open, empty sequence the rows of a copy in host memory, in blocks of its own. The copy stays.
-
-        Raises:
-            OutOfBlocksError: there are not enough blocks or table pages; nothing has changed.
-        """
+        """Give an open, empty sequence the rows of a copy in host memory, in blocks of its own. The copy stays. Raises
+        OutOfBlocksError: there are not enough blocks or table pages; nothing has changed."""
         self.restore(slot, self.host.copies[host_id].lengths)
         self._changes.copies.append(RowsRestored(host_id, slot, self.blocks_of(slot)))
 
     def discard(self, host_id: int) -> None:
-        """Give back the host memory of a copy."""
         self.host.discard(host_id)
         self._changes.copies.append(CopyDiscarded(host_id))
 
@@ -381,7 +349,6 @@ class Ledger:
         self._changes.repeat()
 
     def holdings(self) -> Holdings:
-        """Return what memory holds that has followed all updates."""
         slots = np.flatnonzero(self.lengths.any(axis=(1, 2))).tolist()
         return Holdings(
             self.lengths,
@@ -394,7 +361,6 @@ class Ledger:
     # -- invariants ----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Assert what must hold between steps."""
         open_slots = np.setdiff1d(np.arange(self.size.max_num_seqs), self._free_slots)
         assert len(open_slots) + len(self._free_slots) == self.size.max_num_seqs, "a slot is free twice"
         owners, blocks = self._rows.check_integrity(open_slots)
@@ -417,12 +383,10 @@ class Ledger:
         return self._rows.changes
 
     def _growth(self, slots: Sequence[int], counts: Sequence[int]) -> Growth:
-        """Return what appending would do to tables."""
         slot_array = np.asarray(slots, dtype=np.int64)
         more = np.asarray(counts, dtype=np.int32)[:, None, None]
         lengths = self.lengths[slot_array] + (more if self._is_even else more * self.layout.has_row)
         return self._rows.growth(slot_array, lengths)
 
     def _demand(self, growth: Growth, slots: Sequence[int]) -> Demand:
-        """Return what appending takes, with the copies of shared tails."""
         return growth.demand.plus(Demand(self._shared.tails(slots)))

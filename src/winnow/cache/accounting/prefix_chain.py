@@ -33,7 +33,6 @@ class PrefixChain:
         """The same of those that a round may compress once more, what the last round left first."""
 
     def fork(self) -> "PrefixChain":
-        """Return a chain of its own for a sequence that begins with the same tokens."""
         child = PrefixChain(self.salt, self._block_size)
         child._last, child.links, child.snapshots = self._last, list(self.links), dict(self.snapshots)
         child.earlier = list(self.earlier)
@@ -51,7 +50,6 @@ class PrefixChain:
         return self.links[num_blocks - 1][0] if num_blocks else self._seed
 
     def tail_key(self, token_ids: Sequence[int]) -> PrefixKey:
-        """Return the key of the tokens of `token_ids` that fill no block, behind those that do."""
         whole = len(token_ids) // self._block_size
         return self.tail_key_after(whole, token_ids[whole * self._block_size :])
 
@@ -60,7 +58,6 @@ class PrefixChain:
         return sha256(b"tail" + _digest(self.key_after(num_blocks), tokens)).digest()
 
     def document_key(self, token_ids: Sequence[int]) -> PrefixKey:
-        """Return the key of `token_ids`, which the chain begins with, under any rule."""
         return self.snapshot_key(token_ids, b"")
 
     def snapshot_key(self, token_ids: Sequence[int], rule: bytes) -> PrefixKey:
@@ -161,7 +158,6 @@ class PrefixLog:
         """Key before the first block, of each block that was stored and of each compressed prefix."""
 
     def name_root(self, root: PrefixKey, salt: str) -> None:
-        """Record the `salt` of the chains that begin with the key `root`."""
         self._roots[root] = salt
 
     def store(self, key: PrefixKey, before: PrefixKey, token_ids: tuple[int, ...]) -> None:
@@ -180,11 +176,9 @@ class PrefixLog:
         self._events.append(PrefixStored(key, None, token_ids, rule=rule))
 
     def remove(self, key: PrefixKey) -> None:
-        """Record that a key is found no longer."""
         if self._root_of.pop(key, None) is not None:
             self._events.append(PrefixRemoved(key))
 
     def take(self) -> list[PrefixEvent]:
-        """Return the events since the last call."""
         events, self._events = self._events, []
         return events

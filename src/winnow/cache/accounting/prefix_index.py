@@ -220,20 +220,16 @@ class PrefixIndex:
         return True
 
     def knows(self, key: PrefixKey) -> bool:
-        """Return whether there is a block of tokens or a snapshot of that key."""
         return key in self._entries
 
     def link(self, key: PrefixKey) -> PrefixLink | None:
-        """Return the block of tokens of that key, if it is known."""
         entry = self._entries.get(key)
         return PrefixLink(*entry, key in self._resumable) if isinstance(entry, _Entry) else None
 
     def columns(self, keys: Sequence[PrefixKey]) -> IntArray:
-        """Return the blocks of known blocks of tokens, int32 [n, rows]."""
         return np.stack([self._entries[key].blocks for key in keys])
 
     def find_snapshot(self, key: PrefixKey) -> Snapshot | None:
-        """Return the snapshot of that key, whatever its tokens are."""
         return self._snapshots.get(key)
 
     def snapshot(self, key: PrefixKey, token_ids: Sequence[int], rule: Hashable) -> Snapshot | None:
@@ -245,10 +241,7 @@ class PrefixIndex:
 
     def put_snapshot(self, snapshot: Snapshot) -> bool:
         """Add a snapshot that is not in the index. The index becomes a holder of its blocks, of which it held none.
-
-        Returns:
-            Whether there was room for its state.
-        """
+        Returns whether there was room for its state."""
         assert snapshot.key not in self._entries, "a snapshot is put once: ask `knows` first"
         assert not self._allocator.indexed[snapshot.blocks].any(), "two prefixes would hold a block"
         if not self._count_state(snapshot.key, self._layout.prefix_state_bytes(snapshot.num_tokens)):
@@ -260,7 +253,6 @@ class PrefixIndex:
         return True
 
     def drop(self, key: PrefixKey) -> None:
-        """Remove a block of tokens or a snapshot that is in the index."""
         self._forget(key)
 
     def want(self, keys: Iterable[PrefixKey]) -> None:
@@ -282,7 +274,6 @@ class PrefixIndex:
 
     @property
     def kept_blocks(self) -> IntArray:
-        """Blocks of what is kept, int32 [n], distinct."""
         return self.blocks_of([*self._kept])
 
     def is_kept(self, key: PrefixKey) -> bool:
@@ -309,12 +300,10 @@ class PrefixIndex:
         return int((self._allocator.holders[blocks] > 1).sum())
 
     def blocks_of(self, keys: Sequence[PrefixKey]) -> IntArray:
-        """Return the blocks of a matched prefix, int32 [n]."""
         blocks = [self._entries[key].blocks for key in keys]
         return np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int32)
 
     def touch(self, keys: Sequence[PrefixKey]) -> None:
-        """Mark the prefix as used."""
         for key in reversed(keys):
             if key in self._entries:
                 self._entries.move_to_end(key)
@@ -349,12 +338,10 @@ class PrefixIndex:
             self._forget(key)
 
     def clear(self) -> None:
-        """Forget everything."""
         for key in list(self._entries):
             self._forget(key)
 
     def check_integrity(self) -> None:
-        """Assert that the allocator marks the index's blocks, and no others, as indexed."""
         blocks = [entry.blocks for entry in self._entries.values()]
         held = np.concatenate(blocks) if blocks else np.empty(0, dtype=np.int32)
         assert len(np.unique(held)) == len(held), "two prefixes hold a block"

@@ -42,11 +42,8 @@ class PrefixRows:
         self._begin(slot, lengths, self._index.hold(keys).T.ravel(), keys)
 
     def resume(self, slot: int, snapshot: Snapshot) -> None:
-        """Give an open, empty sequence the blocks of a known snapshot. Partly filled blocks are copied.
-
-        Raises:
-            OutOfBlocksError: there are not enough table pages; nothing has changed.
-        """
+        """Give an open, empty sequence the blocks of a known snapshot. Partly filled blocks are copied. Raises
+        OutOfBlocksError: there are not enough table pages; nothing has changed."""
         self._require_pages(slot, snapshot.lengths)
         self._index.touch([snapshot.key])
         self._rows.allocator.share(snapshot.blocks)
@@ -54,7 +51,6 @@ class PrefixRows:
         self._begin(slot, snapshot.lengths, snapshot.blocks.copy(), [snapshot.key])
 
     def _restore_states(self, slot: int, keys: Sequence[PrefixKey]) -> None:
-        """Restore the states after prefixes; call it before blocks are dropped, and their states with them."""
         self._rows.changes.copies.append(StateRestored(slot, tuple(keys)))
 
     def _begin(self, slot: int, lengths: IntArray, blocks: IntArray, keys: Sequence[PrefixKey]) -> None:
@@ -78,7 +74,6 @@ class PrefixRows:
         self._shared.add(slot)
 
     def has_pages_for(self, snapshot: Snapshot) -> bool:
-        """Return whether a new sequence finds table pages for the rows of a snapshot."""
         return self._rows.layout.pages_for(int(snapshot.lengths.max())) <= self._rows.pages.num_free
 
     # -- out of rows ---------------------------------------------------------------------------------------------
@@ -164,10 +159,7 @@ class PrefixRows:
 
     def keep_snapshot(self, snapshot: Snapshot) -> bool:
         """Add a snapshot to the index, whose filled blocks came from `take_blocks_for`; the index is their only holder.
-
-        Returns:
-            Whether there was room for its state; else its blocks are free again.
-        """
+        Returns whether there was room for its state; else its blocks are free again."""
         is_known = self._index.put_snapshot(snapshot)
         self._rows.allocator.release(snapshot.blocks)
         return is_known
@@ -210,6 +202,5 @@ class PrefixRows:
             raise OutOfBlocksError(f"no table pages for rows of up to {lengths.max()} KVs in slot {slot}")
 
     def _state_bytes(self, first: int, end: int, *, resumable: bool) -> int:
-        """Return bytes of what is kept beside the block of these tokens."""
         layout = self._rows.layout
         return layout.wide_bytes_of(first, end) + (layout.state_bytes if resumable else 0)

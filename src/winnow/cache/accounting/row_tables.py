@@ -51,11 +51,8 @@ class TablePages:
         return np.maximum(-(-num_blocks // PAGE_ENTRIES) - self._num_pages[slots], 0)
 
     def grow(self, slots: IntArray, missing: IntArray) -> list[int]:
-        """Give each sequence `missing` further pages; both [B]. The caller has checked `num_free`.
-
-        Returns:
-            The slots that got any.
-        """
+        """Give each sequence `missing` further pages; both [B]. The caller has checked `num_free`. Returns the slots
+        that got any."""
         growing = slots[missing > 0].tolist()
         for slot, count in zip(growing, missing[missing > 0].tolist(), strict=True):
             start, end = int(self._num_pages[slot]), int(self._num_pages[slot]) + count
@@ -64,13 +61,11 @@ class TablePages:
         return growing
 
     def trim(self, slot: int, num_blocks: int) -> None:
-        """Take back the pages that a sequence of `num_blocks` blocks in its longest row does not need."""
         needed = ceil_div(num_blocks, PAGE_ENTRIES)
         self._free_pages.extend(self.of(slot)[needed:].tolist())
         self._num_pages[slot] = min(needed, int(self._num_pages[slot]))
 
     def of(self, slot: int) -> IntArray:
-        """Return the pages of a sequence, in order."""
         return self.page_table[slot, : self._num_pages[slot]]
 
     def index(self, slots: IntArray, first: IntArray, last: IntArray) -> IntArray:
@@ -90,7 +85,6 @@ class TablePages:
         return index
 
     def check_integrity(self) -> None:
-        """Assert that every page is free or owned by one sequence."""
         owned = [page for slot in range(len(self._num_pages)) for page in self.of(slot).tolist()]
         assert sorted(owned + self._free_pages) == list(range(len(self.entries))), (
             "a page is lost or owned twice"
@@ -138,7 +132,6 @@ class PendingUpdate:
         self._last = CacheUpdate()
 
     def restores(self, slot: int) -> bool:
-        """Return whether a copy in host memory is to be restored to a slot."""
         return any(isinstance(each, RowsRestored) and each.slot == slot for each in self.copies)
 
     def close(self, slot: int) -> None:
@@ -148,7 +141,6 @@ class PendingUpdate:
         self.closed.append(slot)
 
     def take(self, pages: TablePages) -> CacheUpdate:
-        """Return all that changed since the last call; `pages` are as they are now."""
         entries = np.concatenate(self.entries) if self.entries else np.empty(0, dtype=np.int64)
         update = CacheUpdate(
             closed=tuple(self.closed),
@@ -209,7 +201,6 @@ class RowTables:
         return num_blocks
 
     def blocks_of(self, slot: int) -> IntArray:
-        """Return the ids of the blocks that hold KVs of a sequence, int32 [n], row by row."""
         num_blocks = self.layout.row_blocks(self.lengths[slot])
         return self.blocks([slot], np.zeros_like(num_blocks)[None], num_blocks[None])
 
@@ -232,7 +223,6 @@ class RowTables:
         return filled
 
     def check_integrity(self, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Assert what must hold of the rows of open sequences. Returns the holder and the id of each block held."""
         num_blocks = self.num_blocks_of(slots, self.lengths[slots])
         blocks = self.blocks(slots.tolist(), np.zeros_like(num_blocks), num_blocks)
         kinds = self.layout.kinds_of(num_blocks)
@@ -253,12 +243,10 @@ class RowTables:
         self.changes.entries.append(index)
 
     def set_lengths(self, slots: IntArray, lengths: IntArray) -> None:
-        """Set the lengths of the rows of sequences, [B, layers, heads]."""
         self.lengths[slots] = lengths
         self.changes.lengths.append(RowLengths(slots, lengths))
 
     def count_peak(self) -> None:
-        """Update the peak after blocks were taken."""
         held = self.allocator.held
         self.peak_blocks = max(self.peak_blocks, held.total)
         self.peak_bytes = max(self.peak_bytes, self.layout.device_bytes(held))
@@ -267,7 +255,6 @@ class RowTables:
         return self.allocator.has(demand.by_kind) and demand.pages <= self.pages.num_free
 
     def growth(self, slots: IntArray, lengths: IntArray, at_least: int = 0) -> Growth:
-        """Return the blocks and pages needed to grow rows to `lengths` KVs and at least `at_least` blocks each."""
         reserved = self._reserved_blocks(slots)
         have = np.maximum(self.layout.row_blocks(self.lengths[slots]), reserved)
         want = np.maximum(self.layout.row_blocks(lengths), reserved)
@@ -289,7 +276,6 @@ class RowTables:
         self.count_peak()
 
     def has_pages_for(self, slot: int, lengths: IntArray) -> bool:
-        """Return whether a sequence finds table pages for rows of `lengths` KVs, [layers, heads]."""
         return self.growth(np.array([slot]), lengths[None]).demand.pages <= self.pages.num_free
 
     def hold(self, slot: int, lengths: IntArray, blocks: IntArray) -> None:

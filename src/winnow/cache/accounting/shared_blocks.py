@@ -30,27 +30,21 @@ class SharedBlocks:
         self._shared_tail.add(slot)
 
     def discard(self, slot: int) -> None:
-        """Discard a sequence: it shares nothing from now on."""
         self.slots.discard(slot)
         self._shared_tail.discard(slot)
 
     def is_shared(self, slot: int) -> bool:
-        """Return whether a block of a sequence has another holder."""
         if slot in self.slots and not len(self._shared_blocks(slot)):
             self.discard(slot)
         return slot in self.slots
 
     def can_own(self, slot: int) -> bool:
-        """Return whether `own` would find blocks for its copies."""
         allocator = self._rows.allocator
         return slot not in self.slots or allocator.has(allocator.count(self._shared_blocks(slot)))
 
     def own(self, slot: int) -> None:
-        """Replace all blocks of a sequence that have other holders by copies.
-
-        Raises:
-            OutOfBlocksError: `can_own` is False; nothing has changed.
-        """
+        """Replace all blocks of a sequence that have other holders by copies. Raises OutOfBlocksError: `can_own` is
+        False; nothing has changed."""
         if slot in self.slots:
             self._copy(slot, np.zeros_like(self._rows.lengths[slot]))
             self.discard(slot)
@@ -79,7 +73,6 @@ class SharedBlocks:
         return count
 
     def own_tails(self, slots: Iterable[int]) -> None:
-        """Replace the shared, partly filled last blocks of some sequences by copies."""
         for slot in self._shared_tail.intersection(slots):
             self._shared_tail.discard(slot)
             self._copy(slot, self._tail_range(slot)[0])

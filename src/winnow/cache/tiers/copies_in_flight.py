@@ -41,11 +41,8 @@ class CopiesInFlight:
         self._copies: deque[_Copy] = deque()
 
     def write(self, block: Tensor, offset: Tensor, encoded: Mapping[str, Tensor]) -> float:
-        """Start to store fields, [..., length], in distinct slots, int64 [...] each, on the device.
-
-        Returns:
-            Seconds waited for older copies, of which two may be on their way.
-        """
+        """Start to store fields, [..., length], in distinct slots, int64 [...] each, on the device. Returns seconds
+        waited for older copies, of which two may be on their way."""
         fields = {name: field for name, field in self.fields.items() if name in encoded}
         if not fields or not block.numel():
             return 0.0
@@ -59,11 +56,8 @@ class CopiesInFlight:
         return waited
 
     def read(self, name: str, index: tuple[Tensor, ...]) -> Tensor:
-        """Return a field at an index into [num_blocks, block_size] or [num_blocks], as the last write left it.
-
-        Returns:
-            [..., length] or [..., block_size, length], on the device.
-        """
+        """Return a field at an index into [num_blocks, block_size] or [num_blocks], as the last write left it. Returns
+        [..., length] or [..., block_size, length], on the device."""
         field = self.fields[name]
         within = torch.arange(field.shape[1], device=self._device)
         block, offset = index if len(index) == 2 else (index[0][..., None], within)

@@ -48,7 +48,6 @@ class HostTier:
         return set(self._copies)
 
     def apply(self, change: RowsSaved | RowsRestored | CopyDiscarded) -> None:
-        """Follow the ledger. Raises as `save` and `load`."""
         match change:
             case RowsSaved():
                 self.save(change.host_id, change.blocks)
@@ -58,11 +57,8 @@ class HostTier:
                 self.discard(change.host_id)
 
     def save(self, host_id: int, blocks: IntArray) -> None:
-        """Copy blocks, int32 [n], with positions and accumulators.
-
-        Raises:
-            MemoryError, RuntimeError: memory lacks; nothing has changed.
-        """
+        """Copy blocks, int32 [n], with positions and accumulators. Raises MemoryError, RuntimeError: memory lacks;
+        nothing has changed."""
         nbytes = self._nbytes(blocks)
         if self.nbytes + nbytes > self.limit:
             raise MemoryError(f"{nbytes} bytes asked for, {self.nbytes} of {self.limit} in use")
@@ -80,10 +76,7 @@ class HostTier:
 
     def read(self, blocks: IntArray) -> Tensor:
         """Return all that blocks, int32 [n], hold: uint8 [`CacheLayout.host_bytes`], in host memory of the caller's.
-
-        Raises:
-            MemoryError, RuntimeError: memory lacks.
-        """
+        Raises MemoryError, RuntimeError: memory lacks."""
         pinned = self._pool.device.type == "cuda"
         copy = torch.empty(self._nbytes(blocks), dtype=torch.uint8, pin_memory=pinned)
         for part, there, index in self._pieces(copy, blocks):
@@ -91,26 +84,19 @@ class HostTier:
         return copy
 
     def write(self, blocks: IntArray, copy: Tensor) -> None:
-        """Fill blocks, int32 [n], with what `read` returned for as many.
-
-        Raises:
-            RuntimeError: memory lacks; the blocks may be half written.
-        """
+        """Fill blocks, int32 [n], with what `read` returned for as many. Raises RuntimeError: memory lacks; the blocks
+        may be half written."""
         for part, there, index in self._pieces(copy, blocks):
             part.write(index, there)
 
     def discard(self, host_id: int) -> None:
-        """Free the memory of a copy, if there is one."""
         copy = self._copies.pop(host_id, None)
         if copy is not None:
             self.nbytes -= copy.nbytes
 
     def time_copies(self, clock: Callable[[], float]) -> tuple[int, float, float]:
-        """Copy some blocks out and back, which leaves them as they are.
-
-        Returns:
-            Bytes copied each way, and seconds: out, and back. 0 bytes if the limit is below a block.
-        """
+        """Copy some blocks out and back, which leaves them as they are. Returns bytes copied each way, and seconds:
+        out, and back. 0 bytes if the limit is below a block."""
         layout = self._pool.layout
         most = min(self.limit, _MEASURED_BYTES) // (layout.block_bytes + 8)
         blocks = np.arange(min(self._pool.num_blocks, most), dtype=np.int32)

@@ -55,16 +55,12 @@ class ValueStore:
         return self.data.nbytes
 
     def take_traffic(self) -> TierTraffic:
-        """Return what went to and from it since the last call."""
         taken, self.traffic = self.traffic, TierTraffic()
         return taken
 
     def grant(self, blocks: range) -> tuple[int, str | None]:
         """Make sure that blocks can be written, the last ones first, so that a lack is found before it is touched.
-
-        Returns:
-            From which of them on that holds, and why not of all; None: it does.
-        """
+        Returns from which of them on that holds, and why not of all; None: it does."""
         step, end = max(_EXTENT_BYTES // self._block_bytes, 1), blocks.stop
         while end > blocks.start:
             first = max(end - step, 0)

@@ -62,7 +62,6 @@ class Scorer(ABC):
         """Score the KVs of a layer: finite float32 [B, H, N], the highest stay; ignored where not valid."""
 
     def with_pool(self, pool: Smoothing) -> "Scorer":
-        """Return the score, which pools, with another pooling."""
         return replace(self, pool=pool)  # type: ignore[call-arg]
 
     @property

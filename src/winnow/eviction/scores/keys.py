@@ -95,7 +95,6 @@ class KeyDeviation(Scorer):
 
 
 def key_deviation(rows: LayerRows, directions: KeyDirections) -> Tensor:
-    """Return scores of `KeyDeviation` by plain torch, float32 [B, H, N]; adds new keys to `directions.sums`."""
     keys = rows.unrotated_keys()
     scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
     new = rows.valid & (rows.position >= directions.counted[:, None, None])
@@ -105,7 +104,6 @@ def key_deviation(rows: LayerRows, directions: KeyDirections) -> Tensor:
 
 
 def key_difference(rows: LayerRows) -> Tensor:
-    """Return the minus the cosine of each key and the row's mean direction by plain torch: float32 [B, H, N]."""
     keys = rows.keys()
     scale = 1.0 / keys.norm(dim=-1).clamp_min(_LEAST_NORM)
     # Products avoid a normalized copy of all keys; the sum has the direction of the mean.
@@ -165,7 +163,6 @@ class Leverage(Scorer):
 
 
 def leverage(rows: LayerRows, ridge: float) -> Tensor:
-    """Return the leverage of each key by plain torch, not smoothed: float32 [B, H, N]; zeros where not valid."""
     return ridge_leverage(rows.keys(), rows.valid, ridge)
 
 

@@ -32,7 +32,6 @@ class LatentHeads(nn.Module):
         self._key_size, self._num_heads = key_size, num_heads
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Return keys and values, as the layer in whose place it is."""
         return nn.functional.linear(latents, self.weight)
 
     def absorb(self, query: Tensor) -> Tensor:
@@ -95,7 +94,6 @@ _HARMLESS = frozenset(
 
 
 def cache_argument(model: nn.Module) -> str:
-    """Return what a model's forward calls its cache: transformers renamed it within its fifth version."""
     return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
 
@@ -127,24 +125,6 @@ def attention_by_part(config: PretrainedConfig, name: str) -> str | dict[str, st
     return {"": name, **parts} if parts else name
 
 
-class CausalModel(Protocol):
-    """Interface of a model for a forward pass: transformers' class bound to `paged_attention`, or a `PackedDecoder`."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of weights and hidden states."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which the model computes."""
-
-    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the buffers by name, as of `nn.Module`."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the forward pass; its result has `logits`."""
-
-
 class AttentionStep(Protocol):
     """One forward pass of a packed batch, seen from an attention layer."""
 
@@ -168,7 +148,6 @@ class KVLayers:
         return self.numbers[0]
 
     def restart(self, *_: Any) -> None:
-        """Begin another pass, as a hook."""
         self._taken = 0
 
 

@@ -47,7 +47,6 @@ class _Described:
     window: int | None = None
 
     def asked(self, query: Tensor, scale: float) -> Self:
-        """Return it with queries, [..., T, d]."""
         return replace(self, q=query.reshape(-1, *query.shape[-2:]).transpose(0, 1), scale=scale)
 
     def times(self, factor: float) -> Self:
@@ -92,11 +91,8 @@ class _Captured(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute what the model's code asks for: its description, until all is known.
-
-        Raises:
-            UnsupportedModelError: attention here computes no such thing.
-        """
+        """Compute what the model's code asks for: its description, until all is known. Raises UnsupportedModelError:
+        attention here computes no such thing."""
         name, kwargs = func.__name__, kwargs or {}
         parts = [x for x in (*args, *kwargs.values()) if isinstance(x, _Captured)]
         this, kinds = parts[0], [part.kind for part in parts]
@@ -121,7 +117,6 @@ class _Captured(Tensor):
         raise UnsupportedModelError(f"its attention computes {name} of {kinds}, which Winnow does not")
 
     def noted(self, name: str, other: list[Any], kwargs: dict[str, Any]) -> "_Captured | None":
-        """Return logits after a function; None: it is not known."""
         if name in _TIMES | _OVER and isinstance(other[0], Real):
             factor = float(other[0])
             return self.then(self.layer.times(1.0 / factor if name in _OVER else factor))
@@ -138,7 +133,6 @@ class _Captured(Tensor):
         return None
 
     def then(self, layer: _Described) -> "_Captured":
-        """Return the same of a layer that is described further."""
         return _Captured.of(self.kind, layer, self.shape, self.dtype)
 
 
@@ -191,15 +185,12 @@ class CapturedCache(Cache):
         return k, v
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions are given."""
         return 0
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Return 0, as `get_seq_length`."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Return the keys of a pass, from the first."""
         return query_length, 0
 
 

@@ -30,7 +30,6 @@ class ModelGeometry:
     """Windows begin anew at each of their multiples, as `AttentionSpec.chunked`."""
 
     def shape(self, layer: int) -> tuple[int, int, int]:
-        """Return query heads, KV heads and head_dim of a layer."""
         alike = self.num_query_heads, self.num_kv_heads, self.head_dim
         return self.by_layer[layer] if self.by_layer else alike
 

@@ -95,7 +95,6 @@ class _StepLostError(Exception):
 def _probe_attention(
     module: nn.Module, *args: Any, winnow_step: _Probe | None = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Return what `paged_attention` does, once the module has its number."""
     if winnow_step is None:
         raise _StepLostError("they do not arrive")
     winnow_step.enter(module)
@@ -121,11 +120,8 @@ def probe_geometry(model: "PreTrainedModel") -> ModelGeometry:
 
 
 def predict_geometry(model: "PreTrainedModel") -> ModelGeometry:
-    """Return what `probe_geometry` finds of a model on the device "meta", which is of no use afterwards.
-
-    Raises:
-        UnsupportedModelError: as `probe_geometry`.
-    """
+    """Return what `probe_geometry` finds of a model on the device "meta", which is of no use afterwards. Raises
+    UnsupportedModelError: as `probe_geometry`."""
     for name, module in model.named_modules():
         if name.endswith(".experts"):  # where tokens go, numbers would tell
             module.forward = lambda hidden, *_, **__: hidden

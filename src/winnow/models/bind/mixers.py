@@ -6,7 +6,7 @@ itself, from the state that its sequence has.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,6 @@ class PackedStates(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0: positions are given."""
         return 0
 
     def run(
@@ -106,11 +105,9 @@ class _Held(Cache):
     """Cache of rows that have states, in one layer alone."""
 
     def get_linear_cache(self, layer_idx: int) -> Tensor:
-        """Return the state of a recurrence, under MiniMax's name."""
         return self.layers[layer_idx].recurrent_states[0]
 
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
-        """Keep the state of a recurrence, under MiniMax's name."""
         self.layers[layer_idx].recurrent_states[0] = linear_cache
 
 
@@ -153,11 +150,9 @@ class StateProbe(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return 0."""
         return 0
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
-        """Return False: there is no past."""
         return False
 
     def is_recording_past(self, layer_idx: int) -> bool:
@@ -185,7 +180,6 @@ class StateProbe(Cache):
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> Tensor:
-        """Record the state of a recurrence, and return it."""
         self._note("recurrent", layer_idx, state_idx, tuple(recurrent_states.shape[1:]), recurrent_states)
         return recurrent_states
 
@@ -193,7 +187,6 @@ class StateProbe(Cache):
         """Return None: there is no past."""
 
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
-        """Record the state of a recurrence."""
         self._note("recurrent", layer_idx, 0, tuple(linear_cache.shape[1:]), linear_cache)
 
     def _note(self, kind: str, layer: int, index: int, shape: tuple[int, ...], state: Tensor) -> None:
@@ -220,74 +213,67 @@ def bind_mixers(probe: StateProbe) -> None:
 
 
 @torch.inference_mode()
+def _tried(
+    forward: Callable[..., Any],
+    states: list[StateShape],
+    given: Tensor,
+    spans: Spans,
+    kinds: Collection[str],
+    in_place: frozenset[str] = frozenset(),
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what a layer's forward gives for random rows like `given`, [1, 1, size], and the states that it leaves.
+
+    Args:
+        kinds: of states that are random before; the others are 0.
+    """
+    chance = torch.Generator().manual_seed(0)
+    size = (1, int(spans.counts.sum()), given.shape[-1])
+    hidden = torch.randn(size, generator=chance, device="cpu").to(given)
+    held = RecurrentStates(states, int(spans.slots.max()) + 1, given.device)
+    rows = held.by_layer[states[0].layer]
+    for (kind, _), each in rows.items():
+        if kind in kinds:
+            each.copy_(torch.randn(each.shape, generator=chance, device="cpu"))
+    _, cache_name = _parameters(forward)
+    packed = _packed(states[0].layer, forward, in_place=in_place)
+    out = packed(hidden, **{cache_name: PackedStates(held, spans)})
+    parts = out if isinstance(out, tuple) else (out,)
+    return [part.float() for part in parts if part is not None], [each.float() for each in rows.values()]
+
+
 def _steps_alike(
     own: Callable[..., Any],
     stepping: Callable[..., Any],
-    kinds: frozenset[str],
+    in_place: frozenset[str],
     states: list[StateShape],
     given: Tensor,
 ) -> bool:
-    """Return whether one token of two sequences gives the same, and leaves the same states, where these stay in place.
-
-    Args:
-        own, stepping: the forward of one layer, and the one with other steps for these kinds of states.
-        given: what the layer got, [1, 1, size].
-    """
+    """Return whether one token of two sequences gives the same, and leaves the same states, by both forwards."""
     if given.device.type != "cpu":
         return False
     spans = Spans.build([2, 0], [3, 4], [1, 1], np.array([4, 5]), given.device)
-    tolerance = 1e-4 if given.dtype == torch.float32 else 3e-2
-
-    def results(forward: Callable[..., Any], in_place: frozenset[str]) -> list[Tensor]:
-        chance = torch.Generator().manual_seed(0)
-        hidden = torch.randn((1, 2, given.shape[-1]), generator=chance, device="cpu").to(given)
-        held = RecurrentStates(states, 3, given.device)
-        rows = list(held.by_layer[states[0].layer].values())
-        for each in rows:
-            each.copy_(torch.randn(each.shape, generator=chance, device="cpu"))
-        _, cache_name = _parameters(forward)
-        out = _packed(states[0].layer, forward, in_place=in_place)(
-            hidden, **{cache_name: PackedStates(held, spans)}
-        )
-        return [
-            part.float() for part in (*(out if isinstance(out, tuple) else (out,)), *rows) if part is not None
-        ]
-
-    expected = results(own, frozenset())
+    kinds, tolerance = {each.kind for each in states}, 1e-4 if given.dtype == torch.float32 else 3e-2
+    expected = _tried(own, states, given, spans, kinds)
     try:
-        found = results(stepping, kinds)
+        found = _tried(stepping, states, given, spans, kinds, in_place)
     except (AttributeError, RuntimeError, TypeError):  # it does something else with them
         return False
-    pairs = zip(found, expected, strict=True)
+    pairs = zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True)
     return all(float((a - b).abs().max()) <= tolerance * float(b.abs().max()) for a, b in pairs)
 
 
-@torch.inference_mode()
 def _continues(own: Callable[..., Any], states: list[StateShape], given: Tensor) -> bool:
     """Return whether a piece of several tokens begins with the states that there are, each kind of which then tells.
 
     transformers' scan of Mamba's first kind begins with none, whatever its cache holds.
-
-    Args:
-        own: the forward of one layer.
-        given: what the layer got, [1, 1, size].
     """
-    chance = torch.Generator().manual_seed(0)
-    hidden = torch.randn((1, 3, given.shape[-1]), generator=chance, device="cpu").to(given)
     spans = Spans.build([0], [1], [3], np.array([4]), given.device)
-
-    def result(kind: str | None) -> Any:
-        held = RecurrentStates(states, 1, given.device)
-        for (name, _), rows in held.by_layer[states[0].layer].items():
-            if name == kind:
-                rows.copy_(torch.randn(rows.shape, generator=chance, device="cpu"))
-        _, cache_name = _parameters(own)
-        out = _packed(states[0].layer, own)(hidden, **{cache_name: PackedStates(held, spans)})
-        parts = out if isinstance(out, tuple) else (out,)
-        return torch.cat([part.flatten() for part in parts if part is not None])
-
-    without = result(None)
-    return not any(torch.equal(result(kind), without) for kind in {each.kind for each in states})
+    without, _ = _tried(own, states, given, spans, ())
+    for kind in {each.kind for each in states}:
+        out, _ = _tried(own, states, given, spans, (kind,))
+        if all(map(torch.equal, out, without)):
+            return False
+    return True
 
 
 def _packed(
@@ -315,7 +301,6 @@ def _packed(
 
 
 def _parameters(own: Callable[..., Any]) -> tuple[list[str], str]:
-    """Return the names of a forward's parameters, and that of its cache."""
     parameters = inspect.signature(own).parameters
     names = [name for name in parameters if parameters[name].kind is not inspect.Parameter.VAR_KEYWORD]
     [cache_name] = [name for name in names if name in _CACHE_NAMES]
@@ -323,7 +308,6 @@ def _parameters(own: Callable[..., Any]) -> tuple[list[str], str]:
 
 
 def _each(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a layer's result with each tensor of it changed."""
     if isinstance(out, tuple):
         return tuple(None if part is None else change(part) for part in out)
     return change(out)

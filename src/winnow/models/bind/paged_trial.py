@@ -49,10 +49,7 @@ class _Step:
 @torch.inference_mode()
 def verify_codec(loaded: LoadedModel, layout: CacheLayout, attention_backend: str) -> None:
     """Compare a backend over KVs stored as a layout says with plain torch over the same: they change logits by design.
-
-    Raises:
-        UnsupportedModelError: the logits differ; names the format, and by how much.
-    """
+    Raises UnsupportedModelError: the logits differ; names the format, and by how much."""
     if all(isinstance(codec, PlainCodec) for codec in layout.codecs):
         return
     groups = tuple(replace(group, window=None, tier=None) for group in layout.groups)

@@ -1,16 +1,13 @@
 """A model's rotary embedding, learnt by watching what it does to keys, so that stored keys can be turned back."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from winnow.attention import AttentionSpec
 from winnow.eviction.signals import RotationTable
-
-if TYPE_CHECKING:
-    from winnow.models.bind.binding import CausalModel
 
 
 @dataclass(frozen=True)
@@ -24,12 +21,10 @@ class LayerRotation:
     """The first rotated dimension: 0, but for keys that begin with a latent (MLA)."""
 
     def turn(self, keys: Tensor, difference: Tensor) -> Tensor:
-        """Return keys, float32 [..., d], turned by `difference` positions, [...]."""
         angle = difference.to(torch.float32)[..., None] * self.frequencies.to(keys.device)
         return self._turned(keys, angle.cos(), angle.sin())
 
     def table(self, positions: int) -> RotationTable:
-        """Return the rotation at the positions below `positions`."""
         pairs = len(self.frequencies)
         angle = (
             torch.arange(positions, dtype=torch.float32, device=self.frequencies.device)[:, None]
@@ -81,7 +76,7 @@ class _KeyProbe:
         return torch.zeros_like(q)
 
 
-def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None:
+def find_rotation(model: Any, num_layers: int) -> ModelRotation | None:
     """Return how the model rotates keys, or None if it does something that turning pairs cannot reproduce.
 
     The frequencies are the model's own buffers; which of them a layer uses, and how it pairs dimensions, is tried out
@@ -109,7 +104,7 @@ def find_rotation(model: "CausalModel", num_layers: int) -> ModelRotation | None
 
 
 @torch.inference_mode()
-def _keys_at(model: "CausalModel", position: int) -> dict[int, Tensor]:
+def _keys_at(model: Any, position: int) -> dict[int, Tensor]:
     probe = _KeyProbe()
     token = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
     model(

@@ -99,11 +99,8 @@ class Trial:
     @classmethod
     @torch.inference_mode()
     def of(cls, model: PreTrainedModel, geometry: ModelGeometry, trained_len: int) -> "Trial":
-        """Compute it, before layers are replaced. The model is left as it was.
-
-        Raises:
-            UnsupportedModelError: a layer's mask lets a token see other keys than its window does.
-        """
+        """Compute it, before layers are replaced. The model is left as it was. Raises UnsupportedModelError: a layer's
+        mask lets a token see other keys than its window does."""
         smallest = min((window for window in geometry.windows if window is not None), default=0)
         length = min(max(_TOKENS, smallest + 4 if smallest < _LONGEST else 0), trained_len)
         vocab_size = model.get_input_embeddings().weight.shape[0]
@@ -124,11 +121,8 @@ class Trial:
 
     @torch.inference_mode()
     def verify(self, loaded: LoadedModel, attention_backend: str) -> Verified:
-        """Compare with the model as it will run.
-
-        Raises:
-            UnsupportedModelError: the logits differ; names the model's class and by how much.
-        """
+        """Compare with the model as it will run. Raises UnsupportedModelError: the logits differ; names the model's
+        class and by how much."""
         found = paged_logits(
             loaded, self.tokens, open_backend(attention_backend, loaded.device), plain_layout(loaded)
         )

@@ -81,7 +81,6 @@ class BlockWeights(WideLayers):
 
     @property
     def weight_dtype(self) -> str:
-        """The option that asks for them."""
         return "auto" if self.kind is None else self.kind.lower()
 
     def parts(self, linears: Sequence[nn.Linear]) -> "list[Blocks] | None":
@@ -119,11 +118,9 @@ class Blocks:
         return *self.data.shape[:-1], self.data.shape[-1] // size * inputs
 
     def of_expert(self, index: int) -> "Blocks":
-        """Return one weight of several, [experts, out_features, in_features]."""
         return Blocks(self.kind, self.data[index])
 
     def numbers(self, dtype: torch.dtype, kernels: "native.Kernels | None" = None) -> Tensor:
-        """Return what they stand for, [out_features, in_features]; `kernels` None: this processor's."""
         if self.data.ndim > 2:
             return Blocks(self.kind, self.data.flatten(0, -2)).numbers(dtype).view(self.shape)
         kernels = kernels or native.native_kernels()
@@ -135,7 +132,6 @@ class Blocks:
         return out
 
     def raw(self) -> "native.RawBlocks":
-        """Return them as the kernels take them."""
         assert self.data.is_contiguous()
         out_features, in_features = self.shape
         kind = getattr(native.BlockKind, self.kind)
@@ -181,7 +177,6 @@ def _numbers(blocks: Blocks) -> Tensor:
 
 
 def own_blocks(module: nn.Module, name: str = "weight") -> Blocks | None:
-    """Return the blocks that a parameter of a module was read with; None: it has numbers."""
     kept: dict[str, Blocks] = getattr(module, "kept_blocks", {})
     return kept.get(name)
 
@@ -245,7 +240,9 @@ def stand_ins(module: nn.Module) -> Iterator[None]:
     """Let linear layers and embeddings in blocks be one row, repeated, while this lasts: for passes whose numbers do
     not matter, which then do not wait for a whole model to be widened.
     """
-    parts = [each for each in module.modules() if hasattr(each, "kept_blocks") and not is_experts(each)]
+    parts: list[Any] = [
+        each for each in module.modules() if hasattr(each, "kept_blocks") and not is_experts(each)
+    ]
     for each in parts:
         for name, own in each.kept_blocks.items():
             row = torch.linspace(-0.1, 0.1, own.shape[-1]).to(getattr(each, name))

@@ -32,7 +32,6 @@ class GroupedExperts(nn.Module):
         self.rest.__dict__.pop("kept_blocks", None)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Map hidden states [T, size] -> [T, size], by experts [T, k] and their weights."""
         tokens, chosen = top_k_index.shape
         experts, order = top_k_index.flatten().sort(stable=True)
         counts = experts.bincount(minlength=len(self.up)).tolist()[: len(self.up)]
@@ -49,7 +48,6 @@ class GroupedExperts(nn.Module):
 
 
 def product_names(own: Any) -> tuple[str, str]:
-    """Return the names of the two products' weights."""
     return ("gate_up_proj" if own.has_gate else "up_proj"), "down_proj"
 
 

@@ -30,8 +30,8 @@ from winnow.native import native_kernels
 from winnow.process.progress import report
 
 if TYPE_CHECKING:
+    from winnow.models.fast.fused.build import LayerCall
     from winnow.models.fast.fused.kernels import LayerKernels
-    from winnow.models.fast.fused.probe import LayerCall
     from winnow.models.fast.packed.decoder import PackedDecoder
 
 
@@ -51,7 +51,6 @@ def optimize_model(
     geometry: ModelGeometry,
     trained_len: int,
     *,
-    native: bool = False,
     blocks: BlockWeights | None = None,
     library: LibraryWeights | None = None,
 ) -> Optimized:
@@ -60,7 +59,6 @@ def optimize_model(
     A replacement that does not reproduce transformers' own layer is dropped, and the layer stays as it is.
 
     Args:
-        native: all products by Winnow's kernels; see `linear_maker`.
         blocks: which weights are in blocks, on a CPU; None: none.
         library: which are by a library, on a GPU; None: none.
     """
@@ -74,15 +72,14 @@ def optimize_model(
             round_to_blocks(model, geometry.num_layers, blocks)
         return Optimized()
     # They load the kernels, which an installation may lack.
-    from winnow.models.fast.fused.build import fuse_layer
+    from winnow.models.fast.fused.build import fuse_layer, record_calls, selection_is_harmless
     from winnow.models.fast.fused.kernels import LayerKernels
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fast.fused.parts import read_norm
-    from winnow.models.fast.fused.probe import record_calls, selection_is_harmless
     from winnow.models.fast.packed.write import extract_parts
 
     layer_kernels = LayerKernels(kernels)
-    plain = linear_maker(layer_kernels, model.dtype, native=native or blocks is not None)
+    plain = linear_maker(layer_kernels, model.dtype)
     narrow = plain if blocks is None else linear_maker(layer_kernels, model.dtype, blocks=blocks)
     rounds = blocks is not None and blocks.kind is not None
     hidden_size = model.get_input_embeddings().weight.shape[-1]
@@ -144,10 +141,9 @@ def _fuse_for_gpu(
     library: LibraryWeights | None,
 ) -> Optimized:
     """Replace layers by fused ones where they compute the same, their products by cuBLAS's or a library's, joined."""
-    from winnow.models.fast.fused.build import fuse_layer
+    from winnow.models.fast.fused.build import fuse_layer, record_calls
     from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
     from winnow.models.fast.fused.parts import read_norm
-    from winnow.models.fast.fused.probe import record_calls
     from winnow.models.fast.fused.triton_passes import TritonPasses
 
     passes, unfused = TritonPasses(), {}
@@ -195,8 +191,7 @@ def _pack_layer(
     Args:
         kernels: None: there are no fused parts, and experts stay.
     """
-    from winnow.models.fast.fused.build import fuse_parts
-    from winnow.models.fast.fused.probe import ROUNDED_TOLERANCE
+    from winnow.models.fast.fused.build import ROUNDED_TOLERANCE, fuse_parts
 
     expected = call.run(layer)
     for fuses in (True, False):
@@ -255,7 +250,7 @@ def _share_rows(model: PreTrainedModel, kernels: "LayerKernels", trained_len: in
 
     Rows of a head in blocks are those of before but for their rounding.
     """
-    from winnow.models.fast.fused.probe import ROUNDED_TOLERANCE, close, trial_logits
+    from winnow.models.fast.fused.build import ROUNDED_TOLERANCE, close, trial_logits
 
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if (

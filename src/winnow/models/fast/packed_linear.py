@@ -1,16 +1,12 @@
 """Linear layers whose weight lies in memory in the order in which it is read.
 
-torch re-packs the weight of `F.linear` on every call. Winnow's kernels read one that is packed for good. Only where the
-processor has matrix units (AMX) and the kernels at hand do without them (`WINNOW_ISA`) is oneDNN faster; torch's
-operators that keep a weight packed for it are private, made for its compiler: whether they are there and right is tried
-out.
+torch re-packs the weight of `F.linear` on every call. Winnow's kernels read one that is packed for good.
 """
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from winnow.models.fast.blocks import Blocks, BlockWeights, dense_weight
@@ -21,10 +17,6 @@ if TYPE_CHECKING:
 
 MakeLinear = Callable[[Sequence[nn.Linear]], nn.Module]
 """Linear layers of the same inputs -> one that computes all of them side by side."""
-
-# oneDNN's packing depends on how many rows are promised; one for 32 serves 1 to 2048 as well as any.
-_ROWS = 32
-_TOLERANCE = 1e-2
 
 
 class PackedLinear(nn.Module):
@@ -51,62 +43,38 @@ class PackedLinear(nn.Module):
     def pack_blocks(
         cls, linears: Sequence[nn.Linear], parts: Sequence[Blocks], kernels: "LayerKernels"
     ) -> "PackedLinear":
-        """Return the same, of weights in blocks."""
         return cls(kernels.pack_blocks(parts, linears[0].weight.dtype), join_biases(linears), kernels)
 
     @property
     def in_blocks(self) -> bool:
-        """Return whether the weight is one in blocks; see `winnow.models.fast.blocks`."""
         return self.packed.panels is not None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map x [..., in_features] -> [..., out_features]."""
         out = self.kernels.linear(x.reshape(-1, self.in_features), self.packed, self.bias)
         return out.view(*x.shape[:-1], self.out_features)
 
     def of_groups(self, layers: Sequence["PackedLinear"], x: Tensor, counts: Sequence[int]) -> Tensor:
-        """Map consecutive rows of x [T, in_features], `counts` of them by each of the layers, which are alike."""
         return self.kernels.grouped_linear(
             x, [layer.packed for layer in layers], [layer.bias for layer in layers], counts
         )
 
 
-class OneDnnLinear(nn.Module):
-    """The same by oneDNN, which uses matrix units where there are some."""
-
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        super().__init__()
-        weight = join_weights(linears)
-        self.out_features, self.in_features = weight.shape
-        self.bias = join_biases(linears)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS)
-        self._product = torch.ops.mkldnn._linear_pointwise.default
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._product(x, self._packed, self.bias, "none", [], "")
-        return out
-
-
 def linear_maker(
-    kernels: "LayerKernels", dtype: torch.dtype, *, native: bool = False, blocks: BlockWeights | None = None
+    kernels: "LayerKernels", dtype: torch.dtype, *, blocks: BlockWeights | None = None
 ) -> MakeLinear:
-    """Return what makes the fastest layers of a type on this processor; `nn.Linear` for a weight that cannot be packed.
+    """Return what makes packed layers of a type; `nn.Linear` for a weight that cannot be packed.
 
     Args:
-        native: of weights packed for Winnow's kernels alone, which can be written to a file, also where oneDNN's are
-            faster.
-        blocks: of weights in blocks, which those kernels alone take, where there can be some; None: of the type itself.
+        blocks: of weights in blocks, where there can be some; None: of the type itself.
     """
     if blocks is not None and kernels.packs_blocks(dtype):
-        wide = linear_maker(kernels, dtype, native=True)
+        wide = linear_maker(kernels, dtype)
 
         def narrow(linears: Sequence[nn.Linear]) -> nn.Module:
             parts = blocks.parts(linears)
             return wide(linears) if parts is None else PackedLinear.pack_blocks(linears, parts, kernels)
 
         return narrow
-    if not native and dtype == torch.bfloat16 and kernels.beside_matrix_units and one_dnn_works():
-        return OneDnnLinear
     return lambda linears: (
         PackedLinear.pack(linears, kernels)
         if kernels.packs(dtype, linears[0].in_features)
@@ -121,7 +89,6 @@ def join_weights(linears: Sequence[nn.Linear]) -> Tensor:
 
 
 def join_biases(linears: Sequence[nn.Linear]) -> Tensor | None:
-    """Return its bias; None: none of them has one."""
     if all(part.bias is None for part in linears):
         return None
     biases = [
@@ -129,27 +96,6 @@ def join_biases(linears: Sequence[nn.Linear]) -> Tensor | None:
         for part in linears
     ]
     return biases[0] if len(biases) == 1 else torch.cat(biases)
-
-
-def one_dnn_works() -> bool:
-    """Return whether packed products of bfloat16 are there on this processor, and give what `F.linear` gives."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 80, generator=generator, device="cpu").bfloat16()
-    bias = torch.randn(48, generator=generator, device="cpu").bfloat16()
-    try:
-        for own_bias in (bias, None):
-            packed = OneDnnLinear([linear_of(weight, own_bias)])
-            for rows in (1, 3, 65):
-                x = torch.randn(rows, 80, generator=generator, device="cpu").bfloat16()
-                expected, found = F.linear(x, weight, own_bias), packed(x)
-                if found.dtype != expected.dtype or found.shape != expected.shape:
-                    return False
-                scale = float(expected.abs().max())
-                if float((found - expected).abs().max()) > _TOLERANCE * scale:
-                    return False
-    except (AttributeError, RuntimeError, TypeError):  # no such operator, or not for this type here
-        return False
-    return True
 
 
 def pack_linears(
@@ -169,7 +115,6 @@ def pack_linears(
 
 
 def put_back(replaced: list[tuple[nn.Module, str, nn.Module]]) -> None:
-    """Put back what was replaced, last things first."""
     for parent, name, child in reversed(replaced):
         setattr(parent, name, child)
 
@@ -196,7 +141,6 @@ class PackedEmbedding(nn.Module):
         self.packed = nn.Parameter(rows, requires_grad=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens, int [...] -> rows, [..., in_features]."""
         rows = self._kernels.unpack_rows(self.table, tokens.long())
         return rows if self.scale is None else rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 
@@ -209,7 +153,6 @@ class ScaledEmbedding(nn.Module):
         self.weight, self.scale = nn.Parameter(weight, requires_grad=False), scale
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens, int [...] -> rows, [..., size]."""
         rows = self.weight[tokens.long()]
         return rows * torch.tensor(self.scale, dtype=rows.dtype, device="cpu")
 

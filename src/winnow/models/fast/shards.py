@@ -104,7 +104,6 @@ def _plan(model: "PreTrainedModel", geometry: ModelGeometry) -> Mapping[str, str
 
 
 def _cut(linear: Any, kind: str, ranks: Ranks) -> Any:
-    """Return a rank's part of a linear layer, copied out of the whole."""
     bias = linear.bias
     if kind == _COLUMNS:
         part = ranks.part(linear.out_features)

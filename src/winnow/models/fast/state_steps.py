@@ -38,19 +38,13 @@ class StateRows:
         return StateRows(self.rows[part], self.slots)
 
     def to(self, dtype: torch.dtype) -> "StateRows":
-        """Return the same: a step leaves their type as it is."""
         return self
 
     def copy_(self, new: "StateRows") -> None:
-        """Take what a step gives as the new states: these."""
         assert new is self, "changed in place"
 
     def native(self, dtype: torch.dtype, *shape: int) -> "StateSlots":
-        """Return them for the kernels.
-
-        Raises:
-            TypeError: they are of another type, shape or order.
-        """
+        """Return them for the kernels. Raises TypeError: they are of another type, shape or order."""
         found = self.rows.dtype, tuple(self.rows.shape[1:])
         if found != (dtype, shape) or not self.rows[0].is_contiguous():
             raise TypeError(f"states must be dense, {dtype} {shape}, got {found}")
@@ -212,7 +206,6 @@ def _rows(each: Tensor, dtype: torch.dtype) -> "SeqRows":
 
 
 def _of_head(each: Tensor) -> Tensor:
-    """Return the number that stands all over the last dimension."""
     if each.stride(-1) and each.shape[-1] > 1:
         raise TypeError(
             f"one number for each head is what the kernels take, got {each.shape} {each.stride()}"

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -11,6 +12,12 @@ from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import is_packed
 from winnow.models.load.damage import read_object
 from winnow.native import is_installed, multiplies_bfloat16
+
+if TYPE_CHECKING:
+    from winnow.models.load.directory import ModelDirectory
+    from winnow.models.load.gguf.file import GgufFile
+
+    Published: TypeAlias = ModelDirectory | GgufFile
 
 log = logging.getLogger("winnow.models")
 
@@ -58,13 +65,31 @@ def cpu_dtype(num_bytes: int, own: str, multiplies: bool | None = None) -> str:
 
 
 def _is_float32(path: Path) -> bool:
-    """Return whether a directory's configuration says that weights are of float32."""
     if path.is_file():
         return False
     values = read_object(path / "config.json")
     text = values.get("text_config")
     places = [values, text] if isinstance(text, dict) else [values]
     return "float32" in [place.get(name) for place in places for name in ("dtype", "torch_dtype")]
+
+
+def open_published(path: Path, *, reads_codes: bool = True) -> "Published":
+    """Return the files of a model at `path`: a directory, or a GGUF file.
+
+    Args:
+        reads_codes: weights of few bits in safetensors are read here; else by what transformers has for them.
+
+    Raises:
+        UnsupportedModelError: the file is no GGUF file, or a damaged one, or packages that read such files are missing.
+    """
+    if not path.is_file():
+        from winnow.models.load.directory import ModelDirectory
+        from winnow.models.load.quantized import QuantizedDirectory
+
+        return (QuantizedDirectory.at(path) if reads_codes else None) or ModelDirectory(path)
+    from winnow.models.load.gguf.file import GgufFile
+
+    return GgufFile.open(path)
 
 
 def keeps_blocks(config: ModelConfig, path: Path, file: object = None) -> bool:
@@ -85,7 +110,6 @@ def keeps_blocks(config: ModelConfig, path: Path, file: object = None) -> bool:
 
 
 def _of_few_bits(path: Path) -> bool:
-    """Return whether a directory holds weights of 4 or 8 bits in safetensors."""
     from winnow.models.load.quantized import QuantizedDirectory
 
     return QuantizedDirectory.at(path) is not None

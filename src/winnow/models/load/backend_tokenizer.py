@@ -129,5 +129,4 @@ class BackendTokenizer:
 
 
 def full_tokenizer(tokenizer: Any) -> "PreTrainedTokenizerBase | None":
-    """Return the tokenizer of transformers that a tokenizer is, or stands for."""
     return tokenizer.full if isinstance(tokenizer, BackendTokenizer) else tokenizer

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from winnow.models.fast.blocks import BlockWeights, attach_blocks, round_to_bloc
 from winnow.models.fast.library_weights import LibraryWeights, holds_codes
 from winnow.models.fast.optimize import Optimized, optimize_model
 from winnow.models.fast.shards import shard_model
-from winnow.models.load.automatic import keeps_blocks
+from winnow.models.load.automatic import keeps_blocks, open_published
 from winnow.models.load.context import ContextLimit, context_limit
 from winnow.models.load.damage import check_numbers, check_sizes, check_vocabulary, first_line
 from winnow.models.load.directory import sampling_defaults
@@ -37,13 +37,14 @@ from winnow.models.load.hub import locate_tokenizer
 from winnow.models.load.kinds import causal_class, config_class, has_tower, has_tower_class, takes_attention
 from winnow.models.load.loaded import LoadedModel, PlainModel
 from winnow.models.load.processor import Processor, load_processor
-from winnow.models.load.published import Published, open_published
 from winnow.models.load.tokens import end_tokens, load_tokenizer
 from winnow.process.progress import report
 from winnow.process.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from winnow.models.load.automatic import Published
 
 # Prime, so that rows of a weight are cuts of the pattern at different places.
 _PATTERN = 1_048_573
@@ -74,13 +75,13 @@ class RepeatedRandom(TorchDispatchMode):
 
 
 def load_checkpoint(
-    path: Path, config: ModelConfig, *, native: bool = False, ranks: Ranks = ALONE
+    path: Path, config: ModelConfig, *, ranks: Ranks = ALONE
 ) -> tuple[LoadedModel, ContextLimit]:
     """Load as `load_model` does, from config.json and weights as published; with its limits."""
     device = _device(config.device)
     codes = device.type == "cpu" or (ranks.size == 1 and holds_codes(config, device))
-    published = open_published(path, reads_codes=codes)
-    model_config = _read_config(path, published)
+    source = _Source.open(path, config, reads_codes=codes)
+    model_config = source.model_config
     processor: Processor | str = f"models of type {model_config.model_type} have no vision tower"
     if has_tower(model_config):
         processor = _processor(path, model_config, config, ranks)
@@ -94,23 +95,13 @@ def load_checkpoint(
     wanted = config.max_model_len
     limit = context_limit(model_config)
     trained_len = limit.take(wanted)
-    dtype = _dtype(config.dtype, model_config, device)
-    kept = codes and ranks.size == 1 and keeps_blocks(config, path, published)
-    if device.type == "cuda" and path.is_file() and dtype != torch.float16:
+    kept = codes and ranks.size == 1 and keeps_blocks(config, path, source.published)
+    if device.type == "cuda" and path.is_file() and source.dtype != torch.float16:
         kept = False  # scales of GGUF's blocks are of float16
-    blocks, library = _narrow_weights(config, device, dtype, kept=kept)
+    blocks, library = _narrow_weights(config, device, source.dtype, kept=kept)
     report("reading weights")
     attention = "eager" if own else ATTENTION_NAME
-    model = _load_weights(
-        path,
-        published,
-        model_config,
-        config,
-        device,
-        attention,
-        kept=kept,
-        tower=has_tower_class(model_class),
-    )
+    model = source.load(attention, kept=kept, tower=has_tower_class(model_class))
     for name, part in model.named_modules():
         if name.endswith("kv_b_proj"):  # its weight is read beside the layer
             widen_for_good(part)
@@ -122,17 +113,14 @@ def load_checkpoint(
     if blocks is not None and blocks.kind == "Q4_0":  # too far from the model's own to be compared with it
         widen_for_good(model)
         round_to_blocks(model, geometry.num_layers, blocks)
-    report("reading the tokenizer")
-    tokenizer = _tokenizer(path, published, model_config, config)
+    tokenizer = source.tokenizer()
     # The model's own code runs before layers are replaced, and is compared with what will answer.
     trial = Trial.of(model, geometry, trained_len) if config.verify_model else None
     if ranks.size > 1:
         geometry = shard_model(model, geometry, ranks)
     optimized = Optimized()
     if config.optimize:
-        optimized = optimize_model(
-            model, geometry, trained_len, native=native, blocks=blocks, library=library
-        )
+        optimized = optimize_model(model, geometry, trained_len, blocks=blocks, library=library)
     elif blocks is not None:
         round_to_blocks(model, geometry.num_layers, blocks)
     loaded = LoadedModel(
@@ -140,11 +128,11 @@ def load_checkpoint(
         decoder=optimized.decoder,
         unfused=optimized.unfused,
         tokenizer=tokenizer,
-        vocab_size=_vocab_size(model_config),
+        vocab_size=source.vocab_size,
         geometry=geometry,
         max_model_len=wanted or trained_len,
         trained_len=trained_len,
-        eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
+        eos_token_ids=source.end_tokens(tokenizer),
         sampling_defaults=sampling_defaults(path, config.generation_config),
         blocks=blocks,
         library=library,
@@ -157,25 +145,124 @@ def load_checkpoint(
 
 
 def load_plain_checkpoint(path: Path, config: ModelConfig) -> PlainModel:
-    """Load as `winnow.models.load.loader.load_plain_model` does."""
-    published = open_published(path, reads_codes=_device(config.device).type == "cpu")
-    model_config = _read_config(path, published)
-    causal_class(model_config)
-    tokenizer = _tokenizer(path, published, model_config, config)
-    model = _load_weights(path, published, model_config, config, _device(config.device), None)
+    source = _Source.open(path, config, reads_codes=_device(config.device).type == "cpu")
+    causal_class(source.model_config)
+    tokenizer = source.tokenizer()
+    model = source.load(None)
     first = bind_positions(model, nullcontext())
     return PlainModel(
         processor="engine=padded reads text alone",
-        max_model_len=context_limit(model_config).less(first).take(config.max_model_len),
+        max_model_len=context_limit(source.model_config).less(first).take(config.max_model_len),
         model=model,
         tokenizer=tokenizer,
-        vocab_size=_vocab_size(model_config),
-        eos_token_ids=end_tokens(published.end_tokens(model_config), tokenizer, _vocab_size(model_config)),
+        vocab_size=source.vocab_size,
+        eos_token_ids=source.end_tokens(tokenizer),
         sampling_defaults=sampling_defaults(path, config.generation_config),
     )
 
 
-def _read_config(path: Path, published: Published) -> PretrainedConfig:
+@dataclass(frozen=True)
+class _Source:
+    """A model as it was published, and where and how it is to be loaded."""
+
+    path: Path
+    config: ModelConfig
+    device: torch.device
+    published: "Published"
+    model_config: PretrainedConfig
+
+    @classmethod
+    def open(cls, path: Path, config: ModelConfig, *, reads_codes: bool) -> "_Source":
+        published = open_published(path, reads_codes=reads_codes)
+        return cls(path, config, _device(config.device), published, _read_config(path, published))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        if self.config.dtype != "auto":
+            return getattr(torch, self.config.dtype)
+        return torch.float32 if self.device.type == "cpu" else (self.model_config.dtype or torch.bfloat16)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model_config.get_text_config().vocab_size)
+
+    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        report("reading the tokenizer")
+        own = locate_tokenizer(self.config)
+        tokenizer = self.published.tokenizer() if own is None else load_tokenizer(own)
+        check_vocabulary(self.path if own is None else own, tokenizer, self.vocab_size)
+        return tokenizer
+
+    def end_tokens(self, tokenizer: "PreTrainedTokenizerBase | None") -> frozenset[int]:
+        return end_tokens(self.published.end_tokens(self.model_config), tokenizer, self.vocab_size)
+
+    def load(self, attention: str | None, *, kept: bool = False, tower: bool = False) -> PreTrainedModel:
+        """Return the model on its device.
+
+        Args:
+            attention: a name that transformers knows; None: its own choice.
+            kept: linear layers and the embedding keep a file's blocks; see `keep_blocks`.
+            tower: with its vision tower.
+        """
+        try:
+            model = self._make(attention, kept=kept, tower=tower).to(self.device)
+        except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation
+            field = _field_of(error.args[0], self.model_config.get_text_config().to_dict())
+            if field is None:
+                raise
+            raise self._refused(
+                f"transformers knows no {field} {error.args[0]!r}, named in its configuration"
+            ) from error
+        return model.eval().requires_grad_(False)
+
+    def _make(self, attention: str | None, *, kept: bool, tower: bool) -> Any:
+        automatic = AutoModelForImageTextToText if tower else AutoModelForCausalLM
+        options = {
+            "dtype": self.dtype,
+            "attn_implementation": attention and attention_by_part(self.model_config, attention),
+        }
+        if self.config.load_format == "dummy":
+            on_gpu = [self.device] if self.device.type == "cuda" else []
+            with torch.random.fork_rng(on_gpu), self.device, RepeatedRandom():
+                torch.manual_seed(self.config.seed)
+                return automatic.from_config(self.model_config, **options, trust_remote_code=False)
+        with self.published.reading(keeps_blocks=kept) as blocks:
+            weights = self.published.weights()  # which makes blocks on the way
+            for name, own in blocks.items():
+                weights["state_dict"][name] = torch.zeros((), dtype=self.dtype, device="cpu").expand(
+                    own.shape
+                )
+            of_states = "state_dict" in weights
+            kind = causal_class(self.model_config, states=True, images=tower) if of_states else automatic
+            model, found = kind.from_pretrained(
+                **weights,
+                **options,
+                config=self.model_config,
+                **({} if of_states else {"trust_remote_code": False}),
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # transformers would refuse them without a name
+            )
+        for name, held, wanted in sorted(found["mismatched_keys"]):
+            raise self._refused(
+                f"{name} is of shape {list(held)}, and by its configuration of {list(wanted)}"
+            )
+        if missing := sorted(found["missing_keys"]):
+            raise self._refused(
+                f"it lacks {len(missing)} of {type(model).__name__}'s weights, such as {missing[0]}"
+            )
+        self.published.check_weights(model, found["unexpected_keys"])
+        if blocks.keys() - dict(model.named_parameters()).keys():  # the class has other names for them
+            return self._make(attention, kept=False, tower=tower)
+        if blocks:
+            attach_blocks(model, blocks, self.device)
+        return model
+
+    def _refused(self, reason: str) -> UnsupportedModelError:
+        return UnsupportedModelError(f"model: cannot load {self.path}: {reason}")
+
+
+def _read_config(path: Path, published: "Published") -> PretrainedConfig:
     values = published.config_values()
     model_type = values.get("model_type")
     if model_type is None:
@@ -207,7 +294,6 @@ def _read_config(path: Path, published: Published) -> PretrainedConfig:
 def _processor(
     path: Path, model_config: PretrainedConfig, config: ModelConfig, ranks: Ranks
 ) -> Processor | str:
-    """Return a model's processor; text: why pictures are not read."""
     if config.language_model_only:
         return "language_model_only is set"
     if ranks.size > 1:
@@ -227,52 +313,13 @@ def _device(name: str) -> torch.device:
 
 
 def _narrow_weights(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, *, kept: bool
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, *, kept: bool = False
 ) -> tuple[BlockWeights | None, LibraryWeights | None]:
     """Return which weights are quantized: by Winnow on a CPU, by a library on a GPU."""
     config.check_weight_device(device.type)
     if device.type == "cuda":
         return None, LibraryWeights.of(config, device, dtype, kept=kept)
     return BlockWeights.of(config, kept=kept), None
-
-
-def _dtype(name: str, config: PretrainedConfig, device: torch.device) -> torch.dtype:
-    if name != "auto":
-        return getattr(torch, name)
-    return torch.float32 if device.type == "cpu" else (config.dtype or torch.bfloat16)
-
-
-def _load_weights(
-    path: Path,
-    published: Published,
-    model_config: PretrainedConfig,
-    config: ModelConfig,
-    device: torch.device,
-    attention: str | None,
-    *,
-    kept: bool = False,
-    tower: bool = False,
-) -> PreTrainedModel:
-    """Return the model on its device; `attention` is a name that transformers knows, None its own choice.
-
-    Args:
-        kept: linear layers and the embedding keep a file's blocks; see `keep_blocks`.
-        tower: with its vision tower.
-    """
-    dtype = _dtype(config.dtype, model_config, device)
-    try:
-        made = _make_model(
-            path, published, model_config, config, dtype, device, attention, kept=kept, tower=tower
-        )
-        model = made.to(device)
-    except KeyError as error:  # of a table of transformers: of activations, of kinds of rotation
-        field = _field_of(error.args[0], model_config.get_text_config().to_dict())
-        if field is None:
-            raise
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: transformers knows no {field} {error.args[0]!r}, named in its configuration"
-        ) from error
-    return model.eval().requires_grad_(False)
 
 
 def _field_of(value: object, fields: Mapping[str, Any]) -> str | None:
@@ -282,73 +329,3 @@ def _field_of(value: object, fields: Mapping[str, Any]) -> str | None:
         if isinstance(found, Mapping) and (inner := _field_of(value, found)) is not None:
             return f"{name}.{inner}"
     return None
-
-
-def _make_model(
-    path: Path,
-    published: Published,
-    model_config: PretrainedConfig,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: str | None,
-    *,
-    kept: bool,
-    tower: bool,
-) -> Any:
-    automatic = AutoModelForImageTextToText if tower else AutoModelForCausalLM
-    chosen = None if attention is None else attention_by_part(model_config, attention)
-    if config.load_format == "dummy":
-        on_gpu = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(on_gpu), device, RepeatedRandom():
-            torch.manual_seed(config.seed)
-            return automatic.from_config(
-                model_config, dtype=dtype, attn_implementation=chosen, trust_remote_code=False
-            )
-    with published.reading(keeps_blocks=kept) as blocks:
-        weights = published.weights()  # which makes blocks on the way
-        for name, own in blocks.items():
-            weights["state_dict"][name] = torch.zeros((), dtype=dtype, device="cpu").expand(own.shape)
-        of_states = "state_dict" in weights
-        kind = causal_class(model_config, states=True, images=tower) if of_states else automatic
-        model, found = kind.from_pretrained(
-            **weights,
-            config=model_config,
-            dtype=dtype,
-            attn_implementation=chosen,
-            **({} if of_states else {"trust_remote_code": False}),
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # transformers would refuse them without a name
-        )
-    for name, held, wanted in sorted(found["mismatched_keys"]):
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: {name} is of shape {list(held)}, and by its configuration of {list(wanted)}"
-        )
-    if found["missing_keys"]:
-        missing = sorted(found["missing_keys"])
-        raise UnsupportedModelError(
-            f"model: cannot load {path}: it lacks {len(missing)} of {type(model).__name__}'s weights, "
-            f"such as {missing[0]}"
-        )
-    published.check_weights(model, found["unexpected_keys"])
-    if blocks.keys() - dict(model.named_parameters()).keys():  # the class has other names for them
-        return _make_model(
-            path, published, model_config, config, dtype, device, attention, kept=False, tower=tower
-        )
-    if blocks:
-        attach_blocks(model, blocks, device)
-    return model
-
-
-def _tokenizer(
-    path: Path, published: Published, model_config: PretrainedConfig, config: ModelConfig
-) -> "PreTrainedTokenizerBase | None":
-    own = locate_tokenizer(config)
-    tokenizer = published.tokenizer() if own is None else load_tokenizer(own)
-    check_vocabulary(path if own is None else own, tokenizer, _vocab_size(model_config))
-    return tokenizer
-
-
-def _vocab_size(config: PretrainedConfig) -> int:
-    return int(config.get_text_config().vocab_size)

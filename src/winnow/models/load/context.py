@@ -31,11 +31,8 @@ class ContextLimit:
         return self if self.tokens is None or not places else replace(self, tokens=self.tokens - places)
 
     def take(self, wanted: int | None) -> int:
-        """Return the longest sequence served, where `wanted` is what the user asks for.
-
-        Raises:
-            ConfigError: more is wanted than the model can do, or nothing is, and the model does not say what it can.
-        """
+        """Return the longest sequence served, where `wanted` is what the user asks for. Raises ConfigError: more is
+        wanted than the model can do, or nothing is, and the model does not say what it can."""
         if wanted is None:
             if self.tokens is None:
                 raise ConfigError(f"max_model_len must be given: {self.reason}")
@@ -46,7 +43,6 @@ class ContextLimit:
 
 
 def context_limit(config: "PretrainedConfig") -> ContextLimit:
-    """Return the longest sequence that a configuration of transformers makes room for."""
     text = config.get_text_config()
     named = (getattr(text, name, None) for name in ("max_position_embeddings", "max_seq_len"))
     limit = next((length for length in named if length), None)
@@ -73,7 +69,6 @@ def context_limit(config: "PretrainedConfig") -> ContextLimit:
 
 
 def _rope_kinds(parameters: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the sets of RoPE's parameters: models whose layers differ have one for each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, Mapping)]
     return nested or ([parameters] if parameters else [])
 

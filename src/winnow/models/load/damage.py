@@ -59,11 +59,8 @@ _ROPE = ("rope_theta", "factor", "partial_rotary_factor", "original_max_position
 
 @contextmanager
 def loading(path: Path) -> Iterator[None]:
-    """Turn what the libraries raise over a stranger's files into one error.
-
-    Raises:
-        UnsupportedModelError: names the directory and the first line of what was wrong.
-    """
+    """Turn what the libraries raise over a stranger's files into one error. Raises UnsupportedModelError: names the
+    directory and the first line of what was wrong."""
     try:
         yield
     except (WinnowError, MemoryError):
@@ -76,7 +73,6 @@ def loading(path: Path) -> Iterator[None]:
 
 
 def _too_large(path: Path, error: Exception) -> str:
-    """Return what did not fit, from torch's report of it."""
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
     said = f"asked for {asked[1]} more" if asked else first_line(error)
     free, total = torch.cuda.mem_get_info()
@@ -87,7 +83,6 @@ def _too_large(path: Path, error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an exception says, in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = lines[0] if lines else ""
     # The first line of a report may only announce it.

@@ -74,12 +74,13 @@ _CHANGES_NOTHING = re.compile(
 
 
 class ModelDirectory:
-    """config.json, safetensors and a tokenizer's files."""
+    """A model's configuration, weights and tokenizer; `GgufFile` has the same face."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def config_values(self) -> dict[str, Any]:
+        """Return what transformers' configuration is made from, `model_type` among it."""
         if (self.path / "adapter_config.json").exists():
             raise UnsupportedModelError(
                 f"model: cannot load {self.path}: it holds an adapter (adapter_config.json), and adapters are not "
@@ -93,9 +94,10 @@ class ModelDirectory:
         return read_object(file)
 
     def check_config(self, config: "PretrainedConfig") -> None:
-        pass
+        """Refuse a configuration that leaves some of what the files say out."""
 
     def weights(self) -> dict[str, Any]:
+        """Return keyword arguments of `from_pretrained` that name the weights."""
         if not any(self.path.glob("*.safetensors")):
             raise UnsupportedModelError(
                 f"model: cannot load {self.path}: it holds no *.safetensors; other weight formats can carry code and "
@@ -104,9 +106,11 @@ class ModelDirectory:
         return {"pretrained_model_name_or_path": self.path, "use_safetensors": True}
 
     def reading(self, *, keeps_blocks: bool = False) -> "AbstractContextManager[dict[str, Blocks]]":
+        """Surround `from_pretrained`. Weights that kept their blocks, whose numbers the model lacks, come by name."""
         return nullcontext({})
 
     def check_weights(self, model: "PreTrainedModel", left_out: Collection[str]) -> None:
+        """Refuse a model that left some of the weights out which the files hold: `left_out`, as transformers says."""
         self._check_unused(model, left_out, scaled=hasattr(model.config, "quantization_config"))
 
     def _check_unused(self, model: "PreTrainedModel", left_out: Collection[str], *, scaled: bool) -> None:
@@ -137,7 +141,6 @@ class ModelDirectory:
         return load_tokenizer(self.path)
 
     def end_tokens(self, config: "PretrainedConfig") -> list[int]:
-        """Return the end tokens by generation_config.json, else by config.json."""
         values = read_object(self.path / GENERATION) if (self.path / GENERATION).exists() else {}
         return token_list(values.get("eos_token_id")) or token_list(
             getattr(config.get_text_config(), "eos_token_id", None)

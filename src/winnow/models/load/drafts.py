@@ -147,10 +147,7 @@ class DraftHeads(MtpModel):
 
 def load_heads(config: ModelConfig, target: LoadedModel) -> LoadedModel:
     """Load the heads of the target's checkpoint, bound to a paged cache of their own; embedding and head are shared.
-
-    Raises:
-        ConfigError: the checkpoint has none, or of a kind that is not read; names it.
-    """
+    Raises ConfigError: the checkpoint has none, or of a kind that is not read; names it."""
     path = locate_model(config)
     model: Any = target.model
     kind = type(model)

@@ -50,11 +50,8 @@ def locate_model(config: ModelConfig) -> Path:
 
 
 def locate_tokenizer(config: ModelConfig) -> Path | None:
-    """Return the directory of the tokenizer that takes the place of the model's own; None: that one is taken.
-
-    Raises:
-        UnsupportedModelError: as `locate_model`; or it holds no tokenizer.
-    """
+    """Return the directory of the tokenizer that takes the place of the model's own; None: that one is taken. Raises
+    UnsupportedModelError: as `locate_model`; or it holds no tokenizer."""
     named = config.tokenizer
     if named is None:
         return None
@@ -65,7 +62,6 @@ def locate_tokenizer(config: ModelConfig) -> Path | None:
 
 
 def fetched_repositories() -> list[tuple[str, int]]:
-    """Return the repositories of models in the Hub's local cache, and the bytes of each."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -63,7 +63,7 @@ def causal_class(
     if _is_encoder(text):
         raise _refused(shown, "is an encoder, by its configuration", "attention to later tokens")
     allowed = (*_ATTENTION, *_BOTH, *_STATES, *_NEITHER) if states and attending_layers(text) else _ATTENTION
-    stateful = [kind for kind in layer_kinds(text) if kind not in allowed]
+    stateful = [kind for kind in sorted(set(_listed(text))) if kind not in allowed]
     if stateful or (getattr(model_class, "_is_stateful", False) and not (states and has_states(text))):
         found = f" ({', '.join(stateful)})" if stateful else ""
         raise _refused(
@@ -90,11 +90,6 @@ def text_part(model: PreTrainedModel) -> PreTrainedModel:
     return found
 
 
-def layer_kinds(config: PretrainedConfig) -> list[str]:
-    """Return the kinds of the model's layers, each once, as far as its configuration tells."""
-    return sorted(set(_listed(config)))
-
-
 def takes_attention(model_class: type[PreTrainedModel]) -> bool:
     """Return whether a class takes its attention from transformers' registry; those with states do not say so."""
     module = sys.modules[model_class.__module__]
@@ -108,12 +103,10 @@ def attending_layers(config: PretrainedConfig) -> list[str]:
 
 
 def has_states(config: PretrainedConfig) -> bool:
-    """Return whether some layers keep a state, by the configuration."""
     return any(kind in (*_STATES, *_BOTH) for kind in _listed(config))
 
 
 def num_draft_heads(config: PretrainedConfig) -> int:
-    """Return how many heads the checkpoint has for tokens behind the next one (MTP), by the configuration."""
     text = config.get_text_config()
     return next((int(count) for name in _HEADS if (count := getattr(text, name, None))), 0)
 
@@ -131,7 +124,6 @@ def _listed(config: PretrainedConfig) -> list[str]:
 
 
 def config_class(model_type: Any) -> type[PretrainedConfig] | None:
-    """Return transformers' configuration of a `model_type`; None: it has none."""
     known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
     return CONFIG_MAPPING[model_type] if known else None
 

@@ -67,7 +67,6 @@ class PlainModel:
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Compiler of the forms of answers for its tokenizer."""
         return GrammarCompiler(self.tokenizer, self.vocab_size, self.eos_token_ids)
 
 
@@ -121,7 +120,6 @@ class LoadedModel(PlainModel):
         return replace(layout, ranks=self.ranks.size)
 
     def open_states(self, max_num_seqs: int) -> RecurrentStates | None:
-        """Return memory for what layers keep of sequences in place of KVs; None: none does."""
         states = self.geometry.states
         return RecurrentStates(states, max_num_seqs, self.device) if states else None
 
@@ -178,10 +176,8 @@ class LoadedModel(PlainModel):
 
     @property
     def forward_model(self) -> "ServedModel":
-        """The model that a step runs: the decoder where there is one."""
         return self.model if self.decoder is None else self.decoder
 
     @cached_property
     def rotation(self) -> ModelRotation | None:
-        """Rotation of keys at their positions; None: not in a way that Winnow can redo."""
         return find_rotation(self.model, self.geometry.num_layers)

@@ -29,13 +29,10 @@ if TYPE_CHECKING:
 __all__ = ["DEMO_MODEL", "load_model", "load_plain_model", "pack_model"]
 
 
-def load_model(
-    config: ModelConfig, *, native: bool = False, ranks: Ranks = ALONE, hidden: bool = False
-) -> LoadedModel:
+def load_model(config: ModelConfig, *, ranks: Ranks = ALONE, hidden: bool = False) -> LoadedModel:
     """Load model and tokenizer, published or packed by `winnow pack`, from a directory or the Hub.
 
     Args:
-        native: all products by Winnow's kernels, also where others are faster.
         ranks: the others load it at the same time; each keeps its part.
         hidden: as transformers' class, whose last hidden states of all tokens can be read.
 
@@ -68,7 +65,7 @@ def load_model(
         with loading(path):
             return load_packed(path, config, kernels)
     config = settle_formats(config, path) if ranks.size == 1 else config
-    entry = None if native or hidden or ranks.size > 1 else _cache_entry(path, config)
+    entry = None if hidden or ranks.size > 1 else _cache_entry(path, config)
     if entry is not None:
         kernels = native_kernels()
         assert kernels is not None, "else nothing is kept"
@@ -82,12 +79,11 @@ def load_model(
     with loading(path):
         # No model is kept in a local; see `LLM.__init__`.
         if not hidden:
-            return _keep(entry, path, *load_checkpoint(path, config, native=native, ranks=ranks))
+            return _keep(entry, path, *load_checkpoint(path, config, ranks=ranks))
         return load_checkpoint(path, config)[0].with_hidden_states()
 
 
 def _keep(entry: "CacheEntry | None", path: Path, loaded: LoadedModel, limit: "ContextLimit") -> LoadedModel:
-    """Keep a model for the next start, where there is a place for it."""
     if entry is not None:
         entry.keep(loaded, path, limit)
     return loaded
@@ -135,8 +131,7 @@ def pack_model(config: ModelConfig, out: Path) -> None:
         raise ConfigError("packing needs Winnow's CPU kernels, which are not installed")
     from winnow.models.fast.packed.write import write_packed
 
-    # What oneDNN keeps for matrix units cannot be written. Its reader takes native weights on any processor.
-    loaded = load_model(replace(config, device="cpu", optimize=True), native=True)
+    loaded = load_model(replace(config, device="cpu", optimize=True, model_cache=False))
     try:
         write_packed(loaded, path, out, tokenizer=locate_tokenizer(config))
     except (OSError, SafetensorError) as error:

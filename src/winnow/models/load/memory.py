@@ -18,7 +18,6 @@ _OF_FILE, _HELD = np.uint64(1 << 61), np.uint64(3 << 62)
 
 
 def weight_bytes(model: Module) -> int:
-    """Return the bytes of a model's weights, each memory once; packed ones lie beside parameters."""
     held: list[Any] = [*model.parameters(), *model.buffers()]
     for module in model.modules():
         for value in (module, *vars(module).values()):
@@ -76,7 +75,6 @@ def is_file_backed(tensor: Tensor) -> bool:
 
 
 def trim_heap() -> None:
-    """Return what the C library's allocator holds free (glibc)."""
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

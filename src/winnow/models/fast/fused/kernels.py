@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from winnow import native
-from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.attention.interface import NativeSpec, NativeStep
 from winnow.models.fast.blocks import BLOCK, RAW, Blocks, quantize
 from winnow.models.fast.fused.parts import Activation, NormWeight
 
@@ -15,7 +15,6 @@ NO_NORM = native.RmsNorm(0, 0.0, False)
 
 
 def native_activation(activation: Activation) -> native.Activation:
-    """Return the kernels' name of an activation."""
     found: native.Activation = getattr(native.Activation, activation.name)
     return found
 
@@ -63,17 +62,11 @@ class LayerKernels:
         self._kernels = kernels
         self._work = native.DecoderWorkspace()
 
-    @property
-    def beside_matrix_units(self) -> bool:
-        """Return whether the processor multiplies matrices of bfloat16 (AMX), and `linear` does not."""
-        return native.has_matrix_units() and not self._kernels.matrix_units
-
     def packs(self, dtype: torch.dtype, in_features: int) -> bool:
         """Return whether a weight can be packed: some kernels take inputs of 16 bits in pairs."""
         return dtype in native.DTYPES and (dtype == torch.float32 or in_features % 2 == 0)
 
     def packs_blocks(self, dtype: torch.dtype) -> bool:
-        """Return whether a weight in blocks can multiply rows of a type."""
         return dtype in native.DTYPES
 
     def panel_shape(self, dtype: torch.dtype) -> tuple[int, int]:
@@ -89,19 +82,13 @@ class LayerKernels:
 
     @property
     def block_panel(self) -> int:
-        """Features of a panel of a weight in blocks."""
         return self._kernels.block_bytes(native.BlockKind.Q8_0, BLOCK, 1) // RAW["Q8_0"][1]
 
     def panel_bytes(self, kind: int, in_features: int) -> int:
-        """Return the bytes of a panel of a weight in blocks.
-
-        Raises:
-            ValueError: there is no such kind.
-        """
+        """Return the bytes of a panel of a weight in blocks. Raises ValueError: there is no such kind."""
         return self._kernels.block_bytes(native.BlockKind(kind), in_features, 1)
 
     def packed_size(self, in_features: int, out_features: int) -> int:
-        """Return elements of a packed weight."""
         return self._kernels.packed_size(in_features, out_features)
 
     def pack(self, weight: Tensor) -> PackedWeight:
@@ -141,11 +128,8 @@ class LayerKernels:
         return PackedWeight(packed, in_features, sum(part.shape[0] for part in parts), dtype, panels)
 
     def unpack_rows(self, weight: PackedWeight, features: Tensor) -> Tensor:
-        """Map rows of the dense weight: features, int64 [...] -> [..., in_features].
-
-        Raises:
-            IndexError: the weight has no such row.
-        """
+        """Map rows of the dense weight: features, int64 [...] -> [..., in_features]. Raises IndexError: the weight has
+        no such row."""
         assert features.dtype == torch.int64
         features = features.contiguous()
         out = torch.empty(*features.shape, weight.in_features, dtype=weight.dtype, device="cpu")
@@ -156,10 +140,7 @@ class LayerKernels:
 
     def linear(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """Return x [T, in_features] times the weight, transposed, plus the bias [out_features]: [T, out_features].
-
-        Raises:
-            TypeError: x is of another type than the weight is for.
-        """
+        Raises TypeError: x is of another type than the weight is for."""
         if x.dtype != weight.dtype:
             raise TypeError(f"a weight of {weight.dtype} cannot multiply {x.dtype}")
         if x.stride(1) != 1:
@@ -308,6 +289,8 @@ class LayerKernels:
         step.count_reads()
         return logits
 
+    # The passes between a layer's products, which `TritonPasses` has for GPUs.
+
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
         """Return the norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
         assert x.is_contiguous() and (add is None or (add.is_contiguous() and add.shape == x.shape))
@@ -339,7 +322,13 @@ class LayerKernels:
         query_norm: NormWeight | None = None,
         key_norm: NormWeight | None = None,
     ) -> None:
-        """Norm and rotate queries and keys in place, as `LayerPasses` has it."""
+        """Norm and rotate queries and keys in place, dimension i with dimension i + rotary_dim / 2.
+
+        Args:
+            heads: [T, (num_query_heads + num_kv_heads) * head_dim or more], rows dense: queries, keys, anything.
+            cos, sin: [T, rotary_dim].
+            query_norm, key_norm: of each head, before it is rotated.
+        """
         assert heads.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
         assert heads.dtype == cos.dtype == sin.dtype and cos.shape == sin.shape
         self._kernels.rotate(

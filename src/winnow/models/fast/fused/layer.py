@@ -6,58 +6,29 @@ and what lies after it another. Called one by one, the parts of a small step tak
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
 from winnow.attention import AttentionSpec, HeadRotation
-from winnow.attention.native_step import NativeSpec, NativeStep
+from winnow.attention.interface import NativeSpec, NativeStep
 from winnow.models.fast.fused.parts import Activation, LayerNorms, NormWeight
 from winnow.models.fast.packed_linear import PackedLinear
 
 if TYPE_CHECKING:
     from winnow.models.bind.binding import AttentionStep
     from winnow.models.fast.fused.kernels import LayerKernels
+    from winnow.models.fast.fused.triton_passes import TritonPasses
     from winnow.native import DecoderLayer, RmsNorm, StackedLayer
 
-
-class LayerPasses(Protocol):
-    """The passes between a layer's products; `LayerKernels` says what each computes."""
-
-    def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
-        """Return the norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
-
-    def add_normed(self, x: Tensor, norm: NormWeight, to: Tensor, *, in_place: bool = True) -> Tensor:
-        """Return `to`, [T, size], plus the norm of x, of its shape."""
-
-    def rotate(
-        self,
-        heads: Tensor,
-        num_query_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
-        cos: Tensor,
-        sin: Tensor,
-        query_norm: NormWeight | None = None,
-        key_norm: NormWeight | None = None,
-    ) -> None:
-        """Norm and rotate queries and keys in place, dimension i with dimension i + rotary_dim / 2.
-
-        Args:
-            heads: [T, (num_query_heads + num_kv_heads) * head_dim or more], rows dense: queries, keys, anything.
-            cos, sin: [T, rotary_dim].
-            query_norm, key_norm: of each head, before it is rotated.
-        """
-
-    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
+    LayerPasses: TypeAlias = LayerKernels | TritonPasses
 
 
 class FusedNorm(nn.Module):
     """Norm of rows in one pass: [..., size] -> the same shape."""
 
-    def __init__(self, norm: NormWeight, kernels: LayerPasses) -> None:
+    def __init__(self, norm: NormWeight, kernels: "LayerPasses") -> None:
         super().__init__()
         self.norm = norm
         self._kernels = kernels
@@ -72,7 +43,7 @@ class FusedFeedForward(nn.Module):
     """Gated feed-forward part of two products and a pass between them: [..., size] -> the same shape."""
 
     def __init__(
-        self, gate_up: nn.Module, down: nn.Module, activation: Activation, kernels: LayerPasses
+        self, gate_up: nn.Module, down: nn.Module, activation: Activation, kernels: "LayerPasses"
     ) -> None:
         super().__init__()
         self.gate_up, self.down = gate_up, down
@@ -108,7 +79,7 @@ class FusedLayer(nn.Module):
         products: dict[str, nn.Module],
         spec: AttentionSpec,
         shape: tuple[int, int, int],
-        kernels: LayerPasses,
+        kernels: "LayerPasses",
         attributes: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         super().__init__()
@@ -173,7 +144,6 @@ class FusedLayer(nn.Module):
         return torch.zeros_like(hidden_states).index_copy_(1, logits_indices, out[None])
 
     def _attend(self, x: Tensor, rotation: tuple[Tensor, Tensor], step: "AttentionStep") -> Tensor:
-        """Map the layer's input [T, hidden_size] -> what attention read, [T, Hq * d]."""
         query_heads, kv_heads, head_dim = self._shape
         num_heads = query_heads + 2 * kv_heads
         cos, sin = rotation[0][0], rotation[1][0]
@@ -193,7 +163,6 @@ class FusedLayer(nn.Module):
         return attend(self.layer_idx, q, k, v, self.spec).flatten(1)
 
     def _finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """Return the output projection and feed-forward part: both arguments [n, ...] -> output, [n, hidden_size]."""
         if self._native is not None:
             return self._native_kernels.post_attention(self._native, residual, attended)
         stream = self.output(attended)

@@ -50,11 +50,11 @@ class LayerNorms:
     """The norms of a layer."""
 
     input: NormWeight
-    query: NormWeight | None
-    """Norm of each head; None: heads have no norm."""
-    key: NormWeight | None
     post: NormWeight
     """Before the feed-forward part."""
+    query: NormWeight | None = None
+    """Norm of each head; None: heads have no norm."""
+    key: NormWeight | None = None
     output: NormWeight | None = None
     """Norm of what attention adds to the layer's input (Gemma 2); None: it is added as it is."""
     down: NormWeight | None = None
@@ -81,7 +81,6 @@ class LayerParts:
     def of(
         cls, layer: nn.Module, num_query_heads: int, num_kv_heads: int, head_dim: int
     ) -> "LayerParts | None":
-        """Return the parts of a layer, or None if some are missing or of another kind."""
         attention, own = getattr(layer, "self_attn", None), FeedForwardParts.of(getattr(layer, "mlp", None))
         qkv = _linears(attention, ("qkv_proj",)) or _linears(attention, ("q_proj", "k_proj", "v_proj"))
         output = _linears(attention, ("o_proj",))
@@ -124,7 +123,6 @@ class FeedForwardParts:
 
     @classmethod
     def of(cls, module: nn.Module | None) -> "FeedForwardParts | None":
-        """Return the parts of a module, or None if some are missing or of another kind."""
         gate_up = None
         for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("input_linear",)):
             gate_up = gate_up or _linears(module, names)

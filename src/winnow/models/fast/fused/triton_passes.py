@@ -76,10 +76,9 @@ _GATE_BLOCK = 1024
 
 
 class TritonPasses:
-    """The passes on a GPU, each one launch; see `winnow.models.fast.fused.layer.LayerPasses`."""
+    """The passes on a GPU, each one launch; see `winnow.models.fast.fused.kernels.LayerKernels`."""
 
     def rms_norm(self, x: Tensor, norm: NormWeight, add: Tensor | None = None) -> Tensor:
-        """Return the norm of x, [T, size]; `add`, of the same shape, is first added to x in place."""
         assert x.is_contiguous() and (add is None or (add.is_contiguous() and add.shape == x.shape))
         out, (rows, size) = torch.empty_like(x), x.shape
         if rows:
@@ -90,7 +89,6 @@ class TritonPasses:
         return out
 
     def add_normed(self, x: Tensor, norm: NormWeight, to: Tensor, *, in_place: bool = True) -> Tensor:
-        """Return `to`, [T, size], plus the norm of x, of its shape."""
         assert x.is_contiguous() and to.is_contiguous() and x.shape == to.shape and x.dtype == to.dtype
         out, (rows, size) = to if in_place else torch.empty_like(to), x.shape
         if rows:
@@ -104,7 +102,6 @@ class TritonPasses:
         self, heads: Tensor, num_query_heads: int, num_kv_heads: int, head_dim: int, cos: Tensor,
         sin: Tensor, query_norm: NormWeight | None = None, key_norm: NormWeight | None = None,
     ) -> None:  # fmt: skip
-        """Norm and rotate queries and keys in place, as `LayerPasses` has it."""
         assert heads.stride(1) == 1 and cos.is_contiguous() and sin.is_contiguous()
         half = cos.shape[1] // 2
         if not len(heads):
@@ -118,7 +115,6 @@ class TritonPasses:
         )  # fmt: skip
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """Return activation(gate) * up, [T, F], of both side by side, [T, 2 * F]."""
         assert gate_up.is_contiguous()
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty(rows, size)
@@ -130,6 +126,5 @@ class TritonPasses:
 
 
 def _row_launch(size: int) -> tuple[int, int]:
-    """Return the extent of a row's tile, and warps for it."""
     block = triton.next_power_of_2(size)
     return block, min(max(block // 512, 1), 16)

@@ -20,6 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from winnow.config import ModelConfig
 from winnow.errors import WinnowError
 from winnow.models.fast.packed.description import DESCRIPTION, FORMAT
@@ -47,16 +49,12 @@ _PACKAGES = ("winnow-llm", "torch", "transformers", "tokenizers")
 
 
 def cache_directory() -> Path:
-    """Return where entries lie; it need not be there."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "winnow" / "models"
 
 
 def cache_limit() -> int:
-    """Return the bytes that all entries may take; 0: nothing is kept.
-
-    Raises:
-        ConfigError: the environment names no size.
-    """
+    """Return the bytes that all entries may take; 0: nothing is kept. Raises ConfigError: the environment names no
+    size."""
     said = os.environ.get(SWITCH, "")
     return MAX_BYTES if said in ("", "1") else parse_bytes(said, SWITCH) if said != "0" else 0
 
@@ -87,7 +85,6 @@ def list_cache() -> list[KeptModel]:
 
 
 def clear_cache() -> None:
-    """Remove all entries."""
     for path in cache_directory().glob("*"):
         _remove(path)
 
@@ -103,7 +100,7 @@ class CacheEntry:
     @classmethod
     def of(cls, model: Path, config: ModelConfig) -> "CacheEntry | None":
         """Return the place of a model as `config` loads it. None: the cache is off, or nothing of this kind is kept."""
-        on_cpu = config.device == "cpu" or (config.device == "auto" and not _has_gpu())
+        on_cpu = config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available())
         plain = config.load_format == "auto" and config.optimize and on_cpu
         limit = cache_limit()
         if not config.model_cache or not limit or not plain:
@@ -128,11 +125,8 @@ class CacheEntry:
             return None
 
     def load(self, source: Path, config: ModelConfig, kernels: Kernels) -> LoadedModel | None:
-        """Return the model, if it is there and whole; what is not goes.
-
-        Raises:
-            ConfigError: `max_model_len` beyond what the model can do.
-        """
+        """Return the model, if it is there and whole; what is not goes. Raises ConfigError: `max_model_len` beyond what
+        the model can do."""
         from winnow.errors import ConfigError
         from winnow.models.fast.packed.read import load_packed
 
@@ -244,9 +238,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _has_gpu() -> bool:
-    import torch
-
-    return torch.cuda.is_available()

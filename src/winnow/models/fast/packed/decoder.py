@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from winnow.attention.native_step import NativeStep
+from winnow.attention.interface import NativeStep
 from winnow.models.fast.fused.kernels import LayerKernels
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.packed_linear import PackedLinear
@@ -81,7 +81,6 @@ class RotaryEmbedding(nn.Module):
         self._table = frequencies[:0], frequencies[:0]
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Map int [1, T] -> cos and sin, [1, T, 2 * pairs] each."""
         angle = positions.to(torch.float32)[..., None] * self.inv_freq
         cos, sin = ((part * self.scale).to(self.dtype) for part in (angle.cos(), angle.sin()))
         return torch.cat([cos, cos], dim=-1), torch.cat([sin, sin], dim=-1)
@@ -121,7 +120,6 @@ class PackedDecoder(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of weights and hidden states."""
         return self.head.packed.dtype
 
     @property

@@ -50,19 +50,10 @@ class LayerNumbers:
     scale: float
     softcap: float | None
     activation: str
-    input_norm: NormNumbers
-    query_norm: NormNumbers | None
-    key_norm: NormNumbers | None
-    post_norm: NormNumbers
-    output_norm: NormNumbers | None = None
-    down_norm: NormNumbers | None = None
+    norms: dict[str, NormNumbers]
+    """By place, one of `NORMS`; in the file each has a field of its own."""
     rotary: int = 0
     """Index of the model's rotation that it takes."""
-
-    @property
-    def norms(self) -> list[NormNumbers]:
-        every = (getattr(self, f"{place}_norm") for place in NORMS)
-        return [norm for norm in every if norm is not None]
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ class Description:
         entries = f"{geometry.num_layers} of whole numbers above 0 or null"
         require(windows and of_all, "windows", entries, geometry.windows)
         require(len(self.layers) == geometry.num_layers, "layers", f"{geometry.num_layers}", len(self.layers))
-        norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms)]
+        norms = [self.norm, *(norm for layer in self.layers for norm in layer.norms.values())]
         numbers = {
             "rotation_scale": [rotary.scale for rotary in self.rotaries],
             "frequencies": [each for rotary in self.rotaries for each in rotary.frequencies],
@@ -156,18 +147,17 @@ class Description:
             require(token in range(self.vocab_size), "eos_token_ids", f"below {self.vocab_size}", token)
 
     def write(self, directory: Path) -> None:
-        """Write it into a directory, at once or not at all."""
-        partial = directory / f"{DESCRIPTION}.partial"
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        partial, values = directory / f"{DESCRIPTION}.partial", asdict(self)
+        for layer in values["layers"]:
+            norms = layer.pop("norms")
+            layer |= {f"{place}_norm": norms.get(place) for place in NORMS}
+        partial.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         partial.replace(directory / DESCRIPTION)
 
     @classmethod
     def read(cls, directory: Path) -> "Description":
-        """Read it from a directory.
-
-        Raises:
-            UnsupportedModelError: the file cannot be understood; names what is wrong.
-        """
+        """Read it from a directory. Raises UnsupportedModelError: the file cannot be understood; names what is
+        wrong."""
         file = directory / DESCRIPTION
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
@@ -182,7 +172,6 @@ class Description:
 
 
 def is_packed(directory: Path) -> bool:
-    """Return whether a directory holds a packed model."""
     return (directory / DESCRIPTION).is_file()
 
 
@@ -205,7 +194,7 @@ def _parts(values: dict[str, Any]) -> dict[str, Any]:
             RotaryNumbers(tuple(rotary["frequencies"]), rotary["scale"]) for rotary in values["rotaries"]
         ),
         "norm": NormNumbers(**values["norm"]),
-        "layers": tuple(LayerNumbers(**layer | _norms(layer)) for layer in values["layers"]),
+        "layers": tuple(map(_layer, values["layers"])),
     }
 
 
@@ -216,9 +205,10 @@ def _tokenizer(values: dict[str, Any]) -> dict[str, Any]:
     return {"tokenizer": TokenizerNumbers(**found | {"special_ids": tuple(found["special_ids"])})}
 
 
-def _norms(layer: dict[str, Any]) -> dict[str, NormNumbers | None]:
-    values = {"output_norm": None, "down_norm": None} | layer  # which older descriptions lack
-    every = {name: values[name] for name in (f"{place}_norm" for place in NORMS)}
-    for name in ("input_norm", "post_norm"):
-        require(every[name] is not None, name, "in every layer", None)
-    return {name: None if norm is None else NormNumbers(**norm) for name, norm in every.items()}
+def _layer(values: dict[str, Any]) -> LayerNumbers:
+    values = {"output_norm": None, "down_norm": None} | values  # which older descriptions lack
+    found = {place: values.pop(f"{place}_norm") for place in NORMS}
+    norms = {place: NormNumbers(**norm) for place, norm in found.items() if norm is not None}
+    for place in ("input", "post"):
+        require(place in norms, f"{place}_norm", "in every layer", None)
+    return LayerNumbers(**values, norms=norms)

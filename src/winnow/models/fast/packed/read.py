@@ -70,7 +70,6 @@ def _tokenizer(path: Path, description: Description) -> Any:
 
 
 def _check_options(path: Path, description: Description, config: ModelConfig) -> None:
-    """Refuse options other than those with which the model was packed."""
     if config.dtype not in ("auto", description.dtype):
         raise ConfigError(
             f"dtype must be {description.dtype}, in which {path} is packed, got {config.dtype!r}"
@@ -138,17 +137,13 @@ class _Reader:
             "gate_up": self._linear(f"{name}.gate_up", hidden, 2 * description.inner_size),
             "down": self._linear(f"{name}.down", description.inner_size, hidden),
         }
-        norms = LayerNorms(
-            self._norm(f"{name}.input_norm", hidden, numbers.input_norm),
-            self._norm_if_any(f"{name}.query_norm", head_dim, numbers.query_norm),
-            self._norm_if_any(f"{name}.key_norm", head_dim, numbers.key_norm),
-            self._norm(f"{name}.post_norm", hidden, numbers.post_norm),
-            self._norm_if_any(f"{name}.output_norm", hidden, numbers.output_norm),
-            self._norm_if_any(f"{name}.down_norm", hidden, numbers.down_norm),
-        )
+        norms = {
+            place: self._norm(f"{name}.{place}_norm", head_dim if place in ("query", "key") else hidden, norm)
+            for place, norm in numbers.norms.items()
+        }
         spec = AttentionSpec(numbers.scale, geometry.windows[index], numbers.softcap)
-        shape = (query_heads, kv_heads, head_dim)
-        return FusedLayer(index, norms, Activation[numbers.activation], products, spec, shape, self._kernels)
+        shape, activation = (query_heads, kv_heads, head_dim), Activation[numbers.activation]
+        return FusedLayer(index, LayerNorms(**norms), activation, products, spec, shape, self._kernels)
 
     def _linear(self, name: str, in_features: int, out_features: int) -> PackedLinear:
         weight = self._weight(name, in_features, out_features)
@@ -174,11 +169,7 @@ class _Reader:
     def _norm(self, name: str, size: int, numbers: NormNumbers) -> NormWeight:
         return NormWeight(self._tensor(name, (size,)), numbers.eps, one_plus=numbers.one_plus)
 
-    def _norm_if_any(self, name: str, size: int, numbers: NormNumbers | None) -> NormWeight | None:
-        return None if numbers is None else self._norm(name, size, numbers)
-
     def _tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor, checked against what the description makes of it: the kernels check no address."""
         dtype = self._dtype if dtype is None else dtype
         tensor = self._packed.get(name, self._others.get(name))
         if tensor is None:

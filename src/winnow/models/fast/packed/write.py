@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.geometry import decoder_layers
+from winnow.models.fast.fused.build import trial_logits
 from winnow.models.fast.fused.kernels import PackedWeight
 from winnow.models.fast.fused.layer import FusedLayer, FusedNorm
 from winnow.models.fast.fused.parts import NormWeight
-from winnow.models.fast.fused.probe import trial_logits
 from winnow.models.fast.packed.decoder import PackedDecoder, RotaryEmbedding
 from winnow.models.fast.packed.description import (
     FORMAT,
-    NORMS,
     OTHERS,
     PACKED,
     Description,
@@ -154,8 +153,8 @@ def _write_apart(loaded: LoadedModel, out: Path) -> None:
 
 
 def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Description:
-    """Return all of a decoder that is no tensor; `name` is that of the directory it was loaded from."""
     layers: list[Any] = list(decoder.layers)
+    rotaries: list[Any] = list(decoder.rotaries)
     return Description(
         format=FORMAT,
         packed_from=name,
@@ -168,7 +167,7 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
         trained_len=loaded.trained_len,
         eos_token_ids=tuple(sorted(loaded.eos_token_ids)),
         tokenizer_class=tokenizer_class(loaded.tokenizer),
-        rotaries=tuple(map(_rotary_numbers, decoder.rotaries)),
+        rotaries=tuple(RotaryNumbers(tuple(x.inv_freq.tolist()), x.scale) for x in rotaries),
         tied=getattr(decoder.embedding, "table", None) is decoder.head.packed,
         last_layer_only_wanted=layers[-1].last_layer_only_wanted,
         norm=_numbers(decoder.norm.norm),
@@ -180,7 +179,6 @@ def describe(decoder: PackedDecoder, loaded: LoadedModel, name: str) -> Descript
 
 
 def packed_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield the packed weights by name."""
     for name, weight in weights(decoder):
         yield name, weight.packed
 
@@ -190,9 +188,7 @@ def other_tensors(decoder: PackedDecoder) -> Iterator[tuple[str, Tensor]]:
     if isinstance(decoder.embedding, nn.Embedding | ScaledEmbedding):
         yield "embedding", decoder.embedding.weight
     for index, layer in enumerate(decoder.layers):
-        norms = layer.norms
-        for place in NORMS:
-            norm = getattr(norms, place)
+        for place, norm in vars(layer.norms).items():
             if norm is not None:
                 yield f"layers.{index}.{place}_norm", norm.weight
     for name, product in products(decoder):
@@ -213,7 +209,6 @@ def weights(decoder: PackedDecoder) -> Iterator[tuple[str, PackedWeight]]:
 
 
 def products(decoder: PackedDecoder) -> Iterator[tuple[str, PackedLinear]]:
-    """Yield the matrix products by name."""
     yield "head", decoder.head
     for index, layer in enumerate(decoder.layers):
         for name in ("qkv", "output", "gate_up", "down"):
@@ -230,29 +225,10 @@ def _save_aligned(tensors: Iterator[tuple[str, Tensor]], path: Path) -> None:
         save_file(named, path, {"padding": " " * (-begin % _ALIGNMENT)})
 
 
-def _rotary_numbers(rotary: Any) -> RotaryNumbers:
-    return RotaryNumbers(tuple(rotary.inv_freq.tolist()), rotary.scale)
-
-
 def _layer_numbers(layer: FusedLayer, rotary: int) -> LayerNumbers:
-    norms = layer.norms
-    return LayerNumbers(
-        scale=layer.spec.scale,
-        softcap=layer.spec.softcap,
-        activation=layer.activation.name,
-        input_norm=_numbers(norms.input),
-        query_norm=_numbers_of(norms.query),
-        key_norm=_numbers_of(norms.key),
-        post_norm=_numbers(norms.post),
-        output_norm=_numbers_of(norms.output),
-        down_norm=_numbers_of(norms.down),
-        rotary=rotary,
-    )
+    norms = {place: _numbers(norm) for place, norm in vars(layer.norms).items() if norm is not None}
+    return LayerNumbers(layer.spec.scale, layer.spec.softcap, layer.activation.name, norms, rotary)
 
 
 def _numbers(norm: NormWeight) -> NormNumbers:
     return NormNumbers(norm.eps, norm.one_plus)
-
-
-def _numbers_of(norm: NormWeight | None) -> NormNumbers | None:
-    return None if norm is None else _numbers(norm)

@@ -123,7 +123,6 @@ class GgufFile:
         return values
 
     def check_config(self, config: PretrainedConfig) -> None:
-        """Refuse keys that change answers, and that nothing has made use of."""
         from winnow.models.load.gguf.keys import refused_keys
 
         arch = self._header.architecture

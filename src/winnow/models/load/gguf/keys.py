@@ -87,11 +87,8 @@ _COMPUTED: dict[str, Callable[["PretrainedConfig"], Any]] = {
 
 
 def linear_factor(values: Mapping[str, Any]) -> float | None:
-    """Return the factor that divides positions, as llama.cpp reads it; None: by nothing.
-
-    Raises:
-        ValueError: positions are scaled in another way, which transformers' reader leaves out; names it.
-    """
+    """Return the factor that divides positions, as llama.cpp reads it; None: by nothing. Raises ValueError: positions
+    are scaled in another way, which transformers' reader leaves out; names it."""
     arch = values["general.architecture"]
     scaling = values.get(f"{arch}.rope.scaling.type", "linear")
     if scaling == "none":

@@ -91,11 +91,8 @@ def turn_ends(values: Mapping[str, Any]) -> list[int]:
 
 
 def _only_known(backend: Tokenizer, texts: list[str]) -> Tokenizer:
-    """Return a tokenizer without the special texts that transformers' class adds to those of the file.
-
-    Raises:
-        ValueError: two tokens have one text, so that one of them would have none; names them.
-    """
+    """Return a tokenizer without the special texts that transformers' class adds to those of the file. Raises
+    ValueError: two tokens have one text, so that one of them would have none; names them."""
     vocab = backend.get_vocab()
     lost = sorted(set(range(len(texts))) - set(vocab.values()))
     if lost:

@@ -47,7 +47,6 @@ class GgufTensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Shape in bytes: rows of whole blocks."""
         block, size = GGML_QUANT_SIZES[self.kind]
         return (*self.shape[:-1], self.shape[-1] // block * size)
 
@@ -68,11 +67,8 @@ class GgufHeader:
 
     @classmethod
     def read(cls, path: Path) -> "GgufHeader":
-        """Read a file's header.
-
-        Raises:
-            ValueError, struct.error, OverflowError: it is damaged, or of a kind that is not read; names what is wrong.
-        """
+        """Read a file's header. Raises ValueError, struct.error, OverflowError: it is damaged, or of a kind that is not
+        read; names what is wrong."""
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             cursor = _Cursor(data)
             if data[: len(MAGIC)] != MAGIC:
@@ -101,12 +97,10 @@ class GgufHeader:
 
     @cached_property
     def end(self) -> int:
-        """End of the last tensor in the file, in bytes."""
         return max((tensor.offset + tensor.nbytes for tensor in self.tensors), default=0)
 
     @property
     def architecture(self) -> str:
-        """Name of the architecture in llama.cpp."""
         return str(self.values["general.architecture"])
 
     def array(self, tensor: GgufTensor) -> np.ndarray[Any, Any]:
@@ -176,7 +170,6 @@ def _form(kind: int) -> str:
 
 
 def _read_place(cursor: _Cursor) -> tuple[str, tuple[int, ...], GGMLQuantizationType, int]:
-    """Return a tensor's name, shape, kind, and offset from where the tensors begin."""
     name = cursor.text()
     (num_dims,) = cursor.unpack("<I")
     if num_dims > _MAX_DIMS:
