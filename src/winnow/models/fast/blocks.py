@@ -244,7 +244,8 @@ def stand_ins(module: nn.Module) -> Iterator[None]:
         each for each in module.modules() if hasattr(each, "kept_blocks") and not is_experts(each)
     ]
     for each in parts:
-        for name, own in each.kept_blocks.items():
+        kept: dict[str, Blocks] = each.kept_blocks  # type: ignore[assignment]
+        for name, own in kept.items():
             row = torch.linspace(-0.1, 0.1, own.shape[-1]).to(getattr(each, name))
             setattr(each, name, nn.Parameter(row.expand(own.shape), requires_grad=False))
     try:
