@@ -8,13 +8,14 @@ takes longer than two seconds for a pass is left out of those with more rows.
 
 import statistics
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from winnow.models.fast.blocks import quantize
 from winnow.models.fast.fused.kernels import LayerKernels
@@ -58,13 +59,13 @@ def weights(dtype: torch.dtype) -> list[Tensor]:
     ]
 
 
-def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
-    """Layers of the same weights, by who multiplies; oneDNN is left out where it packs no such type."""
+def ways(all_weights: list[Tensor]) -> dict[str, list[Callable[[Tensor], Tensor]]]:
+    """Products with the same weights, by who multiplies; oneDNN is left out where it packs no such type."""
     kernels = native_kernels()
     if kernels is None:
         raise SystemExit("error: this installation has no kernels")
     own = LayerKernels(kernels)
-    found: dict[str, list[nn.Module]] = {
+    found: dict[str, list[Callable[[Tensor], Tensor]]] = {
         "winnow": [PackedLinear.pack([linear_of(weight)], own) for weight in all_weights],
         **{
             way: [
@@ -73,37 +74,20 @@ def ways(all_weights: list[Tensor]) -> dict[str, list[nn.Module]]:
             ]
             for way, kind in ((Q4_0, "Q4_0"), (Q8_0, "Q8_0"))
         },
-        "F.linear": [Plain(weight) for weight in all_weights],
+        "F.linear": [partial(F.linear, weight=weight) for weight in all_weights],
     }
     try:
-        found["oneDNN, packed"] = [OneDnn(weight) for weight in all_weights]
+        found["oneDNN, packed"] = [one_dnn(weight) for weight in all_weights]
     except (AttributeError, RuntimeError) as error:
         print(f"oneDNN packs no such weights here: {error}")
     return found
 
 
-class OneDnn(nn.Module):
-    """oneDNN's, of a weight packed for 32 rows, which serves 1 to 2048 as well as any number."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.in_features = weight.shape[1]
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, None, "none", [], "")
-        return out
-
-
-class Plain(nn.Module):
-    """torch's own."""
-
-    def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        self.weight, self.in_features = weight, weight.shape[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+def one_dnn(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """oneDNN's product, of a weight packed for 32 rows, which serves 1 to 2048 as well as any number."""
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
+    product = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: product(x, packed, None, "none", [], "")
 
 
 @torch.inference_mode()
@@ -121,8 +105,8 @@ def study(options: Options) -> Result:
         inputs = {width: torch.randn(rows, width).to(dtype) for width in {w.shape[1] for w in all_weights}}
 
         def run(layers: list[Any], inputs: dict[int, Tensor] = inputs) -> None:
-            for layer in layers:
-                layer(inputs[layer.in_features])
+            for layer, weight in zip(layers, all_weights, strict=True):
+                layer(inputs[weight.shape[1]])
 
         calls = [partial(run, layers) for layers in rivals.values()]
         measured = interleave(calls, options.repeats, CPU)
