@@ -240,9 +240,7 @@ def stand_ins(module: nn.Module) -> Iterator[None]:
     """Let linear layers and embeddings in blocks be one row, repeated, while this lasts: for passes whose numbers do
     not matter, which then do not wait for a whole model to be widened.
     """
-    parts: list[Any] = [
-        each for each in module.modules() if hasattr(each, "kept_blocks") and not is_experts(each)
-    ]
+    parts = [each for each in module.modules() if hasattr(each, "kept_blocks") and not is_experts(each)]
     for each in parts:
         kept: dict[str, Blocks] = each.kept_blocks  # type: ignore[assignment]
         for name, own in kept.items():
