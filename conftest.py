@@ -64,6 +64,14 @@ def command_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         return dict(os.environ)
 
 
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers, which no test changes."""
+    from tiny_llama import save_tiny_llama
+
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
+
+
 @pytest.fixture
 def model_dir(tmp_path: Path) -> Path:
     """A directory that looks like a model."""

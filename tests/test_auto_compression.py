@@ -94,11 +94,10 @@ def test_where_answers_are_a_few_tokens_compressing_is_found_not_to_pay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Prompts that take 1,000 times as long as a step of answers leave nothing to be gained."""
-    from winnow.engine.memory.swap_costs import MeasuredCosts
-    from winnow.engine.scheduling.payoff import DecodeTimes
+    from winnow.engine.memory.swap_costs import Fit, SwapCosts
 
-    monkeypatch.setattr(MeasuredCosts, "recompute_seconds", lambda self, num_tokens: 1.0)
-    monkeypatch.setattr(DecodeTimes, "seconds", lambda self, num_sequences: 0.001)
+    monkeypatch.setattr(SwapCosts, "recompute_seconds", lambda self, num_tokens: 1.0)
+    monkeypatch.setattr(Fit, "predict", lambda self, u, v: 0.001)
     with LLM(kv_memory="64MiB") as llm:
         whole = llm.kv_bytes(507)
     found, stats = answers(kv_memory=str(int(2.6 * whole)), compression="auto")

@@ -1,23 +1,18 @@
 """Answers that begin with given tokens: teacher forcing through the steps, and the rounds, of free decoding."""
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB, prompt, save_tiny_llama
 
 from winnow import LLM, CompletionOutput, SamplingParams
 from winnow.errors import CapacityError, ContextLengthError, InvalidRequestError
 
 EOS = 1
 TOLERANCE = 1e-4  # of a logprob in float32, computed token by token or in one pass
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
 
 
 @pytest.fixture(scope="module")

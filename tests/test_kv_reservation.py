@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
 from winnow.cache import CacheSize
@@ -18,11 +18,6 @@ BLOCK, MAX_LEN = 4, 128
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 PROMPTS = [random.Random(length).choices(range(3, VOCAB), k=length) for length in (5, 30, 61, 100)]
 MODES = ("on-demand", "prompt", "max")
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 def open_llm(directory: Path, mode: str, **options: Any) -> LLM:

@@ -6,10 +6,11 @@ import signal
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import prompt
 from transformers import AutoModelForCausalLM
 
 from winnow import LLM, RequestOutput, SamplingParams
@@ -17,16 +18,6 @@ from winnow.attention import AttentionSpec, BackendStep, PagedCache, Spans
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model without a tokenizer, context 4096."""
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +189,7 @@ class TestPreemption:
         owner = executor
         for each in owners:
             owner = getattr(owner, each)
-        sound, enter, slots = getattr(owner, name), executor._enter, []
+        sound, enter, slots = getattr(owner, name), executor._occupants.enter, []
 
         def is_faulty() -> bool:
             return any(s.prompt_len == 10 for s in llm._engine.scheduler.running)
@@ -212,7 +203,7 @@ class TestPreemption:
             slots[:] = [slot for slot in samplers if executor._occupants[slot].prompt_len == 10] or [-1]
             enter(samplers)
 
-        monkeypatch.setattr(executor, "_enter", enter_in_order)
+        monkeypatch.setattr(executor._occupants, "enter", enter_in_order)
         monkeypatch.setattr(owner, name, fails)
         names = [llm.submit(p, params) for p in prompts]
         with pytest.raises(IndexError):
@@ -232,19 +223,6 @@ class TestPreemption:
         assert executor._sampler.nbytes == 0, "rows of penalties are given back"
         monkeypatch.undo()
         assert ids(llm.generate(prompts, params)) == expected
-
-    @pytest.mark.parametrize("engine", ["paged", "padded"])
-    def test_submit_chat_takes_a_priority(self, engine: str) -> None:
-        with LLM(engine=engine, kv_memory="4MiB", max_num_seqs=1, max_model_len=256) as llm:
-            messages = [{"role": "user", "content": "What is the pass key?"}]
-            names = [llm.submit_chat(messages, GREEDY, priority=p, final_only=True) for p in (0, -3, 7, 0, 7)]
-            finished = []
-            while llm.has_unfinished:
-                finished += [output.request_id for output in llm.step()]
-            assert finished == [names[i] for i in (2, 4, 0, 3, 1)]
-            with pytest.raises(InvalidRequestError, match="priority must be an integer"):
-                llm.submit_chat(messages, GREEDY, priority="high")
-            assert not llm.has_unfinished
 
 
 class TestStepByStep:
@@ -315,16 +293,19 @@ class TestStepByStep:
         llm.check_integrity()
 
     @pytest.mark.parametrize("engine", ["paged", "padded"])
-    def test_the_greater_priority_is_served_first(self, engine: str, directory: Path) -> None:
-        with LLM(directory, kv_memory="4MiB", engine=engine, max_num_seqs=1) as llm:
-            names = [llm.submit(prompt(9), GREEDY, priority=p, final_only=True) for p in (0, -3, 7, 0, 7)]
-            finished = []
-            while llm.has_unfinished:
-                finished += [output.request_id for output in llm.step()]
-            assert finished == [names[i] for i in (2, 4, 0, 3, 1)]
-            with pytest.raises(InvalidRequestError, match="priority must be an integer, got 'high'"):
-                llm.submit(prompt(9), GREEDY, priority="high")
-            assert not llm.has_unfinished
+    def test_the_greater_priority_is_served_first(self, engine: str) -> None:
+        with LLM(engine=engine, kv_memory="4MiB", max_num_seqs=1, max_model_len=256) as llm:
+            messages = [{"role": "user", "content": "What is the pass key?"}]
+            ways: list[Any] = [(llm.submit, "What is it?"), (llm.submit_chat, messages)]
+            for submit, asked in ways:
+                names = [submit(asked, GREEDY, priority=p, final_only=True) for p in (0, -3, 7, 0, 7)]
+                finished = []
+                while llm.has_unfinished:
+                    finished += [output.request_id for output in llm.step()]
+                assert finished == [names[i] for i in (2, 4, 0, 3, 1)]
+                with pytest.raises(InvalidRequestError, match="priority must be an integer, got 'high'"):
+                    submit(asked, GREEDY, priority="high")
+                assert not llm.has_unfinished
 
     def test_abort(self, llm: LLM) -> None:
         request_id = llm.submit(prompt(30), SamplingParams(n=3, max_tokens=50, ignore_eos=True))
@@ -396,11 +377,11 @@ class TestBadInput:
 
 
 class TestMemory:
-    def test_the_promise_holds_with_200_requests_in_a_pool_that_fits_three(self, directory: Path) -> None:
+    def test_the_promise_holds_with_60_requests_in_a_pool_that_fits_three(self, directory: Path) -> None:
         """Peak KV bytes from the tensors, after every step."""
         budget = 1_680_000  # blocks of three sequences of 3,030 tokens take 1,459,200 bytes
         rng = random.Random(5)
-        lengths = [rng.choice((rng.randint(50, 400), rng.randint(50, 3000))) for _ in range(200)]
+        lengths = [rng.choice((rng.randint(50, 400), rng.randint(50, 3000))) for _ in range(60)]
         with LLM(directory, kv_memory=budget, dtype="bfloat16", max_num_seqs=32) as llm:
             executor = llm._engine._executor
             ledger, pool = llm._engine.scheduler.ledger, executor.cache.pool
@@ -413,7 +394,7 @@ class TestMemory:
             while llm.has_unfinished:
                 finished += sum(output.finished for output in llm.step())
                 assert llm.stats().kv_bytes_used <= budget
-            assert finished == 200
+            assert finished == 60
             assert [pool.of_layer(-1).k.data_ptr(), pool.of_layer(-1).v.data_ptr()] == tensors, (
                 "the pool was replaced"
             )

@@ -5,18 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
 from winnow.errors import CapacityError, ConfigError, InvalidRequestError, QueueFullError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = [3 + i % (VOCAB - 3) for i in range(70)]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 @pytest.fixture

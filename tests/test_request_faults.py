@@ -7,7 +7,7 @@ import pytest
 from winnow import LLM, SamplingParams
 from winnow.cache import Ledger
 from winnow.engine.admission import Admission, Admitted
-from winnow.engine.requests.output_state import OutputState
+from winnow.engine.requests.request_table import OutputState
 from winnow.errors import InvalidRequestError
 from winnow.outputs import RequestOutput
 from winnow.sampling import TextStream
@@ -77,10 +77,10 @@ def test_prompt_logprobs_whose_texts_raise(options: dict[str, Any], monkeypatch:
         expected = llm.generate(HEALTHY, GREEDY)
         decode = sampling_logprobs.decode_logprobs
 
-        def raises(*args: Any, first: bool = False, **named: Any) -> Any:
-            if "first" not in named and not first:
+        def raises(*args: Any, **named: Any) -> Any:
+            if "first" not in named:  # of answers it says whether a token is their first
                 raise KeyError(17)
-            return decode(*args, first=first, **named)
+            return decode(*args, **named)
 
         monkeypatch.setattr("winnow.engine.requests.request_table.decode_logprobs", raises)
         names = [llm.submit(prompt, GREEDY, final_only=True) for prompt in HEALTHY]

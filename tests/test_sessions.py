@@ -111,7 +111,7 @@ def finish(llm: LLM) -> None:
     llm.check_integrity()
 
 
-@pytest.mark.parametrize("policy", ["kv-compress", "streaming", "keydiff", "leverage", "h2o"])
+@pytest.mark.parametrize("policy", ["kv-compress", "keydiff", "leverage", "h2o"])
 def test_a_compressed_conversation_goes_on(open_llm: Any, policy: str) -> None:
     """A turn continues on what rounds have left, and its own round may compress it further."""
     llm = open_llm(num_accumulators=2)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.requests.request import Sequence
 from winnow.errors import ConfigError
 from winnow.eviction.presets import PRESETS
@@ -23,11 +23,6 @@ OPTIONS: dict[str, Any] = {
     "kv_floor": 1,
     "enable_prefix_caching": False,
 }
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 def prompt(length: int, seed: int) -> list[int]:
@@ -76,7 +71,7 @@ def alone(directory: Path, requests: list[tuple[list[int], SamplingParams]]) -> 
 def swapping(directory: Path, **options: Any) -> LLM:
     """An LLM that swaps whatever it preempts."""
     llm = LLM(directory, **OPTIONS | {"kv_offloading_size": "4MiB"} | options)
-    scheduler_of(llm).memory.swap.costs = FixedCosts(1e-15, 1.0)
+    scheduler_of(llm).memory.swap.costs = SwapCosts(1e-15, 1.0)
     return llm
 
 
@@ -183,7 +178,7 @@ def test_a_swapped_sequence_is_bit_by_bit_what_it_was(directory: Path, name: str
         assert (scheduler.ledger.lengths[sequence.kv.slot] == lengths).all()
         assert all(torch.equal(a, b) for a, b in zip(content(llm, sequence), held, strict=True))
         scheduler.ledger.close(other)
-        llm.abort(next(iter(llm._engine.requests._requests)))  # type: ignore[attr-defined]
+        llm.abort(next(iter(llm._engine.requests)))
         llm.check_integrity()
 
 
@@ -237,23 +232,7 @@ def test_where_the_system_has_no_memory_only_that_request_loses_time(
     assert stats.host_bytes_used == 0 and tier.nbytes == 0
 
 
-def test_an_aborted_swapped_request_returns_its_host_memory(directory: Path) -> None:
-    with swapping(directory) as llm:
-        scheduler = scheduler_of(llm)
-        first, second = (llm.submit(prompt(60, seed), SamplingParams(max_tokens=20)) for seed in (1, 2))
-        llm.step()
-        llm.step()
-        scheduler.running.preempt()
-        assert llm.stats().host_bytes_used > 0
-        output = llm.abort(second)
-        assert output is not None and output.outputs[0].finish_reason == "abort"
-        assert llm.stats().host_bytes_used == 0
-        llm.check_integrity()
-        llm.abort(first)
-        llm.check_integrity()
-
-
-def test_the_last_one_aborted_returns_its_host_memory_though_no_step_follows(directory: Path) -> None:
+def test_an_aborted_swapped_request_returns_its_host_memory_though_no_step_follows(directory: Path) -> None:
     with swapping(directory) as llm:
         scheduler = scheduler_of(llm)
         first, second = (llm.submit(prompt(60, seed), SamplingParams(max_tokens=20)) for seed in (1, 2))
@@ -261,10 +240,12 @@ def test_the_last_one_aborted_returns_its_host_memory_though_no_step_follows(dir
         llm.step()
         scheduler.running.preempt()
         tier = llm._engine._executor.cache.host  # type: ignore[attr-defined]
-        assert tier.nbytes > 0
+        assert tier.nbytes > 0 and llm.stats().host_bytes_used > 0
         llm.abort(first)
-        llm.abort(second)
-        assert tier.nbytes == 0 and not len(tier)
+        output = llm.abort(second)
+        assert output is not None and output.outputs[0].finish_reason == "abort"
+        assert tier.nbytes == llm.stats().host_bytes_used == 0 and not len(tier)
+        llm.check_integrity()
 
 
 def test_sizes_are_read_as_elsewhere(directory: Path) -> None:

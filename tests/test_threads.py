@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.errors import ClosedError, ForkedError, InvalidRequestError, ReentryError
@@ -40,11 +40,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.001)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 @pytest.fixture(scope="module", params=["paged", "padded"])
@@ -180,7 +175,7 @@ class TestOneEngine:
                 )
             )
             wait_until(lambda: llm.stats().num_running == 1)
-            [request_id] = list(llm._engine.requests._requests)
+            [request_id] = list(llm._engine.requests)
             output = llm.abort(request_id)
             assert output is not None
             last = waiting.result(timeout=60)[-1]

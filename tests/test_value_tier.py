@@ -12,7 +12,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.cache import BlockCount
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.errors import ConfigError
 from winnow.values.value_tier import ValueTier
 
@@ -58,7 +58,7 @@ def answers(llm: LLM, params: SamplingParams = GREEDY) -> list[list[int]]:
 def answers_under_preemption(llm: LLM) -> list[list[int]]:
     """As `answers`, while every third step a sequence gives way, by a copy where there is room for one."""
     scheduler, step = scheduler_of(llm), llm.step
-    scheduler.memory.swap.costs = FixedCosts(1e-15, 1.0)
+    scheduler.memory.swap.costs = SwapCosts(1e-15, 1.0)
 
     def disturbed() -> Any:
         outputs = step()

@@ -1,10 +1,13 @@
 """A small Llama with random weights that are large enough for its answers to vary, saved where an LLM can load it."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+from winnow import SamplingParams
 
 VOCAB = 97
 
@@ -35,3 +38,11 @@ def save_tiny_llama(
                 weight.data.normal_(0, spread)
     model.save_pretrained(path)
     return path
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
+
+
+def greedy(**options: object) -> SamplingParams:
+    return SamplingParams(**({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | options))  # type: ignore[arg-type]

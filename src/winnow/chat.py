@@ -114,9 +114,8 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
         got = "none" if "content" not in message else json_kind(content)
         raise InvalidRequestError(f"content of {name} must be text, or stand beside tool_calls, got {got}")
     message = {**message, "content": content}
-    call = message.pop(
-        "function_call", None
-    )  # OpenAI's earlier form: the function's name stands for the call's id
+    # OpenAI's earlier form: the function's name stands for the call's id.
+    call = message.pop("function_call", None)
     if call and not message.get("tool_calls"):
         called = call.get("name") if isinstance(call, Mapping) else None
         message["tool_calls"] = [{"id": called, "type": "function", "function": call}]
@@ -176,7 +175,6 @@ def put_images(messages: Sequence[Message], sources: Sequence[Any]) -> list[dict
 
 
 def text_length(message: Message) -> int:
-    """Return the characters of a normalised message's text."""
     content = message["content"]
     return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
@@ -327,28 +325,24 @@ def _rendered(
         for each in (*conversation[:2], conversation[-1])
         if isinstance(each["content"], str) and each["role"] in ("user", *_SYSTEM_ROLES)
     ]
-    try:
-        prompt = _render(tokenizer, conversation, options)
-        if all(text in prompt for text in texts):
-            return conversation, prompt
-        failure = None
-    except Exception as error:
-        failure = error
     parts = [
         {**each, "content": [{"type": "text", "text": each["content"]}]}
         if isinstance(each["content"], str) and each["role"] != "tool"
         else each
         for each in conversation
     ]
-    try:
-        found = _render(tokenizer, parts, options)
-    except Exception:
-        found = ""
-    if all(text in found for text in texts) and found:
-        return parts, found
-    if failure is not None:
-        raise failure
-    return conversation, prompt
+    prompts: list[str | Exception] = []
+    for form in (conversation, parts):
+        try:
+            prompts.append(prompt := _render(tokenizer, form, options))
+        except Exception as error:
+            prompts.append(error)
+        else:
+            if all(text in prompt for text in texts) and (prompt or form is conversation):
+                return form, prompt
+    if isinstance(prompts[0], Exception):
+        raise prompts[0]
+    return conversation, prompts[0]
 
 
 def _render(
@@ -375,10 +369,9 @@ def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
     """Return a message with its tool calls' arguments as objects: OpenAI writes them as JSON, templates walk them."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
+    if not isinstance(calls := message.get("tool_calls"), list):
         return message
-    return {**message, "tool_calls": [_call_with_arguments(call) for call in calls]}
+    return {**message, "tool_calls": list(map(_call_with_arguments, calls))}
 
 
 def _call_with_arguments(call: Any) -> Any:
@@ -422,9 +415,8 @@ def _image_part(part: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]
             source = source.get("url")
         if not isinstance(source, str):
             raise InvalidRequestError(f"image_url of {name} must be a URL, got {json_kind(source)}")
-    if unknown := [
-        each for each in details if each not in _DETAILS
-    ]:  # the model's processor decides the size
+    # The model's processor decides the size.
+    if unknown := [each for each in details if each not in _DETAILS]:
         raise InvalidRequestError(
             f"detail of {name} must be auto, low, high or original, got {unknown[0]!r:.80}"
         )

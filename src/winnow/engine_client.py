@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.cache.accounting.prefix_chain import PrefixEvent
 from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
+from winnow.engine.counters import Occupancy
 from winnow.engine.driver import EngineDriver
 from winnow.engine.engine import Engine
 from winnow.engine.memory.memory import Memory
-from winnow.engine.memory.occupancy import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import InvalidRequestError
 from winnow.media import MediaLoader
@@ -31,7 +31,7 @@ T = TypeVar("T")
 class EngineClient:
     """Client of an engine's driver: makes requests of prompts, queues them and takes their outputs. Thread-safe."""
 
-    def __init__(self, driver: EngineDriver, loaded: PlainModel, media: MediaLoader | None = None) -> None:
+    def __init__(self, driver: EngineDriver, loaded: PlainModel, media: MediaLoader) -> None:
         self.driver = driver
         self._tokenizer = loaded.tokenizer
         self.max_model_len = loaded.max_model_len
@@ -282,8 +282,6 @@ class EngineClient:
     def check_integrity(self) -> None:
         """Assert the invariants of cache and scheduler; for tests and debugging. Slow."""
         self.driver.call(self._engine.check_integrity)
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     @property
     def _engine(self) -> Engine:

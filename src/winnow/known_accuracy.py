@@ -42,7 +42,6 @@ class KnownAccuracy:
     source: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields by name."""
         return asdict(self)
 
     def is_of(self, model: str | Path | None) -> bool:

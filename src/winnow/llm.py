@@ -6,7 +6,6 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from torch import get_num_threads
@@ -20,8 +19,7 @@ from winnow.engine.engine import Engine
 from winnow.engine_client import EngineClient
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import KEYS, PRESETS, SEEN, UNKNOWN_MODEL, resolve_policy
-from winnow.executor.build import build_engine, load_ranks, open_team
-from winnow.executor.device_memory import with_device_memory
+from winnow.executor.build import build_engine, load_ranks, open_team, with_device_memory
 from winnow.extras import GET_THE_LAB
 from winnow.inspect import Inspection, KeptTokens
 from winnow.known_accuracy import best_known
@@ -31,7 +29,7 @@ from winnow.models.load.memory import weight_bytes
 from winnow.options import EngineOptions
 from winnow.outputs import RequestOutput
 from winnow.process.fork import require_usable_torch
-from winnow.process.progress_bar import is_shown, progress_bar
+from winnow.process.progress import is_shown, progress_bar
 from winnow.process.resources import resident_bytes
 from winnow.process.threads import TeamWait, release_team, set_threads
 from winnow.prompts import Prompt, is_conversation, list_conversations, list_prompts
@@ -133,10 +131,8 @@ class LLM(EngineClient):
         """
         self.driver.require_open()
         tokenized = [self.tokenize(prompt) for prompt in list_prompts(prompts)]
-        session = _session(session_id, len(tokenized))
-        return self._answer(
-            tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant, session=session
-        )
+        options = {"priority": priority, "tenant": tenant, "session": _session(session_id, len(tokenized))}
+        return self._answer(tokenized, sampling_params, use_tqdm, options)
 
     @accept_arguments(vllm_names.CALL, InvalidRequestError)
     def chat(
@@ -161,18 +157,13 @@ class LLM(EngineClient):
             chat_template, chat_template_kwargs: its `template` and `variables`.
         """
         self.driver.require_open()
+        variables = chat_template_kwargs or {}
         template = TemplateOptions(
-            tools or (),
-            add_generation_prompt,
-            continue_final_message,
-            chat_template_kwargs or {},
-            chat_template,
+            tools or (), add_generation_prompt, continue_final_message, variables, chat_template
         )
         tokenized = [self.tokenize_chat(each, template, tenant) for each in list_conversations(messages)]
-        session = _session(session_id, len(tokenized))
-        return self._answer(
-            tokenized, sampling_params, use_tqdm, priority=priority, tenant=tenant, session=session
-        )
+        options = {"priority": priority, "tenant": tenant, "session": _session(session_id, len(tokenized))}
+        return self._answer(tokenized, sampling_params, use_tqdm, options)
 
     def stream(
         self,
@@ -258,17 +249,9 @@ class LLM(EngineClient):
         prompt_tokens = self.tokenize(prompt)
         token_ids = prompt_tokens.token_ids
         asked = sampling_params or SamplingParams()
-        params = SamplingParams(
-            temperature=0.0,
-            seed=0,
-            max_tokens=1,
-            eviction=asked.eviction,
-            compression=asked.compression,
-            kv_budget=asked.kv_budget,
-            protect=asked.protect,
-            earlier_rounds=asked.earlier_rounds,
-            context_tokens=len(token_ids),
-        )
+        named = ("eviction", "compression", "kv_budget", "protect", "earlier_rounds")
+        kept = {name: getattr(asked, name) for name in named}
+        params = SamplingParams(temperature=0.0, seed=0, max_tokens=1, context_tokens=len(token_ids), **kept)
         # Some token must follow the document; what it is changes nothing.
         followed = prompt_tokens._replace(text=None, token_ids=[*token_ids, *token_ids[-1:]])
         request = self.new_request(followed, params, tenant=tenant, final_only=True)
@@ -297,19 +280,15 @@ class LLM(EngineClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     def _answer(
         self,
         prompts: list[TokenizedPrompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
-        **options: Any,
+        options: Mapping[str, Any],
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or self.get_default_sampling_params()] * len(prompts)

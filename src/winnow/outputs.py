@@ -24,11 +24,8 @@ class RequestMetrics:
     num_swaps: int = 0
     """Number of these that copied the KVs to host memory; after the others they are computed again."""
     swap_bytes_out: int = 0
-    """Bytes copied to host memory."""
     swap_bytes_in: int = 0
-    """Bytes copied back."""
     swap_seconds: float = 0.0
-    """Seconds of these copies."""
     recomputed_tokens: int = 0
     """Tokens computed again, after a preemption without a copy or after a failed step."""
     recompute_seconds: float = 0.0
@@ -57,9 +54,7 @@ class EvictionReport:
     kept: tuple[tuple[int, ...], ...]
     """KVs held at the end, by layer and head."""
     bytes_held: int
-    """Bytes of the blocks of these KVs."""
     bytes_freed: int
-    """Bytes freed by all rounds together."""
     rounds: int
     """Rounds, those of a compressed prefix that it began with included; their bytes and seconds are not."""
     seconds: float
@@ -71,7 +66,6 @@ class EvictionReport:
     kept_images: float | None = None
     """Part of the KVs of pictures that is held at the end, over all rows; None: the prompt has no pictures."""
     kept_text: float | None = None
-    """The same of all other tokens."""
 
     def to_json(self, *, kept: bool = True) -> dict[str, Any]:
         """Return the fields by name, `kept` only if asked for, with `mean_kept` and `compression`."""
@@ -81,7 +75,6 @@ class EvictionReport:
 
     @property
     def mean_kept(self) -> float:
-        """Mean KVs per row."""
         rows = [kvs for layer in self.kept for kvs in layer]
         return sum(rows) / len(rows)
 
@@ -229,7 +222,6 @@ class DiskTierStats:
     read_seconds: float = 0.0
     bytes_written: int = 0
     num_dropped: int = 0
-    """Files deleted for room."""
     num_damaged: int = 0
     """Files that could not be read, or were not what was written."""
     num_foreign: int = 0
@@ -277,9 +269,9 @@ class DraftRates:
     drafted: float | None
 
     def __str__(self) -> str:
-        gain = (
-            "not measured" if not self.plain or not self.drafted else f"{self.drafted / self.plain:.2f} times"
-        )
+        gain = "not measured"
+        if self.plain and self.drafted:
+            gain = f"{self.drafted / self.plain:.2f} times"
         return f"{'on' if self.used else 'off'}, {gain}"
 
 
@@ -290,7 +282,6 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_queued_tokens: int = 0
-    """Tokens of requests that wait."""
     kv_bytes_used: int = 0
     kv_bytes_peak: int = 0
     kv_bytes_budget: int = 0
@@ -307,15 +298,12 @@ class EngineStats:
     num_swaps: int = 0
     """Preemptions that copied KVs to host memory, in place of computing them again."""
     swap_bytes_out: int = 0
-    """Bytes copied to host memory by preemptions."""
     swap_bytes_in: int = 0
-    """Bytes copied back."""
     recomputed_tokens: int = 0
     """Tokens computed again, after a preemption without a copy or after a failed step."""
     recompute_seconds: float = 0.0
     """Share of `elapsed["execute"]`."""
     host_bytes_used: int = 0
-    """Bytes in host memory."""
     host_bytes_peak: int = 0
     host_bytes_budget: int = 0
     image_bytes: int = 0

@@ -17,7 +17,6 @@ from winnow.chat import (
     require_characters,
     take_images,
 )
-from winnow.config import MediaConfig
 from winnow.errors import InvalidRequestError
 from winnow.media import MediaLoader
 from winnow.sampling.turns import Turns
@@ -90,13 +89,11 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def list_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """Return one conversation or several, as a list."""
     single = bool(messages) and isinstance(messages[0], Mapping)
     return cast("list[Sequence[Message]]", [messages] if single else list(messages))
 
 
 def is_conversation(prompt: Any) -> bool:
-    """Return whether a prompt is a list of messages."""
     return not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], Mapping)
 
 
@@ -114,13 +111,13 @@ class PromptTokenizer:
         self,
         tokenizer: "PreTrainedTokenizerBase | None",
         turns: Turns,
-        processor: ImageProcessor | str = TEXT_ALONE,
-        media: MediaLoader | None = None,
+        processor: ImageProcessor | str,
+        media: MediaLoader,
     ) -> None:
         self._tokenizer = tokenizer
         self._turns = turns
         self._processor = processor
-        self._media = media or MediaLoader(MediaConfig())
+        self._media = media
         self._using = Lock()
         if tokenizer is not None:
             # The first use of a tokenizer may change its settings, which must not happen while a step decodes.
@@ -224,23 +221,16 @@ def _images(data: Any) -> list[Any]:
     """Return the pictures of a prompt's `multi_modal_data`."""
     if data is None:
         return []
-    others = (
-        [repr(key) for key, value in data.items() if key != "image" and value]
-        if isinstance(data, Mapping)
-        else []
-    )
-    if others or not isinstance(data, Mapping):
-        raise InvalidRequestError(
-            f'multi_modal_data must be {{"image": pictures}}, got {", ".join(others) or type(data).__name__}'
-        )
+    got = [type(data).__name__]
+    if isinstance(data, Mapping):
+        got = [repr(key) for key, value in data.items() if key != "image" and value]
+    if got:
+        raise InvalidRequestError(f'multi_modal_data must be {{"image": pictures}}, got {", ".join(got)}')
     images = data.get("image") or []
     return list(images) if isinstance(images, list | tuple) else [images]
 
 
 def _is_token_ids(value: Any) -> bool:
     """Return whether a value is a sequence of ints; bools are not ints here."""
-    return (
-        isinstance(value, Sequence)
-        and not isinstance(value, str)
-        and all(type(token) is int for token in value)
-    )
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return listed and all(type(token) is int for token in value)

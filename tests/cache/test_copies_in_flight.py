@@ -16,7 +16,7 @@ from winnow import LLM, SamplingParams
 from winnow.attention import AttentionSpec, ReferenceBackend
 from winnow.cache.pool import KindPool
 from winnow.cache.tiers.copies_in_flight import CopiesInFlight
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 
 SPEC = AttentionSpec(scale=0.25)
 
@@ -122,7 +122,7 @@ def test_answers_are_those_of_copies_that_are_waited_for(
         ) as llm:
             engine: Any = llm._engine
             scheduler = engine.scheduler
-            scheduler.memory.swap.costs = FixedCosts(1e-15, 1.0)
+            scheduler.memory.swap.costs = SwapCosts(1e-15, 1.0)
             ids = [llm.submit(tokens, params) for tokens in prompts]
             found = {}
             while llm.has_unfinished:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.config import EngineConfig
@@ -26,12 +26,6 @@ def greedy(**options: object) -> SamplingParams:
     return SamplingParams(
         **({"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, "logprobs": 2} | options)
     )  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
-    return path
 
 
 def open_llm(directory: Path, **options: object) -> LLM:

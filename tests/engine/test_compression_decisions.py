@@ -1,43 +1,37 @@
 """What compressing lets expect, from steps as they were measured."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
-from winnow.engine.plan import PlannedSequence, StepPlan
-from winnow.engine.scheduling.payoff import DecodeTimes
+from winnow.engine.memory.swap_costs import Fit
 from winnow.outputs import CompressionOutlook
 
 
-def decoding(n: int) -> StepPlan:
-    return StepPlan(tuple(PlannedSequence(slot, 100, [5]) for slot in range(n)))
-
-
-def learned(*steps: tuple[int, float]) -> DecodeTimes:
-    times = DecodeTimes()
+def learned(*steps: tuple[int, float]) -> Callable[[int], float | None]:
+    """What steps of so many sequences are expected to take."""
+    times = Fit(0.99)
     for n, seconds in steps:
-        times.record(decoding(n), seconds)
-    return times
+        times.add(1, n, seconds)
+    return partial(times.predict, 1)
 
 
 def test_steps_of_several_sizes_tell_what_a_sequence_adds() -> None:
-    times = learned((2, 0.014), (8, 0.026), (4, 0.018))  # 10 ms and 2 ms for each sequence
-    assert times.seconds(2) == pytest.approx(0.014)
-    assert times.seconds(32) == pytest.approx(0.074)
+    seconds = learned((2, 0.014), (8, 0.026), (4, 0.018))  # 10 ms and 2 ms for each sequence
+    assert seconds(2) == pytest.approx(0.014)
+    assert seconds(32) == pytest.approx(0.074)
 
 
 def test_steps_that_are_all_alike_are_taken_not_to_grow() -> None:
-    times = learned(*[(4, 0.02)] * 5)
-    assert times.seconds(1) == times.seconds(16) == pytest.approx(0.02)
+    seconds = learned(*[(4, 0.02)] * 5)
+    assert seconds(1) == seconds(16) == pytest.approx(0.02)
+    assert learned()(1) is None
 
 
-def test_a_step_never_gets_shorter_with_more_sequences() -> None:
-    assert learned((1, 0.03), (8, 0.02)).seconds(16) == pytest.approx(0.025, rel=0.01)
-
-
-def test_steps_of_prompts_say_nothing() -> None:
-    times = DecodeTimes()
-    assert times.seconds(1) is None
-    times.record(StepPlan((PlannedSequence(0, 0, [5] * 7),)), 3.0)
-    assert times.seconds(1) is None
+def test_a_step_never_gets_shorter_with_more_sequences_nor_begins_below_zero() -> None:
+    assert learned((1, 0.03), (8, 0.02))(16) == pytest.approx(0.025, rel=0.01)
+    assert learned((2, 0.01), (8, 0.06))(1) == pytest.approx(0.5 / 68, rel=0.02)
 
 
 @pytest.mark.parametrize(("gain", "pays"), [(None, True), (1.0, False), (1.019, False), (1.02, True)])

@@ -12,7 +12,7 @@ from draft_answers import answers
 from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
-from winnow.config.speculative import parse_speculative
+from winnow.config.scheduler import parse_speculative
 from winnow.errors import ConfigError
 from winnow.models import DEMO_MODEL
 

@@ -53,11 +53,6 @@ class OverlappingExecutor:
         return call
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
-
-
 @pytest.fixture
 def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[LLM, LLM]]]:
     """Two engines with the same options: the first one's steps follow each other, the second's overlap."""
@@ -67,7 +62,7 @@ def opened(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         options = {"kv_memory": "2MiB", "max_num_seqs": 6} | options
         made.append(LLM(model, **options))
         with monkeypatch.context() as patch:
-            patch.setattr("winnow.executor.rank_executor.TorchExecutor", OverlappingExecutor)
+            patch.setattr("winnow.executor.tensor_parallel.TorchExecutor", OverlappingExecutor)
             made.append(LLM(model, **options))
         return made[-2], made[-1]
 

@@ -8,8 +8,7 @@ import pytest
 from winnow import LLM, RequestOutput, SamplingParams
 from winnow.engine.engine import Engine
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
-from winnow.engine.requests.output_state import FinishReason
-from winnow.engine.requests.request_table import RequestTable
+from winnow.engine.requests.request_table import FinishReason, RequestTable
 from winnow.errors import InvalidRequestError
 
 PROMPT = [5, 6, 7, 8, 9]

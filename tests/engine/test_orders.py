@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.scheduling.orders import Fair
-from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.queue import Fair, WaitingQueue
 from winnow.errors import QueueFullError
 from winnow.outputs import RequestMetrics
 from winnow.sampling import SamplingParams
@@ -143,36 +142,17 @@ class TestUrgent:
         simulation.run()
 
 
-class TestAging:
-    def starts(self, aging: float | None, steps: int = 400) -> bool:
-        """Whether one of low priority starts while others of greater priority keep coming."""
-        simulation = Simulation(ROWS * 20, max_num_seqs=1, tokens=64, aging=aging)
-        low = simulation.add(8, 2)
-        for _ in range(steps):
-            if len(simulation.scheduler.waiting) < 3:
-                simulation.add(8, 2, priority=3)
-            simulation.step()
-        return low.finished
-
-    def test_without_aging_a_low_priority_starves(self) -> None:
-        assert not self.starts(None)
-
-    def test_with_aging_it_does_not(self) -> None:
-        assert self.starts(0.02)
-
-    def test_nor_does_a_long_request_under_srtf(self) -> None:
-        ends = []
-        for aging in (None, 0.02):
-            simulation = Simulation(
-                ROWS * 20, max_num_seqs=1, tokens=64, aging=aging, scheduling_policy="srtf"
-            )
-            long = simulation.add(40, 20)
-            for _ in range(400):
-                if len(simulation.scheduler.waiting) < 3:
-                    simulation.add(8, 2)
-                simulation.step()
-            ends.append(long.finished)
-        assert ends == [False, True]
+@pytest.mark.parametrize(("policy", "late"), [("priority", (8, 2)), ("srtf", (40, 20))])
+@pytest.mark.parametrize("aging", [None, 0.02])
+def test_with_aging_nobody_starves(policy: str, late: tuple[int, int], aging: float | None) -> None:
+    """One that comes after all others starts though these keep coming, but for want of aging."""
+    simulation = Simulation(ROWS * 20, max_num_seqs=1, tokens=64, aging=aging, scheduling_policy=policy)
+    last = simulation.add(*late)
+    for _ in range(400):
+        if len(simulation.scheduler.waiting) < 3:
+            simulation.add(8, 2, priority=3 * (policy == "priority"))
+        simulation.step()
+    assert last.finished == (aging is not None)
 
 
 class TestWatermarks:

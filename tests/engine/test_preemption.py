@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from round_policies import EVERY_8, PRESSURE, REPLAYED, UNEVEN
+from round_policies import POLICIES, PRESSURE
 from simulated import BLOCK, ROWS, Simulation
 
 from winnow.cache import CopyDiscarded
-from winnow.engine.memory.swap_costs import FixedCosts, MeasuredCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.plan import StepPlan, StepResult
 from winnow.engine.requests.request import Request
 
-SWAP, RECOMPUTE = FixedCosts(1e-12, 1.0), FixedCosts(1.0, 1e-12)
+SWAP, RECOMPUTE = SwapCosts(1e-12, 1.0), SwapCosts(1.0, 1e-12)
 PLENTY = 10**9
 
 
 def crowded(
-    host_bytes: int = PLENTY, costs: FixedCosts = SWAP, **options: int
+    host_bytes: int = PLENTY, costs: SwapCosts = SWAP, **options: int
 ) -> tuple[Simulation, Request, Request]:
     """Two requests that both fit at first and cannot both finish: the second gives way."""
     simulation = Simulation(ROWS * 18, tokens=64, chunk=None, host_bytes=host_bytes, costs=costs, **options)
@@ -55,7 +55,7 @@ class TestHow:
         assert new.metrics.swap_seconds == pytest.approx(2e-9 * blocks * layout.block_bytes)
         assert new.metrics.recomputed_tokens == 0
         total = simulation.scheduler.memory.swap.total
-        assert (total.num_swaps, total.swap_bytes_out) == (1, new.metrics.swap_bytes_out)
+        assert (total["num_swaps"], total["swap_bytes_out"]) == (1, new.metrics.swap_bytes_out)
 
     def test_the_cheaper_way_is_taken(self) -> None:
         simulation, _, new = crowded(costs=RECOMPUTE)
@@ -66,9 +66,7 @@ class TestHow:
 
     def test_what_copies_and_steps_cost_decides(self) -> None:
         for seconds_per_byte, swaps in ((1e-9, True), (1.0, False)):
-            simulation = Simulation(
-                ROWS * 18, tokens=64, chunk=None, host_bytes=PLENTY, costs=MeasuredCosts()
-            )
+            simulation = Simulation(ROWS * 18, tokens=64, chunk=None, host_bytes=PLENTY, costs=SwapCosts())
             simulation.executor.seconds_per_byte = seconds_per_byte
             for _ in range(3):
                 simulation.add(32, 16)
@@ -77,7 +75,7 @@ class TestHow:
             ends_well(simulation, 6)
             # The first copy is what shows that copies are slow.
             assert simulation.scheduler.running.num_preemptions == 3
-            assert simulation.scheduler.memory.swap.total.num_swaps == (3 if swaps else 1)
+            assert simulation.scheduler.memory.swap.total["num_swaps"] == (3 if swaps else 1)
 
     def test_a_compressed_sequence_is_swapped_whatever_it_costs(self) -> None:
         simulation = Simulation(ROWS * 60, tokens=64, chunk=None, host_bytes=PLENTY, costs=RECOMPUTE)
@@ -202,7 +200,7 @@ class TestFaults:
 class TestWho:
     def test_the_lowest_priority_then_least_loss_per_byte(self) -> None:
         simulation = Simulation(
-            ROWS * 60, tokens=128, chunk=None, host_bytes=PLENTY, costs=FixedCosts(1, 1e-3)
+            ROWS * 60, tokens=128, chunk=None, host_bytes=PLENTY, costs=SwapCosts(1, 1e-3)
         )
         urgent = simulation.add(16, 40, priority=1)
         # 4 blocks of 15 tokens, 4 of 16, and 5 of 17: a block in use for few tokens is cheap to free.
@@ -252,7 +250,7 @@ class TestWho:
 
 class TestMeasuredCosts:
     def test_prompts_are_fitted_by_tokens_and_kvs_read(self) -> None:
-        costs = MeasuredCosts()
+        costs = SwapCosts()
         simulation = Simulation(ROWS * 200, tokens=64, chunk=32)
         for length in (32, 64, 128, 300):
             simulation.add(length, 1)
@@ -265,7 +263,7 @@ class TestMeasuredCosts:
         assert found == pytest.approx(200 * 1e-4 + 200 * 201 / 2 * 1e-6)
 
     def test_recent_copies_weigh_more(self) -> None:
-        costs = MeasuredCosts()
+        costs = SwapCosts()
         costs.record_copy(1000, 1.0, back=False)
         assert costs.swap_seconds(1000) == pytest.approx(2.0)
         costs.record_copy(1000, 3.0, back=True)
@@ -279,7 +277,9 @@ class TestMeasuredCosts:
     data=st.data(),
     blocks_per_row=st.integers(12, 60),
     max_num_seqs=st.integers(1, 8),
-    chunk=st.one_of(st.none(), st.integers(4, 64)),
+    tokens=st.integers(8, 64),
+    chunk=st.one_of(st.none(), st.integers(8, 64)),
+    cap=st.sampled_from([None, 1, 200]),
     host_blocks=st.integers(0, 600),
     costs=st.sampled_from([SWAP, RECOMPUTE]),
 )
@@ -287,25 +287,26 @@ def test_everything_finishes_whatever_arrives(
     data: st.DataObject,
     blocks_per_row: int,
     max_num_seqs: int,
+    tokens: int,
     chunk: int | None,
+    cap: int | None,
     host_blocks: int,
-    costs: FixedCosts,
+    costs: SwapCosts,
 ) -> None:
     """With policies, samples, cancellations, failing copies, and preemptions at any time."""
-    simulation = Simulation(
-        ROWS * blocks_per_row, max_num_seqs, 64, chunk, costs=costs, host_bytes=host_blocks * 200
-    )
+    blocks, host_bytes = ROWS * blocks_per_row, host_blocks * 200
+    simulation = Simulation(blocks, max_num_seqs, tokens, chunk, cap, host_bytes, costs)
     scheduler, wanted, requests = simulation.scheduler, 0, []
     for _ in range(data.draw(st.integers(1, 10))):
-        policy = data.draw(st.sampled_from([None, EVERY_8, PRESSURE, REPLAYED, UNEVEN]))
+        policy = data.draw(st.sampled_from([None, *POLICIES]))
         longest = (
             blocks_per_row * BLOCK - 2 if policy is None else blocks_per_row * BLOCK // 3
         )  # replays fit, too
         prompt = data.draw(st.integers(1, longest))
         answer = data.draw(st.integers(1, min(30, blocks_per_row * BLOCK - prompt + 1)))
-        n = data.draw(st.sampled_from([1, 1, 2, 4]))
+        n = data.draw(st.sampled_from([1, 1, 1, 2, 4, 8]))
         priority = data.draw(st.sampled_from([0, 0, -1, 5]))
-        requests.append(simulation.add(prompt, answer, n, priority=priority, policy=policy))
+        requests.append(simulation.add(prompt, answer, n, policy, 18, priority))
         wanted += n
         for _ in range(data.draw(st.integers(0, 6))):
             if scheduler.has_unfinished:
@@ -321,3 +322,4 @@ def test_everything_finishes_whatever_arrives(
             elif what == 3:
                 scheduler.running.recompute_all()
     ends_well(simulation, wanted)
+    assert scheduler.ledger.num_free_slots == max_num_seqs and scheduler.ledger.peak_blocks <= blocks

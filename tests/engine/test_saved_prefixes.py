@@ -42,11 +42,6 @@ def open_llm(directory: Path, **options: object) -> LLM:
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
-
-
-@pytest.fixture(scope="module")
 def saved(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a store with one prefix."""
     with open_llm(directory) as llm:

@@ -1,11 +1,8 @@
 """Scheduling without a model: budgets, order, preemption, nothing lost."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
-from winnow.cache.layout import ceil_div
 from winnow.engine.requests.request import Request
 
 
@@ -44,15 +41,6 @@ def test_whole_prompts_without_chunking() -> None:
     assert first == [(50, 50, 50), (30, 30, 31), (100, 100, 100)]
 
 
-def test_first_come_first_served() -> None:
-    simulation = Simulation(num_blocks=ROWS * 20, max_num_seqs=2, tokens=64)
-    requests = [simulation.add(20, 10) for _ in range(6)]
-    simulation.run()
-    starts = [request.metrics.first_scheduled_time for request in requests]
-    assert starts == sorted(starts)
-    assert [s.request for s in simulation.finished] == requests
-
-
 def test_pressure_preempts_the_newest_which_loses_nothing() -> None:
     # Two prompts of 8 blocks a row fit into 18; both want to grow to 12.
     simulation = Simulation(num_blocks=ROWS * 18, tokens=64, chunk=None)
@@ -65,23 +53,14 @@ def test_pressure_preempts_the_newest_which_loses_nothing() -> None:
     assert simulation.scheduler.ledger.allocator.num_used == 0
 
 
-def test_a_preempted_sequence_frees_what_it_held_at_once() -> None:
-    simulation = Simulation(num_blocks=ROWS * 18, tokens=64, chunk=None)
-    simulation.add(32, 16)
-    new = simulation.add(32, 16)
-    while not simulation.scheduler.running.num_preemptions:
-        simulation.step()
-    assert new.sequences[0].kv.slot is None
-    assert simulation.executor.plans[-1].update.closed == (1,)
-    assert list(simulation.scheduler.waiting) == new.sequences
-
-
-def test_a_preempted_sequence_comes_before_those_that_arrived_later() -> None:
+def test_a_preempted_sequence_frees_what_it_held_at_once_and_waits_before_later_ones() -> None:
     simulation = Simulation(num_blocks=ROWS * 18, max_num_seqs=2, tokens=64, chunk=None)
     simulation.add(32, 16)
     preempted, later = simulation.add(32, 16), simulation.add(4, 4)
     while not simulation.scheduler.running.num_preemptions:
         simulation.step()
+    assert preempted.sequences[0].kv.slot is None
+    assert simulation.executor.plans[-1].update.closed == (1,)
     assert list(simulation.scheduler.waiting) == [*preempted.sequences, *later.sequences]
 
 
@@ -159,36 +138,6 @@ def test_samples_that_find_no_slot_come_later() -> None:
     simulation.add(32, 4, n=5)
     simulation.run()
     assert sorted(s.index for s in simulation.finished) == [0, 1, 2, 3, 4]
-
-
-@given(
-    data=st.data(),
-    blocks_per_row=st.integers(12, 90),
-    max_num_seqs=st.integers(1, 8),
-    tokens=st.integers(8, 64),
-    chunk=st.one_of(st.none(), st.integers(4, 64)),
-)
-def test_everything_finishes_whatever_arrives(
-    data: st.DataObject, blocks_per_row: int, max_num_seqs: int, tokens: int, chunk: int | None
-) -> None:
-    simulation = Simulation(ROWS * blocks_per_row, max_num_seqs, tokens, chunk)
-    wanted = 0
-    for _ in range(data.draw(st.integers(1, 12))):
-        prompt = data.draw(st.integers(1, blocks_per_row * BLOCK - 2))
-        answer = data.draw(st.integers(1, min(30, blocks_per_row * BLOCK - prompt + 1)))
-        n = data.draw(st.sampled_from([1, 1, 1, 2, 8]))
-        simulation.add(prompt, answer, n, priority=data.draw(st.sampled_from([0, 0, -1, 5])))
-        wanted += n
-        for _ in range(data.draw(st.integers(0, 4))):
-            if simulation.scheduler.has_unfinished:
-                simulation.step()
-    simulation.run()
-    assert len(simulation.finished) == len(set(simulation.finished)) == wanted
-    assert all(s.num_output_tokens == s.request.max_tokens for s in simulation.finished)
-    cache = simulation.scheduler.ledger
-    assert cache.allocator.num_used == 0
-    assert cache.num_free_slots == max_num_seqs
-    assert ceil_div(cache.peak_blocks, ROWS) <= blocks_per_row
 
 
 class TestWhatFitsNowhere:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
-from winnow.config.speculative import SpeculativeConfig, parse_speculative
+from winnow.config.scheduler import SpeculativeConfig, parse_speculative
 from winnow.engine.scheduling.drafts import look_up
 from winnow.errors import ConfigError
 
@@ -22,11 +22,6 @@ NGRAM: dict[str, Any] = {
 }
 NGRAM["adaptive"] = False  # so that what is proposed does not depend on time
 PROMPTS = [Random(seed).choices(range(4, VOCAB), k=12) * 3 for seed in range(4)]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import BLOCK, ROWS, Simulation
 
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.requests.request import Sequence
 from winnow.errors import ConfigError
 from winnow.values.tenants import Tenant, parse_tenants
@@ -109,7 +109,7 @@ class TestQuotas:
     @pytest.mark.parametrize(("tenant", "swaps"), [("a", 0), ("b", 1)])
     def test_the_host_tier_is_limited_per_tenant_too(self, tenant: str, swaps: int) -> None:
         simulation = self.simulation(
-            {"a": {"host_limit": 0}}, blocks_per_row=18, costs=FixedCosts(1e-12, 1.0), host_bytes=1_000_000
+            {"a": {"host_limit": 0}}, blocks_per_row=18, costs=SwapCosts(1e-12, 1.0), host_bytes=1_000_000
         )
         simulation.add(32, 16)
         request = simulation.add(32, 16, tenant=tenant)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, RequestOutput, SamplingParams
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 
 LENGTH = 96
 DOCUMENT = random.Random(7).choices(range(3, VOCAB), k=LENGTH)
@@ -23,11 +23,6 @@ OPTIONS: dict[str, Any] = {
     "kv_floor": 1,
     "prefill_chunk": 32,
 }
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 def ask(llm: LLM, **options: Any) -> list[RequestOutput]:
@@ -92,7 +87,7 @@ def test_swapped_requests_answer_as_if_alone(directory: Path) -> None:
         expected = [llm.generate([each], params)[0] for each in prompts]
     room = type(size).of_blocks(layout, 2 * layout.blocks_for(LENGTH + 20), 4, 256).nbytes(layout)
     with LLM(directory, **options | {"kv_memory": room}, kv_offloading_size="4MiB") as llm:
-        llm._engine.scheduler.memory.swap.costs = FixedCosts(1e-15, 1.0)
+        llm._engine.scheduler.memory.swap.costs = SwapCosts(1e-15, 1.0)
         found = llm.generate(prompts, params)
         assert llm.stats().num_swaps > 0
         llm.check_integrity()

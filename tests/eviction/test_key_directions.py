@@ -11,7 +11,7 @@ from tiny_llama import VOCAB, save_tiny_llama
 
 from winnow import LLM, SamplingParams
 from winnow.eviction import PRESETS, KeyDirections, When
-from winnow.executor.key_directions import DirectionStates
+from winnow.executor.signals import DirectionStates
 
 
 def test_sums_follow_forks_copies_and_files() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 from winnow import LLM, SamplingParams
 from winnow.cli.main import _module, register_own_policies
@@ -18,11 +18,6 @@ from winnow.eviction import PRESETS
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "own_signal.py"
 PROMPT = random.Random(3).choices(range(3, VOCAB), k=120)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
 
 
 def kept(directory: Path, **options: Any) -> tuple[list[list[list[int]]], list[int]]:

@@ -1,7 +1,6 @@
 """Scoring by reconstruction: the passes, the scores that attention gives, and the round in the engine."""
 
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.extension import ISAS, native_backend
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import greedy, prompt, save_tiny_llama
 from tokenizer_kinds import byte_level
 from transformers import AutoModelForCausalLM
 
@@ -19,8 +18,8 @@ from winnow import LLM, RequestOutput, SamplingParams
 from winnow.attention import AttentionSpec, JudgedKVs, ReferenceBackend, Spans
 from winnow.attention.replay import judged_slots
 from winnow.cache import CacheLayout, CacheSize, LocalCache
+from winnow.engine.assemble import Instructor
 from winnow.engine.plan import PlannedEviction
-from winnow.engine.requests.instructor import Instructor
 from winnow.errors import ContextLengthError
 from winnow.eviction import (
     PRESETS,
@@ -35,14 +34,6 @@ from winnow.eviction.replay import ReplaySpan, observe_replay
 BLOCK = 4
 KVZIP = PRESETS["kvzip"].policy
 IN_CHUNKS = replace(KVZIP, score=Reconstruction(Replay(chunk=70)))
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    return random.Random(1000 * seed + length).choices(range(3, VOCAB), k=length)
-
-
-def greedy(**options: object) -> SamplingParams:
-    return SamplingParams(**({"temperature": 0.0, "max_tokens": 12, "ignore_eos": True} | options))  # type: ignore[arg-type]
 
 
 # -- what is asked ---------------------------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from evicted_llama import BLOCK, LAYERS, greedy, prompt, save_evicted_llama
 from tests.extension import needs_extension
+from tiny_llama import greedy, prompt, save_tiny_llama
 from torch import Tensor
 
 from winnow import LLM
@@ -29,10 +29,12 @@ from winnow.eviction import (
     Window,
 )
 
+LAYERS, BLOCK = 3, 4
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_evicted_llama(tmp_path_factory.mktemp("model"))
+    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=5, num_hidden_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from winnow.attention.reference import PartedStep
 from winnow.cache import CacheLayout, CacheSize, LocalCache
 from winnow.eviction import PRESETS, EvictionPolicy, Reconstruction, Replay
 from winnow.eviction.replay import ReplayPass, ReplaySpan
-from winnow.executor.own_parts import visible_blocks, with_own_parts
+from winnow.executor.attention_step import visible_blocks, with_own_parts
 
 HEADS, DIM, SIZE = 2, 8, 4
 LAYOUT = CacheLayout.even(2, HEADS, DIM, SIZE, torch.float32, num_accumulators=1)

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_llama import VOCAB, save_tiny_llama
+from tiny_llama import VOCAB
 
 import winnow.engine
 from winnow import LLM, SamplingParams
 from winnow.attention import open_backend
 from winnow.cache import BlockCopies, CacheUpdate
 from winnow.cache.update import CopyDiscarded, RowLengths, RowsRestored, RowsSaved
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.plan import NewSequence, PlannedEviction, PlannedSequence, StepPlan
 from winnow.eviction import EvictionPolicy, ReplayPass, SequenceEviction
 from winnow.executor.torch_executor import TorchExecutor
@@ -138,11 +138,6 @@ class Mirrored:
         self.second.check_integrity(ledger)
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_llama(tmp_path_factory.mktemp("model"), seed=3)
-
-
 @pytest.mark.parametrize("name", ["full", "snapkv", "kv-compress", "kvzip", "streaming", "keydiff"])
 def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> None:
     """With preemption, samples that share blocks, penalties and logprobs."""
@@ -170,7 +165,7 @@ def test_an_executor_elsewhere_computes_the_same(directory: Path, name: str) -> 
         )
         engine._executor = engine.scheduler.memory._executor = engine.scheduler.rounds._executor = mirrored
         preemption = engine.scheduler.memory.swap
-        preemption._executor, preemption.costs = mirrored, FixedCosts(1e-15, 1.0)
+        preemption._executor, preemption.costs = mirrored, SwapCosts(1e-15, 1.0)
         for index in range(8):
             length = rng.randint(90, 140)
             amount = {} if name == "full" else {"compression": rng.choice([2.0, 2.5])}

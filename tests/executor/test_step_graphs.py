@@ -20,7 +20,7 @@ from winnow.attention import (
 )
 from winnow.attention.triton import TritonBackend
 from winnow.cache import CacheLayout, CacheSize, LocalCache
-from winnow.executor import static_batch
+from winnow.executor import step_graphs
 from winnow.executor.step_graphs import MOST_CHUNK_TOKENS, CudaCapture, StepGraphs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -124,7 +124,7 @@ class Engine:
     ids=["unwatched", "watched"],
 )
 def test_equals_eager(observe: AttentionObserver | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(static_batch, "_LEAST_LENGTH", 4)
+    monkeypatch.setattr(step_graphs, "_LEAST_LENGTH", 4)
     graphs, eager = Engine(TritonBackend()), Engine(ReferenceBackend())
     prompt = [token % VOCAB for token in range(3 * 4)]
     for engine in (graphs, eager):
@@ -167,7 +167,7 @@ def test_what_needs_the_host_is_left_to_it(observe: list[AttentionObserver | Non
 
 def test_steps_with_small_chunks_equal_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts beside decoding sequences, drafts of which every token counts, and chunks alone."""
-    monkeypatch.setattr(static_batch, "_LEAST_TOKENS", 4)
+    monkeypatch.setattr(step_graphs, "_LEAST_TOKENS", 4)
     graphs, eager = Engine(TritonBackend()), Engine(ReferenceBackend())
     for engine in (graphs, eager):
         slots = [engine.cache.ledger.open() for _ in range(5)]
@@ -246,5 +246,5 @@ def test_a_model_that_cannot_be_captured_runs_eagerly_ever_after() -> None:
 
 
 def test_sizes_come_from_short_lists() -> None:
-    assert {static_batch._round_batch(n) for n in range(1, 200)} == {1, 2, 4, 8, 16, 32, 64, 128, 192, 256}
-    assert {static_batch._round_up(n, 1024) for n in range(1, 20000, 7)} == {1024, 4096, 16384, 65536}
+    assert {step_graphs._round_batch(n) for n in range(1, 200)} == {1, 2, 4, 8, 16, 32, 64, 128, 192, 256}
+    assert {step_graphs._round_up(n, 1024) for n in range(1, 20000, 7)} == {1024, 4096, 16384, 65536}

@@ -2,8 +2,7 @@
 
 import pytest
 
-from winnow.metrics.answers import exact_match
-from winnow.metrics.overlap import rouge_l
+from winnow.metrics import exact_match, rouge_l
 
 
 @pytest.mark.parametrize("prediction", ["Tom, Paris", "  tom,  PARIS\n"])

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
-from winnow.metrics import score
-from winnow.metrics.choice import classification
+from winnow.metrics import classification, score
 
 # metric, prediction, references, expected, why
 BY_HAND = [

@@ -12,8 +12,8 @@ from image_models import FAMILIES, WORDS, generate, picture, processor_of, save
 
 from winnow import LLM, SamplingParams
 from winnow.cache import CacheSize
-from winnow.engine.memory.swap_costs import FixedCosts
-from winnow.engine.requests.protected import with_spans
+from winnow.engine.memory.swap_costs import SwapCosts
+from winnow.engine.requests.request_limits import with_spans
 from winnow.errors import InvalidRequestError
 from winnow.eviction import EvictionPolicy, When
 from winnow.eviction.scores import KeyNorm
@@ -105,7 +105,7 @@ def test_in_chunks_after_preemption(case: Case, swaps: bool) -> None:
     options: dict[str, Any] = {"kv_offloading_size": "4MiB"} if swaps else {}
     with LLM(case.path, kv_memory=room, max_model_len=most, **SMALL, **options) as llm:
         if swaps:
-            llm._engine.scheduler.memory.swap.costs = FixedCosts(1e-15, 1.0)
+            llm._engine.scheduler.memory.swap.costs = SwapCosts(1e-15, 1.0)
         params = SamplingParams(n=2, temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
         assert answers(llm, case.prompts, params) == [each for each in case.expected for _ in range(2)]
         stats = llm.stats()

@@ -9,8 +9,8 @@ from tokenizer_kinds import BYTE_LEVEL, KINDS, SENTENCEPIECE, UNKNOWN
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from winnow.engine.requests.output_state import OutputState
 from winnow.engine.requests.request import Request
+from winnow.engine.requests.request_table import OutputState
 from winnow.openai.logprobs import TextOffsets, chat_logprobs, completion_logprobs
 from winnow.outputs import CompletionOutput, RequestMetrics
 from winnow.sampling import Logprob, SamplingParams, TextStream

@@ -16,7 +16,7 @@ from tests.tiny_llama import VOCAB, save_tiny_llama
 from winnow.cache import CacheSize
 from winnow.config import EngineConfig
 from winnow.engine.engine import Engine
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError, InvalidRequestError
 from winnow.eviction import PRESETS, find_preset, resolve_policy
@@ -57,7 +57,7 @@ def requests(lengths: list[tuple[int, int]]) -> Iterator[NewRequest]:
 def held_bytes(engine: Engine, lengths: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Bytes in use on the device and on the host after each step."""
     # What was measured here and there would make other victims.
-    engine.scheduler.memory.swap.costs = FixedCosts(1e-9, 1e-5)
+    engine.scheduler.memory.swap.costs = SwapCosts(1e-9, 1e-5)
     for new in requests(lengths):
         engine.add(new)
     seen = []

@@ -14,7 +14,7 @@ from tests.tiny_llama import VOCAB, save_tiny_llama
 from winnow import LLM
 from winnow.config import EvictionConfig, SchedulerConfig
 from winnow.engine.engine import Engine
-from winnow.engine.memory.swap_costs import FixedCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.requests.new_request import NewRequest
 from winnow.eviction import PRESETS, find_preset
 from winnow.sampling import SamplingParams
@@ -61,7 +61,7 @@ def decisions(engine: Engine, arrivals: dict[int, list[NewRequest]]) -> tuple[li
 
     engine.scheduler.schedule = spy  # type: ignore[method-assign]
     # What was measured here and there would make other victims.
-    engine.scheduler.memory.swap.costs = FixedCosts(1e-9, 1e-5)
+    engine.scheduler.memory.swap.costs = SwapCosts(1e-9, 1e-5)
     number = 0
     while arrivals or engine.has_unfinished:
         for new in arrivals.pop(number, ()):

@@ -4,18 +4,18 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from winnow.engine.memory.swap_costs import FixedCosts, MeasuredCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.requests.request import Sequence as Sample
 from winnow.llm import LLM
 from winnow.values.units import format_bytes
 from winnow_lab.bench.answering import fixed_length
 from winnow_lab.report.tables import TextTable
 
-SWAP, RECOMPUTE = FixedCosts(1e-18, 1.0), FixedCosts(1.0, 1e-18)
+SWAP, RECOMPUTE = SwapCosts(1e-18, 1.0), SwapCosts(1.0, 1e-18)
 ANSWER = 8
 """Tokens of an answer, in whose midst its request is preempted."""
 
@@ -45,7 +45,7 @@ class Preempted:
         self._llm = llm
         self._scheduler: Any = llm._engine.scheduler
         self._preemption = self._scheduler.memory.swap
-        self.costs = cast(MeasuredCosts, self._preemption.costs)
+        self.costs: SwapCosts = self._preemption.costs
 
     def measure(self, length: int, repeat: int) -> Point:
         """Preempt requests of `length` tokens in both ways, `repeat` times each."""
@@ -74,7 +74,7 @@ class Preempted:
         [sequence] = self._scheduler.running
         return sequence
 
-    def _preempt(self, sequence: Sample, costs: FixedCosts) -> None:
+    def _preempt(self, sequence: Sample, costs: SwapCosts) -> None:
         """Preempt in the way that `costs` prefer; the model of costs keeps learning from the copies."""
         self._preemption.costs = costs
         self._scheduler.running.park(sequence)

@@ -8,13 +8,13 @@ import torch
 
 from winnow.cache.memory import require_memory
 from winnow.config import EngineConfig, PaddedConfig
+from winnow.engine.counters import Occupancy
 from winnow.engine.engine import Engine, Sampled
-from winnow.engine.memory.occupancy import Occupancy
+from winnow.engine.executor import ServedModel
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
-from winnow.engine.scheduling.orders import build_order
-from winnow.engine.served_model import ServedModel
+from winnow.engine.scheduling.queue import build_order
 from winnow.errors import CapacityError, InvalidRequestError, PrefixStoreError, UnsupportedModelError
 from winnow.models import PlainModel
 from winnow.outputs import RequestOutput

@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from winnow.engine.engine import Sampled
+from winnow.engine.plan import StepResult
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.outputs import LogprobDict
@@ -243,8 +244,8 @@ class PaddedExecutor:
             logits = logits[rows]
         found = self._sampler_slots.sample(sequences, logits)
         errors = {index: fault.explain(self._model.dtype) for index, fault in found.faults.items()}
-        sampled = sequences, found.token_ids, found.logprobs, errors
-        return Sampled(*sampled, prompt_tokens, prompt_logprobs or {}, self._clock())
+        result = StepResult(found.token_ids, found.logprobs, {}, errors)
+        return Sampled(sequences, result, prompt_tokens, prompt_logprobs or {}, self._clock())
 
     def _note_start(self, sequences: SequenceType[Sequence]) -> None:
         for sequence in sequences:

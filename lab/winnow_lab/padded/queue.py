@@ -5,8 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
 
 from winnow.engine.requests.request import Sequence
-from winnow.engine.scheduling.orders import Order
-from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.queue import Order, WaitingQueue
 from winnow_lab.padded.cache import QueryKVs
 from winnow_lab.padded.stats import Counters
 

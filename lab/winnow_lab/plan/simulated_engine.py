@@ -6,8 +6,8 @@ from winnow.cache import CacheLayout, CacheSize
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig, SchedulerConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
+from winnow.engine.executor import ServedModel
 from winnow.engine.scheduling.scheduler import Scheduler
-from winnow.engine.served_model import ServedModel
 from winnow.errors import CapacityError
 from winnow.values.kv_dtype import WideParts
 from winnow.values.units import format_bytes

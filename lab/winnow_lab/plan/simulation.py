@@ -275,7 +275,7 @@ def simulate(
 def _collect(fleet: Sequence[Replica]) -> Simulation:
     engines = [replica.simulated for replica in fleet]
     schedulers = [engine.scheduler for engine in engines]
-    swapped = sum(scheduler.memory.swap.total.num_swaps for scheduler in schedulers)
+    swapped = sum(scheduler.memory.swap.total["num_swaps"] for scheduler in schedulers)
     work = StepWork()
     for engine in engines:
         work = work.plus(engine.executor.total)

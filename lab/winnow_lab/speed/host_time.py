@@ -20,8 +20,8 @@ from winnow.cache import CacheSize
 from winnow.config import EngineConfig
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
+from winnow.engine.executor import ServedModel
 from winnow.engine.requests.new_request import NewRequest
-from winnow.engine.served_model import ServedModel
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, ModelGeometry
 from winnow.sampling import SamplingParams

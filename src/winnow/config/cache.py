@@ -35,9 +35,7 @@ class CacheConfig:
         "leaves; left out: 0.9 where kv_memory is left out too; nothing where kv_memory is given, or on a CPU",
         effect=Effect.MEMORY,
     )
-    block_size: int = option(
-        16, "slots of one block; memory is handed out and given back in blocks", engine="paged"
-    )
+    block_size: int = option(16, "slots of one block; memory is handed out and given back in blocks")
     enable_prefix_caching: bool = option(
         True,
         "keep the KVs of prompts while memory lasts, and let later requests that begin alike take them",
@@ -47,7 +45,6 @@ class CacheConfig:
         None,
         "directory of compressed prefixes that `winnow prefix save` wrote; prompts that begin so start from them, and "
         "the policy acts on the saved part alone",
-        engine="paged",
     )
     prefix_cache_dir: str | Path | None = option(
         None,
@@ -55,14 +52,12 @@ class CacheConfig:
         "cache writes what requests leave, in the background, and where later requests find it, also after a restart "
         "and in other processes of the same model",
         effect=Effect.BATCHES,
-        engine="paged",
     )
     prefix_cache_disk: int = option(
         20 * 2**30,
         "bytes that the files in prefix_cache_dir may take; the least recently used go first",
         parse=parse_bytes,
         effect=Effect.BATCHES,
-        engine="paged",
     )
     session_memory: int | None = option(
         None,
@@ -71,7 +66,6 @@ class CacheConfig:
         "used give way as all prefixes do",
         parse=parse_bytes,
         effect=Effect.BATCHES,
-        engine="paged",
     )
     kv_offloading_size: int | None = option(
         None,
@@ -79,14 +73,12 @@ class CacheConfig:
         "they are computed again",
         parse=parse_bytes,
         effect=Effect.BATCHES,
-        engine="paged",
     )
     image_memory: int = option(
         256 * 2**20,
         "memory for what the vision tower makes of pictures, beside kv_memory: the same picture is not computed again",
         parse=parse_bytes,
         effect=Effect.NEVER,
-        engine="paged",
     )
     kv_reservation: str = option(
         "on-demand",
@@ -95,39 +87,33 @@ class CacheConfig:
         "nothing is shared, and no prefix is kept",
         choices=KV_RESERVATIONS,
         effect=Effect.BATCHES,
-        engine="paged",
     )
     kv_cache_dtype: str = option(
         "auto",
         f"format of stored KVs: {', '.join(KV_FORMATS)}; auto: as dtype; or one each for keys and values, such as "
         "k=int8,v=int4",
         aliases=("kv_dtype",),
-        engine="paged",
     )
     kv_group: int | None = option(
         None,
         "channels that share a scale, which takes 2 bytes, or 4 at 4 bits and below; left out: a head at 8 bits, 32 "
         "(or the most below that divide a head) at 4 bits and below",
-        engine="paged",
     )
     kv_rotate: str = option(
         "auto",
         "what a Hadamard transform spreads over the channels of a head before it is quantized: none, k (keys), kv; "
         "auto: keys of 4 bits and below",
         choices=ROTATIONS,
-        engine="paged",
     )
     kv_bias: bool = option(
         False,
         "give every KV a bias of 2 bytes that attention adds to its logits, as policies need that fit what they keep; "
         "on where the engine's own policy is one of them",
-        engine="paged",
     )
     kv_wide: str | None = option(
         None,
         "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
         "others first and last tokens; room for them is set aside for max_num_seqs sequences and for prefixes",
-        engine="paged",
     )
 
     value_tier: str | None = option(
@@ -136,7 +122,6 @@ class CacheConfig:
         "disk:DIRECTORY:L=1,N=128: values of the first L layers stay on the device, and while decoding a query head "
         "reads the N values that it weighs most of the others, with weights scaled to the sum of all, or with "
         "as-softmaxed as they are; size=4GiB limits the bytes of values there, which do not count in kv_memory",
-        engine="paged",
     )
 
     @property
@@ -167,9 +152,8 @@ class CacheConfig:
                 )
         if self.prefix_cache_dir is not None and self.prefix_store is not None:
             same = Path(self.prefix_cache_dir).resolve() == Path(self.prefix_store).resolve()
-            require(
-                not same, "prefix_cache_dir", "another directory than prefix_store", self.prefix_cache_dir
-            )
+            what = "another directory than prefix_store"
+            require(not same, "prefix_cache_dir", what, self.prefix_cache_dir)
         check_integer("block_size", self.block_size, 1, 1024)
         check_group("kv_group", self.kv_group)
         check_choice("kv_rotate", self.kv_rotate, ROTATIONS)

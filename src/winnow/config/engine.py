@@ -29,12 +29,13 @@ class EngineConfig:
     media: MediaConfig = field(default_factory=MediaConfig)
 
     def __post_init__(self) -> None:
-        for part in (getattr(self, name) for name in PARTS):
-            for each in fields(part):
-                other, value = each.metadata["engine"], getattr(part, each.name)
-                if other not in (None, self.model.engine) and value != each.default:
+        for name in PARTS:
+            needed, part = "padded" if name == "padded" else "paged", getattr(self, name)
+            for each in fields(part) if needed != self.model.engine else ():
+                value = getattr(part, each.name)
+                if each.name not in _OF_BOTH_ENGINES and value != each.default:
                     raise ConfigError(
-                        f"{each.name} needs engine={other}, got {value!r} and engine={self.model.engine}"
+                        f"{each.name} needs engine={needed}, got {value!r} and engine={self.model.engine}"
                     )
         if self.model.tensor_parallel_size > 1 and self.cache.value_tier is not None:
             raise ConfigError(
@@ -89,27 +90,23 @@ def present_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: as `EngineConfig.from_options`.
     """
-    known = [each.name for config in PARTS.values() for each in fields(config)]
-    return translate(_by_present_name(options), vllm_names.ENGINE, known, ConfigError, "option")
-
-
-def _by_present_name(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with every earlier name replaced by the present one, without those that only vLLM leaves open by
-    None.
-
-    Raises:
-        ConfigError: an option is given by both names.
-    """
-    renamed = {}
-    for name, value in options.items():
-        if value is None and name in _NEVER_NONE:
-            continue
-        present = _ALIASES.get(name, name)
-        if present in renamed or (present != name and present in options):
+    given = {name: each for name, each in options.items() if each is not None or name not in _NEVER_NONE}
+    for name in given.keys() & _EARLIER_NAMES.keys():
+        present = _EARLIER_NAMES[name]
+        if present in options:
             raise ConfigError(f"{name} is the earlier name of {present}: give {present} alone")
-        renamed[present] = value
-    return renamed
+        given[present] = given.pop(name)
+    return translate(given, vllm_names.ENGINE, EFFECTS, ConfigError, "option")
 
+
+_OF_BOTH_ENGINES = {
+    "model", "revision", "tokenizer", "engine", "dtype", "device", "threads", "load_format", "max_model_len",
+    "optimize", "generation_config", "verify_model", "model_cache", "seed", "kv_memory",
+    "gpu_memory_utilization", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens",
+    "prefill_chunk", "scheduling_policy", "aging", "max_queued_requests", "max_queued_tokens", "tenants",
+    "limit_mm_per_prompt", "allowed_media_domains", "allowed_local_media_path",
+}  # fmt: skip
+"""Options that mean something to the paged and to the padded engine."""
 
 GPU_PART = 0.9
 """Part of a GPU's memory in use where no option says it; as vLLM's."""
@@ -117,21 +114,11 @@ GPU_PART = 0.9
 PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}
 """Name -> dataclass of each part of the configuration."""
 
-_ALIASES: Mapping[str, str] = {
-    alias: each.name
-    for config in PARTS.values()
-    for each in fields(config)
-    for alias in each.metadata.get("aliases", ())
+_OPTIONS = {each.name: each for config in PARTS.values() for each in fields(config)}
+_EARLIER_NAMES = {
+    alias: name for name, each in _OPTIONS.items() for alias in each.metadata.get("aliases", ())
 }
+_NEVER_NONE = {name for name in (*vllm_names.SHARED, "kv_memory") if _OPTIONS[name].default is not None}
 
-_NEVER_NONE = frozenset(
-    each.name
-    for config in PARTS.values()
-    for each in fields(config)
-    if each.name in (*vllm_names.SHARED, "kv_memory") and each.default is not None
-)
-
-EFFECTS: Mapping[str, Effect] = {
-    each.name: each.metadata["effect"] for config in PARTS.values() for each in fields(config)
-}
+EFFECTS: Mapping[str, Effect] = {name: each.metadata["effect"] for name, each in _OPTIONS.items()}
 """Option -> when another value of it changes answers."""

@@ -39,7 +39,6 @@ class EvictionConfig:
         "left out: winnow where compression or kv_budget is given, else full",
         parse=str,
         metavar="NAME",
-        engine="paged",
     )
     compression: float | str | None = option(
         None,
@@ -47,32 +46,26 @@ class EvictionConfig:
         "stay whole); auto: every KV while memory suffices, and as much less as keeps answers for requests that start "
         "while others wait for memory; left out, with no kv_budget: what the preset's paper uses, else 4",
         parse=_amount,
-        engine="paged",
     )
-    kv_budget: int | None = option(
-        None, "KVs kept in each row on average, in place of compression", engine="paged"
-    )
+    kv_budget: int | None = option(None, "KVs kept in each row on average, in place of compression")
     pool: Any = option(
         None,
         "neighbours over which a policy pools its scores: an odd number of tokens, or text: as many as cover what 7 "
         "tokens did in the papers (21 where each digit is a token); left out: as the policy says",
         parse=_pool,
-        engine="paged",
     )
-    kv_floor: int = option(128, "compression never keeps fewer KVs per row on average", engine="paged")
+    kv_floor: int = option(128, "compression never keeps fewer KVs per row on average")
     num_accumulators: int | None = option(
         None,
         "float32 accumulators per KV that policies of requests may use, 0 to 2; left out: what the engine's own "
         "policy needs, at least 1",
         effect=Effect.MEMORY,
         aliases=("num_scores",),
-        engine="paged",
     )
     max_round_kvs: int | None = option(
         2**24,
         "most KVs that one round of eviction ranks, over all its requests; none: no limit",
         parse=optional_int,
-        engine="paged",
     )
 
     def for_policy(self, eviction: Any, *, pools: bool, amount: Amount | None = None) -> Self:

@@ -62,14 +62,12 @@ class ModelConfig:
         "humming, int8; fp8: multiplied as such from compute capability 8.9 on; or int4: a scale and a zero for each "
         "128 inputs of a feature",
         choices=WEIGHT_DTYPES,
-        engine="paged",
     )
     weight_wide: str = option(
         "none",
         "linear layers that weight_dtype leaves in dtype: none, the head, those of the first and the last layer "
         "(ends), or both",
         choices=WIDE_WEIGHTS,
-        engine="paged",
     )
     device: str = option(
         "auto", "torch device, such as cpu or cuda:0; auto: cuda where there is one, else cpu"
@@ -84,7 +82,6 @@ class ModelConfig:
         1,
         "processes that compute the model together, each with a part of its heads, weights and KVs: one for each NUMA "
         "node, or each GPU",
-        engine="paged",
         short=("-tp",),
     )
     load_format: str = option(
@@ -96,12 +93,11 @@ class ModelConfig:
         None, "longest prompt plus answer, in tokens; left out: the model's own limit", parse=optional_int
     )
     attention_backend: str = option(
-        "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS, engine="paged"
+        "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS
     )
     language_model_only: bool = option(
         False,
         "leave the vision tower of a model that reads pictures out of memory",
-        engine="paged",
         effect=Effect.NEVER,
     )
     optimize: bool = option(

@@ -21,8 +21,7 @@ class Effect(Enum):
 
     ALWAYS = "always"
     BATCHES = "batches"
-    """Effect on which requests share a batch: changes sampled answers, and what eviction under memory pressure takes.
-    """
+    """Effect on which requests share a batch: changes sampled answers, and evictions under memory pressure."""
     MEMORY = "memory"
     """Effect on how much room there is: changes what eviction under memory pressure takes."""
     NEVER = "never"
@@ -32,19 +31,12 @@ def option(
     default: Any,
     help: str,
     effect: Effect = Effect.ALWAYS,
-    engine: str | None = None,
     *,
     kw_only: bool = False,
     **extra: Any,
 ) -> Any:
-    """Declare a dataclass field that documents itself.
-
-    Args:
-        effect: when another value changes answers.
-        engine: the only engine to which it means something; None: it does to each.
-    """
-    metadata = {"help": help, "effect": effect, "engine": engine, **extra}
-    return field(default=default, metadata=metadata, kw_only=kw_only)
+    """Declare a dataclass field that documents itself."""
+    return field(default=default, metadata={"help": help, "effect": effect, **extra}, kw_only=kw_only)
 
 
 def optional_int(text: str) -> int | None:

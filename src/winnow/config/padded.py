@@ -22,19 +22,16 @@ class PaddedConfig:
         "prefilled apart, batches run to completion; static: batches run to completion",
         choices=PADDED_MODES,
         effect=Effect.BATCHES,
-        engine="padded",
     )
     prefill_group: int = option(
         8,
         "most queries that are prefilled together, apart from the batch",
         effect=Effect.BATCHES,
-        engine="padded",
     )
     group_padding: float = option(
         0.02,
         "most padding in such a group, as a part of what it computes",
         effect=Effect.BATCHES,
-        engine="padded",
     )
     park_memory: int | None = option(
         None,
@@ -42,23 +39,20 @@ class PaddedConfig:
         "left out: as much as kv_memory",
         parse=parse_bytes,
         effect=Effect.MEMORY,
-        engine="padded",
     )
     park_above: float = option(
         1.0,
         "queries are parked in host memory above this part of kv_memory",
         effect=Effect.BATCHES,
-        engine="padded",
     )
     admit_below: float = option(
-        0.9, "queries join others only up to this part of kv_memory", effect=Effect.BATCHES, engine="padded"
+        0.9, "queries join others only up to this part of kv_memory", effect=Effect.BATCHES
     )
     overlap_prefill: bool | None = option(
         None,
         "prefill queries in the background while the batch decodes (padded_mode=embedding); left out: where the model "
         "lies on cuda",
         effect=Effect.BATCHES,
-        engine="padded",
     )
 
     def __post_init__(self) -> None:

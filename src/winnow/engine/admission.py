@@ -3,13 +3,13 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import product
 
-from winnow.cache import Ledger
 from winnow.config import FULL, EngineConfig, EvictionConfig
-from winnow.engine.memory.saved_documents import SavedDocuments
+from winnow.engine.executor import ServedModel
+from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request_limits import answer_limit, check_tokens
-from winnow.engine.requests.tenant_table import TenantTable
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.errors import CapacityError, ConfigError, ContextLengthError, InvalidRequestError
 from winnow.eviction import (
@@ -26,6 +26,7 @@ from winnow.eviction import (
     resolve_policy,
 )
 from winnow.sampling import SamplingParams
+from winnow.values.checks import require
 from winnow.values.eviction_request import OWN_AMOUNT, Amount
 from winnow.values.images import PromptImage, cut_run, prefix_ids
 from winnow.values.tenants import TenantName
@@ -39,7 +40,7 @@ class Admitted:
     max_tokens: int
     """Most tokens of each answer."""
     evictions: tuple[SequenceEviction | None, ...]
-    """One for all samples, or one each."""
+    """One for all samples, or one each; None: nothing will ever be evicted."""
     policy_name: str | None
     """None: no policy was asked for."""
     context_tokens: int | None = None
@@ -55,10 +56,7 @@ class Admission:
     """Checks requests against model and cache.
 
     Args:
-        instruct: the words of a replay as tokens, for a prompt; None: it goes without words.
-        accounts: what tenants may hold; None: as much as there is.
-        traits: of the model.
-        saved: where prompts may begin with documents that were compressed before; None: nowhere.
+        instruct: returns the words of a replay as tokens, for a prompt.
 
     Raises:
         ConfigError: the KV memory does not have the blocks that one request reserves.
@@ -66,30 +64,25 @@ class Admission:
 
     def __init__(
         self,
-        ledger: Ledger,
+        memory: Memory,
+        accounts: TenantAccounts,
         config: EngineConfig,
-        vocab_size: int,
-        max_model_len: int,
-        instruct: Callable[[Replay, list[int]], Instruction] | None = None,
-        accounts: TenantAccounts | None = None,
-        traits: ModelTraits = UNKNOWN_MODEL,
-        saved: SavedDocuments | None = None,
+        model: ServedModel,
+        instruct: Callable[[Replay, list[int]], Instruction],
     ) -> None:
-        cache, layout = config.cache, ledger.layout
-        if cache.kv_reservation == "max" and layout.blocks_for(max_model_len) > ledger.size.num_blocks:
+        cache, ledger, longest = config.cache, memory.ledger, model.max_model_len
+        blocks, there = ledger.layout.blocks_for(longest), ledger.size.num_blocks
+        if cache.kv_reservation == "max" and blocks > there:
             raise ConfigError(
-                f"kv_reservation=max holds {format_bytes(ledger.bytes_of(layout.blocks_for(max_model_len)))} of "
-                f"blocks for each request of up to {max_model_len} tokens (max_model_len), and kv_memory "
-                f"{format_bytes(cache.kv_memory)} has {format_bytes(ledger.bytes_of(ledger.size.num_blocks))}"
+                f"kv_reservation=max holds {format_bytes(ledger.bytes_of(blocks))} of blocks for each request of up "
+                f"to {longest} tokens (max_model_len), and kv_memory {format_bytes(cache.kv_memory)} has "
+                f"{format_bytes(ledger.bytes_of(there))}"
             )
-        self._ledger = ledger
+        self._ledger, self._saved = ledger, memory.files.documents
+        self._accounts = accounts
         self._config = config
-        self._vocab_size = vocab_size
-        self._max_model_len = max_model_len
-        self._instruct = instruct or (lambda replay, token_ids: Instruction())
-        self._traits = traits
-        self._saved = saved
-        self._accounts = accounts or TenantAccounts(TenantTable(), ledger)
+        self._model, self._max_model_len = model, longest
+        self._instruct = instruct
 
     def admit(
         self,
@@ -125,8 +118,8 @@ class Admission:
         cut_to_memory: bool,
         images: Sequence[PromptImage],
     ) -> Admitted:
-        check_tokens(token_ids, params, self._vocab_size)
-        asked = requested_eviction(self._config.eviction, params, self._traits)
+        check_tokens(token_ids, params, self._model.vocab_size)
+        asked = self._resolve(params)
         replaced = False
         if images and (why := _image_refusal(asked[0].policy, images)) is not None:
             if params.eviction is not None:
@@ -138,17 +131,19 @@ class Admission:
         policy = asked[0].policy
         prompt_len = len(token_ids)
         max_tokens = answer_limit(prompt_len, params, self._max_model_len)
-        context_len = params.context_tokens
-        if context_len is not None and context_len > prompt_len:
-            raise InvalidRequestError(
-                f"context_tokens must be at most the prompt's {prompt_len} tokens, got {context_len}"
-            )
-        for field, most in (("template_tail", prompt_len), ("answer_prefix", params.template_tail or 0)):
+        context_len, refuse = params.context_tokens, InvalidRequestError
+        most = f"at most the prompt's {prompt_len} tokens"
+        require((context_len or 0) <= prompt_len, "context_tokens", most, context_len, refuse)
+        for field, of, limit in (
+            ("template_tail", "the prompt's", prompt_len),
+            ("answer_prefix", "template_tail's", params.template_tail or 0),
+        ):
             given = getattr(params, field)
-            if given is not None and given > most:
-                of = "the prompt's" if field == "template_tail" else "template_tail's"
-                raise InvalidRequestError(f"{field} must be at most {of} {most} tokens, got {given}")
-        _check_earlier(prompt_len if context_len is None else context_len, params)
+            require((given or 0) <= limit, field, f"at most {of} {limit} tokens", given, refuse)
+        context = prompt_len if context_len is None else context_len
+        for tokens, _ in params.earlier_rounds[-1:]:
+            most = f"at most {context}, the context's own"
+            require(tokens <= context, "tokens in earlier_rounds", most, tokens, refuse)
         found = prefix_ids(token_ids, images)
         uncut = tuple(run for image in images for run in image.two_way)
         if context_len is not None and (run := cut_run(uncut, context_len)) is not None:
@@ -159,16 +154,17 @@ class Admission:
         saved = self._saved_document(found, params, tenant, prompt_len + max_tokens - 1, uncut)
         if saved is not None:
             params = replace(params, context_tokens=saved)
-            asked = requested_eviction(self._config.eviction, params, self._traits)
-        there = self._accounts.limit(tenant)
+            asked = self._resolve(params)
         refused: CapacityError | ContextLengthError | None = None
         whole = params.max_tokens is not None
-        ways = (True, False) if whole and cut_to_memory else (whole,)
-        for all_tokens, each in ((way, each) for way in ways for each in self._alternatives(asked)):
+        # Where a replay does not fit behind its context, a window on the question takes its place, and then every KV,
+        # which needs less room than a replay.
+        alternatives = [asked]
+        if policy.score.replay is not None:
+            alternatives += self._substitutes(asked)
+        for all_tokens, each in product((True, False) if whole and cut_to_memory else (whole,), alternatives):
             try:
-                evictions, left = self._grant(
-                    each, token_ids, params, max_tokens, there, tenant, all_tokens, uncut
-                )
+                evictions, left = self._grant(each, token_ids, params, max_tokens, tenant, all_tokens, uncut)
                 break
             except (CapacityError, ContextLengthError) as error:
                 refused = refused or error
@@ -188,16 +184,12 @@ class Admission:
             replay_replaced=replaced or each is not asked,
         )
 
-    def _alternatives(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
-        """Yield what was asked for, and what takes its place where a replay does not fit behind its context: a window
-        on the question, and then every KV, which needs less room than a replay."""
-        yield asked
-        if asked[0].policy.score.replay is not None:
-            yield from self._substitutes(asked)
+    def _resolve(self, params: SamplingParams) -> list[ResolvedPolicy]:
+        return requested_eviction(self._config.eviction, params, self._model.traits)
 
     def _substitutes(self, asked: list[ResolvedPolicy]) -> Iterator[list[ResolvedPolicy]]:
         for name in (SEEN, FULL):
-            [other] = requested_eviction(self._config.eviction, SamplingParams(eviction=name), self._traits)
+            [other] = self._resolve(SamplingParams(eviction=name))
             if other.policy.score.num_accumulators <= self._ledger.layout.num_accumulators:
                 yield [replace(each, name=name, policy=other.policy) for each in asked]
 
@@ -207,31 +199,29 @@ class Admission:
         token_ids: list[int],
         params: SamplingParams,
         max_tokens: int,
-        there: int,
         tenant: TenantName,
         all_tokens: bool,
         uncut: tuple[tuple[int, int], ...],
     ) -> tuple[list[SequenceEviction | None], int]:
-        """Bind policies to a request. Returns one for all samples or one each, and most tokens of an answer.
-
-        Raises:
-            InvalidRequestError, ContextLengthError, CapacityError: as `admit`.
-        """
-        prompt_len, layout = len(token_ids), self._ledger.layout
+        """Bind policies to a request. Returns one for all samples or one each, and most tokens of an answer."""
+        prompt_len, layout, there = len(token_ids), self._ledger.layout, self._accounts.limit(tenant)
         total = prompt_len + max_tokens - 1
         evictions = self._bind(asked, token_ids, params, total, uncut)
         for eviction in evictions:
             if eviction is not None:
                 self._check_policy(eviction)
-        largest = self._largest(evictions, total)
-        left = self._room(largest, prompt_len, there)
+        largest = max(evictions, key=lambda each: self._blocks(each, total))
+        totals = range(prompt_len, self._max_model_len)
+        left = bisect_left(totals, True, key=lambda num_tokens: self._blocks(largest, num_tokens) > there)
         if left < max(params.num_forced, 1) or (all_tokens and max_tokens > left):
-            peak = total
+            peak, memory = total, f"kv_memory {format_bytes(self._config.cache.kv_memory)}"
+            if (limit := self._accounts.of(tenant).limit) < 1:
+                memory = f"tenant {tenant}'s limit {limit:g} of {memory}"
             if largest is not None or layout.has_windows:
                 peak = self._blocks(largest, total) * layout.block_size // layout.rows_per_seq
             raise CapacityError(
                 f"prompt of {prompt_len} tokens with max_tokens {max_tokens} needs room for {peak} KVs a row, "
-                f"{self._limit_text(tenant)} holds {layout.block_size * (there // layout.rows_per_seq)}"
+                f"{memory} holds {layout.block_size * (there // layout.rows_per_seq)}"
             )
         return evictions, left
 
@@ -278,8 +268,6 @@ class Admission:
 
         A request that names `context_tokens` starts from a document of that many, or from none.
         """
-        if self._saved is None:
-            return None
         for document in self._saved.documents(token_ids, tenant):
             if params.context_tokens not in (None, document.num_tokens):
                 self._saved.note_reason(
@@ -291,8 +279,7 @@ class Admission:
                 continue
             later = replace(params, context_tokens=document.num_tokens)
             try:
-                asked = requested_eviction(self._config.eviction, later, self._traits)
-                evictions = self._bind(asked, token_ids, later, total, uncut)
+                evictions = self._bind(self._resolve(later), token_ids, later, total, uncut)
             except (ConfigError, InvalidRequestError) as error:
                 self._saved.note_reason(str(error))
                 continue
@@ -300,33 +287,24 @@ class Admission:
                 return document.num_tokens
         return None
 
-    def _largest(self, evictions: list[SequenceEviction | None], total: int) -> SequenceEviction | None:
-        """Return the one that takes most blocks for `total` tokens."""
-        return max(evictions, key=lambda each: self._blocks(each, total))
-
     def _with_replay(
         self, evictions: list[SequenceEviction | None], token_ids: list[int]
     ) -> list[SequenceEviction | None]:
         """Say what is repeated before their rounds, where the score wants that and the context is cut at all."""
-        passes: tuple[ReplayPass, ...] | None = None
-        out: list[SequenceEviction | None] = []
-        for eviction in evictions:
-            replay = None if eviction is None else eviction.policy.score.replay
-            if eviction is not None and replay is not None and eviction.context_len > eviction.target:
-                if passes is None:
-                    passes = replay_passes(
-                        replay,
-                        token_ids[: eviction.context_len],
-                        self._instruct(replay, token_ids),
-                        eviction.policy.keep.sinks,
-                        self._max_model_len,
-                    )
-                eviction = replace(eviction, passes=passes)
-            out.append(eviction)
-        return out
+
+        @cache
+        def passes(replay: Replay, context_len: int, sinks: int) -> tuple[ReplayPass, ...]:
+            words = self._instruct(replay, token_ids)
+            return replay_passes(replay, token_ids[:context_len], words, sinks, self._max_model_len)
+
+        return [
+            each
+            if each is None or (replay := each.policy.score.replay) is None or each.context_len <= each.target
+            else replace(each, passes=passes(replay, each.context_len, each.policy.keep.sinks))
+            for each in evictions
+        ]
 
     def _check_policy(self, eviction: SequenceEviction) -> None:
-        """Raise InvalidRequestError if the engine as it was opened cannot run the policy."""
         policy, available = eviction.policy, self._ledger.layout.num_accumulators
         if policy.score.num_accumulators > available:
             raise InvalidRequestError(
@@ -334,9 +312,8 @@ class Admission:
                 f"engine was opened with {available}: set num_accumulators"
             )
         scheduler, window = self._config.scheduler, policy.score.window
-        if (
-            window is not None and scheduler.prefill_chunk is not None
-        ):  # whole prompts overdraw a step's budget
+        # Whole prompts overdraw a step's budget.
+        if window is not None and scheduler.prefill_chunk is not None:
             for name in ("prefill_chunk", "max_num_batched_tokens"):
                 most = getattr(scheduler, name)
                 if min(window, eviction.context_len) > most:
@@ -345,28 +322,12 @@ class Admission:
                         f"least {window}, got {most}"
                     )
 
-    def _limit_text(self, tenant: TenantName) -> str:
-        memory = f"kv_memory {format_bytes(self._config.cache.kv_memory)}"
-        limit = self._accounts.of(tenant).limit
-        return memory if limit >= 1 else f"tenant {tenant}'s limit {limit:g} of {memory}"
-
-    def _room(self, eviction: SequenceEviction | None, prompt_len: int, there: int) -> int:
-        """Return the most tokens of an answer for which `there` blocks suffice; 0: none."""
-
-        def exceeds(num_tokens: int) -> bool:
-            return self._blocks(eviction, num_tokens) > there
-
-        totals = range(prompt_len, self._max_model_len)
-        return bisect_left(totals, True, key=exceeds)
-
     def _blocks(self, eviction: SequenceEviction | None, num_tokens: int) -> int:
         """Return the most blocks that a sequence holds while its first `num_tokens` tokens are computed."""
         layout = self._ledger.layout
-        most = (
-            eviction.peak_blocks(layout, num_tokens)
-            if eviction is not None
-            else layout.blocks_seen(num_tokens)
-        )
+        most = layout.blocks_seen(num_tokens)
+        if eviction is not None:
+            most = eviction.peak_blocks(layout, num_tokens)
         if self._config.cache.kv_reservation == "on-demand":
             return most
         return max(most, layout.blocks_for(num_tokens))
@@ -411,14 +372,3 @@ def _image_refusal(policy: EvictionPolicy, images: Sequence[PromptImage]) -> str
             "pictures turn keys of this model"
         )
     return None
-
-
-def _check_earlier(context_len: int, params: SamplingParams) -> None:
-    """Raise InvalidRequestError if a policy cannot compress once more what a request's earlier rounds left."""
-    if not params.earlier_rounds:
-        return
-    tokens, _ = params.earlier_rounds[-1]
-    if tokens > context_len:
-        raise InvalidRequestError(
-            f"tokens in earlier_rounds must be at most {context_len}, the context's own, got {tokens}"
-        )

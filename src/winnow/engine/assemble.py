@@ -1,19 +1,25 @@
-"""Assembly of a paged engine around an executor, real or simulated."""
+"""Assembly of a paged engine around an executor, real or simulated, and the words of its replays."""
 
 from collections.abc import Callable
+from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from winnow.chat import apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
-from winnow.engine.executor import Executor
+from winnow.engine.executor import Executor, ServedModel
 from winnow.engine.memory.memory import Memory
-from winnow.engine.requests.instructor import Instructor
 from winnow.engine.scheduling.drafts import DraftSource
 from winnow.engine.scheduling.scheduler import Scheduler
-from winnow.engine.served_model import ServedModel
+from winnow.errors import InvalidRequestError
+from winnow.eviction import Instruction, Replay
 from winnow.storage.folders import SavedDirectory, open_folder
 from winnow.storage.prefix_files import PrefixFiles
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def assemble(
@@ -48,7 +54,9 @@ def assemble(
         session_memory=cache.session_memory,
     )
     if cache.kv_offloading_size is not None:
-        memory.swap.record_copies(*executor.time_copies(clock))
+        nbytes, *seconds = executor.time_copies(clock)
+        for back, each in enumerate(seconds):
+            memory.swap.costs.record_copy(nbytes, each, back=bool(back))
     scheduler = Scheduler(
         config.scheduler,
         executor,
@@ -58,13 +66,45 @@ def assemble(
         draft_source=draft_source,
     )
     admission = Admission(
-        memory.ledger,
-        config,
-        model.vocab_size,
-        model.max_model_len,
-        None if model.tokenizer is None else Instructor(model.tokenizer),
+        memory,
         scheduler.accounts,
-        model.traits,
-        memory.files.documents,
+        config,
+        model,
+        (lambda *_: Instruction()) if model.tokenizer is None else Instructor(model.tokenizer),
     )
     return Engine(executor, scheduler, admission, model, config, clock)
+
+
+# Stands for a question; no template contains it.
+_QUESTION = "\x1dthe question\x1d"
+
+
+class Instructor:
+    """Maker of the `Instruction` that asks a model to repeat its context."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self._tokenizer = tokenizer
+        self._words = lru_cache(maxsize=64)(self._encode)
+
+    def __call__(self, replay: Replay, token_ids: list[int]) -> Instruction:
+        first, later = (self._words(words and f"\n\n{words}") for words in (replay.first, replay.later))
+        before, after = self._template
+        written = len(before) if token_ids[: len(before)] == list(before) else 0
+        # A prompt with its own system message starts like the template's and then differs.
+        templated = written or (len(before) > 1 and token_ids[:2] == list(before[:2]))
+        return Instruction(first, later, written, after if templated else ())
+
+    @cached_property
+    def _template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The chat template's tokens before and after a user's message; empty without a template."""
+        try:
+            prompt = apply_template(self._tokenizer, [{"role": "user", "content": _QUESTION}]).text or ""
+        except InvalidRequestError:
+            return (), ()
+        if prompt.count(_QUESTION) != 1:
+            return (), ()
+        before, after = prompt.split(_QUESTION)
+        return self._encode(before), self._encode(after)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()

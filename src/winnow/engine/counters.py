@@ -1,14 +1,19 @@
 """What an engine counts over its steps, and the statistics that follow from it."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
+from winnow.cache import CacheLayout, Ledger
 from winnow.cache.tiers.tier_traffic import TierTraffic
 from winnow.engine.executor import Executor
-from winnow.engine.requests.request import ReplayTally
+from winnow.engine.requests.request import ReplayTally, Sequence
 from winnow.engine.requests.request_table import RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
-from winnow.outputs import EngineStats, ValueTierStats
+from winnow.outputs import EngineStats, EvictionReport, ValueTierStats
 
 _PARTS = ("schedule", "execute", "output", "prefill", "decode")
 
@@ -58,7 +63,6 @@ class Counters:
     def stats(
         self, scheduler: Scheduler, executor: Executor, requests: RequestTable, kv_memory: int
     ) -> EngineStats:
-        """Return the counters and sizes of a paged engine as they are now."""
         memory, rounds, drafts = scheduler.memory, scheduler.rounds.total, scheduler.drafts
         ledger, sessions, decisions = memory.ledger, memory.sessions, scheduler.decisions
         swaps, host, seconds = memory.swap.total, ledger.host, self.seconds
@@ -75,11 +79,11 @@ class Counters:
             cached_bytes=ledger.cached_bytes,
             generated_tokens=requests.generated_tokens,
             num_preemptions=scheduler.running.num_preemptions,
-            num_swaps=swaps.num_swaps,
-            swap_bytes_out=swaps.swap_bytes_out,
-            swap_bytes_in=swaps.swap_bytes_in,
-            recomputed_tokens=swaps.recomputed_tokens,
-            recompute_seconds=swaps.recompute_seconds,
+            num_swaps=swaps["num_swaps"],
+            swap_bytes_out=swaps["swap_bytes_out"],
+            swap_bytes_in=swaps["swap_bytes_in"],
+            recomputed_tokens=swaps["recomputed_tokens"],
+            recompute_seconds=swaps["recompute_seconds"],
             host_bytes_used=host.used_bytes,
             host_bytes_peak=host.peak_bytes,
             host_bytes_budget=host.limit,
@@ -110,11 +114,11 @@ class Counters:
             decode_seconds=seconds["decode"],
             elapsed={
                 # Rounds run, and sequences are copied, while a step is scheduled.
-                "schedule": seconds["schedule"] - rounds.seconds - swaps.swap_seconds,
+                "schedule": seconds["schedule"] - rounds.seconds - swaps["swap_seconds"],
                 "execute": seconds["execute"],
                 "output": seconds["output"],
                 "evict": rounds.seconds,
-                "swap": swaps.swap_seconds,
+                "swap": swaps["swap_seconds"],
             },
             tenants=scheduler.accounts.stats(scheduler.running, scheduler.waiting),
         )
@@ -129,3 +133,81 @@ class Counters:
             replace(self._traffic),
             replace(self._last_traffic),
         )
+
+
+Positions = SequenceType[SequenceType[SequenceType[int]]]
+AGED = "session"
+"""Policy of answers that continue a conversation whose oldest turns were compressed."""
+
+
+def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport | None:
+    """Return None while the sequence runs, if it never got a slot, or if all its KVs are kept."""
+    name = sequence.request.policy_name or (AGED if sequence.kv.last_round else None)
+    if sequence.kept is None or name is None:
+        return None
+    held = layout.by_kind(layout.row_blocks(sequence.kept))
+    eviction = sequence.eviction
+    return EvictionReport(
+        policy=name,
+        kv_budget=None if eviction is None else eviction.budget,
+        num_tokens=sequence.kv.num_computed,
+        kept=tuple(tuple(row) for row in sequence.kept.tolist()),
+        bytes_held=layout.device_bytes(held),
+        bytes_freed=sequence.rounds.freed_blocks * layout.block_bytes,
+        rounds=sequence.rounds.rounds,
+        seconds=sequence.rounds.seconds,
+        replay_tokens=sequence.replay.tokens,
+        replay_seconds=sequence.replay.seconds,
+        kept_images=None if sequence.kept_parts is None else sequence.kept_parts[0],
+        kept_text=None if sequence.kept_parts is None else sequence.kept_parts[1],
+    )
+
+
+def kept_parts(sequence: Sequence, positions: Positions) -> tuple[float, float]:
+    """Return which parts of the KVs of pictures, and of text, a sequence with pictures holds.
+
+    Args:
+        positions: of its KVs, by layer and head.
+    """
+    is_image = np.zeros(sequence.kv.num_computed, dtype=bool)
+    for image in sequence.request.images:
+        is_image[image.tokens[image.tokens < len(is_image)]] = True
+    rows = [row for layer in positions for row in layer]
+    held = np.concatenate([np.asarray(row, dtype=np.int64) for row in rows])
+    images = int(is_image[held].sum())
+    all_images = int(is_image.sum()) * len(rows)
+    all_text = len(is_image) * len(rows) - all_images
+    return images / max(all_images, 1), (len(held) - images) / max(all_text, 1)
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """The KV memory in use, between two steps. Looks at every block: for now and then, not for every step.
+
+    Attributes:
+        filled_bytes: of the slots that hold KVs; the rest of the blocks held is reserved, or the end of a row's last
+            block.
+        tenants: tenant -> bytes of the blocks of its running answers; shared blocks count for each.
+        kept: KVs per token computed, mean over running answers, by layer and head; empty: none runs.
+    """
+
+    tenants: dict[str, int]
+    kept: list[list[float]]
+    filled_bytes: int = 0
+
+
+def measure_occupancy(running: Iterable[Sequence], ledger: Ledger, layout: CacheLayout) -> Occupancy:
+    """Add up what running sequences hold; one look at each row's length."""
+    tenants: dict[str, int] = {}
+    kept = np.zeros((layout.num_layers, layout.num_kv_heads))
+    count = 0
+    for sequence in running:
+        if sequence.kv.slot is None or not sequence.kv.num_computed:
+            continue
+        lengths = ledger.lengths[sequence.kv.slot]
+        held = layout.device_bytes(layout.by_kind(layout.row_blocks(lengths)))
+        tenant = sequence.request.tenant or ""
+        tenants[tenant] = tenants.get(tenant, 0) + held
+        kept += lengths / sequence.kv.num_computed
+        count += 1
+    return Occupancy(tenants, (kept / count).round(4).tolist() if count else [], ledger.filled_bytes)

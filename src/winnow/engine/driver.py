@@ -258,8 +258,6 @@ class EngineDriver:
 
         self.call(close)
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _put(self, action: "Callable[[EngineDriver], None]") -> None:
         if current_thread() is self._thread:
             self._require_no_step()
@@ -344,7 +342,6 @@ class EngineDriver:
                 future.set_exception(error)
 
     def _end(self, names: Iterable[str]) -> None:
-        """Abort requests whose outputs no caller will read."""
         for name in list(names):
             box = self._mailboxes.pop(name, None)
             if box is not None:

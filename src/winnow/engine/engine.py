@@ -9,20 +9,16 @@ from typing import Any
 
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
-from winnow.engine.counters import Counters
-from winnow.engine.executor import Executor
+from winnow.engine.counters import Counters, Occupancy, eviction_report, kept_parts, measure_occupancy
+from winnow.engine.executor import Executor, ServedModel
 from winnow.engine.memory.memory import Memory
-from winnow.engine.memory.occupancy import Occupancy, measure_occupancy
-from winnow.engine.requests.eviction_report import eviction_report, kept_parts
-from winnow.engine.requests.forked_request import forked_params, inherit, source_of
+from winnow.engine.plan import StepResult
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
-from winnow.engine.requests.output_state import FinishReason
-from winnow.engine.requests.protected import with_spans
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.requests.request_table import RequestTable
+from winnow.engine.requests.request_limits import forked_params, inherit, source_of, with_spans
+from winnow.engine.requests.request_table import FinishReason, RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
-from winnow.engine.served_model import ServedModel
 from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import EngineStats, EvictionReport, LogprobDict, RequestOutput
 from winnow.sampling import SamplingParams
@@ -33,24 +29,16 @@ class Sampled:
     """Tokens that a step computed.
 
     Attributes:
-        sequences: those that sampled; the three that follow are theirs, in the same order.
-        token_ids: the next tokens of each.
-        logprobs: of these tokens, where they are asked for.
-        errors: by index: why a sequence got no token. Its request fails; others are unaffected.
-        prompt_tokens: number of prompt tokens computed.
+        sequences: those that sampled, to which `result` gives tokens in the same order.
         prompt_logprobs: by sequence: those of its prompt's next tokens.
         time: when it was sampled, by the engine's clock.
     """
 
     sequences: SequenceType[Sequence]
-    token_ids: SequenceType[int]
-    logprobs: SequenceType[LogprobDict | None]
-    errors: dict[int, str]
+    result: StepResult
     prompt_tokens: int
     prompt_logprobs: dict[Sequence, list[LogprobDict]]
     time: float
-    offsets: SequenceType[int] | None = None
-    """Offsets at which the tokens of each begin, and after the last where they end; None: one each."""
 
 
 class Engine:
@@ -61,7 +49,6 @@ class Engine:
 
     Attributes:
         memory: owner of all KVs; None: each request has its own, in an engine that computes steps in another way.
-        requests: the unfinished ones.
     """
 
     def __init__(
@@ -135,7 +122,7 @@ class Engine:
         child = self._admit(new)
         inherit(child, parent)
         self.requests.add(child, parent)
-        self.scheduler.forks.start(source_of(parent), child)
+        self.scheduler.fork(source_of(parent), child)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Abort a request. Returns its output so far, or None if there is no such request."""
@@ -162,7 +149,6 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        """Return counters and sizes as they are now."""
         kv_memory = self._config.cache.kv_memory
         return self._counters.stats(self.scheduler, self._executor, self.requests, kv_memory)
 
@@ -171,7 +157,6 @@ class Engine:
         return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
 
     def occupancy(self) -> Occupancy:
-        """Return the present use of the KV memory by holder."""
         return measure_occupancy(self.scheduler.running, self.scheduler.ledger, self._executor.layout)
 
     def kv_bytes(self, num_kvs: int) -> int:
@@ -219,7 +204,6 @@ class Engine:
     # -- what another engine does in its own way --------------------------------------------------------------------
 
     def _admit(self, new: NewRequest) -> Request:
-        """Check a request. Raises as `add`."""
         params = with_spans(new.params, new.token_ids, new.images, self.requests.tokens)
         granted = self._admission.admit(
             new.token_ids,
@@ -240,9 +224,9 @@ class Engine:
             params,
             granted.max_tokens,
             self._clock(),
-            granted.evictions,
-            granted.policy_name,
-            granted.reserved_tokens,
+            evictions=granted.evictions,
+            policy_name=granted.policy_name,
+            reserved_tokens=granted.reserved_tokens,
         )
         self.scheduler.memory.sessions.retention.check(request)
         return request
@@ -256,18 +240,20 @@ class Engine:
         if not self.scheduler.running:
             self._last_end = None  # nothing was computed since
         try:
-            ahead = self._take_ahead()
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None and all(sequence.finished for sequence in ahead[0].sequences):
+                ahead = None  # none of its tokens are wanted any more
             step = self.scheduler.schedule() if ahead is None else ahead[0]
             if not step.plan.entries:
                 return None
             scheduled = self._clock()
             handle = self._executor.submit(step.plan) if ahead is None else ahead[1]
-            following = self.scheduler.lookahead.plan(step) if self._may_look_ahead(step) else None
+            following = self.scheduler.plan_following(step) if self._may_look_ahead(step) else None
             if following is not None:
                 self._ahead = following, self._executor.submit(following.plan)
             result = self._executor.collect(handle)
         except BaseException:  # also on KeyboardInterrupt
-            self._restart()
+            self._restart()  # some were computed without their token being appended
             raise
         executed = self._clock()
         seconds = executed - scheduled
@@ -275,24 +261,14 @@ class Engine:
         period = None if self._last_end is None else executed - self._last_end
         self.scheduler.advance(step, result, seconds, period)
         self._last_end = executed
-        return Sampled(
-            step.samplers,
-            result.token_ids,
-            result.logprobs,
-            result.errors,
-            prompt_tokens,
-            {step.sequences[index]: found for index, found in result.prompt_logprobs.items()},
-            executed,
-            result.offsets,
-        )
+        logprobs = {step.sequences[index]: found for index, found in result.prompt_logprobs.items()}
+        return Sampled(step.samplers, result, prompt_tokens, logprobs, executed)
 
     def _restart(self) -> None:
-        """Recompute the running sequences: some were computed without their token being appended."""
         self._ahead = None
         self.scheduler.running.recompute_all()
 
     def _release(self, sequence: Sequence, reason: str, stop_reason: int | str | None) -> None:
-        """Set why a sequence ends, and free what it holds, whether it runs or waits."""
         request = sequence.request
         if request.images and sequence.kv.slot is not None and request.policy_name is not None:
             sequence.kept_parts = kept_parts(sequence, self._executor.kept_positions(sequence.kv.slot))
@@ -303,11 +279,9 @@ class Engine:
             counters.kv_bytes_whole += self.kv_bytes(sequence.kv.num_computed)
 
     def _take_failed(self) -> Iterable[Sequence]:
-        """Return the sequences that ended by an error outside of sampling since the last call."""
         return self.scheduler.running.take_failed()
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
-        """Return what eviction did to a sequence; None while it runs, or where nothing was evicted."""
         return eviction_report(sequence, self._executor.layout)
 
     # -- steps -------------------------------------------------------------------------------------------------------
@@ -317,13 +291,6 @@ class Engine:
         if not self._looks_ahead or step.plan.drafts:
             return False
         return not self.scheduler.drafts.wanted(len(step.samplers))
-
-    def _take_ahead(self) -> tuple[ScheduledStep, Any] | None:
-        """Return the step that was submitted ahead, if any of its tokens are still wanted."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or all(sequence.finished for sequence in ahead[0].sequences):
-            return None
-        return ahead
 
     def _settle(self) -> None:
         """Append the tokens of a step in progress: nothing is half done afterwards. The next call returns them."""
@@ -351,12 +318,12 @@ class Engine:
         return sampled
 
     def _append_tokens(self, sampled: Sampled) -> None:
-        """Append the step's tokens to their sequences."""
         requests, touched = self.requests, self._touched
         requests.prompt_tokens += sampled.prompt_tokens
         for sequence, found in sampled.prompt_logprobs.items():
             requests.append_prompt_logprobs(sequence.request, found)
-        errors, offsets = sampled.errors, sampled.offsets or range(len(sampled.sequences) + 1)
+        result = sampled.result
+        errors, offsets = result.errors, result.offsets or range(len(sampled.sequences) + 1)
         for index, sequence in enumerate(sampled.sequences):
             request = sequence.request
             if sequence.finished:  # since the step was submitted
@@ -369,7 +336,7 @@ class Engine:
                 reason = requests.fail(sequence, errors[index])
             else:
                 for at in range(offsets[index], offsets[index + 1]):
-                    token, logprobs = sampled.token_ids[at], sampled.logprobs[at]
+                    token, logprobs = result.token_ids[at], result.logprobs[at]
                     reason = requests.append_token(sequence, token, logprobs, sampled.time)
                     if reason is not None:
                         break
@@ -399,7 +366,7 @@ class Engine:
         outputs = [
             found
             for request in self._touched
-            if request.has_output
+            if request.finished or not request.final_only
             for found in [output(request, report)]
             if request.session is None or not request.session.ages
         ]
@@ -420,7 +387,6 @@ class Engine:
             self.scheduler.add(request)
 
     def _check_rows(self, sequence: Sequence) -> None:
-        """Assert that each row holds a token once, and all that is protected unless a window has passed it."""
         eviction, evicted = sequence.eviction, tuple[int, ...]()
         protected: set[int] = set()
         if eviction is not None and sequence.kv.last_round:

@@ -1,7 +1,8 @@
-"""Interface between scheduler and computation."""
+"""Interface between scheduler and computation, and what an engine knows of its model besides."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,14 @@ from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
-from winnow.eviction import EvictionPolicy
+from winnow.errors import ConfigError
+from winnow.eviction import UNKNOWN_MODEL, EvictionPolicy, ModelTraits
 from winnow.sampling import SamplingParams
+from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.images import PromptImage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class VisionTower:
@@ -37,19 +43,17 @@ class VisionTower:
 
 
 class Executor(Protocol):
-    """Executor of step plans. It owns the KV memory, which follows the ledger by updates."""
+    """Executor of step plans. It owns the KV memory, which follows the ledger by updates.
 
-    @property
-    def attention(self) -> str:
-        """The name of the backend that computes attention."""
+    Attributes:
+        attention: the name of the backend that computes attention.
+        overlaps: submitting a step before the previous one is collected saves time; on CPUs it does not.
+    """
 
-    @property
-    def layout(self) -> CacheLayout:
-        """The shape of the cache."""
-
-    @property
-    def size(self) -> CacheSize:
-        """Numbers of blocks, pages and slots of its memory."""
+    attention: str
+    layout: CacheLayout
+    size: CacheSize
+    overlaps: bool
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
         """Fill in parameters that a request leaves open, such as the seed. Called once, when it arrives."""
@@ -80,10 +84,6 @@ class Executor(Protocol):
 
     def fork(self, slot: int, child: NewSequence) -> None:
         """Fork the sequence in a slot to `child`, between steps. The ledger's update has been applied."""
-
-    @property
-    def overlaps(self) -> bool:
-        """Return whether submitting a step before the previous one is collected saves time; on CPUs it does not."""
 
     def submit(self, plan: StepPlan) -> Any:
         """Start a step: apply the plan's update, compute its tokens, and sample the sequences that the plan names.
@@ -141,3 +141,24 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Stop worker processes."""
+
+
+def no_format() -> PrefixFormat:
+    """Refuse a format, where there are no KVs to save."""
+    raise ConfigError("a simulated engine has no KVs that could be saved")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """Facts of a model that an engine needs beside its executor.
+
+    Attributes:
+        tokenizer: for the text of answers and the words of replays; None: there are none.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    tokenizer: "PreTrainedTokenizerBase | None" = None
+    eos_token_ids: frozenset[int] = frozenset()
+    traits: ModelTraits = UNKNOWN_MODEL
+    prefix_format: Callable[[], PrefixFormat] = no_format

@@ -1,29 +1,34 @@
-"""Construction of a paged engine from a configuration."""
+"""Construction of a paged engine from a configuration, and its KV memory where the size was left out."""
 
+import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 
 from winnow.cache import CacheSize
+from winnow.cache.memory import release_cached
 from winnow.config import EngineConfig
+from winnow.config.engine import GPU_PART
 from winnow.engine.assemble import assemble
 from winnow.engine.engine import Engine
-from winnow.engine.executor import Executor
-from winnow.engine.served_model import ServedModel
+from winnow.engine.executor import Executor, ServedModel
+from winnow.errors import ConfigError
 from winnow.eviction import EvictionPolicy, ModelTraits
 from winnow.executor.draft_sources import needs_hidden_states, open_drafts
-from winnow.executor.rank_executor import build_rank, load_rank, on_gpus
 from winnow.executor.rank_team import RankTeam
-from winnow.executor.tensor_parallel import TensorParallelExecutor
-from winnow.models import LoadedModel, load_model
+from winnow.executor.step_graphs import MOST_CHUNK_TOKENS
+from winnow.executor.tensor_parallel import TensorParallelExecutor, build_executor, load_rank, on_gpus
+from winnow.models import LoadedModel, PlainModel, load_model
 from winnow.models.load.hub import locate_model
 from winnow.models.load.tokens import text_pool
 from winnow.report.fingerprint import model_digest
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.checks import require
 from winnow.values.json_values import dump_json
+from winnow.values.units import format_bytes
 
 
 def open_team(config: EngineConfig) -> RankTeam | None:
@@ -78,7 +83,7 @@ def build_engine(
     executor: Executor
     draft_source = None
     if team is None:
-        executor = build_rank(loaded, own, layout, size)
+        executor = build_executor(loaded, own, layout, size)
         draft_source = None if open_source is None else open_source(executor)
     else:
         executor = TensorParallelExecutor(team, loaded, config, layout, size)
@@ -103,3 +108,54 @@ def _identity(loaded: LoadedModel, config: EngineConfig) -> str:
     weights = config.model.load_format, config.model.seed if config.model.load_format == "dummy" else None
     narrow = [asdict(each) for each in (loaded.blocks, loaded.library) if each is not None]
     return dump_json([model_digest(locate_model(config.model)), str(loaded.dtype), weights, *narrow])
+
+
+_log = logging.getLogger("winnow")
+# Of activations that live at the same time within a layer, and float32 copies of logits while they are sampled from.
+_LIVE_ACTIVATIONS = 4
+_LOGITS_COPIES = 3
+
+
+def with_device_memory(config: EngineConfig, loaded: PlainModel) -> EngineConfig:
+    """Return the configuration with the KV memory that `gpu_memory_utilization` leaves on the model's GPU.
+
+    What is in use now counts, by this process and others, and a step's activations as far as they are foreseen.
+
+    Raises:
+        ConfigError: nothing is left; names total, use and what a step needs.
+    """
+    part = config.cache.gpu_memory_utilization
+    if loaded.device.type != "cuda" or part is None:
+        if part not in (None, GPU_PART):
+            _log.warning(
+                "winnow: gpu_memory_utilization=%g has no effect on a CPU, where kv_memory is %s",
+                part,
+                format_bytes(config.cache.kv_memory),
+            )
+        return config
+    release_cached(loaded.device)
+    free, total = torch.cuda.mem_get_info(loaded.device)
+    step = _step_bytes(config, loaded)
+    room = int(total * part) - (total - free) - step
+    if room <= 0:
+        raise ConfigError(
+            f"gpu_memory_utilization {part:g} of {format_bytes(total)} leaves no memory for KVs: "
+            f"{format_bytes(total - free)} are in use with the model, and a step of max_num_batched_tokens="
+            f"{config.scheduler.max_num_batched_tokens} may need {format_bytes(step)}"
+        )
+    ranks = config.model.tensor_parallel_size  # one on each GPU
+    return replace(config, cache=replace(config.cache, kv_memory=room * ranks))
+
+
+def _step_bytes(config: EngineConfig, loaded: PlainModel) -> int:
+    scheduler, sizes = config.scheduler, cast(Any, loaded.model).config.get_text_config()
+    widest = max(getattr(sizes, name, None) or 0 for name in ("hidden_size", "intermediate_size"))
+    activations = scheduler.max_num_batched_tokens * widest * _LIVE_ACTIVATIONS * loaded.dtype.itemsize
+    # CUDA graphs share a pool of activations, and one buffer of logits.
+    tokens = scheduler.max_num_seqs + MOST_CHUNK_TOKENS
+    graphs = tokens * widest * _LIVE_ACTIVATIONS + scheduler.max_num_seqs * loaded.vocab_size
+    return (
+        activations
+        + graphs * loaded.dtype.itemsize
+        + scheduler.max_num_seqs * loaded.vocab_size * _LOGITS_COPIES * 4
+    )

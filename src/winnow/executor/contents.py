@@ -26,10 +26,8 @@ def kept_weights(cache: PagedCache, slot: int) -> list[list[float]]:
         return lengths.astype(float).tolist()
     pools = map(cache.pool.of_layer, range(len(blocks)))
     bias = torch.stack([pool.biases_of(row) for pool, row in zip(pools, blocks, strict=True)])
-    within = (
-        torch.arange(bias.shape[-1], device=bias.device)
-        < torch.from_numpy(lengths).to(bias.device)[..., None]
-    )
+    ends = torch.from_numpy(lengths).to(bias.device)[..., None]
+    within = torch.arange(bias.shape[-1], device=bias.device) < ends
     return bias.exp().masked_fill(~within, 0.0).sum(dim=-1).tolist()
 
 

@@ -12,7 +12,7 @@ from winnow.config import EngineConfig
 from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.requests.request import Sequence
 from winnow.executor.hidden_states import HiddenStates
-from winnow.executor.rank_executor import build_rank
+from winnow.executor.tensor_parallel import build_executor
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel
 from winnow.sampling import SamplingParams
@@ -60,7 +60,7 @@ class DraftModel:
         self._layout = loaded.kv_layout(config.cache, 1, config.scheduler.chunk)
         seqs = config.scheduler.max_num_seqs
         size = CacheSize.fit(self._layout, config.cache.kv_memory, seqs, loaded.max_model_len)
-        self._executor: TorchExecutor = build_rank(loaded, config, self._layout, size)
+        self._executor: TorchExecutor = build_executor(loaded, config, self._layout, size)
         self._ledger = Ledger(self._layout, size)
         self._loaded, self.price = loaded, price
         self._context = 0
@@ -114,7 +114,6 @@ class DraftModel:
         return found
 
     def _chunks(self, pending: dict[Sequence, list[int]], found: dict[Sequence, list[int]]) -> _Chunks:
-        """Return tokens that are computed together."""
         chunks, room = _Chunks(), self._most
         for sequence, tokens in pending.items():
             if room:
@@ -123,7 +122,6 @@ class DraftModel:
         return chunks
 
     def _following(self, sequence: Sequence, token: int) -> list[int]:
-        """Return the tokens to be computed behind a draft."""
         return [token]
 
     def _begin(self, sequence: Sequence) -> list[int]:

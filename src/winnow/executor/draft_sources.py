@@ -1,25 +1,85 @@
-"""Drafts as `speculative_config` says: what they are loaded from, and their part of the memory."""
+"""Drafts as `speculative_config` says: what they are loaded from, their part of the memory, and those of assistants."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from winnow.cache import CacheLayout
 from winnow.config import CacheConfig, EngineConfig, EvictionConfig, ModelConfig
-from winnow.config.speculative import SpeculativeConfig
+from winnow.config.scheduler import SpeculativeConfig
+from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.drafts import DraftSource
 from winnow.errors import ConfigError
-from winnow.executor.draft_assistant import AssistantDrafts
-from winnow.executor.draft_model import DraftModel, HeadDrafts
+from winnow.executor.draft_model import DraftModel, HeadDrafts, without_form
 from winnow.executor.hidden_states import HiddenStates, hidden_size
 from winnow.executor.torch_executor import TorchExecutor
 from winnow.models import LoadedModel, load_model
 from winnow.models.load.damage import read_object
 from winnow.models.load.hub import locate_model
 from winnow.models.load.memory import weight_bytes
+from winnow.sampling import Sampler
 
 if TYPE_CHECKING:
-    from winnow.models.load.drafts import DraftHeads
+    from winnow.models.load.drafts import Assistant, DraftHeads
+
+
+class AssistantDrafts:
+    """Source of what an assistant would sample, with the randomness of the target at the same positions.
+
+    It stays at the last token's position, and continues from its own hidden state.
+    """
+
+    reads_cache = True
+    price = 0.0  # a few small layers
+
+    def __init__(
+        self,
+        assistant: "Assistant",
+        target: LoadedModel,
+        executor: TorchExecutor,
+        hidden: HiddenStates,
+    ) -> None:
+        self._assistant, self._target, self._executor, self._hidden = assistant, target, executor, hidden
+        self.used_bytes = hidden.total_bytes
+        self._sampler = Sampler(
+            executor.size.max_num_seqs, target.vocab_size, target.device, target.eos_token_ids
+        )
+
+    def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
+        return {each: count for each, count in most.items() if self._hidden.holds(each)}
+
+    @torch.inference_mode()
+    def propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
+        if not counts:
+            return {}
+        sequences = list(counts)
+        slots = [each.kv.running_slot for each in sequences]
+        positions = [each.num_tokens - 1 for each in sequences]
+        step, position = self._executor.read_step(slots, positions)
+        hidden = torch.cat(
+            [self._hidden.read(slot, end - 1, end) for slot, end in zip(slots, positions, strict=True)]
+        )
+        tokens = [each.token_ids[-1] for each in sequences]
+        for slot, each in zip(slots, sequences, strict=True):
+            prompt, answer = each.token_ids[: each.prompt_len], each.token_ids[each.prompt_len :]
+            self._sampler.add(slot, without_form(each), prompt, answer, each.index)
+        try:
+            found: list[list[int]] = [[] for _ in sequences]
+            for _ in range(max(counts.values())):
+                given = torch.tensor(tokens, device=self._target.device)
+                logits, hidden = self._assistant.compute(given, hidden, position, step)
+                tokens = self._sampler.sample(logits, slots).token_ids
+                if not all(0 <= token < self._target.vocab_size for token in tokens):
+                    break
+                for drafts, token in zip(found, tokens, strict=True):
+                    drafts.append(token)
+        finally:
+            for slot in slots:
+                self._sampler.remove(slot)
+        return {each: drafts[: counts[each]] for each, drafts in zip(sequences, found, strict=True)}
+
 
 # Tokens of a text by which the memory of two caches is compared.
 _COMPARED = 1024
@@ -85,26 +145,22 @@ def open_drafts(
 
 
 def _less(config: EngineConfig, nbytes: int) -> EngineConfig:
-    """Return the configuration with less memory for KVs."""
     return replace(config, cache=replace(config.cache, kv_memory=config.cache.kv_memory - nbytes))
 
 
 def _price(target: LoadedModel, *parts: Any) -> float:
-    """Return what a draft takes as a part of a step: that of the weights which are read for it."""
     return sum(map(weight_bytes, parts)) / max(weight_bytes(cast(Any, target.forward_model)), 1)
 
 
 def _config_of(config: EngineConfig, options: SpeculativeConfig) -> ModelConfig:
-    """Return how the model that drafts is loaded: as the target is."""
     return replace(config.model, model=options.model, revision=None, tokenizer=None, max_model_len=None)
 
 
 def _is_assistant(config: EngineConfig, options: SpeculativeConfig) -> bool:
     if options.model is None:
         return False
-    file = (
-        locate_model(_config_of(config, options)) / "config.json"
-    )  # a GGUF file has none, and is no assistant
+    file = locate_model(_config_of(config, options)) / "config.json"
+    # A GGUF file has none, and is no assistant.
     return file.is_file() and str(read_object(file).get("model_type")).endswith("assistant")
 
 
@@ -127,7 +183,6 @@ def _load_draft_model(config: EngineConfig, options: SpeculativeConfig, target: 
 
 
 def _check_vocabulary(draft: LoadedModel, target: LoadedModel) -> None:
-    """Raise ConfigError unless the same token ids stand for the same strings."""
     if draft.tokenizer is None or target.tokenizer is None:
         if draft.vocab_size != target.vocab_size:
             raise ConfigError(

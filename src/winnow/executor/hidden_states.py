@@ -27,6 +27,7 @@ class HiddenStates(SlotState):
         self.window = window
         size = hidden_size(model)
         self._rows = torch.zeros(max_num_seqs * window, size, dtype=model.dtype, device=model.device)
+        self.total_bytes = self._rows.nbytes
         self._held = [(0, 0)] * max_num_seqs
         self._last: Tensor | None = None
         text_part(model.model).register_forward_hook(self._see)
@@ -48,9 +49,8 @@ class HiddenStates(SlotState):
                 tokens.append(np.arange(first + entry.count - kept, first + entry.count))
             first += entry.count
         if places:
-            at, of = (
-                torch.from_numpy(np.concatenate(each)).to(self._rows.device) for each in (places, tokens)
-            )
+            device = self._rows.device
+            at, of = (torch.from_numpy(np.concatenate(each)).to(device) for each in (places, tokens))
             self._rows[at] = self._last[of].to(self._rows.dtype)
         self._last = None
 
@@ -62,10 +62,6 @@ class HiddenStates(SlotState):
         """Return whether that of the token before a sequence's last one, which is still to be computed, is held."""
         first, end = self._held[sequence.kv.running_slot]
         return first < sequence.num_tokens - 1 <= end
-
-    @property
-    def total_bytes(self) -> int:
-        return self._rows.nbytes
 
     def read(self, slot: int, first: int, end: int) -> Tensor:
         """Return those of tokens first..end - 1, [n, D]."""

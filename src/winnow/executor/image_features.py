@@ -144,7 +144,6 @@ class ImageFeatures(VisionTower):
         self._thread.submit(self._run)
 
     def _run(self) -> None:
-        """Compute the first picture that waits, and others of its size."""
         with self._lock:
             shapes = [_shapes(image) for image, _ in self._queue]
             alike = [each for each, shape in zip(self._queue, shapes, strict=True) if shape == shapes[0]]

@@ -1,52 +1,26 @@
 """Sequences that have slots, as plans describe them to the executor."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 from winnow.cache.slot_states import SlotState
 from winnow.engine.plan import NewSequence, StepPlan
-from winnow.eviction import SequenceEviction
-from winnow.sampling import Sampler, SamplingParams
-from winnow.values.images import PromptImage
+from winnow.sampling import Sampler
 
 
-@dataclass
-class Occupant:
-    """A sequence that has a slot.
+class Occupants(dict[int, NewSequence], SlotState):
+    """The sequences by slot, and their rows in the sampler, which they enter when they are first sampled.
 
-    Attributes:
-        token_ids: prompt and answer as the sequence got its slot; under a policy, which may ask for their kinds, also
-            those computed since.
-        in_sampler: the sampler has a row for it, with its grammar.
+    Their `token_ids` are prompt and answer as they got their slots; under a policy, which may ask for their kinds, also
+    those computed since.
     """
-
-    token_ids: list[int]
-    prompt_len: int
-    params: SamplingParams
-    index: int
-    eviction: SequenceEviction | None
-    in_sampler: bool = False
-    images: tuple[PromptImage, ...] = ()
-
-    @classmethod
-    def of(cls, new: NewSequence) -> "Occupant":
-        return cls(
-            list(new.token_ids), new.prompt_len, new.params, new.index, new.eviction, images=new.images
-        )
-
-    def copy(self) -> "Occupant":
-        """Return a copy that is not registered with the sampler."""
-        return replace(self, token_ids=list(self.token_ids), in_sampler=False)
-
-
-class Occupants(dict[int, Occupant], SlotState):
-    """The occupants by slot, and their rows in the sampler, which they enter when they are first sampled."""
 
     name = "occupant"
 
     def __init__(self, sampler: Sampler) -> None:
         super().__init__()
         self._sampler = sampler
+        self._sampled: set[int] = set()
 
     def note(self, plan: StepPlan) -> bool:
         """Add the plan's new sequences, and the tokens that it computes.
@@ -68,16 +42,27 @@ class Occupants(dict[int, Occupant], SlotState):
         return evicts
 
     def add(self, new: NewSequence) -> None:
-        """Add a sequence, in its slot."""
-        self[new.slot] = Occupant.of(new)
+        self.load(new.slot, new)
 
-    def save(self, slot: int, positions: tuple[int, int] | None = None) -> Any:
-        return self[slot].copy()
+    def enter(self, slots: Iterable[int]) -> None:
+        """Let the sampler know each of the slots."""
+        for slot in slots:
+            if slot not in self._sampled:
+                each = self[slot]
+                prompt, answer = each.token_ids[: each.prompt_len], each.token_ids[each.prompt_len :]
+                self._sampler.add(slot, each.params, prompt, answer, each.index)
+                self._sampled.add(slot)  # after it: the sampler may have refused
 
-    def load(self, slot: int, saved: Occupant) -> None:
-        self[slot] = saved.copy()  # a round may come before a plan describes it anew
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> NewSequence:
+        return replace(self[slot], token_ids=list(self[slot].token_ids))
+
+    def load(self, slot: int, saved: NewSequence) -> None:
+        # A round may come before a plan describes it anew.
+        self[slot] = replace(saved, slot=slot, token_ids=list(saved.token_ids))
+        self._sampled.discard(slot)
 
     def close(self, slot: int) -> None:
-        occupant = self.pop(slot, None)
-        if occupant is not None and occupant.in_sampler:
+        self.pop(slot, None)
+        if slot in self._sampled:
+            self._sampled.remove(slot)
             self._sampler.remove(slot)

@@ -28,7 +28,6 @@ class RankTeam:
     A rank that fails or ends breaks the team: all its processes are ended, and every call says why.
 
     Attributes:
-        size: ranks, this one included.
         directory: for files by which the ranks meet; only this user reads it.
     """
 

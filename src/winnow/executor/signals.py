@@ -1,32 +1,110 @@
-"""What policies see besides keys, values and accumulators: probes, rotations and directions of keys."""
+"""What policies see besides keys, values and accumulators: probes, rotations and sums of directions of keys."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceType
+from typing import Any
 
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from winnow.cache.slot_states import SlotState
 from winnow.engine.plan import StepPlan
 from winnow.errors import UnsupportedModelError
 from winnow.eviction import EvictionPolicy, KeyDirections, RotationTable
 from winnow.eviction.probes import Probe, Watched, probes_of
-from winnow.executor.key_directions import DirectionStates
 from winnow.executor.occupants import Occupants
 from winnow.models import LoadedModel
 from winnow.models.bind.rotation import ModelRotation
 
+_Sums = dict[int, KeyDirections]
+"""By layer: of one sequence, without the dimension of sequences."""
+
+
+class DirectionStates(SlotState):
+    """The sums by slot: 4 bytes for each element of a key, layer and head.
+
+    A round adds the keys since the round before, all of which are still there.
+    """
+
+    name = "directions"
+    of_prefix = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sequences: dict[int, _Sums] = {}
+
+    def of(
+        self, layers: SequenceType[int], slots: SequenceType[int], shape: tuple[int, int]
+    ) -> KeyDirections:
+        """Return copies; zeros, of `shape` (H, d), where nothing is counted."""
+        none = KeyDirections(
+            torch.zeros(shape, dtype=torch.float32, device=self._device),
+            torch.zeros((), dtype=torch.int32, device=self._device),
+        )
+        sequences = [self._sequences.get(slot, {}) for slot in slots]
+        sums = torch.stack([each.get(layer, none).sums for layer in layers for each in sequences])
+        counted = torch.stack([each.get(layers[0], none).counted for each in sequences])
+        return KeyDirections(sums.unflatten(0, (len(layers), len(slots))), counted)
+
+    def keep(self, layers: SequenceType[int], slots: SequenceType[int], directions: KeyDirections) -> None:
+        for slot, sums, counted in zip(slots, directions.sums.unbind(1), directions.counted, strict=True):
+            known = self._sequences.setdefault(slot, {})
+            known |= {layer: KeyDirections(each, counted) for layer, each in zip(layers, sums, strict=True)}
+
+    def nbytes(self, slot: int) -> int:
+        return sum(part.nbytes for each in self._sequences.get(slot, {}).values() for part in each)
+
+    def fork(self, slot: int, to: int) -> None:
+        if slot in self._sequences:
+            self._sequences[to] = dict(self._sequences[slot])  # rounds replace tensors, and change none
+
+    def save(self, slot: int, positions: tuple[int, int] | None = None) -> _Sums | None:
+        # Blocks of a prefix that no round has changed hold all of its keys: nothing is counted yet.
+        if positions is not None or slot not in self._sequences:
+            return None
+        return _copied(self._sequences[slot], torch.device("cpu"))
+
+    def load(self, slot: int, saved: _Sums) -> None:
+        self._sequences[slot] = _copied(saved, self._device)
+
+    def close(self, slot: int) -> None:
+        self._sequences.pop(slot, None)
+
+    def to_arrays(self, saved: _Sums) -> dict[str, NDArray[Any]]:
+        """Return "N.sums", [1, H, 1, d] like all vectors of a file, and "N.counted", [1], of each layer N."""
+        arrays = {}
+        for layer, (sums, counted) in saved.items():
+            arrays[f"{layer}.sums"] = sums[None, :, None].numpy()
+            arrays[f"{layer}.counted"] = counted[None].numpy()
+        return arrays
+
+    def from_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> _Sums | None:
+        layers = {int(name.partition(".")[0]) for name in arrays}
+        return {
+            layer: KeyDirections(
+                torch.from_numpy(arrays[f"{layer}.sums"])[0, :, 0],
+                torch.from_numpy(arrays[f"{layer}.counted"])[0],
+            )
+            for layer in layers
+        } or None
+
+
+def _copied(saved: _Sums, device: torch.device) -> _Sums:
+    return {
+        layer: KeyDirections(*(part.to(device, copy=True) for part in each)) for layer, each in saved.items()
+    }
+
 
 class EngineSignals:
-    """See `winnow.eviction.Signals`.
-
-    Attributes:
-        probes: what policies watch, by class.
-        directions: sums of the directions of keys.
-    """
+    """See `winnow.eviction.Signals`."""
 
     def __init__(self, model: LoadedModel, occupants: Occupants) -> None:
         self.device = model.device
         self.ranks = model.ranks
         self.probes: dict[type[Probe], Probe] = {}
         self.directions = DirectionStates(self.device)
+        self.key_directions, self.keep_key_directions = self.directions.of, self.directions.keep
         self._model = model
         self._occupants = occupants
 
@@ -67,16 +145,6 @@ class EngineSignals:
 
     def rotation_table(self, layer: int, positions: int) -> RotationTable:
         return self._rotation.table(layer, positions)
-
-    def key_directions(
-        self, layers: SequenceType[int], slots: SequenceType[int], shape: tuple[int, int]
-    ) -> KeyDirections:
-        return self.directions.of(layers, slots, shape)
-
-    def keep_key_directions(
-        self, layers: SequenceType[int], slots: SequenceType[int], directions: KeyDirections
-    ) -> None:
-        self.directions.keep(layers, slots, directions)
 
     def turn(self, layer: int, keys: Tensor, difference: Tensor) -> Tensor:
         return self._rotation.turn(layer, keys, difference)

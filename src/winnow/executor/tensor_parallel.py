@@ -1,31 +1,96 @@
-"""Executor of a model over ranks: this process is the first, and leads those in other processes."""
+"""Executors over ranks: this process is the first, and leads those in other processes."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceType
+from dataclasses import replace
+from functools import partial, partialmethod
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from winnow.attention import AttentionBackend, open_backend
 from winnow.cache import CacheLayout, CacheSize, CacheUpdate
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray
-from winnow.cache.rank_rows import join_states
-from winnow.config import EngineConfig
+from winnow.cache.rank_rows import RankRows, join_states
+from winnow.config import EngineConfig, ModelConfig
 from winnow.engine.executor import VisionTower
-from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
-from winnow.eviction import EvictionPolicy
-from winnow.executor.rank_executor import RankExecutor
+from winnow.engine.plan import StepResult
 from winnow.executor.rank_team import RankTeam
-from winnow.executor.torch_executor import SubmittedStep
-from winnow.models import LoadedModel
+from winnow.executor.torch_executor import SubmittedStep, TorchExecutor
+from winnow.models import LoadedModel, load_model
+from winnow.models.bind.paged_trial import verify_codec
+from winnow.process.ranks import Ranks
 from winnow.sampling import SamplingParams
 
 
+def on_gpus(config: ModelConfig) -> bool:
+    """Return whether ranks compute on GPUs, each on its own."""
+    return config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+
+
+def load_rank(config: ModelConfig, rank: int, size: int, directory: Path) -> LoadedModel:
+    """Load the part of one rank. It meets the others by a file in `directory`."""
+    device = torch.device(f"cuda:{rank}" if on_gpus(config) else "cpu")
+    ranks = Ranks.connect(rank, size, directory, device)
+    return load_model(replace(config, device=str(device)), ranks=ranks)
+
+
+def build_executor(
+    loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize
+) -> TorchExecutor:
+    """Set up what computes steps of a model in this process alone."""
+    return TorchExecutor(loaded, config, _backend(loaded, config, layout), layout, size)
+
+
+def _backend(loaded: LoadedModel, config: EngineConfig, layout: CacheLayout) -> AttentionBackend:
+    backend = open_backend(config.model.attention_backend, loaded.device, layout)
+    if config.model.verify_model:
+        verify_codec(loaded, layout, config.model.attention_backend)
+    return backend
+
+
+class RankExecutor(TorchExecutor):
+    """Executor of one rank's part, to which a scheduler speaks as to all ranks: each gets the same arguments.
+
+    Args:
+        layout, size: of the cache over all ranks.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize
+    ) -> None:
+        self._rows = RankRows(layout, size, loaded.ranks.rank)
+        backend = _backend(loaded, config, layout.of_rank)
+        super().__init__(loaded, config, backend, layout.of_rank, self._rows.own_size)
+
+    def apply(self, update: CacheUpdate) -> None:
+        super().apply(self._rows.update(update))
+
+    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
+        return super().read_blocks(self._rows.blocks(blocks))
+
+    def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
+        super().write_blocks(self._rows.blocks(blocks), data[self._rows.bytes_of(blocks)])
+
+    def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
+        super().write_states(key, self._rows.states(states))
+
+    def check_integrity(self, held: Holdings) -> None:
+        super().check_integrity(self._rows.holdings(held))
+
+
 class TensorParallelExecutor:
-    """Executor over all ranks of tensor parallelism. Every rank runs each call; only the first samples."""
+    """Executor over all ranks of tensor parallelism. Every rank runs each call; only the first samples.
+
+    Args:
+        layout, size: of the cache over all ranks, of which each takes the memory of its part.
+    """
 
     overlaps = False
     tower = VisionTower()
@@ -33,12 +98,9 @@ class TensorParallelExecutor:
     def __init__(
         self, team: RankTeam, loaded: LoadedModel, config: EngineConfig, layout: CacheLayout, size: CacheSize
     ) -> None:
-        """Take the memory of a cache of this layout and size, each rank its part."""
         self.layout, self.size, self._team = layout, size, team
-        self._rank = team.call(
-            lambda: RankExecutor(loaded, config, layout, size), "build", config, layout, size
-        )
-        self._own = self._rank.own
+        own = partial(RankExecutor, loaded, config, layout, size)
+        self._own: RankExecutor = team.call(own, "build", config, layout, size)
         self.attention = self._own.attention
 
     def with_seed(self, params: SamplingParams) -> SamplingParams:
@@ -49,60 +111,49 @@ class TensorParallelExecutor:
         nbytes, out, back = self._own.time_copies(clock)
         return nbytes * self._team.size, out, back
 
-    def prepare(self, policy: EvictionPolicy) -> None:
-        self._team.call(lambda: self._rank.prepare(policy), "prepare", policy)
-
-    def apply(self, update: CacheUpdate) -> None:
-        self._team.call(lambda: self._rank.apply(update), "apply", update)
-
     def state_bytes(self, slot: int) -> int:
         return self._own.state_bytes(slot) * self._team.size
-
-    def fork(self, slot: int, child: NewSequence) -> None:
-        self._team.call(lambda: self._rank.fork(slot, child), "fork", slot, child)
-
-    def submit(self, plan: StepPlan) -> SubmittedStep:
-        return self._team.call(lambda: self._rank.submit(plan), "submit", plan)
 
     def collect(self, handle: SubmittedStep) -> StepResult:
         return self._own.collect(handle)
 
-    def plan_evictions(self, planned: SequenceType[PlannedEviction]) -> IntArray:
-        return self._team.call(lambda: self._rank.plan_evictions(planned), "plan_evictions", planned)
-
-    def compact(self) -> None:
-        self._team.call(self._rank.compact, "compact")
-
-    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
-        return np.concatenate(
-            self._team.gather(lambda: self._rank.read_blocks(blocks), "read_blocks", blocks)
-        )
-
-    def write_blocks(self, blocks: IntArray, data: NDArray[np.uint8]) -> None:
-        self._team.call(lambda: self._rank.write_blocks(blocks, data), "write_blocks", blocks, data)
-
-    def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
-        return join_states(self._team.gather(lambda: self._own.read_states(key), "read_states", key))
-
-    def write_states(self, key: PrefixKey, states: Mapping[str, NDArray[Any]]) -> None:
-        self._team.call(lambda: self._rank.write_states(key, states), "write_states", key, states)
-
     def grant(self, kind: int, blocks: range) -> tuple[int, str | None]:
         raise AssertionError("no values lie on a tier")
-
-    def kept_positions(self, slot: int) -> list[list[list[int]]]:
-        return _by_layer(self._team.gather(lambda: self._own.kept_positions(slot), "kept_positions", slot))
-
-    def kept_weights(self, slot: int) -> list[list[float]]:
-        return _by_layer(self._team.gather(lambda: self._own.kept_weights(slot), "kept_weights", slot))
-
-    def check_integrity(self, held: Holdings) -> None:
-        self._team.call(lambda: self._rank.check_integrity(held), "check_integrity", held)
 
     def close(self) -> None:
         self._team.close()
 
+    # -- on every rank -------------------------------------------------------------------------------------------
+
+    def _all(self, name: str, *arguments: Any) -> list[Any]:
+        """Run the method of this name on every rank. Returns their results."""
+        return self._team.gather(partial(getattr(self._own, name), *arguments), name, *arguments)
+
+    def _first(self, name: str, *arguments: Any) -> Any:
+        return self._all(name, *arguments)[0]
+
+    prepare = partialmethod(_first, "prepare")
+    apply = partialmethod(_first, "apply")
+    fork = partialmethod(_first, "fork")
+    submit = partialmethod(_first, "submit")
+    plan_evictions = partialmethod(_first, "plan_evictions")
+    compact = partialmethod(_first, "compact")
+    write_blocks = partialmethod(_first, "write_blocks")
+    write_states = partialmethod(_first, "write_states")
+    check_integrity = partialmethod(_first, "check_integrity")
+
+    def read_blocks(self, blocks: IntArray) -> NDArray[np.uint8]:
+        return np.concatenate(self._all("read_blocks", blocks))
+
+    def read_states(self, key: PrefixKey) -> dict[str, NDArray[Any]]:
+        return join_states(self._all("read_states", key))
+
+    def kept_positions(self, slot: int) -> list[list[list[int]]]:
+        return _by_layer(self._all("kept_positions", slot))
+
+    def kept_weights(self, slot: int) -> list[list[float]]:
+        return _by_layer(self._all("kept_weights", slot))
+
 
 def _by_layer(parts: SequenceType[list[list[Any]]]) -> list[list[Any]]:
-    """Return the rows of all ranks, by layer and head."""
     return [list(chain.from_iterable(rows)) for rows in zip(*parts, strict=True)]

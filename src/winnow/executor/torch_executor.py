@@ -38,11 +38,10 @@ from winnow.eviction import (
     plan_round,
 )
 from winnow.eviction.probes import probes_of
-from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans
+from winnow.executor.attention_step import LogitsRows, PagedAttentionStep, replay_spans, with_own_parts
 from winnow.executor.contents import check_contents, kept_positions, kept_weights
 from winnow.executor.image_features import ImageFeatures
 from winnow.executor.occupants import Occupants
-from winnow.executor.own_parts import with_own_parts
 from winnow.executor.signals import EngineSignals
 from winnow.executor.step_graphs import Forward, StepGraphs, computes_apart, graph_capture
 from winnow.models import LoadedModel
@@ -220,18 +219,15 @@ class TorchExecutor:
             return SubmittedStep(None, scored, traffic, evicts)
         if logits.samples != list(range(len(rows))):  # in most steps each row is sampled from once
             rows = rows[torch.tensor(logits.samples, device=rows.device)]
-        self._enter(samplers)
+        self._occupants.enter(samplers)
         sampled = self._sampler.begin(rows, samplers, plan.drafts)
         if self.overlaps and not plan.drafts:
             self._last_sampled[self._to_device(sampled.slots)] = sampled.on_device()
         self._begin_rounds(plan.evictions)
-        drafts = (
-            (e.slot, e.num_drafts)
-            for e in plan.entries
-            if self._recurrent and plan.drafts
-            for _ in e.samplers
-        )
-        return SubmittedStep(sampled, scored, traffic, evicts, tuple(drafts))
+        drafts: tuple[tuple[int, int], ...] = ()
+        if self._recurrent and plan.drafts:
+            drafts = tuple((e.slot, e.num_drafts) for e in plan.entries for _ in e.samplers)
+        return SubmittedStep(sampled, scored, traffic, evicts, drafts)
 
     @torch.inference_mode()
     def collect(self, handle: SubmittedStep) -> StepResult:
@@ -288,7 +284,6 @@ class TorchExecutor:
         self._planned = tuple(planned)
 
     def _round_lengths(self) -> IntArray:
-        """Return KVs that the rows of the sequences in the rounds to come will keep, in the order of their plan."""
         lengths = {
             slot: kept
             for each in self._planned_rounds
@@ -354,7 +349,6 @@ class TorchExecutor:
         return eviction
 
     def _spans(self, plan: StepPlan) -> Spans:
-        """Return where the plan's tokens stand, and what their queries add to accumulators."""
         slots = [entry.slot for entry in plan.entries]
         observed = [self._observed(entry) for entry in plan.entries]
         return Spans.build(
@@ -382,7 +376,6 @@ class TorchExecutor:
         ]
 
     def _observed(self, entry: PlannedSequence) -> tuple[AttentionObserver | None, int]:
-        """Return what the entry's queries add to accumulators, and the first position that counts."""
         eviction = self._occupants[entry.slot].eviction
         if eviction is None or entry.replay is not None:
             return None, 0
@@ -395,14 +388,7 @@ class TorchExecutor:
     def _forward(
         self, plan: StepPlan, spans: Spans, step: PagedAttentionStep, indices: list[int], wanted: Tensor
     ) -> Tensor:
-        """Run the model over the packed batch.
-
-        Args:
-            indices: tokens whose logits are wanted, on the host; `wanted`: on the device.
-
-        Returns:
-            Their logits, [n, V].
-        """
+        """Return logits, [n, V], of the tokens `indices` of the packed batch, which `wanted` has on the device."""
         tokens, images = self._token_ids(plan), self.tower.pack(plan, self._occupants, spans.position)
         if self._graphs is not None and not (images or step.probes or step.replays):
             logits = self._graphs.run(tokens, spans, indices)
@@ -420,15 +406,6 @@ class TorchExecutor:
             return known
         slots = self._to_device([entry.slot for entry in plan.entries for _ in entry.token_ids])
         return torch.where(known == LAST_SAMPLED, self._last_sampled[slots], known)
-
-    def _enter(self, slots: Iterable[int]) -> None:
-        """Let the sampler know each of the slots."""
-        for slot in slots:
-            state = self._occupants[slot]
-            if not state.in_sampler:
-                prompt, answer = state.token_ids[: state.prompt_len], state.token_ids[state.prompt_len :]
-                self._sampler.add(slot, state.params, prompt, answer, state.index)
-                state.in_sampler = True  # after it: the sampler may have refused
 
     def _prompt_logprobs(self, entry: PlannedSequence, logits: Tensor) -> list[LogprobDict]:
         state = self._occupants[entry.slot]

@@ -1,5 +1,7 @@
-"""Progress of a long piece of work, for a listener that a command sets; without one nothing is reported."""
+"""Progress of a long piece of work: for a listener that a command sets, or as a bar on a terminal."""
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -25,3 +27,36 @@ def report(stage: str, done: int = 0, total: int = 1) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(stage, done, total)
+
+
+@contextmanager
+def progress_bar(total: int, num_tokens: Callable[[], int]) -> Iterator[Callable[[int], None]]:
+    """Show a bar on stderr. Yields a function that takes how many of `total` prompts are done.
+
+    Args:
+        num_tokens: how many tokens have been generated so far, for the speed.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("Processed prompts"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("{task.fields[speed]}"),
+    )
+    start, before = time.monotonic(), num_tokens()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total, speed="")
+
+        def show(done: int) -> None:
+            rate = (num_tokens() - before) / max(time.monotonic() - start, 1e-9)
+            bar.update(task, completed=done, speed=f"{rate:.1f} tokens/s")
+
+        yield show
+
+
+def is_shown() -> bool:
+    """Return whether a bar would be seen: stderr is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()

@@ -1,7 +1,6 @@
 """Threads of the CPU kernels and of torch: how many, and how they wait for each other (`native/team_wait.h`)."""
 
 import os
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -50,9 +49,7 @@ class TeamWait:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

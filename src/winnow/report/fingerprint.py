@@ -56,7 +56,6 @@ class Differences:
 
     @property
     def every(self) -> list[str]:
-        """Both, by name."""
         return sorted(self.refused + self.noted)
 
 

@@ -70,7 +70,6 @@ def whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def parse_object(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is not a JSON object."""
     try:
         value = json.loads(line)
     except ValueError:

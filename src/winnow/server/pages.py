@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from winnow import __version__
-from winnow.engine.memory.occupancy import Occupancy
+from winnow.engine.counters import Occupancy
 from winnow.openai.response import event
 from winnow.outputs import EngineStats, SessionStats
 from winnow.process.resources import resident_bytes

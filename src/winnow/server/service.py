@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from winnow.chat import TemplateOptions, TokenizedPrompt, text_length
-from winnow.engine.memory.occupancy import Occupancy
+from winnow.engine.counters import Occupancy
 from winnow.engine.requests.new_request import NewRequest
 from winnow.errors import ConfigError
 from winnow.llm import LLM

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from datetime import datetime
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,54 +46,12 @@ class FileState(NamedTuple):
     used_at: int
 
 
-class PrefixFolder(Protocol):
-    """Store of files by name, each complete or absent. Methods raise OSError.
+class Directory:
+    """Folder on a local or shared file system: files by name, each complete or absent. Methods raise OSError.
 
     Attributes:
         is_slow: listing it may take longer than a step.
     """
-
-    is_slow: bool
-
-    def has_changed(self) -> bool:
-        """Return whether files may have come or gone since the last call."""
-
-    def listing(self) -> dict[str, FileState]:
-        """Return the files of prefixes."""
-
-    def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
-        """Return bytes of a file, as far as there are any."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file, in place of one of that name."""
-
-    def delete(self, name: str) -> None:
-        """Delete a file, if it is there."""
-
-    def touch(self, names: Sequence[str]) -> None:
-        """Mark files as used now, the first as last."""
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes from writing, where that is possible."""
-
-    def close(self) -> None:
-        """Close open files and connections."""
-
-
-def open_folder(place: str | Path) -> PrefixFolder:
-    """Return the folder at a path or a URL.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
-    scheme, colon, rest = str(place).partition("://")
-    if colon and scheme != "file":
-        return (RedisFolder if scheme in ("redis", "rediss") else ObjectFolder)(str(place))
-    return Directory(Path(rest if colon else place))
-
-
-class Directory:
-    """Folder on a local or shared file system."""
 
     is_slow = False
 
@@ -110,6 +68,7 @@ class Directory:
         return str(self._path)
 
     def has_changed(self) -> bool:
+        """Return whether files may have come or gone since the last call."""
         try:
             changed_at = self._path.stat().st_mtime_ns
         except OSError:  # it went away
@@ -121,6 +80,7 @@ class Directory:
         return True
 
     def listing(self) -> dict[str, FileState]:
+        """Return the files of prefixes."""
         found = dict[str, FileState]()
         for entry in os.scandir(self._path):
             if _NAME.fullmatch(entry.name):
@@ -130,7 +90,8 @@ class Directory:
         return found
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
-        return read_file(self._path / name, start, stop)
+        """Return bytes of a file, as far as there are any."""
+        return np.asarray(np.memmap(self._path / name, dtype=np.uint8, mode="r"))[start:stop]
 
     def write(self, name: str, content: bytes) -> None:
         write_whole(self._path / name, content, 0o600)
@@ -139,6 +100,7 @@ class Directory:
         (self._path / name).unlink(missing_ok=True)
 
     def touch(self, names: Sequence[str]) -> None:
+        """Mark files as used now, the first as last."""
         now = time.time_ns()
         for age, name in enumerate(names):
             with suppress(OSError):
@@ -369,17 +331,27 @@ class RedisFolder(_Remote):
         self._client.pipeline().delete(f"{_REDIS_KEY}:{name}").zrem(_REDIS_KEY, name).execute()
 
 
+PrefixFolder = Directory | ObjectFolder | RedisFolder
+
+
+def open_folder(place: str | Path) -> PrefixFolder:
+    """Return the folder at a path or a URL.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    scheme, colon, rest = str(place).partition("://")
+    if not colon or scheme == "file":
+        return Directory(Path(rest if colon else place))
+    return RedisFolder(str(place)) if scheme in ("redis", "rediss") else ObjectFolder(str(place))
+
+
 def _changed_at(entry: Mapping[str, Any]) -> int:
     """Return when an object was written, in nanoseconds; 0: the store does not say."""
     when = next((entry[name] for name in _TIMES if entry.get(name)), 0)
     if isinstance(when, str):
         when = datetime.fromisoformat(when)
     return int((when.timestamp() if isinstance(when, datetime) else when) * 10**9)
-
-
-def read_file(path: Path, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
-    """Return bytes of a file, as far as there are any; they are mapped into memory."""
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))[start:stop]
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o666) -> None:

@@ -53,8 +53,6 @@ class DiskFile(NamedTuple):
     """State of a file.
 
     Attributes:
-        name: in the folder.
-        nbytes: of all of it.
         is_own: it is of this engine's model and cache.
         links: blocks of tokens that follow one another; none: it is a snapshot, or of no use.
         before: key of the prefix before them.
@@ -96,7 +94,7 @@ class PrefixFiles:
         limit: bytes that files may take; None: those of a user, which stay.
 
     Attributes:
-        form: of the files.
+        pending_bytes: of KVs that wait in memory to be written.
 
     Raises:
         ConfigError: the folder cannot be listed.
@@ -109,7 +107,7 @@ class PrefixFiles:
         self._places: dict[PrefixKey, tuple[str, int]] = {}
         self._tails: dict[PrefixKey, dict[PrefixKey, int]] = {}
         self._stats = DiskTierStats(bytes_budget=limit or 0)
-        self._pending_bytes = 0
+        self.pending_bytes = 0
         self._writes_from = self._reads_from = 0.0
         self._reader = ThreadPoolExecutor(1, "prefix-reader")
         self._writer = ThreadPoolExecutor(1, "prefix-writer")
@@ -196,10 +194,8 @@ class PrefixFiles:
         chain; 0 and None: there is none.
         """
         with self._lock:
-            tails = sorted(
-                self._tails.get(chain.key_after(num_blocks), {}).items(), key=lambda tail: -tail[1]
-            )
-        for key, count in tails:
+            tails = list(self._tails.get(chain.key_after(num_blocks), {}).items())
+        for key, count in sorted(tails, key=lambda tail: -tail[1]):
             if count <= len(rest) and chain.tail_key_after(num_blocks, rest[:count]) == key:
                 return count, key
         return 0, None
@@ -210,7 +206,6 @@ class PrefixFiles:
         return found is not None and (found[0].links[found[1]].resumable or not resumable)
 
     def stats(self) -> DiskTierStats:
-        """Return counters and sizes as they are now."""
         self.refresh()
         with self._lock:
             own = sum(each.is_own for each in self._files.values())
@@ -239,11 +234,6 @@ class PrefixFiles:
         """Begin to read parts of files, each of which needs those before it. The first that is of no use ends it."""
         return self._reader.submit(self._read, parts)
 
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of KVs that wait in memory to be written."""
-        return self._pending_bytes
-
     def write(self, key: PrefixKey, file: DiskFile, encode: Callable[[], bytes]) -> None:
         """Begin to write a file.
 
@@ -252,7 +242,7 @@ class PrefixFiles:
         """
         file = file._replace(name=self.form.file_name(key), is_own=True)
         with self._lock:
-            self._pending_bytes += file.nbytes
+            self.pending_bytes += file.nbytes
         self._writer.submit(self._write, file, encode)
 
     def save(self, key: PrefixKey, content: bytes) -> str:
@@ -269,7 +259,6 @@ class PrefixFiles:
         return name
 
     def count_loaded(self, num_tokens: int) -> None:
-        """Count tokens whose KVs were read and used."""
         self._stats.loaded_tokens += num_tokens
 
     def touch(self, files: Iterable[str]) -> None:
@@ -279,11 +268,9 @@ class PrefixFiles:
             self._writer.submit(self._touch, names)
 
     def wait(self) -> None:
-        """Wait until all is written."""
         self._writer.submit(lambda: None).result()
 
     def clear(self) -> None:
-        """Delete the files of this engine's model and cache."""
         self.wait()
         with self._folder.locked():
             with self._lock:
@@ -353,7 +340,7 @@ class PrefixFiles:
             )
         finally:
             with self._lock:
-                self._pending_bytes -= file.nbytes
+                self.pending_bytes -= file.nbytes
 
     def _make_room(self, nbytes: int) -> None:
         """Delete the files used least recently until another has room."""
@@ -367,8 +354,6 @@ class PrefixFiles:
             total -= found[name].nbytes
             self._remove(name)
             self._stats.num_dropped += 1
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     def _describe(self, name: str, nbytes: int) -> DiskFile | None:
         """Return what a file's header says; None: it cannot be read now."""
@@ -436,9 +421,5 @@ def _document(header: Mapping[str, str]) -> SavedDocument:
     """Return what a header says of a document. Raises one of `FAULTS`."""
     notes, made_for = loads(header["notes"]), header["made_for"]
     loads(made_for)[1]  # `why_foreign` reads it
-    document, tokens, budget = (
-        bytes.fromhex(header["document"]),
-        int(notes["tokens"]),
-        int(notes["kv_budget"]),
-    )
-    return SavedDocument(made_for, document, tokens, notes["policy"], budget)
+    document, budget = bytes.fromhex(header["document"]), int(notes["kv_budget"])
+    return SavedDocument(made_for, document, int(notes["tokens"]), notes["policy"], budget)

@@ -27,13 +27,8 @@ Read = Callable[[int, int | None], NDArray[np.uint8]]
 
 _HEADER_BYTES = 2**16
 """Bytes that are read in hope that they hold all of a header."""
-_DTYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2", "U32": "<u4"} | {
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-}
+_DTYPES = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "F16": "<f2"}
+_DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "UIF" for bits in (32, 64)}
 """Types of tensors by their names in safetensors."""
 
 
@@ -46,7 +41,6 @@ class SavedPrefix:
         data: of the rows' blocks, as `Executor.write_blocks` takes it.
         num_rounds: how many rounds the KVs have seen.
         states: what the prefix has beside blocks, as `Executor.write_states` takes it.
-        notes: what else was written with it.
     """
 
     lengths: IntArray
@@ -70,15 +64,11 @@ class PrefixFormat:
 
     def __init__(self, model: str, layout: CacheLayout) -> None:
         self.model = model
-        self._layout = layout
+        self._layout, self.block_size = layout, layout.block_size
         # Kinds have their codecs with groups and rotations, which names do not tell.
         kinds = [(kind.key_size, kind.value_size, repr(kind.codec), repr(kind.form)) for kind in layout.kinds]
         rows = layout.heads, layout.kind_of[:, 0].tolist(), layout.block_size
         self.made_for = dump_json([FORMAT, model, kinds, repr(layout.wide), rows])
-
-    @property
-    def block_size(self) -> int:
-        return self._layout.block_size
 
     def file_name(self, key: PrefixKey) -> str:
         return sha256(self.made_for.encode() + key).hexdigest() + SUFFIX
@@ -199,11 +189,8 @@ class PrefixFormat:
         count = layout.by_kind(layout.row_blocks(tensors["lengths"]))
         data = np.zeros(layout.host_bytes(count), dtype=np.uint8)
         for number, places in enumerate(self._places(count)):
-            parts = [
-                tensors[f"kvs.{number}"],
-                tensors[f"positions.{number}"],
-                *tensors[f"accumulators.{number}"],
-            ]
+            kvs, positions = tensors[f"kvs.{number}"], tensors[f"positions.{number}"]
+            parts = [kvs, positions, *tensors[f"accumulators.{number}"]]
             for part, place in zip(parts, places, strict=False):
                 data[place] = np.ascontiguousarray(part).view(np.uint8).ravel()
         return data
@@ -273,18 +260,12 @@ class PrefixFormat:
             for each, offset in kind.form.fields:
                 part = kvs[:, offset : offset + size * each.slot_bytes]
                 part.reshape(len(behind), size, each.slot_bytes)[behind] = 0
-            numbers = [
-                positions.view(np.int32),
-                *(each.view(np.float32) for each in accumulators[:num_accumulators]),
-            ]
-            shaped = [np.where(behind, 0, each.reshape(behind.shape)).astype(each.dtype) for each in numbers]
-            tensors |= {
-                f"kvs.{number}": kvs,
-                f"positions.{number}": shaped[0],
-                f"accumulators.{number}": np.array(shaped[1:], dtype=np.float32).reshape(
-                    num_accumulators, *behind.shape
-                ),
-            }
+            scores = np.zeros((num_accumulators, *behind.shape), dtype=np.float32)
+            for score, whole in zip(scores, accumulators, strict=False):
+                score[:] = np.where(behind, 0, whole.view(np.float32).reshape(behind.shape))
+            place = np.where(behind, 0, positions.view(np.int32).reshape(behind.shape))
+            tensors[f"kvs.{number}"], tensors[f"accumulators.{number}"] = kvs, scores
+            tensors[f"positions.{number}"] = place.astype(np.int32)
         return tensors
 
 
@@ -324,9 +305,8 @@ def _is(tensor: NDArray[Any] | None, dtype: Any, shape: tuple[int, ...]) -> bool
 
 def _digest(metadata: Mapping[str, str], tensors: Mapping[str, NDArray[Any]]) -> str:
     """Return SHA-256 over all that a file holds, but for the digest itself."""
-    digest = sha256(
-        dump_json({name: metadata[name] for name in sorted(metadata) if name != "sha256"}).encode()
-    )
+    others = {name: metadata[name] for name in sorted(metadata) if name != "sha256"}
+    digest = sha256(dump_json(others).encode())
     for name in sorted(tensors):
         tensor = np.ascontiguousarray(tensors[name])
         digest.update(dump_json([name, str(tensor.dtype), tensor.shape]).encode())

@@ -30,7 +30,6 @@ def parameter(default: Any, limits: Limits | None = None, most: int | None = Non
     Args:
         limits: of the number, and of each where it may be a list of numbers.
         most: entries of a list or mapping, or characters of a text.
-        kwargs: as `dataclasses.field` takes them.
     """
     return dataclasses.field(default=default, metadata={"limits": limits, "most": most}, **kwargs)
 
@@ -80,15 +79,13 @@ def check_choice(name: str, value: Any, choices: Iterable[str], error: ErrorClas
     require(value in known, name, f"one of {', '.join(known)}", value, error)
 
 
-def check_names(
-    name: str, values: Sequence[str], known: Collection[str], error: ErrorClass = ConfigError
-) -> None:
-    """Refuse names that are not `known`, or come twice; raises `error`."""
+def check_names(name: str, values: Sequence[str], known: Collection[str]) -> None:
+    """Refuse names that are not `known`, or come twice; raises ConfigError."""
     for value in values:
         if value not in known:
-            raise error(f"{name} must name some of {', '.join(known)}, got {show(value)}")
+            raise ConfigError(f"{name} must name some of {', '.join(known)}, got {show(value)}")
     if len(set(values)) < len(values):
-        raise error(f"{name} must name each once, got {','.join(values)!r}")
+        raise ConfigError(f"{name} must name each once, got {','.join(values)!r}")
 
 
 def check_length(name: str, values: Sized, high: int, error: ErrorClass = ConfigError) -> None:

@@ -67,7 +67,6 @@ class PromptImage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of `inputs`."""
         return sum(value.nbytes for value in self.inputs.values())
 
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from winnow.errors import ConfigError
 from winnow.values.checks import check_integer, require
 
 AUTO = "auto"
@@ -101,5 +100,4 @@ def check_group(name: str, group: int | None) -> None:
     """
     if group is not None:
         check_integer(name, group, 8, 1024)
-        if group % 8:
-            raise ConfigError(f"{name} must be a multiple of 8, as codes are packed in bytes, got {group}")
+        require(group % 8 == 0, name, "a multiple of 8, as codes are packed in bytes", group)

@@ -43,17 +43,14 @@ class SessionRequest:
         named = isinstance(name, str) and 0 < len(name) <= MAX_SESSION_NAME
         require(named, "session_id", f"a text of 1 to {MAX_SESSION_NAME} characters", name, error)
         for field in ("prefetch", "release"):
-            require(
-                isinstance(getattr(self, field), bool), field, "true or false", getattr(self, field), error
-            )
-        if self.prefetch and (
-            self.release or (self.ttl is not None and not self.hint) or self.memory is not None
-        ):
+            value = getattr(self, field)
+            require(isinstance(value, bool), field, "true or false", value, error)
+        is_kept = self.ttl is not None and not self.hint
+        if self.prefetch and (self.release or is_kept or self.memory is not None):
             raise error("prefetch goes without ttl, release and session_memory, which are a turn's")
         if self.memory is not None:
-            require(
-                type(self.memory) is int and self.memory >= 0, "session_memory", "bytes", self.memory, error
-            )
+            sized = type(self.memory) is int and self.memory >= 0
+            require(sized, "session_memory", "bytes", self.memory, error)
         if self.ttl is not None:
             number = isinstance(self.ttl, int | float) and not isinstance(self.ttl, bool)
             require(number and 0 <= self.ttl <= MAX_TTL, "ttl", f"0 to {MAX_TTL} seconds", self.ttl, error)

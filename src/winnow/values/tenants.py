@@ -1,7 +1,7 @@
 """Tenants, on whose accounts requests run: their weights and shares."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -106,3 +106,21 @@ def _tenant(name: str, settings: Any) -> Tenant:
         if key not in known:
             raise ConfigError(f"tenants: {name} has an unknown field {key!r}. {known_names(str(key), known)}")
     return Tenant(name, **settings)
+
+
+class TenantTable:
+    """Settings of tenants by name.
+
+    Attributes:
+        named: those with settings of their own.
+        has_quotas: whether any tenant has a guarantee or a limit.
+    """
+
+    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
+        self.named = {tenant.name: tenant for tenant in tenants}
+        self._others = self.named.pop(OTHERS, Tenant(OTHERS))
+        self.has_quotas = self._others.has_quota or any(each.has_quota for each in self.named.values())
+
+    def of(self, tenant: TenantName) -> Tenant:
+        """Return the settings of a tenant, or those of "*" if it has none."""
+        return self.named.get(tenant or OTHERS, self._others)

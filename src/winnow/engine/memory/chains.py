@@ -82,16 +82,14 @@ def stored_accumulators(rule: Hashable) -> int | None:
     return 0 if isinstance(rule, SessionRule) and rule.policy is None else None
 
 
-def is_portable(policy: EvictionPolicy) -> bool:
-    """Return whether what a policy keeps follows from its description in every process: all of it is Winnow's own."""
-    return _is_own(policy)
+def is_portable(policy: Any) -> bool:
+    """Return whether what a policy keeps follows from its description in every process.
 
-
-def _is_own(value: Any) -> bool:
-    """Return whether a value and all that it consists of are Winnow's or plain Python."""
-    if isinstance(value, tuple | list | frozenset):
-        return all(map(_is_own, value))
-    if not is_dataclass(value):
-        return value is None or isinstance(value, bool | int | float | str | Enum)
-    parts = (getattr(value, each.name) for each in fields(value))
-    return type(value).__module__.partition(".")[0] == "winnow" and all(map(_is_own, parts))
+    It does where it and all that it consists of are Winnow's or plain Python.
+    """
+    if isinstance(policy, tuple | list | frozenset):
+        return all(map(is_portable, policy))
+    if not is_dataclass(policy):
+        return policy is None or isinstance(policy, bool | int | float | str | Enum)
+    parts = (getattr(policy, each.name) for each in fields(policy))
+    return type(policy).__module__.partition(".")[0] == "winnow" and all(map(is_portable, parts))

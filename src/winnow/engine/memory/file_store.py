@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import wait
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -13,8 +12,7 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapsho
 from winnow.cache.layout import IntArray
 from winnow.engine.executor import Executor
 from winnow.engine.memory.chains import stored_accumulators
-from winnow.engine.memory.file_lookup import Fetch, FileLookup
-from winnow.engine.memory.saved_documents import SavedDocuments
+from winnow.engine.memory.file_lookup import Fetch, FileLookup, SavedDocuments
 from winnow.engine.requests.request import Sequence
 from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import DiskFile, DiskLink, PrefixFiles, run_key
@@ -31,16 +29,6 @@ _MOST_TRIES = 4
 """Reads after which a sequence starts with what memory has, in place of waiting until nothing was lost meanwhile."""
 
 
-@dataclass(frozen=True)
-class _Put:
-    """A run of an ended sequence's blocks, or its snapshot, that is to be written."""
-
-    first: int = 0
-    before: PrefixKey = b""
-    links: tuple[DiskLink, ...] = ()
-    snapshot: Snapshot | None = None
-
-
 class FileStore:
     """Mover of prefixes between the index and files, those that users saved and those of a cache on disk.
 
@@ -52,7 +40,7 @@ class FileStore:
 
     Attributes:
         cached: files that come and go by themselves; None: there are none.
-        documents: those of `saved`.
+        has_any: there are files to look into.
     """
 
     def __init__(
@@ -61,20 +49,16 @@ class FileStore:
         self.cached = cached
         self._saved = saved
         self._sources = [files for files in (saved, cached) if files is not None]
+        self.has_any = bool(self._sources)
         self._executor = executor
         self._ledger = ledger
         layout = ledger.layout
         self._lookup = FileLookup(ledger, self._sources, cached)
         self.documents = SavedDocuments(saved, layout.block_size)
-        self._puts: deque[_Put] = deque()
+        self._puts: deque[Callable[[], None]] = deque()
         self._put_keys: set[PrefixKey] = set()
         self._fetches: WeakSet[Fetch] = WeakSet()
         self._block_bytes = layout.host_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(1))))
-
-    @property
-    def has_any(self) -> bool:
-        """Whether there are files to look into."""
-        return bool(self._sources)
 
     def holds(self, key: PrefixKey) -> bool:
         """Return whether files have a block of tokens, or a snapshot."""
@@ -102,9 +86,9 @@ class FileStore:
             while end < min(len(links), first + most) and is_new(links[end]):
                 end += 1
             if end > first:
-                before = chain.key_after(first)
-                self._puts.append(_Put(first, before, tuple(links[first:end])))
-                self._put_keys.update(link.key for link in links[first:end])
+                run = links[first:end]
+                self._puts.append(partial(self._write_run, tier, first, chain.key_after(first), run))
+                self._put_keys.update(link.key for link in run)
             first = max(end, first + 1)
         for key, rule in chain.snapshots.values():
             if isinstance(rule, SequenceEviction) and self._ledger.prefixes.find_snapshot(key) is not None:
@@ -114,15 +98,11 @@ class FileStore:
     def put_snapshot(self, key: PrefixKey) -> None:
         """Queue a snapshot of the index for writing, unless it is on disk, or its rule is of one process alone."""
         tier, snapshot = self.cached, self._ledger.prefixes.find_snapshot(key)
-        if (
-            tier is None
-            or not tier.is_writing
-            or snapshot is None
-            or stored_accumulators(snapshot.rule) is None
-        ):
+        if tier is None or not tier.is_writing or snapshot is None:
             return
-        if tier.snapshot(key) is None and key not in self._put_keys:
-            self._puts.append(_Put(snapshot=snapshot))
+        can_be_checked = stored_accumulators(snapshot.rule) is not None
+        if can_be_checked and tier.snapshot(key) is None and key not in self._put_keys:
+            self._puts.append(partial(self._write_snapshot, tier, snapshot))
             self._put_keys.add(key)
 
     def write(self, *, all_of_it: bool = False) -> None:
@@ -134,13 +114,7 @@ class FileStore:
         while self._puts and (all_of_it or files.pending_bytes < _MOST_PENDING):
             if files.pending_bytes >= _MOST_PENDING:
                 files.wait()
-            put = self._puts.popleft()
-            if put.snapshot is not None:
-                self._put_keys.discard(put.snapshot.key)
-                self._write_snapshot(files, put.snapshot)
-            else:
-                self._put_keys.difference_update(link.key for link in put.links)
-                self._write_run(files, put)
+            self._puts.popleft()()
 
     def write_all(self) -> None:
         """Write all queued prefixes, and wait until they are there."""
@@ -157,7 +131,6 @@ class FileStore:
                 files.close()
 
     def clear(self) -> None:
-        """Forget everything, on disk too, but for what users saved."""
         self._puts.clear()
         self._put_keys.clear()
         if self.cached is not None:
@@ -209,8 +182,6 @@ class FileStore:
                 return True
         return False
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _known_links(self, chain: PrefixChain, token_ids: list[int]) -> list[DiskLink]:
         """Return what the index knows of the first blocks of a chain, and of the tail that follows on the last."""
         index, links = self._ledger.prefixes, list[DiskLink]()
@@ -227,21 +198,24 @@ class FileStore:
                 links.append(DiskLink(key, len(entry.token_ids), entry.resumable))
         return links
 
-    def _write_run(self, files: PrefixFiles, put: _Put) -> None:
-        """Read the blocks of a run that the index still knows, and let them be written."""
-        layout, found = self._ledger.layout, []
-        for link in put.links:
+    def _write_snapshot(self, files: PrefixFiles, snapshot: Snapshot) -> None:
+        self._put_keys.discard(snapshot.key)
+        if self._ledger.prefixes.find_snapshot(snapshot.key) is snapshot:
+            nbytes, encode = self._encoder(files, snapshot, {})
+            files.write(snapshot.key, DiskFile("", nbytes), encode)
+
+    def _write_run(self, files: PrefixFiles, first: int, before: PrefixKey, run: list[DiskLink]) -> None:
+        """Write the blocks of an ended sequence, from number `first` on, as far as the index still has them."""
+        layout, links, token_ids = self._ledger.layout, list[DiskLink](), list[int]()
+        self._put_keys.difference_update(link.key for link in run)
+        for link in run:
             entry = self._ledger.prefixes.link(link.key)
             if entry is None:
                 break
-            found.append(entry)
-        if not found:
+            links.append(link._replace(resumable=entry.resumable))
+            token_ids += entry.token_ids
+        if not links:
             return
-        token_ids = [token for entry in found for token in entry.token_ids]
-        links = [
-            DiskLink(link.key, link.num_tokens, entry.resumable)
-            for link, entry in zip(put.links, found, strict=False)
-        ]
         blocks = self._ledger.prefixes.columns([link.key for link in links]).T.ravel()
         states = {
             f"{number}.{name}": array
@@ -250,18 +224,13 @@ class FileStore:
         }
         snapshot = Snapshot.of(run_key(links), token_ids, None, layout.even_rows(len(token_ids)), blocks)
         notes = {
-            "first": put.first * layout.block_size,
-            "before": put.before.hex(),
+            "first": first * layout.block_size,
+            "before": before.hex(),
             "links": [(link.key.hex(), link.num_tokens, link.resumable) for link in links],
         }
         data = self._executor.read_blocks(blocks)
-        file = DiskFile("", data.nbytes, links=tuple(links), before=put.before)
+        file = DiskFile("", data.nbytes, links=tuple(links), before=before)
         files.write(snapshot.key, file, partial(files.form.encode, snapshot, data, 0, notes, states))
-
-    def _write_snapshot(self, files: PrefixFiles, snapshot: Snapshot) -> None:
-        if self._ledger.prefixes.find_snapshot(snapshot.key) is snapshot:
-            nbytes, encode = self._encoder(files, snapshot, {})
-            files.write(snapshot.key, DiskFile("", nbytes), encode)
 
     def _encoder(
         self, files: PrefixFiles, snapshot: Snapshot, notes: Mapping[str, Any], **more: str
@@ -273,7 +242,6 @@ class FileStore:
         return data.nbytes, partial(files.form.encode, snapshot, data, accumulators, notes, states, **more)
 
     def _fetch(self, sequence: Sequence, most_tokens: int) -> Fetch:
-        """Look for more than the index knows, and begin to read it."""
         for files in self._sources:
             files.refresh()
         fetch = self._lookup.fetch(sequence, most_tokens)

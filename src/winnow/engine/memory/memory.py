@@ -18,34 +18,22 @@ from winnow.engine.memory.room import Room
 from winnow.engine.memory.sessions import Sessions
 from winnow.engine.memory.swap import Swap
 from winnow.engine.memory.swap_costs import SwapCosts
-from winnow.engine.requests.kv_state import KVState
-from winnow.engine.requests.request import Sequence
-from winnow.engine.requests.tenant_table import TenantTable
+from winnow.engine.requests.request import KVState, Sequence
 from winnow.storage.folders import SavedDirectory
 from winnow.storage.prefix_files import PrefixFiles
 from winnow.storage.prefix_format import PrefixFormat
+from winnow.values.tenants import TenantTable
 
 
 class Memory:
     """Owner of all KVs of an engine. It decides where they lie, and never whose turn it is.
 
     Args:
-        executor: follows the ledger, and reads and writes blocks for the stores.
-        clock: seconds.
         prefix_caching: False: no sequence begins with what another computed.
         host_bytes: most bytes of copies in host memory.
         saved, cached: see `FileStore`.
         session_memory: bytes of the device that a session may take; None: no limit.
         costs: what copies and recomputing cost; None: they are measured.
-
-    Attributes:
-        ledger: rows and blocks; the executor follows it.
-        room: what sequences need, and what there is.
-        prefixes: who begins with what.
-        sessions: conversations by name.
-        swap: copies in host memory.
-        files: prefixes in files.
-        tenants: settings of tenants.
     """
 
     def __init__(
@@ -63,7 +51,7 @@ class Memory:
     ) -> None:
         self.ledger = Ledger(executor.layout, executor.size, host_bytes)
         self.tenants = TenantTable(config.tenants)
-        self.swap = Swap(executor, self.ledger, clock, self.tenants, costs)
+        self.swap = Swap(executor, self.ledger, clock, self.tenants, costs or SwapCosts())
         self.files = FileStore(executor, self.ledger, saved, cached)
         self.sessions = Sessions(self.ledger, clock, self.tenants, self.files, session_memory, prefix_caching)
         self.prefixes = PrefixSharing(self.ledger, prefix_caching, self.files, self.sessions)
@@ -256,8 +244,6 @@ class Memory:
         assert len(set(slots)) == len(slots), "two sequences share a slot"
         assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _open(self, sequence: Sequence, found: FoundPrefix, count: int) -> bool:
         """Open a slot for a sequence that begins with a prefix, with room for its next `count` tokens.
 
@@ -286,5 +272,4 @@ class Memory:
 
 
 def _computed(lengths: IntArray, kv: KVState) -> NDArray[np.int32]:
-    """Return lengths of rows, int32 [layers, heads], less room for what is not computed, and replays."""
     return np.minimum(lengths, kv.num_computed).astype(np.int32)

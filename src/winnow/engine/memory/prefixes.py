@@ -10,8 +10,7 @@ from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey, Snapsho
 from winnow.engine.memory.chains import SessionRule, chain_of, is_portable, known_snapshots, snapshots_of
 from winnow.engine.memory.file_store import FileStore
 from winnow.engine.memory.sessions import Sessions
-from winnow.engine.requests.kv_state import EARLIER_ROUND, KVState
-from winnow.engine.requests.request import Sequence
+from winnow.engine.requests.request import EARLIER_ROUND, KVState, Sequence
 from winnow.errors import PrefixStoreError
 from winnow.eviction import SequenceEviction
 from winnow.storage.prefix_files import PrefixFiles
@@ -54,11 +53,6 @@ class PrefixSharing:
     Where layers keep states in place of KVs, a prefix is found as far as a state is kept. That is after the last whole
     block of a prompt that leaves a token to compute, where prompts were seen to part, every `_STATE_TOKENS` tokens, and
     at the end of a sequence, so that a conversation continues where it was.
-
-    Args:
-        enabled: False: no sequence takes part.
-        files: what lies outside of memory.
-        sessions: what conversations begin with.
     """
 
     def __init__(self, ledger: Ledger, enabled: bool, files: FileStore, sessions: Sessions) -> None:
@@ -89,15 +83,12 @@ class PrefixSharing:
         if snapshot is not None and snapshot.num_tokens > computed:
             computed = snapshot.num_tokens
             # A session's last round lies further back, so that the next one may come at once.
-            last_round = (
-                computed - isinstance(snapshot.rule, SessionRule) if earlier is None else EARLIER_ROUND
-            )
-            state = KVState(None, computed, last_round, snapshot.num_rounds)
+            last = computed - isinstance(snapshot.rule, SessionRule) if earlier is None else EARLIER_ROUND
+            state = KVState(None, computed, last, snapshot.num_rounds)
             return FoundPrefix(state, snapshot=snapshot, earlier=earlier)
         return FoundPrefix(KVState(None, computed), tuple(keys))
 
     def prefetch(self, sequence: Sequence) -> None:
-        """Start to read prefixes of a new sequence from files."""
         if self._files.has_any and self._may_begin_with_others(sequence):
             self._files.prefetch(sequence, self._most_as_computed(sequence))
 
@@ -190,24 +181,19 @@ class PrefixSharing:
             end = min(end, sequence.prompt_len)  # later tokens read some values, and as part of a prompt all
         chain.extend([*sequence.prefix_ids, *accepted] if accepted else sequence.prefix_ids)
         keeps_state = num_computed in self._state_points(sequence, start)
+        slot, rows = sequence.kv.running_slot, self._ledger.prefix_rows
         for index in range(start // size, end // size):
-            self._ledger.prefix_rows.remember(
-                sequence.kv.running_slot,
-                index,
-                *chain.links[index],
-                num_computed,
-                before=chain.key_after(index),
-                resumable=keeps_state and (index + 1) * size == num_computed,
-            )
+            resumable = keeps_state and (index + 1) * size == num_computed
+            before, link = chain.key_after(index), chain.links[index]
+            rows.remember(slot, index, *link, num_computed, before=before, resumable=resumable)
 
     def remember_end(self, sequence: Sequence) -> None:
         """Let later requests find the block in which a sequence ends, too."""
         chain, computed = sequence.prefix, sequence.kv.num_computed
         if chain is None or sequence.eviction is not None or sequence.kv.last_round or not computed:
             return
-        if (
-            computed > sequence.num_tokens
-        ):  # drafts behind its end were right, and their blocks are indexed with them
+        # Drafts behind its end may have been right, and their blocks are indexed with them.
+        if computed > sequence.num_tokens:
             return
         # Later tokens read some values of a tier; see `remember`.
         end = computed if self._ledger.layout.value_tier is None else min(computed, sequence.prompt_len)
@@ -218,14 +204,9 @@ class PrefixSharing:
             index, key, rest = whole, chain.tail_key(token_ids), tuple(token_ids[whole * size :])
         else:
             index, (key, rest) = whole - 1, chain.links[whole - 1]
+        slot, before = sequence.kv.running_slot, chain.key_after(index)
         self._ledger.prefix_rows.remember(
-            sequence.kv.running_slot,
-            index,
-            key,
-            rest,
-            sequence.kv.num_computed,
-            before=chain.key_after(index),
-            resumable=end == computed,
+            slot, index, key, rest, computed, before=before, resumable=end == computed
         )
 
     def until_state(self, sequence: Sequence) -> int:
@@ -295,8 +276,6 @@ class PrefixSharing:
         document = chain.document_key(sequence.prefix_ids[: eviction.context_len])
         return self._files.save(files, found, document, eviction)
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
     def _may_begin_with_others(self, sequence: Sequence) -> bool:
         """Return whether a waiting sequence may begin with what others have computed, and has the keys of that."""
         if not self._enabled or not _takes_part(sequence) or sequence.request.wants_prompt_logprobs:
@@ -333,10 +312,8 @@ class PrefixSharing:
         return {point for point in (*chain.branches, last, min(following, last)) if point > computed}
 
     def _chain(self, sequence: Sequence) -> PrefixChain:
-        """Return the keys of a sequence's prefixes, those of its snapshots included."""
-        return chain_of(
-            sequence.prefix_ids, sequence.request.tenant, self._ledger.layout.block_size, sequence.eviction
-        )
+        size = self._ledger.layout.block_size
+        return chain_of(sequence.prefix_ids, sequence.request.tenant, size, sequence.eviction)
 
     def _known_chain(self, sequence: Sequence) -> PrefixChain:
         """Return a waiting sequence's keys, made when they are first asked for."""
@@ -381,15 +358,13 @@ class PrefixSharing:
 
     def _is_worth_a_round(self, sequence: Sequence, found: Snapshot) -> bool:
         """Return whether a policy's round has anything to do in the KVs of a snapshot and the context behind them."""
-        eviction = sequence.eviction
-        if eviction is None:
+        if (eviction := sequence.eviction) is None:
             return False
         layers = list(self._ledger.layout.evictable)
         return found.lengths[layers].mean() + eviction.context_len - found.num_tokens > eviction.target
 
 
 def _takes_part(sequence: Sequence) -> bool:
-    """Return whether a sequence's blocks may be found by others, and it may find theirs."""
     request, eviction = sequence.request, sequence.eviction
     if eviction is None or len(request.sequences) == 1:
         return True

@@ -98,12 +98,13 @@ class Room:
         if slot is not None:
             more = ledger.demand([slot], [1])
             blocks, pages = ledger.blocks_held(slot) + more.blocks, len(ledger.pages.of(slot)) + more.pages
+        kept = len(ledger.prefixes.kept_blocks)
         return (
             f"kv_memory is too small for this request alone: with {sequence.num_tokens} tokens it needs at least "
             f"{blocks} blocks ({format_bytes(ledger.bytes_of(blocks))}) and {pages} table pages, and there are "
             f"{size.num_blocks} ({format_bytes(ledger.bytes_of(size.num_blocks))}) and {size.num_pages}"
             + _explain_kinds(ledger)
-            + _explain_kept(ledger)
+            + (f"; sessions with a ttl hold {kept} ({format_bytes(ledger.bytes_of(kept))})" if kept else "")
         )
 
     def growth(self, sequence: Sequence) -> int:
@@ -118,13 +119,11 @@ class Room:
         """Return blocks that a round of a decoding sequence frees at least, less those that it takes again soon."""
         held = self._ledger.blocks_held(sequence.kv.running_slot)
         left = min(eviction.blocks_after(self._ledger.layout, sequence.num_tokens), held)
-        shared = (
-            held - self.freed(sequence) if eviction.policy.when.late else 0
-        )  # frees nothing, and is copied
+        # What others hold too frees nothing, and is copied.
+        shared = held - self.freed(sequence) if eviction.policy.when.late else 0
         return held - shared - left + self._growth_from(sequence, held) - self._growth_from(sequence, left)
 
     def _growth_from(self, sequence: Sequence, held: int) -> int:
-        """Return `growth` of a sequence if it holds `held` blocks."""
         layout = self._ledger.layout
         if not sequence.is_decoding or sequence.before_replay_round:
             return max(sequence.peak_blocks(layout, ahead=layout.block_size) - held, 0)
@@ -137,13 +136,7 @@ class Room:
         return min(max(most - held, 0), layout.rows_per_seq)
 
 
-def _explain_kept(ledger: Ledger) -> str:
-    kept = len(ledger.prefixes.kept_blocks)
-    return f"; sessions with a ttl hold {kept} ({format_bytes(ledger.bytes_of(kept))})" if kept else ""
-
-
 def _explain_kinds(ledger: Ledger) -> str:
-    """Return what else may lack where blocks are of several kinds, or values lie on a tier."""
     layout, allocator = ledger.layout, ledger.allocator
     if allocator.refusal is not None:
         return f"; value_tier={layout.value_tier} has no room for more values: {allocator.refusal}"

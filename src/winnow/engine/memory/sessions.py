@@ -1,4 +1,4 @@
-"""WHOSE conversations continue: handles on what the prefix index holds of their last states."""
+"""WHOSE conversations continue, as handles on what the prefix index holds of their last states; and how they age."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -7,20 +7,23 @@ from itertools import islice
 
 import numpy as np
 
+from winnow.attention import Smoothing
 from winnow.cache import Ledger
 from winnow.cache.accounting.prefix_chain import PrefixChain, PrefixKey
-from winnow.engine.memory.aging import aging_request
+from winnow.cache.layout import CacheLayout
 from winnow.engine.memory.chains import SessionRule
 from winnow.engine.memory.file_store import FileStore
-from winnow.engine.memory.retention import Retention
-from winnow.engine.memory.session import Session, SessionKey, own_keys
+from winnow.engine.memory.session import Retention, Session, SessionKey, own_keys
 from winnow.engine.requests.new_request import NewRequest
 from winnow.engine.requests.request import Sequence
-from winnow.engine.requests.tenant_table import TenantTable
 from winnow.eviction import EvictionPolicy
+from winnow.eviction.budgets import AdaptiveRows
+from winnow.eviction.policy import Keep, When
+from winnow.eviction.scores import Leverage
 from winnow.outputs import SessionStats
+from winnow.sampling import SamplingParams
 from winnow.values.session_request import SessionRequest
-from winnow.values.tenants import TenantName
+from winnow.values.tenants import TenantName, TenantTable
 
 MAX_SESSIONS = 10_000
 TIERS = ("device", "partly", "disk", "gone")
@@ -34,13 +37,8 @@ class Sessions:
     compressed the session, with what they left, if all its tokens and its policy are the same.
 
     Args:
-        clock: seconds.
         memory: bytes of the device that a session may take before its oldest turns are compressed; None: no limit.
         tenants: what all sessions of each may take, of which the least recently used are forgotten.
-        caching: False: there are no prefixes to keep.
-
-    Attributes:
-        retention: how long they are kept while they are idle.
     """
 
     def __init__(
@@ -85,11 +83,8 @@ class Sessions:
 
     def count_hit(self, sequence: Sequence) -> None:
         """Count the tokens that a turn finds computed."""
-        if (
-            (terms := sequence.request.session) is not None
-            and not terms.ages
-            and self._of(sequence) is not None
-        ):
+        terms = sequence.request.session
+        if terms is not None and not terms.ages and self._of(sequence) is not None:
             self.reused_tokens += sequence.kv.num_computed
 
     def end_turn(self, sequence: Sequence) -> None:
@@ -111,9 +106,7 @@ class Sessions:
             return
         chain.extend(sequence.prefix_ids[:computed])
         before = set(session.keys) if session.snapshot is None else set()
-        self._drop_snapshot(session)
-        if kv.last_round:
-            self._take_snapshot(session, sequence, chain)
+        self._renew_snapshot(session, sequence, chain)
         session.chain = chain
         session.token_ids = np.array(sequence.token_ids[:computed], dtype=np.int64)
         session.images = request.images
@@ -124,19 +117,15 @@ class Sessions:
                 self.num_compressions += 1
                 self._discard(session, before)
         else:
-            self._note_turn(session, terms)
+            session.turns = [turn for turn in session.turns if turn < computed] + [computed]
+            session.system = terms.system
+            session.num_turns += 1
+            session.last_used = self._clock()
+            session.memory = terms.memory if terms.memory is not None else self._memory
+            self.retention.renew(session, terms)
         self._ledger.prefixes.touch(session.keys)
         self.retention.pin()
         self._keep_budgets(session, may_age=not terms.ages)
-
-    def _note_turn(self, session: Session, terms: SessionRequest) -> None:
-        session.turns = [turn for turn in session.turns if turn < len(session.token_ids)]
-        session.turns.append(len(session.token_ids))
-        session.system = terms.system
-        session.num_turns += 1
-        session.last_used = self._clock()
-        session.memory = terms.memory if terms.memory is not None else self._memory
-        self.retention.renew(session, terms)
 
     def release(self, sequence: Sequence) -> None:
         """Keep the session of a sequence that has ended for its ttl, or forget it, if that was its last turn."""
@@ -149,7 +138,8 @@ class Sessions:
         """Return a request that compresses a session's oldest turns; None: none is due."""
         while self._due:
             session = self._due.pop(0)
-            if session.memory is None or session.aging or self._of_name(session) is not session:
+            known = self._sessions.get((session.tenant, session.name)) is session
+            if session.memory is None or session.aging or not known:
                 continue
             if (request := aging_request(session, self._ledger.layout)) is not None:
                 session.aging = True
@@ -174,17 +164,19 @@ class Sessions:
         return True
 
     def count_tiers(self) -> dict[str, int]:
-        """Return how many sessions lie where."""
         return dict.fromkeys(TIERS, 0) | Counter(map(self._tier, self._sessions.values()))
-
-    # -- inside ----------------------------------------------------------------------------------------------------
 
     def _of(self, sequence: Sequence) -> Session | None:
         terms = sequence.request.session
         return None if terms is None else self._sessions.get((sequence.request.tenant, terms.name))
 
-    def _take_snapshot(self, session: Session, sequence: Sequence, chain: PrefixChain) -> None:
+    def _renew_snapshot(self, session: Session, sequence: Sequence, chain: PrefixChain) -> None:
         eviction, kv, index = sequence.eviction, sequence.kv, self._ledger.prefixes
+        if session.snapshot is not None and index.knows(session.snapshot):
+            index.drop(session.snapshot)
+        session.snapshot = session.rule = None
+        if not kv.last_round:
+            return
         terms = sequence.request.session
         aged = eviction is None or (terms is not None and terms.ages)
         if eviction is not None and not continues(eviction.policy):
@@ -209,17 +201,10 @@ class Sessions:
             session.snapshot, session.rule, session.num_compressed = key, rule, computed
             self._files.put_snapshot(key)
 
-    def _drop_snapshot(self, session: Session) -> None:
-        if session.snapshot is not None and self._ledger.prefixes.knows(session.snapshot):
-            self._ledger.prefixes.drop(session.snapshot)
-        session.snapshot = session.rule = None
-
     def _discard(self, session: Session, keys: set[PrefixKey]) -> None:
-        """Forget keys in the index that no other session has."""
         index = self._ledger.prefixes
-        for key in own_keys(self._sessions, session, keys):
-            if index.knows(key):
-                index.drop(key)
+        for key in filter(index.knows, own_keys(self._sessions, session, keys)):
+            index.drop(key)
 
     def _bytes(self, session: Session) -> int:
         return self._ledger.prefixes.bytes_of(session.keys)
@@ -256,9 +241,6 @@ class Sessions:
             self.num_dropped += 1
             self.drop(session.name, session.tenant)
 
-    def _of_name(self, session: Session) -> Session | None:
-        return self._sessions.get((session.tenant, session.name))
-
     def _tier(self, session: Session) -> str:
         # The end of a prefix gives way before its front.
         ends = [self._ledger.prefixes.knows(key) for key in (session.keys[0], session.keys[-1])]
@@ -285,6 +267,72 @@ def continues(policy: EvictionPolicy) -> bool:
 
     What is learnt of queries beside KVs is not kept, and a replay repeats tokens whose KVs are gone.
     """
-    needs = policy.score.needs
-    signals = needs.queries
-    return not signals and policy.score.replay is None and policy.compact is None
+    score = policy.score
+    return not score.needs.queries and score.replay is None and policy.compact is None
+
+
+AGING_PRIORITY = -(2**62)
+"""Behind all that clients may ask for."""
+_SINKS = 4
+_MOST_COMPRESSION = 8
+"""Tokens of old turns per KV that stays, at most: beyond it answers suffer, and a session goes as a whole."""
+_FILLED = 0.75
+"""Part of its budget that a session is compressed to, so that it has room for turns to come."""
+# By keys alone, which is known without any query: leverage costs no replay, and no accumulators.
+_AGING = EvictionPolicy(
+    Leverage(pool=Smoothing(3, "average")), AdaptiveRows(), Keep(sinks=_SINKS), When(after_prefill=True)
+)
+
+
+def aging_request(session: Session, layout: CacheLayout) -> NewRequest | None:
+    """Return a request whose prompt is a session's tokens, all of which it finds, with a round before the last.
+
+    None: the session cannot be compressed, or not to the `memory` that it may take.
+    """
+    length = len(session.token_ids)
+    foreign = session.rule is not None and session.rule.policy is not None
+    # The state of a recurrent layer cannot be taken back to where a round leaves off.
+    fixed = layout.has_windows or layout.value_tier is not None or layout.state_bytes
+    if foreign or fixed or session.memory is None:
+        return None
+    whole = layout.device_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(layout.block_size))))
+    budget = int(_FILLED * session.memory * layout.block_size / whole)
+    spans = _kept_whole(session, budget)
+    if spans is None:
+        return None
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=1,
+        detokenize=False,
+        eviction=_AGING,
+        kv_budget=min(budget, length - 1),
+        context_tokens=length - 1,
+        protect=spans,
+    )
+    session.whole_from = spans[-1][0]
+    return NewRequest(
+        f"session-{session.tenant or ''}-{session.name}-{session.num_turns}",
+        None,
+        session.token_ids.tolist(),
+        params,
+        AGING_PRIORITY,
+        session.tenant,
+        final_only=True,
+        session=SessionRequest(session.name, session.memory, ages=True, turn=session.num_turns),
+        images=session.images,
+    )
+
+
+def _kept_whole(session: Session, budget: int) -> tuple[tuple[int, int], ...] | None:
+    """Return spans that a budget, in KVs a row, leaves whole: the system prompt, and the last two turns or one.
+
+    None: even so too little would stay of the others.
+    """
+    length = len(session.token_ids) - 1
+    for begin in session.turns[-3:-1]:
+        begin = min(max(begin, session.whole_from, session.system), length - 1)
+        spans = ((0, session.system), (begin, length)) if session.system else ((begin, length),)
+        protected = session.system + length - begin
+        if protected + _SINKS + (length - protected) // _MOST_COMPRESSION < budget:
+            return spans
+    return None

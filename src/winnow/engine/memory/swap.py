@@ -3,31 +3,17 @@
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from winnow.cache import HostTierError, Ledger
 from winnow.engine.executor import Executor
-from winnow.engine.memory.swap_costs import MeasuredCosts, SwapCosts
+from winnow.engine.memory.swap_costs import SwapCosts
 from winnow.engine.plan import StepPlan
-from winnow.engine.requests.kv_state import KVState
-from winnow.engine.requests.request import Sequence
-from winnow.engine.requests.tenant_table import TenantTable
-from winnow.values.tenants import TenantName
+from winnow.engine.requests.request import KVState, Sequence
+from winnow.values.tenants import TenantName, TenantTable
 
 # Assumed until prompts have been computed: victims are compared by tokens then.
 _SECONDS_PER_TOKEN = 1e-3
-
-
-@dataclass
-class PreemptionTally:
-    """Tally of preemptions; see `RequestMetrics`, which has the same fields of one request."""
-
-    num_swaps: int = 0
-    swap_bytes_out: int = 0
-    swap_bytes_in: int = 0
-    swap_seconds: float = 0.0
-    recomputed_tokens: int = 0
-    recompute_seconds: float = 0.0
 
 
 class Swap:
@@ -39,8 +25,7 @@ class Swap:
     set, its rounds and replays would have to be repeated.
 
     Attributes:
-        costs: what copies and steps cost.
-        total: what all preemptions so far came to.
+        total: what all preemptions so far came to, by fields of `RequestMetrics`.
         host_bytes: by tenant, what its requests hold on the host tier.
     """
 
@@ -50,10 +35,10 @@ class Swap:
         ledger: Ledger,
         clock: Callable[[], float],
         tenants: TenantTable,
-        costs: SwapCosts | None = None,
+        costs: SwapCosts,
     ) -> None:
-        self.costs = costs or MeasuredCosts()
-        self.total = PreemptionTally()
+        self.costs = costs
+        self.total = Counter[str]()
         self.host_bytes: Counter[TenantName] = Counter()
         self._executor = executor
         self._tenants = tenants
@@ -77,7 +62,6 @@ class Swap:
         return seconds / freed
 
     def copy_bytes(self, slot: int) -> int:
-        """Return bytes that a copy of a sequence takes."""
         return self._ledger.host.nbytes(self._ledger.lengths[slot], self._executor.state_bytes(slot))
 
     def has_progressed(self, sequence: Sequence) -> bool:
@@ -115,16 +99,21 @@ class Swap:
 
     def resume(self, sequence: Sequence) -> bool:
         """Restore a swapped sequence that fits to a slot. Returns False if it must compute its tokens again."""
-        host_id, start = _host_id(sequence), self._clock()
-        nbytes = self._ledger.host.copies[host_id].nbytes
+        host_id, start, ledger = _host_id(sequence), self._clock(), self._ledger
         try:
-            slot = self._load(host_id)
-        except BaseException:
+            self._executor.apply(ledger.take_update())
+            slot = ledger.open()
+            try:
+                ledger.load(host_id, slot)
+                nbytes = self._copy(host_id, back=True)
+            except BaseException:
+                ledger.close(slot)
+                raise
+        except BaseException as error:
             self.discard(sequence)
+            if isinstance(error, HostTierError):
+                return False
             raise
-        if slot is None:
-            self.discard(sequence)
-            return False
         self._discard_copy(sequence)
         sequence.kv = replace(sequence.kv, slot=slot, host_id=None)
         self._count(sequence, swap_bytes_in=nbytes, swap_seconds=self._clock() - start)
@@ -140,11 +129,6 @@ class Swap:
 
     # -- records -------------------------------------------------------------------------------------------------
 
-    def record_copies(self, nbytes: int, out: float, back: float) -> None:
-        """Record the seconds that copies of `nbytes` to the host and back took."""
-        self.costs.record_copy(nbytes, out, back=False)
-        self.costs.record_copy(nbytes, back, back=True)
-
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
         """Count the tokens that a step recomputed, and record its time."""
         self.costs.record_step(plan, seconds)
@@ -155,8 +139,6 @@ class Swap:
                 tokens = min(entry.end, sequence.num_tokens_computed) - entry.start
                 share = seconds * tokens / plan.num_tokens
                 self._count(sequence, recomputed_tokens=tokens, recompute_seconds=share)
-
-    # -- inside --------------------------------------------------------------------------------------------------
 
     def _discard_copy(self, sequence: Sequence) -> None:
         host_id = _host_id(sequence)
@@ -176,10 +158,8 @@ class Swap:
 
     def _prefers_swap(self, sequence: Sequence) -> bool:
         nbytes = self._room_for_copy(sequence)
-        if nbytes is None:
-            return False
-        if _is_compressed(sequence):
-            return True
+        if nbytes is None or _is_compressed(sequence):
+            return nbytes is not None
         swap = self.costs.swap_seconds(nbytes)
         recompute = self.costs.recompute_seconds(sequence.kv.num_computed)
         return swap is None or recompute is None or swap <= recompute
@@ -192,57 +172,34 @@ class Swap:
         return seconds + sequence.rounds.seconds + sequence.replay.seconds
 
     def _swap_out(self, sequence: Sequence) -> bool:
-        """Copy a sequence to the host and close its slot. Returns False, with nothing changed, if copying failed."""
-        start, slot = self._clock(), sequence.kv.running_slot
-        host_id = self._save(slot)
-        if host_id is None:
-            return False
-        self._ledger.close(slot)
+        """Copy a sequence to the host and close its slot. Returns False, with nothing changed, if memory lacks."""
+        start, slot, ledger = self._clock(), sequence.kv.running_slot, self._ledger
+        self._executor.apply(ledger.take_update())
+        host_id = ledger.save(slot, self._executor.state_bytes(slot))
+        try:
+            nbytes = self._copy(host_id, back=False)
+        except BaseException as error:
+            ledger.discard(host_id)
+            if isinstance(error, HostTierError):
+                return False
+            raise
+        ledger.close(slot)
         sequence.kv = replace(sequence.kv, slot=None, host_id=host_id, last_served=-1)
-        nbytes = self._ledger.host.copies[host_id].nbytes
         self.host_bytes[sequence.request.tenant] += nbytes
         self._count(sequence, num_swaps=1, swap_bytes_out=nbytes, swap_seconds=self._clock() - start)
         return True
 
-    def _save(self, slot: int) -> int | None:
-        """Copy a sequence, which stays as it is. Returns the copy's id; None: the system lacks memory."""
-        self._executor.apply(self._ledger.take_update())
-        host_id = self._ledger.save(slot, self._executor.state_bytes(slot))
-        done = False
-        try:
-            done = self._copy(host_id, back=False)
-        finally:
-            if not done:
-                self._ledger.discard(host_id)
-        return host_id if done else None
-
-    def _load(self, host_id: int) -> int | None:
-        """Copy a sequence, which fits, back to a slot of its own; the copy stays. Returns the slot; None: it failed."""
-        self._executor.apply(self._ledger.take_update())
-        slot, done = self._ledger.open(), False
-        try:
-            self._ledger.load(host_id, slot)
-            done = self._copy(host_id, back=True)
-        finally:
-            if not done:
-                self._ledger.close(slot)
-        return slot if done else None
-
-    def _copy(self, host_id: int, *, back: bool) -> bool:
-        """Make the copy that the ledger has planned. Returns False if the system lacks memory."""
+    def _copy(self, host_id: int, *, back: bool) -> int:
+        """Make the copy that the ledger has planned. Returns its bytes."""
         start, nbytes = self._clock(), self._ledger.host.copies[host_id].nbytes
-        try:
-            self._executor.apply(self._ledger.take_update())
-        except HostTierError:
-            return False
+        self._executor.apply(self._ledger.take_update())
         self.costs.record_copy(nbytes, self._clock() - start, back=back)
-        return True
+        return nbytes
 
     def _count(self, sequence: Sequence, **more: float) -> None:
         request = sequence.request
         request.update_metrics(**{name: getattr(request.metrics, name) + n for name, n in more.items()})
-        for name, amount in more.items():
-            setattr(self.total, name, getattr(self.total, name) + amount)
+        self.total.update(more)
 
 
 def _host_id(sequence: Sequence) -> int:

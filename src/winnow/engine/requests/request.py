@@ -1,4 +1,4 @@
-"""Requests and their sequences."""
+"""Requests, their sequences, and what these have in the cache."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from winnow.cache import CacheLayout
 from winnow.cache.accounting.prefix_chain import PrefixChain
-from winnow.engine.requests.kv_state import KVState
 from winnow.engine.requests.new_request import NewRequest, RequestObserver
 from winnow.eviction import ReplayPass, SequenceEviction
 from winnow.outputs import LogprobDict, RequestMetrics
@@ -17,33 +16,69 @@ from winnow.sampling import SamplingParams
 from winnow.values.images import PromptImage, cut_run, prefix_ids
 from winnow.values.session_request import SessionRequest
 
+EARLIER_ROUND = -1
+"""`KVState.last_round` of KVs that an earlier round left, which its own policy has yet to compress once more."""
+
+
+@dataclass
+class KVState:
+    """State of a sequence in the cache, all of it. Forking, preempting and ending a sequence act on this object.
+
+    Nothing of it is kept elsewhere.
+
+    Attributes:
+        slot: in the ledger; None: nothing is in the cache.
+        host_id: of its copy in host memory, while it waits; it has no slot then, and the other fields say what the copy
+            holds.
+        num_computed: tokens of the sequence that are computed.
+        last_round: their number at the last round of eviction; 0: there was none; or `EARLIER_ROUND`.
+        num_rounds: how many rounds these KVs have seen.
+        passes_done: passes of the replay that were computed and dropped.
+        replayed: tokens of the next pass that are in the cache, behind the context.
+        last_served: sequences that had been in rounds before its last one; -1: there was none since it got its slot.
+    """
+
+    slot: int | None = None
+    num_computed: int = 0
+    last_round: int = 0
+    num_rounds: int = 0
+    passes_done: int = 0
+    replayed: int = 0
+    host_id: int | None = None
+    last_served: int = -1
+
+    @property
+    def running_slot(self) -> int:
+        assert self.slot is not None, "only a running sequence has a slot"
+        return self.slot
+
+    def fork(self, slot: int) -> "KVState":
+        """Return the same KVs, held by another slot."""
+        return replace(self, slot=slot, last_served=-1)
+
+
+_AS_ASKED = ("observer", "priority", "tenant", "final_only", "deltas", "session", "images")
+
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, its parameters, and one sequence per sample."""
+    """A prompt, its parameters, and one sequence per sample; see `NewRequest` and `Admitted` for what both bring."""
 
     request_id: str
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int
-    """Maximum tokens of an answer: the request's own limit, or what the context leaves."""
     metrics: RequestMetrics
     evictions: tuple[SequenceEviction | None, ...] = (None,)
-    """One for all samples, or one each; None: nothing will ever be evicted."""
     policy_name: str | None = None
-    """Name of the policy that was asked for, also where the budget leaves it nothing to do."""
     observer: RequestObserver | None = None
     priority: int = 0
-    """Greater is served first."""
     tenant: str | None = None
-    """Tenant on whose account it runs; None: no tenant."""
     arrival: int = 0
     """Number of requests that came before it; set by the queue."""
     final_only: bool = False
-    """Return one output, when it is finished."""
     deltas: bool = False
-    """Each output holds what is new since the one before it."""
     num_cached_tokens: int = 0
     """Tokens of the prompt whose KVs were there when its first sample got a slot."""
     prompt_logprobs: list[LogprobDict | None] = field(default_factory=list)
@@ -52,43 +87,23 @@ class Request:
     error: str | None = None
     """Fault of the prompt's logits or their texts; ends each answer with its first token."""
     reserved_tokens: int | None = None
-    """Each sequence holds blocks for this number of tokens from its start; None: for those that it has."""
     session: SessionRequest | None = None
-    """The conversation that it is a turn of."""
     images: tuple[PromptImage, ...] = ()
-    """Pictures of the prompt, in order."""
     sequences: list["Sequence"] = field(init=False)
 
     @classmethod
     def of(
-        cls,
-        new: NewRequest,
-        params: SamplingParams,
-        max_tokens: int,
-        arrival_time: float,
-        evictions: tuple[SequenceEviction | None, ...] = (None,),
-        policy_name: str | None = None,
-        reserved_tokens: int | None = None,
+        cls, new: NewRequest, params: SamplingParams, max_tokens: int, arrival_time: float, **granted: Any
     ) -> Self:
-        """Make the engine's record of an admitted request; `params` are the request's own with all choices made."""
-        return cls(
-            new.request_id,
-            new.prompt,
-            new.token_ids,
-            params,
-            max_tokens,
-            RequestMetrics(arrival_time),
-            evictions,
-            policy_name,
-            new.observer,
-            new.priority,
-            new.tenant,
-            final_only=new.final_only,
-            reserved_tokens=reserved_tokens,
-            deltas=new.deltas,
-            session=new.session,
-            images=new.images,
-        )
+        """Make the engine's record of an admitted request.
+
+        Args:
+            params: the request's own with all choices made.
+            granted: further fields, as admission granted them.
+        """
+        asked = {name: getattr(new, name) for name in _AS_ASKED}
+        metrics = RequestMetrics(arrival_time)
+        return cls(new.request_id, new.prompt, new.token_ids, params, max_tokens, metrics, **asked, **granted)
 
     def __post_init__(self) -> None:
         if self.params.prompt_logprobs is not None:
@@ -126,16 +141,10 @@ class Request:
         return None not in [sequence.finish_reason for sequence in self.sequences]
 
     @property
-    def has_output(self) -> bool:
-        """Return whether a step that computed tokens of it returns an output."""
-        return not self.final_only or self.finished
-
-    @property
     def wants_prompt_logprobs(self) -> bool:
         """Return whether prompt logprobs are asked for and not yet complete."""
-        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(
-            self.prompt_token_ids
-        )
+        missing = len(self.prompt_logprobs) < len(self.prompt_token_ids)
+        return missing and self.params.prompt_logprobs is not None
 
 
 @dataclass
@@ -149,7 +158,6 @@ class RoundTally:
     seconds: float = 0.0
 
     def add(self, freed_blocks: int, seconds: float, sequences: int = 1) -> None:
-        """Count one round."""
         self.rounds += 1
         self.sequences += sequences
         self.freed_blocks += freed_blocks
@@ -203,9 +211,8 @@ class Sequence:
     forks: list["Sequence"] = field(default_factory=list)
     logprobs: list[LogprobDict | None] = field(default_factory=list)
     replay: ReplayTally = field(default_factory=ReplayTally)
-    """All of the sequence's, those before a preemption too."""
     rounds: RoundTally = field(default_factory=RoundTally)
-    """All of the sequence's, those before a preemption too."""
+    """Both of all the sequence's, those before a preemption too."""
     kept: NDArray[np.int32] | None = None
     """KVs per layer and head when the sequence ended."""
     kept_parts: tuple[float, float] | None = None
@@ -255,12 +262,8 @@ class Sequence:
     @property
     def expected_tokens(self) -> int:
         """Tokens that it comes to if its answer takes the `max_tokens` that were asked for; without, those so far."""
-        asked = self.request.params.max_tokens
-        return (
-            self.num_tokens
-            if asked is None
-            else max(self.num_tokens, self.prompt_len + self.request.max_tokens)
-        )
+        asked = 0 if self.request.params.max_tokens is None else self.request.max_tokens
+        return max(self.num_tokens, self.prompt_len + asked)
 
     @property
     def owns_blocks(self) -> bool:

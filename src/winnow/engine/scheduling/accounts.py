@@ -1,16 +1,14 @@
 """HOW MUCH each tenant may hold, holds, and got."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceType
 
 import numpy as np
 
-from winnow.cache import Ledger
+from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Sequence
-from winnow.engine.requests.tenant_table import TenantTable
-from winnow.engine.scheduling.orders import Order
-from winnow.engine.scheduling.queue import WaitingQueue
+from winnow.engine.scheduling.queue import Order, WaitingQueue
 from winnow.outputs import TenantStats
 from winnow.values.tenants import TenantName
 
@@ -21,22 +19,13 @@ class TenantAccounts:
     A tenant gets what is free, up to its limit. What a tenant holds above its guarantee is borrowed, from the part
     that is not guaranteed and from guarantees that others do not use; the scheduler takes it back when one of
     them needs it.
-
-    Attributes:
-        has_quotas: whether any tenant has a guarantee or a limit.
     """
 
-    def __init__(
-        self,
-        tenants: TenantTable,
-        ledger: Ledger,
-        host_bytes: Mapping[TenantName, int] | None = None,
-        order: Order | None = None,
-    ) -> None:
-        """Take `host_bytes`, what requests hold on the host tier now, and the order in which tenants are served."""
+    def __init__(self, memory: Memory, order: Order) -> None:
         self._order = order
-        self._ledger = ledger
-        self._host_bytes = {} if host_bytes is None else host_bytes
+        self._ledger = memory.ledger
+        self._host_bytes = memory.swap.host_bytes
+        tenants = memory.tenants
         self.of, self.has_quotas, self._tenants = tenants.of, tenants.has_quotas, tenants.named
         self._prompt_tokens: Counter[TenantName] = Counter()
         self._output_tokens: Counter[TenantName] = Counter()
@@ -75,13 +64,11 @@ class TenantAccounts:
 
     def charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
         """Count tokens that were, or are about to be, computed for a tenant."""
-        if self._order is not None:
-            self._order.charge(tenant, prompt_tokens, output_tokens)
+        self._order.charge(tenant, prompt_tokens, output_tokens)
         self._prompt_tokens[tenant] += prompt_tokens
         self._output_tokens[tenant] += output_tokens
 
     def stats(self, running: SequenceType[Sequence], waiting: WaitingQueue) -> dict[str, TenantStats]:
-        """Return every tenant's, by name."""
         names: list[TenantName] = list(self._tenants)
         names += [each for each in (*self._prompt_tokens, *waiting.tenants) if each not in self._tenants]
         stats: dict[str, TenantStats] = {}
@@ -97,7 +84,7 @@ class TenantAccounts:
                 guaranteed_blocks=guarantee,
                 limit_blocks=self.limit(name),
                 borrowed_blocks=max(blocks - guarantee, 0),
-                host_bytes=self._host_bytes.get(name, 0),
+                host_bytes=self._host_bytes[name],
                 prompt_tokens=self._prompt_tokens[name],
                 output_tokens=self._output_tokens[name],
                 virtual_tokens=waiting.order.tenant_rank(name),
@@ -106,5 +93,4 @@ class TenantAccounts:
 
 
 def of_tenant(tenant: TenantName, sequences: Iterable[Sequence]) -> Iterator[Sequence]:
-    """Return the sequences on a tenant's account."""
     return (sequence for sequence in sequences if sequence.request.tenant == tenant)

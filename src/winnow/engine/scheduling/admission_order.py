@@ -1,9 +1,7 @@
 """WHO may enter next, and who is parked for it."""
 
 import sys
-from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
-from dataclasses import dataclass
 from itertools import islice
 
 from winnow.config import SchedulerConfig
@@ -16,14 +14,6 @@ from winnow.values.tenants import TenantName
 
 _LOOKAHEAD = 64
 """Number of waiting sequences that are searched for one that may pass another which does not fit."""
-
-
-@dataclass
-class _Shortage:
-    """Slots and table pages that must become free."""
-
-    slots: int
-    pages: int
 
 
 class AdmissionOrder:
@@ -74,7 +64,6 @@ class AdmissionOrder:
         return found
 
     def _is_within_limit(self, newcomer: Sequence, running: SequenceType[Sequence]) -> bool:
-        """Return whether a sequence may start without its tenant exceeding its limit."""
         tenant = newcomer.request.tenant
         if self._accounts.of(tenant).limit >= 1:
             return True
@@ -91,16 +80,9 @@ class AdmissionOrder:
         reclaiming = self._guaranteed(running)
         for sequence in dict.fromkeys(reclaiming + self._outranking(running)):
             need = self._ledger.layout.pages_for(sequence.longest_row(self._ledger.layout))
-            shortage = _Shortage(
-                len(urgent) + 1 - self._ledger.num_free_slots,
-                min(need, self._ledger.size.num_pages) + pages - self._ledger.pages.num_free,
-            )
-            taken = blocks
-
-            def lacks(leaving: int, newcomer: Sequence = sequence, taken: int = taken) -> int:
-                return self._lacking(newcomer, running, leaving) + taken
-
-            parked = self._choose_parked(sequence, sequence in reclaiming, running, shortage, lacks)
+            slots = len(urgent) + 1 - self._ledger.num_free_slots
+            short = min(need, self._ledger.size.num_pages) + pages - self._ledger.pages.num_free
+            parked = self._choose_parked(sequence, sequence in reclaiming, running, slots, short, blocks)
             if parked is None:
                 continue
             for each in parked:
@@ -113,14 +95,12 @@ class AdmissionOrder:
 
     def _lacking(self, sequence: Sequence, running: Running, leaving: int) -> int:
         """Return blocks that a waiting sequence lacks once `leaving` ones are parked; endless if it cannot start."""
-        budget, chunk, prefixes = (
-            self._config.max_num_batched_tokens,
-            self._config.prefill_chunk,
-            self._memory.prefixes,
-        )
-        if chunk is None and sequence.num_tokens + len(running) > budget:
-            return sys.maxsize  # the step would have no tokens for it
-        if sequence.is_held_up:
+        budget, chunk = self._config.max_num_batched_tokens, self._config.prefill_chunk
+        prefixes = self._memory.prefixes
+        no_tokens = (
+            chunk is None and sequence.num_tokens + len(running) > budget
+        )  # of the step are left for it
+        if no_tokens or sequence.is_held_up:
             return sys.maxsize
         # Decoding sequences take their next KVs before it starts, and then others are promised to them.
         decoding = [s.kv.running_slot for s in running if s.is_decoding]
@@ -141,7 +121,6 @@ class AdmissionOrder:
                 own = list(of_tenant(tenant, running))
 
     def _exceeds_limit(self, tenant: TenantName, own: SequenceType[Sequence]) -> bool:
-        """Return whether what a tenant's running sequences hold and take in the next step exceeds its limit."""
         if self._accounts.of(tenant).limit >= 1:
             return False
         decoding = [s.kv.running_slot for s in own if s.is_decoding]
@@ -164,9 +143,10 @@ class AdmissionOrder:
         self,
         newcomer: Sequence,
         reclaims: bool,
-        running: SequenceType[Sequence],
-        shortage: _Shortage,
-        lacks: Callable[[int], int],
+        running: Running,
+        slots: int,
+        pages: int,
+        taken: int,
     ) -> list[Sequence] | None:
         """Return the running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
 
@@ -175,6 +155,8 @@ class AdmissionOrder:
 
         Args:
             reclaims: whether tenants that borrow give back to `newcomer` whatever the order says.
+            slots, pages: of tables, that must become free.
+            taken: blocks of those that enter before it.
         """
         order, own, quotas = self._waiting.order, newcomer.request.tenant, self._accounts.has_quotas
         borrowed: dict[TenantName, int] = {}
@@ -183,27 +165,29 @@ class AdmissionOrder:
             borrowed = {tenant: self._accounts.borrowed(tenant, running) for tenant in tenants}
         chosen: list[Sequence] = []
         freed = 0
+
+        def is_enough() -> bool:
+            blocks = self._lacking(newcomer, running, len(chosen)) + taken - freed
+            return max(slots, pages, blocks) <= 0
+
         for sequence in sorted(
             running, key=lambda s: (order.tenant_rank(s.request.tenant), order.rank(s)), reverse=True
         ):
-            if max(shortage.slots, shortage.pages, lacks(len(chosen)) - freed) <= 0:
+            if is_enough():
                 break
             tenant = sequence.request.tenant
             borrows = borrowed.get(tenant, 0) > 0
-            if not (
-                (order.may_park(newcomer, sequence) and (not quotas or tenant == own or borrows))
-                or (reclaims and tenant != own and borrows)
-            ):
+            outranks = order.may_park(newcomer, sequence) and (not quotas or tenant == own or borrows)
+            if not outranks and not (reclaims and tenant != own and borrows):
                 continue
             chosen.append(sequence)
             blocks = self._memory.room.freed(sequence)
             freed += blocks + self._memory.room.growth(sequence)
             if quotas:
                 borrowed[tenant] -= blocks
-            shortage.slots -= 1
-            shortage.pages -= len(self._ledger.pages.of(sequence.kv.running_slot))
-        enough = max(shortage.slots, shortage.pages, lacks(len(chosen)) - freed) <= 0
-        return chosen if enough else None
+            slots -= 1
+            pages -= len(self._ledger.pages.of(sequence.kv.running_slot))
+        return chosen if is_enough() else None
 
     def _use(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
         """Return blocks that a tenant's running sequences hold or will take soon."""

@@ -69,7 +69,6 @@ class _Steps:
         """Counted a second; None: not measured."""
 
     def add(self, count: float, seconds: float) -> None:
-        """Add a step."""
         steps = self._steps
         steps.append((count, seconds))
         self.middle = sorted([each for _, each in steps])[len(steps) // 2]
@@ -253,7 +252,6 @@ class DraftGate:
         return self._look is not None
 
     def rates(self) -> list[DraftRates]:
-        """Return what was measured, by number of sequences."""
         return [
             DraftRates(bound, self._pays(bound), batch.arms[False].rate, batch.arms[True].rate)
             for bound, batch in sorted(self._batches.items())

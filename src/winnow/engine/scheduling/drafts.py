@@ -8,7 +8,7 @@ import numpy as np
 
 from winnow.cache import CacheLayout
 from winnow.cache.layout import IntArray
-from winnow.config.speculative import SpeculativeConfig
+from winnow.config.scheduler import SpeculativeConfig
 from winnow.engine.plan import StepPlan
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.draft_gate import Chance, DraftGate
@@ -118,15 +118,12 @@ class Drafts:
 
     @property
     def used_bytes(self) -> int:
-        """KV memory that drafts hold."""
         return 0 if self._config is None else self._source.used_bytes
 
     def rates(self) -> list[DraftRates]:
-        """Return what drafts bring, as far as that is measured."""
         return [] if self._config is None else self.gate.rates()
 
     def count(self, sequence: Sequence, num_proposed: int, num_accepted: int) -> None:
-        """Count what became of a proposal."""
         self.num_proposed += num_proposed
         self.num_accepted += num_accepted
         self._chance.record(num_proposed, num_accepted)
@@ -177,7 +174,6 @@ class PromptLookup:
         return {each: self._found[each][:count] for each, count in counts.items()}
 
     def _tokens(self, sequence: Sequence) -> IntArray:
-        """Return a sequence's tokens, int32; only new ones are converted."""
         tokens = sequence.token_ids
         array, known = self._known.get(sequence, (np.empty(0, dtype=np.int32), 0))
         if len(tokens) > len(array):

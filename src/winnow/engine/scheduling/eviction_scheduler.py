@@ -12,7 +12,6 @@ from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import PlannedEviction
 from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.scheduling.plan_builder import ScheduledStep
-from winnow.engine.scheduling.replays import siblings
 from winnow.engine.scheduling.running import Running
 from winnow.eviction import LATE_STEPS, SequenceEviction
 
@@ -22,9 +21,6 @@ class EvictionScheduler:
 
     A round ranks at most `max_kvs` KVs, over all layers and heads. Who has waited longest since its last round goes
     first, and at least one goes, however large: none starves.
-
-    Attributes:
-        total: what all rounds so far came to.
     """
 
     def __init__(
@@ -74,23 +70,17 @@ class EvictionScheduler:
 
         Those with different budgets part before the round, the others after it: then there is less to copy.
         """
-        if not self._ledger.any_shared:
-            return
-        for sequence in list(self._running):
+        for sequence in list(self._running) if self._ledger.any_shared else ():
             slot, request = sequence.kv.slot, sequence.request
-            if slot is None:  # it gave way to another
-                continue
-            if not sequence.owns_blocks or not self._ledger.is_shared(slot):
-                continue
-            if (len(request.evictions) > 1) != budgets_differ or sequence.kv.num_computed < request.fork_at:
-                continue
-            self._running.own(sequence)
+            if slot is None or not sequence.owns_blocks or not self._ledger.is_shared(slot):
+                continue  # without a slot it gave way to another
+            differ = len(request.evictions) > 1
+            if differ == budgets_differ and sequence.kv.num_computed >= request.fork_at:
+                self._running.own(sequence)
 
     def own_before_change(self) -> None:
         """Unshare blocks of sequences before a query or a replay adds to accumulators in them."""
-        if not self._ledger.any_shared:
-            return
-        for sequence in list(self._running):
+        for sequence in list(self._running) if self._ledger.any_shared else ():
             if sequence.kv.slot is not None and self._prefixes.is_about_to_change(sequence, self._chunk):
                 self._running.own(sequence)
 
@@ -119,10 +109,7 @@ class EvictionScheduler:
             return
         lacking = self._memory.room.lacking(first, self._running)
         for step in (*LATE_STEPS, None) if lacking > 0 else ():
-            if (
-                sum(self._memory.room.yields(sequence, at_step(sequence, step)) for sequence in able)
-                >= lacking
-            ):
+            if sum(self._memory.room.yields(s, at_step(s, step)) for s in able) >= lacking:
                 self._evict(self._shrinkable(able, step), step)
                 return
 
@@ -191,15 +178,14 @@ class EvictionScheduler:
         able = [
             s for s, state in self._states(sequences) if at_step(s, step).may_shrink(*state, urgent=urgent)
         ]
-        return [s for s in able if not _eviction(s).policy.when.late or self._frees(s, step)]
 
-    def _frees(self, sequence: Sequence, step: float | None) -> bool:
-        """Return whether a round leaves more free blocks than before: of what others hold too, it makes copies."""
-        left = at_step(sequence, step).blocks_after(self._ledger.layout, sequence.num_tokens)
-        return self._ledger.num_freed_by(sequence.kv.running_slot) > left
+        def frees(sequence: Sequence) -> bool:  # of what others hold too, a round makes copies
+            left = at_step(sequence, step).blocks_after(self._ledger.layout, sequence.num_tokens)
+            return self._ledger.num_freed_by(sequence.kv.running_slot) > left
+
+        return [s for s in able if not _eviction(s).policy.when.late or frees(s)]
 
     def mean_kvs(self, sequence: Sequence) -> float:
-        """Return KVs per row on average."""
         [(_, (_, _, mean))] = self._states([sequence])
         return mean
 
@@ -251,7 +237,7 @@ class EvictionScheduler:
                 copies = 0
             promised += copies
             leaders.append(sequence)
-            same[sequence] = siblings(self._ledger, sequence, self._running)
+            same[sequence] = self._running.siblings(sequence)
             taken |= {sequence, *same[sequence]}
             ranked += size
         # Where memory lacked for blocks of their own, some have given way, also of those taken before.
@@ -303,15 +289,12 @@ class EvictionScheduler:
         self.total.add(sum(freed), seconds, len(leaders))
         for leader, blocks in zip(leaders, freed, strict=True):
             for sequence in (leader, *same[leader]):
-                self._update_metrics(sequence, blocks, seconds / len(leaders))
+                sequence.kv.last_round = sequence.kv.num_computed
+                sequence.kv.num_rounds += 1
+                sequence.rounds.add(blocks, seconds / len(leaders))
+                sequence.kv.last_served = self._num_served
+                self._num_served += 1
             self._prefixes.remember_round(leader)
-
-    def _update_metrics(self, sequence: Sequence, freed_blocks: int, seconds: float) -> None:
-        sequence.kv.last_round = sequence.kv.num_computed
-        sequence.kv.num_rounds += 1
-        sequence.rounds.add(freed_blocks, seconds)
-        sequence.kv.last_served = self._num_served
-        self._num_served += 1
 
 
 def at_step(sequence: Sequence, step: float | None) -> SequenceEviction:

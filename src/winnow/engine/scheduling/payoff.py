@@ -1,6 +1,7 @@
 """WHETHER compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
 
 from winnow.engine.memory.memory import Memory
+from winnow.engine.memory.swap_costs import Fit
 from winnow.engine.plan import StepPlan
 from winnow.engine.requests.request import RoundTally, Sequence
 from winnow.engine.scheduling.queue import WaitingQueue
@@ -18,42 +19,6 @@ _SHARED = 0.2
 _USUAL_ANSWER = 256
 
 
-class DecodeTimes:
-    """Model of the duration of decoding steps: a + b n seconds for n sequences, fitted by nonnegative least squares.
-
-    KVs are no term of their own: where memory binds, it is full of them whether many sequences hold few or few hold
-    many.
-    """
-
-    def __init__(self) -> None:
-        self._ones = self._n = self._nn = self._t = self._nt = 0.0
-
-    def record(self, plan: StepPlan, seconds: float) -> None:
-        """Record a step in which every sequence computed one token; other steps are no measure of decoding."""
-        n = len(plan.entries)
-        if plan.num_tokens != n:
-            return
-        sums = (
-            (self._ones, 1.0),
-            (self._n, n),
-            (self._nn, n * n),
-            (self._t, seconds),
-            (self._nt, n * seconds),
-        )
-        self._ones, self._n, self._nn, self._t, self._nt = (_MEMORY * old + new for old, new in sums)
-
-    def seconds(self, num_sequences: int) -> float | None:
-        """Predict the time of a step of `num_sequences`; None: nothing is measured yet."""
-        if not self._ones:
-            return None
-        variance = self._ones * self._nn - self._n * self._n
-        each = 0.0
-        if variance > 1e-6 * self._ones * self._nn:  # else all steps were alike, and say nothing of n
-            each = max((self._ones * self._nt - self._n * self._t) / variance, 0.0)
-            each = min(each, self._t / self._n)
-        return (self._t - each * self._n) / self._ones + each * num_sequences
-
-
 class CompressionDecisions:
     """Decisions whether rounds that make room for waiting requests pay.
 
@@ -69,7 +34,9 @@ class CompressionDecisions:
         self.outlook: CompressionOutlook | None = None
         self._memory = memory
         self._rounds = rounds
-        self._times = DecodeTimes()
+        # Seconds of decoding steps, a + b n for n sequences. KVs are no term of their own: where memory binds, it is
+        # full of them whether many sequences hold few or few hold many.
+        self._times = Fit(_MEMORY)
         self._is_short = False
 
     def note_start(self, sequence: Sequence, waiting: WaitingQueue, running: Running) -> None:
@@ -106,8 +73,8 @@ class CompressionDecisions:
             self.num_short_starts += self._is_short
 
     def record(self, plan: StepPlan, seconds: float) -> None:
-        """Record the time of a step."""
-        self._times.record(plan, seconds)
+        if plan.num_tokens == len(plan.entries):  # other steps are no measure of decoding
+            self._times.add(1, plan.num_tokens, seconds)
 
     def _look(
         self, sequence: Sequence, eviction: SequenceEviction, most: int, usual: int | None
@@ -117,11 +84,8 @@ class CompressionDecisions:
         Args:
             usual: tokens of an answer so far; None: nothing is known.
         """
-        layout, size, answer = (
-            self._memory.ledger.layout,
-            self._memory.ledger.size,
-            sequence.request.max_tokens,
-        )
+        ledger, answer = self._memory.ledger, sequence.request.max_tokens
+        layout, size = ledger.layout, ledger.size
         if usual is not None:
             answer = min(answer, usual)
         elif sequence.request.params.max_tokens is None:
@@ -131,7 +95,7 @@ class CompressionDecisions:
         num_compressed = max(min(size.num_blocks // peak, size.max_num_seqs, most), 1)
         num_whole = max(min(size.num_blocks // max(layout.blocks_seen(tokens), 1), num_compressed), 1)
         prefill = self._memory.swap.costs.recompute_seconds(sequence.prompt_len)
-        whole_step, step = self._times.seconds(num_whole), self._times.seconds(num_compressed)
+        whole_step, step = self._times.predict(1, num_whole), self._times.predict(1, num_compressed)
         gain = None
         if prefill is not None and whole_step is not None and step is not None:
             a_round = self._rounds.seconds / self._rounds.sequences if self._rounds.sequences else 0.0

@@ -1,13 +1,17 @@
-"""WHAT a step's plan says of each sequence: its tokens, who samples, who forks off, whose logprobs are asked for."""
+"""WHAT a step computes of each sequence: what its plan says, and what is known once its tokens are."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as SequenceType
 from dataclasses import dataclass
 
+import numpy as np
+
 from winnow.engine.memory.memory import Memory
-from winnow.engine.plan import PlannedSequence, StepPlan
+from winnow.engine.plan import NewSequence, PlannedSequence, StepPlan
 from winnow.engine.requests.request import Sequence
-from winnow.engine.scheduling.forks import new_sequence
+from winnow.engine.scheduling.accounts import TenantAccounts
+from winnow.engine.scheduling.drafts import Drafts
 from winnow.engine.scheduling.queue import WaitingQueue
 from winnow.engine.scheduling.running import Running
 
@@ -107,3 +111,56 @@ def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, i
     known = max(start, len(request.prompt_logprobs) - 1)
     last = min(start + count, len(request.prompt_token_ids) - 1)
     return (known, last) if known < last else None
+
+
+def new_sequence(sequence: Sequence) -> NewSequence:
+    """Return the description for the executor of a sequence that has just got a slot."""
+    return NewSequence(
+        sequence.kv.running_slot,
+        list(sequence.token_ids),
+        sequence.prompt_len,
+        sequence.request.params,
+        sequence.index,
+        sequence.eviction,
+        sequence.request.images,
+    )
+
+
+def advance(
+    step: ScheduledStep,
+    offsets: SequenceType[int] | None,
+    memory: Memory,
+    drafts: Drafts,
+    accounts: TenantAccounts,
+) -> None:
+    """Count the tokens of a step as computed, and take those back that were proposed and not sampled."""
+    lengths = {} if offsets is None else dict(zip(step.samplers, np.diff(offsets).tolist(), strict=True))
+    rejected: dict[int, int] = {}
+    computed = []
+    for entry, sequence in zip(step.plan.entries, step.sequences, strict=True):
+        if sequence.finished:  # since the step was submitted
+            continue
+        if entry.replay is not None:
+            sequence.kv.replayed += entry.count
+            continue
+        accepted = lengths.get(sequence, 1) - 1
+        if entry.num_drafts:
+            drafts.count(sequence, entry.num_drafts, accepted)
+            if accepted < entry.num_drafts:
+                rejected[entry.slot] = entry.num_drafts - accepted
+                if memory.ledger.layout.state_bytes:  # a state has no tokens: all are computed again
+                    rejected[entry.slot] = entry.count
+                    drafts.again += accepted + 1
+        known = entry.count - entry.num_drafts
+        sequence.kv.num_computed = end = entry.end - rejected.get(entry.slot, 0)
+        computed.append((sequence, entry.start, end, entry.token_ids[known : end - entry.start]))
+    if rejected:
+        memory.ledger.take_back(list(rejected), list(rejected.values()))
+    for each in computed:  # after it: where rows slide, what they hold says which tokens these are
+        memory.prefixes.remember(*each)
+    counts = Counter[str | None]()
+    for sequence in step.samplers:
+        if not sequence.finished:
+            counts[sequence.request.tenant] += lengths.get(sequence, 1)
+    for tenant, count in counts.items():
+        accounts.charge(tenant, 0, count)

@@ -1,4 +1,4 @@
-"""Sequences with a slot: who enters, who gives way, who leaves."""
+"""Sequences with a slot: who enters, who gives way, who leaves, and whose replays continue."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceType
@@ -8,14 +8,10 @@ from winnow.engine.memory.memory import Memory
 from winnow.engine.requests.request import Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.queue import WaitingQueue
-from winnow.engine.scheduling.victims import LeastLoss
 
 
 class Running(SequenceType[Sequence]):
     """Running sequences, in the order in which they were admitted. No other object adds or removes one.
-
-    Args:
-        waiting: where those go that give way.
 
     Attributes:
         num_preemptions: of all of them so far.
@@ -25,7 +21,6 @@ class Running(SequenceType[Sequence]):
         self.num_preemptions = 0
         self._memory = memory
         self._waiting = waiting
-        self._victims = LeastLoss(memory.swap, waiting.order)
         self._accounts = accounts
         self._sequences: list[Sequence] = []
         self._entered: dict[Sequence, None] = {}
@@ -61,11 +56,6 @@ class Running(SequenceType[Sequence]):
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def close(self, sequence: Sequence) -> None:
-        """Free the slot and the blocks of a sequence that stops running."""
-        self._memory.close(sequence)
-        self._sequences.remove(sequence)
-
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and free its memory."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
@@ -80,7 +70,6 @@ class Running(SequenceType[Sequence]):
             self._memory.flush()
 
     def end_unstarted(self, sequence: Sequence) -> None:
-        """End a waiting sequence that generates nothing."""
         self.finish(sequence, "stop")
         self._failed.append(sequence)
 
@@ -100,11 +89,24 @@ class Running(SequenceType[Sequence]):
     # -- out, until there is room ----------------------------------------------------------------------------------
 
     def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
-        """Return the one of `sequences` that gives way first."""
-        return self._victims.choose(sequences)
+        """Return the sequence to preempt, out of at least one, in the order in which they were admitted.
+
+        It is of the lowest priority, where the order minds priorities. Ties go, in this order, to those that have
+        advanced since they were last preempted, to the least time lost per byte that comes free, and to the one served
+        last. The first in the serving order is never preempted for another: whatever the others do, requests end.
+        """
+        rank, level, swap = self._waiting.order.rank, self._waiting.order.level, self._memory.swap
+        first = min(sequences, key=rank)
+        others = [sequence for sequence in sequences if sequence is not first] or [first]
+        lowest = min(map(level, others))
+        equals = [sequence for sequence in others if level(sequence) == lowest]
+        equals = [sequence for sequence in equals if swap.has_progressed(sequence)] or equals
+        losses = {sequence: swap.loss(sequence) for sequence in equals} if len(equals) > 1 else {}
+        least = min(losses.values(), default=0.0)
+        return max((s for s in equals if losses.get(s, 0.0) <= least), key=rank)
 
     def preempt(self, victim: Sequence | None = None) -> None:
-        """Preempt `victim`, or the sequence that the policy selects.
+        """Preempt `victim`, or the sequence that loses least, of a tenant that borrows blocks if there are any.
 
         Admission has found that each request fits alone. Should one not, it fails, and those behind it continue: who
         waits while nothing runs, and who for the second time is preempted for itself alone without progress.
@@ -117,7 +119,7 @@ class Running(SequenceType[Sequence]):
             else:
                 self._fail(first)
             return
-        victim = victim or self._victims.choose(self._accounts.borrowers(self))
+        victim = victim or self.choose_victim(self._accounts.borrowers(self))
         alone = self._sequences == [victim]
         if alone:
             if victim.preempted_alone_at == victim.num_tokens:
@@ -152,14 +154,57 @@ class Running(SequenceType[Sequence]):
                 return False
         return True
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- replays ---------------------------------------------------------------------------------------------------
+
+    def drop_finished_passes(self) -> None:
+        """Drop the KVs of passes that are computed to their ends."""
+        for sequence in self:
+            replay = sequence.next_pass
+            if replay is not None and sequence.kv.replayed == replay.length:
+                self._memory.drop_replay(sequence)
+                sequence.kv.passes_done += 1
+
+    def replaying(self) -> tuple[set[Sequence], dict[Sequence, int]]:
+        """Return sequences that must wait for the round that follows their replay.
+
+        Samples of one prompt that hold the same KVs have one replay among them, and then share what its round leaves.
+
+        Returns:
+            All of them, and of those that have a pass to compute how many of its tokens are missing.
+        """
+        before = {s for s in self if s.before_replay_round}
+        missing: dict[Sequence, int] = {}
+        led: set[Sequence] = set()
+        # Who is furthest leads: another may have taken its place while it waited for a round.
+        for sequence in sorted(
+            before, key=lambda s: (s.kv.passes_done, s.kv.replayed, -s.index), reverse=True
+        ):
+            if sequence not in led:
+                led.update(self.siblings(sequence))
+                if (replay := sequence.next_pass) is not None:
+                    missing[sequence] = replay.length - sequence.kv.replayed
+        return before, missing
+
+    def siblings(self, leader: Sequence) -> list[Sequence]:
+        """Return samples of the same prompt that still hold the very same blocks."""
+        ledger = self._memory.ledger
+        if not ledger.is_shared(leader.kv.running_slot):
+            return []
+        return [
+            s
+            for s in leader.request.sequences
+            if s is not leader
+            and s.kv.slot is not None
+            and s.kv.num_computed == leader.kv.num_computed
+            and s.eviction == leader.eviction
+            and ledger.is_shared(s.kv.slot)
+        ]
 
     def _requeue(self, sequence: Sequence) -> None:
         self._sequences.remove(sequence)
         self._waiting.requeue(sequence)
 
     def _fail(self, sequence: Sequence) -> None:
-        """End a sequence that the cache does not hold even alone."""
         sequence.error = self._memory.room.explain_lack(sequence)
         # Other samples were to share its prompt, and may fit where it does not.
         forks, sequence.forks = sequence.forks, []

@@ -10,21 +10,15 @@ from winnow.cache import Demand, OutOfBlocksError
 from winnow.config import SchedulerConfig
 from winnow.engine.executor import Executor
 from winnow.engine.memory.memory import Memory
-from winnow.engine.plan import ONE_EACH, StepResult
+from winnow.engine.plan import LAST_SAMPLED, ONE_EACH, PlannedSequence, StepPlan, StepResult
 from winnow.engine.requests.request import Request, Sequence
 from winnow.engine.scheduling.accounts import TenantAccounts
 from winnow.engine.scheduling.admission_order import AdmissionOrder
-from winnow.engine.scheduling.advance import advance
-from winnow.engine.scheduling.chunks import Chunks
 from winnow.engine.scheduling.drafts import Drafts, DraftSource
 from winnow.engine.scheduling.eviction_scheduler import EvictionScheduler
-from winnow.engine.scheduling.forks import Forks
-from winnow.engine.scheduling.lookahead import Lookahead
-from winnow.engine.scheduling.orders import build_order
 from winnow.engine.scheduling.payoff import CompressionDecisions
-from winnow.engine.scheduling.plan_builder import ScheduledStep, build_plan
-from winnow.engine.scheduling.queue import WaitingQueue
-from winnow.engine.scheduling.replays import drop_finished, replaying
+from winnow.engine.scheduling.plan_builder import ScheduledStep, advance, build_plan, new_sequence
+from winnow.engine.scheduling.queue import WaitingQueue, build_order
 from winnow.engine.scheduling.running import Running
 
 
@@ -32,14 +26,7 @@ class Scheduler:
     """Scheduler of sequences as they are queued, on a token budget.
 
     Attributes:
-        memory: who holds which KVs, and where; the executor follows its ledger.
         waiting, running: sequences without and with a slot, these in the order in which they were admitted.
-        rounds: rounds of eviction.
-        forks: sequences that start from the KVs of others.
-        drafts: what is proposed of answers.
-        accounts: what tenants may hold, hold and got.
-        lookahead: planner of a step whose predecessor is not known yet.
-        decisions: whether compressing pays.
     """
 
     def __init__(
@@ -59,14 +46,16 @@ class Scheduler:
         self._executor = executor
         self.drafts = Drafts(config.speculative_config, executor.layout, draft_source)
         self.waiting = WaitingQueue(build_order(config))
-        swapped = memory.swap.host_bytes
-        self.accounts = TenantAccounts(memory.tenants, memory.ledger, swapped, self.waiting.order)
+        self.accounts = TenantAccounts(memory, self.waiting.order)
         self.running = Running(memory, self.waiting, self.accounts)
         self.rounds = EvictionScheduler(executor, memory, clock, max_round_kvs, self.running, config)
-        self.lookahead = Lookahead(memory.ledger, self.running, self.waiting, self.accounts, self.rounds)
-        self.forks = Forks(memory, executor, clock, self.running, self.waiting)
         self.decisions = CompressionDecisions(memory, self.rounds.total)
-        self._chunks = Chunks(config, memory, self.rounds, executor)
+        # Sequences whose pictures cannot be computed, and why.
+        self._failed: dict[Sequence, str] = {}
+        # Else blocks leave, or values move, in every step.
+        layout = executor.layout
+        tier = layout.value_tier is not None
+        self._is_regular = not (layout.has_windows or tier or self.accounts.has_quotas)
         self._order = AdmissionOrder(self.waiting, self.accounts, memory, config)
 
     @property
@@ -80,6 +69,25 @@ class Scheduler:
         if request.session is not None and request.session.prefetch:
             self._prefetching.append(request.sequences[0])
 
+    def fork(self, parent: Sequence, request: Request) -> None:
+        """Start a request of one sequence that continues, between two steps, from what `parent` has computed so far.
+
+        It computes its tokens itself, later, where `parent` has no slot or there is none for it.
+        """
+        [child] = request.sequences
+        self.waiting.add(request)
+        slot = parent.kv.slot
+        if slot is None or not self.memory.fork(parent, child):
+            return
+        child.prefix = None if parent.prefix is None else parent.prefix.fork()
+        self.running.enter(child, announced=True)
+        self._executor.apply(self.ledger.take_update())
+        self._executor.fork(slot, new_sequence(child))
+        self.waiting.remove(child)
+        parent.request.forked = request.forked = True
+        request.num_cached_tokens = min(child.kv.num_computed, child.prompt_len)
+        request.update_metrics(first_scheduled_time=self._clock())
+
     def schedule(self) -> ScheduledStep:
         """Plan the next step and take its blocks; empty if nothing is unfinished, or pictures are awaited or failed."""
         try:
@@ -89,18 +97,49 @@ class Scheduler:
             self.running.recompute_all()
             raise
 
+    def plan_following(self, step: ScheduledStep) -> ScheduledStep | None:
+        """Plan the step after one in progress, so that a device need not wait, and take the blocks that it needs.
+
+        All that runs decodes in it, as in `step`, and nothing else can happen. A sequence may end with a token that is
+        not known yet: then one more of it is computed, and dropped. None: it has to wait for results.
+        """
+        update = step.plan.update
+        # Should `step` fail, only the update after it is said again: it has lost nothing if all it did was to grow.
+        if not self._is_regular or self.waiting or update.closed or update.copies:
+            return None
+        pairs = zip(step.plan.entries, step.sequences, strict=True)
+        continuing = [(entry, sequence) for entry, sequence in pairs if not sequence.finished]
+        if len(continuing) < max(len(self.running), 1) or not all(
+            _decodes_next(*each) for each in continuing
+        ):
+            return None
+        if self.rounds.may_follow([(sequence, entry.end) for entry, sequence in continuing]):
+            return None
+        slots, counts = [entry.slot for entry, _ in continuing], [1] * len(continuing)
+        if not self.ledger.has_room_for(self.ledger.demand(slots, counts)):
+            return None
+        self.ledger.append(slots, counts)
+        entries = tuple(
+            PlannedSequence(entry.slot, entry.end, [LAST_SAMPLED], (entry.slot,)) for entry, _ in continuing
+        )
+        sequences = tuple(sequence for _, sequence in continuing)
+        following = ScheduledStep(StepPlan(entries, self.ledger.take_update()), sequences, sequences)
+        return self.rounds.foresee(following)
+
     def _schedule(self) -> ScheduledStep:
         memory, rounds = self.memory, self.rounds
         memory.start_step(idle=not self.running)
         rounds.start_step()
         self._order.keep_limits(self.running)
-        self._chunks.fail(self.running)
+        while self._failed:
+            sequence, error = self._failed.popitem()
+            self.running.fail(sequence.request.sequences, error)
         gave_way = False
         while True:
             self._prefetching = [s for s in self._prefetching if not self._end_prefetch(s)]
             if not gave_way or not self.running:  # else who gave way would come back at once, again and again
                 self._resume_next()
-            drop_finished(memory, self.running)
+            self.running.drop_finished_passes()
             self.ledger.drop_unseen([s.kv.running_slot for s in self.running if s.slides(self.ledger.layout)])
             rounds.unshare_samples(budgets_differ=True)
             waits = rounds.evict_due()
@@ -111,10 +150,10 @@ class Scheduler:
             urgent = self._order.make_way(self.running)
             if any([self._resume(sequence) for sequence in urgent]):
                 continue  # a round of theirs may be due
-            step = self._plan(waits | replaying(self.ledger, self.running)[0], urgent)
+            step = self._plan(waits | self.running.replaying()[0], urgent)
             if step.sequences or not self.has_unfinished:
                 return rounds.foresee(step)
-            if self._executor.tower.wait() or self._chunks.failed:
+            if self._executor.tower.wait() or self._failed:
                 return step
             if memory.files.await_any(self.waiting) or waits or rounds.evict_under_pressure():
                 continue
@@ -137,7 +176,7 @@ class Scheduler:
                 planned.append((sequence, first))
                 budget -= first
         # Found anew: to make room for the decoding ones, others may have been preempted.
-        missing = replaying(self.ledger, self.running)[1] if waits else {}
+        missing = self.running.replaying()[1] if waits else {}
         taken, chunks = Demand(), []
         for sequence in rest:
             if sequence in missing:
@@ -145,7 +184,7 @@ class Scheduler:
             elif sequence.is_decoding or sequence in waits or not sequence.num_to_compute:
                 continue
             else:
-                count = self._chunks.next(sequence, budget)
+                count = self._next_chunk(sequence, budget)
             if not count:
                 if sequence.awaits_tower:
                     continue
@@ -197,7 +236,7 @@ class Scheduler:
         if sequence.kv.host_id is not None or sequence in self._prefetching:
             return 0  # a swapped one resumes before the next step is planned
         self.decisions.note_start(sequence, self.waiting, self.running)
-        count = self.memory.take(sequence, self.running, lambda: self._chunks.next(sequence, budget))
+        count = self.memory.take(sequence, self.running, lambda: self._next_chunk(sequence, budget))
         if not count:
             return 0
         self.waiting.remove(sequence)
@@ -207,6 +246,37 @@ class Scheduler:
         self.running.enter(sequence)
         self.decisions.started(sequence)
         return count
+
+    def _next_chunk(self, sequence: Sequence, budget: int) -> int:
+        """Return tokens for a step of `budget` tokens; 0: it waits, for room or for its pictures."""
+        count = self._chunk(sequence, budget)
+        images, start = sequence.request.images, sequence.kv.num_computed
+        if not images:
+            return count
+        ready = sequence not in self._failed and self._executor.tower.ready(images, start, start + count)
+        sequence.awaits_tower = ready is not True
+        if isinstance(ready, str):
+            self._failed[sequence] = f"image cannot be computed: {ready}"
+        return count if ready is True else 0
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        chunk, start = self._config.prefill_chunk, sequence.kv.num_computed
+        if (replay := sequence.next_pass) is not None:  # what it begins with is compressed once more
+            return max(min(replay.length, budget, chunk or budget), 0)
+        most, wanted = max(budget, 0), sequence.num_to_compute  # a whole prompt may have overdrawn the budget
+        if chunk is not None:
+            most = min(budget, chunk)
+        elif budget == self._config.max_num_batched_tokens:
+            most = wanted  # whole prompts: one that is larger than any budget goes alone
+        wanted = min(wanted, self.memory.prefixes.until_state(sequence))
+        if sequence.forks:
+            wanted = min(wanted, sequence.request.fork_at - start)
+        if (eviction := sequence.eviction) is not None:
+            kvs = 0.0 if sequence.kv.slot is None else self.rounds.mean_kvs(sequence)
+            wanted = eviction.chunk(start, sequence.kv.last_round, kvs, wanted, most)
+        if chunk is None and wanted > most:
+            return 0
+        return sequence.request.uncut(start, start + min(wanted, most)) - start
 
     def _end_prefetch(self, sequence: Sequence) -> bool:
         """End a sequence that generates nothing, once what it asks for is there. False: it still waits."""
@@ -248,3 +318,17 @@ class Scheduler:
             self.drafts.record(step.plan, tokens, seconds if period is None else period)
             self.decisions.record(step.plan, seconds)
             self.memory.swap.record_step(step.plan, step.sequences, seconds)
+
+
+def _decodes_next(entry: PlannedSequence, sequence: Sequence) -> bool:
+    """Return whether a sequence computes the token that it samples in this step, whichever that is."""
+    request = sequence.request
+    return (
+        entry.samplers == (entry.slot,)
+        # Not where it continues from what rounds of a session left.
+        and not (sequence.eviction is None and sequence.kv.last_round)
+        and request.observer is None
+        and request.params.structured_outputs is None  # the form leads the next token by this one
+        and not request.params.bad_words  # and so may a word's beginning
+        and sequence.num_output_tokens + 1 < request.max_tokens
+    )
