@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "sub_batch.h"
-
 namespace winnow {
 
 namespace {
@@ -267,6 +265,64 @@ void decoder_layer(const Kernels &kernels, const DecoderLayer &layer, int64_t in
 }
 
 namespace {
+
+/// Some sequences of a batch, in its order, as a batch of their own.
+struct SubBatch {
+  Batch batch;
+  std::vector<int64_t> sequences;  // [B of the sub-batch]: their numbers in the whole batch
+  std::vector<int64_t> tokens;  // [T of the sub-batch]: theirs, too
+};
+
+/// What a sequence's tokens cost, in multiplications.
+struct TokenCost {
+  double alone;   // independent of other tokens
+  double per_kv;  // for every KV that it sees, in one row
+};
+
+/// Largest ratio of the costliest sub-batch to the mean. Threads that synchronise in every layer lose about as much.
+constexpr double MAX_IMBALANCE = 1.03;
+
+double cost_of(const Batch &batch, const Cache &cache, int64_t seq, const TokenCost &cost) {
+  const int64_t count = batch.counts[seq];
+  double kvs = 0;  // that a token in the middle sees, in all rows
+  for (int64_t layer = 0; layer < cache.num_layers; ++layer)
+    for (int64_t head = 0; head < cache.num_heads; ++head)
+      kvs += static_cast<double>(Row(cache, batch.slots[seq], layer, head).length) - static_cast<double>(count) / 2;
+  return static_cast<double>(count) * (cost.alone + cost.per_kv * kvs);
+}
+
+void add_sequence(const Batch &batch, int64_t seq, SubBatch &sub_batch) {
+  Batch &own = sub_batch.batch;
+  const int64_t first = batch.starts[seq], end = first + batch.counts[seq];
+  own.add(batch, seq, own.num_tokens());
+  own.position.insert(own.position.end(), batch.position.begin() + first, batch.position.begin() + end);
+  sub_batch.sequences.push_back(seq);
+  for (int64_t token = first; token < end; ++token) sub_batch.tokens.push_back(token);
+}
+
+/// Sub-batches of about the same cost, one for each thread; none where the sequences cannot be distributed evenly.
+std::vector<SubBatch> partition_batch(const Batch &batch, const Cache &cache, const TokenCost &cost, int threads) {
+  std::vector<std::pair<double, int64_t>> sequences;  // (what it costs, which)
+  double all = 0;
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
+    sequences.emplace_back(cost_of(batch, cache, seq, cost), seq);
+    all += sequences.back().first;
+  }
+  // The costliest first, each to the least loaded thread.
+  std::stable_sort(sequences.begin(), sequences.end(), [](const auto &a, const auto &b) { return a.first > b.first; });
+  std::vector<double> load(threads);
+  std::vector<int> whose(sequences.size());
+  for (const auto &[own, seq] : sequences) {
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += own;
+    whose[seq] = static_cast<int>(least - load.begin());
+  }
+  if (*std::max_element(load.begin(), load.end()) * threads > all * MAX_IMBALANCE) return {};
+  std::vector<SubBatch> sub_batches(threads);
+  for (SubBatch &sub_batch : sub_batches) sub_batch.batch.observers = batch.observers;
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) add_sequence(batch, seq, sub_batches[whose[seq]]);
+  return sub_batches;
+}
 
 /// The last layer's output for the wanted tokens, [count, hidden_size].
 char *hidden_states(const Kernels &kernels, const Decoder &decoder, const int64_t *ids, const RotationTable &table,

@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "selected.h"
+#include "dispatch.h"
 
 namespace winnow {
 
@@ -39,7 +39,7 @@ struct DecoderWorkspace {
   Buffer stream, cos, sin, normed, gate_up, gated, qkv, attended, projected, wanted, wanted_attended;
   Workspace attention;                       // of a thread that attends alone
   std::vector<DecoderWorkspace> of_threads;  // where each computes tokens of its own
-  int64_t num_sub_batches = 0;               // of the last batch; see sub_batch.h
+  int64_t num_sub_batches = 0;               // of the last batch; see partition_batch
 };
 
 /// Products of rows that follow one another in groups, with a weight each, all of the same shape: [rows, out_features]. A

@@ -85,15 +85,8 @@ static Batch sequences_of(const Attend &call, int64_t rows, bool more) {
   const Batch &all = call.batch;
   Batch some;
   some.position = all.position, some.observers = all.observers;
-  for (int64_t i = 0; i < all.num_seqs(); ++i) {
-    if ((all.counts[i] * call.group() > rows) != more) continue;
-    some.slots.push_back(all.slots[i]);
-    some.counts.push_back(all.counts[i]);
-    some.starts.push_back(all.starts[i]);
-    some.observer.push_back(all.observer[i]);
-    some.observe_from.push_back(all.observe_from[i]);
-    some.temporary.push_back(all.temporary[i]);
-  }
+  for (int64_t i = 0; i < all.num_seqs(); ++i)
+    if ((all.counts[i] * call.group() > rows) == more) some.add(all, i, all.starts[i]);
   return some;
 }
 
@@ -143,7 +136,6 @@ static const Kernels AVX512_BF16 = attending_bf16<avx512_bf16::attend, avx512_bf
       const auto tiled = weight.dtype == DType::bf16 ? isa::gated_linear : avx512_bf16::gated_linear;          \
       tiled(weight, rows, activation, threads);                                                                \
     };                                                                                                         \
-    kernels.plain.matrix_units = true;                                                                         \
     return kernels;                                                                                            \
   }()
 
@@ -179,14 +171,6 @@ bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vn
 
 bool has_avx512_bf16() { return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16"); }
 
-/// What CPUID says of AMX, among others.
-unsigned leaf_7_edx() {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(7, 0, &a, &b, &c, &d) ? d : 0;
-}
-
-constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25;
-
 #ifdef WINNOW_AVX_VNNI
 bool has_avx2_vnni() {
   constexpr unsigned AVX_VNNI = 1u << 4;
@@ -217,8 +201,10 @@ bool may_use_tiles() {
 }
 
 bool has_amx() {
-  constexpr unsigned NEEDED = AMX_BF16 | AMX_TILE | AMX_INT8;
-  return has_avx512_bf16() && (leaf_7_edx() & NEEDED) == NEEDED && system_keeps_tiles() && may_use_tiles();
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24, AMX_INT8 = 1u << 25, NEEDED = AMX_BF16 | AMX_TILE | AMX_INT8;
+  unsigned a, b, c, d;
+  if (!has_avx512_bf16() || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & NEEDED) != NEEDED) return false;
+  return system_keeps_tiles() && may_use_tiles();
 }
 #endif
 
@@ -279,18 +265,46 @@ std::vector<std::string> instruction_sets() { return names_here(LEVELS); }
 
 std::vector<std::string> block_instruction_sets() { return names_here(BLOCK_LEVELS); }
 
-bool has_matrix_units() {
-#ifdef WINNOW_X86
-  return leaf_7_edx() & AMX_BF16;
-#else
-  return false;
-#endif
-}
-
 Kernels kernels_for(const std::string &name, const std::string &block_name) {
   Kernels kernels = find(LEVELS, name);
   if (!block_name.empty()) kernels.blocks = find(BLOCK_LEVELS, block_name);
   return kernels;
+}
+
+namespace {
+
+/// KVs that a sequence has in a layer.
+int64_t num_kvs(const Cache &cache, int64_t slot, int64_t layer) {
+  int64_t count = 0;
+  for (int64_t head = 0; head < cache.num_heads; ++head) count += Row(cache, slot, layer, head).length;
+  return count;
+}
+
+}  // namespace
+
+ValuesRead attend_selected(const Kernels &kernels, const Attend &call, const Selection &selection, Workspace &work) {
+  const Batch &batch = call.batch;
+  std::vector<bool> reads_all(batch.num_tokens());
+  int64_t in_full = 0, observed = 0;
+  for (int64_t seq = 0; seq < batch.num_seqs(); ++seq) {
+    const int64_t end = batch.starts[seq] + batch.counts[seq];
+    bool any = false;
+    observed += batch.observer[seq] >= 0;
+    for (int64_t token = batch.starts[seq]; token < end; ++token) {
+      reads_all[token] = !selection.selects(batch, seq, token) && !(call.read && !(*call.read)[token]);
+      any |= reads_all[token];
+    }
+    if (any) in_full += num_kvs(call.cache, batch.slots[seq], call.layer);
+  }
+  // First: it writes outputs of tokens whose weights are observed, too.
+  if (in_full || observed) {
+    Attend rest = call;
+    rest.read = &reads_all;
+    kernels.attend(rest, work);
+  }
+  ValuesRead read = kernels.attend_selected(call, selection, work);
+  read.in_full = in_full;
+  return read;
 }
 
 }  // namespace winnow

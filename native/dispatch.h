@@ -4,8 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "products.h"
-#include "selection.h"
+#include "blocks.h"
 #include "states.h"
 
 namespace winnow {
@@ -59,12 +58,13 @@ std::vector<std::string> instruction_sets();
 /// The same for products of weights in blocks alone, which processors have instructions of their own for.
 std::vector<std::string> block_instruction_sets();
 
-/// Whether the processor multiplies matrices of bf16 (AMX), whatever the kernels at hand make of it.
-bool has_matrix_units();
-
 /// The kernels of an instruction set out of `instruction_sets()`, with those of one out of `block_instruction_sets()` for weights
 /// in blocks; empty: of the same instruction set.
 /// Throws std::invalid_argument: it is none of them.
 Kernels kernels_for(const std::string &name, const std::string &block_name);
+
+/// As Kernels::attend. Tokens that select values read those of their largest weights alone; observers see all
+/// weights either way.
+ValuesRead attend_selected(const Kernels &, const Attend &, const Selection &, Workspace &);
 
 }  // namespace winnow

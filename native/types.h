@@ -188,6 +188,15 @@ struct Batch {
   std::vector<AttentionObserver> observers;
   std::vector<bool> temporary;                 // [B]: whose KVs are dropped again, and leave windows as they are
 
+  /// Add a sequence of another batch, whose tokens begin at `start` here.
+  void add(const Batch &other, int64_t seq, int64_t start) {
+    slots.push_back(other.slots[seq]);
+    counts.push_back(other.counts[seq]);
+    starts.push_back(start);
+    observer.push_back(other.observer[seq]);
+    observe_from.push_back(other.observe_from[seq]);
+    temporary.push_back(other.temporary[seq]);
+  }
   int64_t num_seqs() const { return static_cast<int64_t>(slots.size()); }
   int64_t num_tokens() const { return static_cast<int64_t>(position.size()); }
   /// The highest position and one.
@@ -329,6 +338,23 @@ class Buffer {
 struct Workspace {
   Buffer partials, statistics, kept, partial_scores, sums;
   std::vector<Buffer> threads;
+};
+
+/// Which tokens of a batch select values, and how many.
+struct Selection {
+  int64_t most;      // values that a query head reads: those of its largest weights
+  bool renormalize;  // their weights add up to what those of all KVs do; else they are as softmaxed
+  std::vector<int64_t> from;  // [B]: the first position of each sequence whose query selects
+
+  bool selects(const Batch &batch, int64_t seq, int64_t token) const { return batch.position[token] >= from[seq]; }
+};
+
+/// What was read of a layer's values.
+struct ValuesRead {
+  int64_t head_queries = 0;  // that selected values: tokens times query heads
+  int64_t selected = 0;      // values, summed over these
+  int64_t rows = 0;          // values read for them: one that several query heads of a group select is read once
+  int64_t in_full = 0;       // values of rows that other tokens read in full
 };
 
 }  // namespace winnow

@@ -5,7 +5,7 @@
 // All others become integers of 16 bits, with a scale for each 32 inputs of a row; sums of their products are exact. Codes that are
 // floats are multiplied with floats there. Blocks add up in their order, in float32: a row's result depends neither on the rows
 // beside it nor on the number of threads.
-#include "../products.h"
+#include "../blocks.h"
 #include "block_few.h"
 #include "tile_product.h"
 

@@ -7,7 +7,7 @@
 
 #include "attend.h"
 #include "coded_scales.h"
-#include "coded_words.h"
+#include "coded_direct.h"
 #include "lane_sums.h"
 
 namespace winnow::WINNOW_ISA {

@@ -1,7 +1,7 @@
 // Not for AVX512-BF16, which leaves few rows to AVX-512 (dispatch.cpp).
 #if !defined(__AVX512BF16__)
 
-#include "coded_words.h"
+#include "coded_direct.h"
 
 #include <algorithm>
 

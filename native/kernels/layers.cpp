@@ -1,7 +1,8 @@
-// What a decoder layer computes besides matrix products and attention. Arithmetic is float whatever the number format.
+// What a decoder layer computes besides matrix products and attention, and the choice of a token. Arithmetic is float whatever the number format.
 // A row is one thread's work from end to end, so results do not depend on how many threads there are.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "../layers.h"
 #include "activation.h"
@@ -61,6 +62,31 @@ void rotate_head(T *x, const T *cos, const T *sin, int64_t half) {
   });
 }
 
+/// The first of the largest elements. NaN counts as impossible; 0 if nothing is possible.
+template <class T>
+int64_t largest(const T *row, int64_t size) {
+  constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+  vf best = broadcast(NOTHING);
+  vi where{}, index{};
+  for (int i = 0; i < WIDTH; ++i) index[i] = i;
+  const auto take = [&](vf value) {
+    const vi better = value > best;  // False for NaN; of equals, a lane's first one stays
+    best = better ? value : best;
+    where = better ? index : where;
+    index += WIDTH;
+  };
+  int64_t i = 0;
+  for (; i + WIDTH <= size; i += WIDTH) take(load(row + i));
+  float top = NOTHING;
+  int64_t out = 0;
+  for (int lane = 0; lane < WIDTH; ++lane)
+    if (best[lane] > top || (best[lane] == top && top > NOTHING && where[lane] < out))
+      top = best[lane], out = where[lane];
+  for (; i < size; ++i)
+    if (to_float(row[i]) > top) top = to_float(row[i]), out = i;
+  return out;
+}
+
 }  // namespace
 
 void rms_norm(const NormRows &rows, const RmsNorm &norm, int threads) {
@@ -115,6 +141,14 @@ void gate(const GatedRows &rows, Activation activation, int threads) {
         put(out + i, activate(get(from + i, n), activation) * get(from + rows.size + i, n), n);
       });
     }
+  });
+}
+
+void greedy(const LogitRows &rows, int64_t *tokens, int threads) {
+  with_type(rows.dtype, [&](auto type) {
+    const auto *logits = reinterpret_cast<const decltype(type) *>(rows.logits);
+#pragma omp parallel for num_threads(threads) if (rows.count * rows.size >= 4 * PARALLEL_FROM)
+    for (int64_t r = 0; r < rows.count; ++r) tokens[r] = largest(logits + r * rows.stride, rows.size);
   });
 }
 

@@ -12,7 +12,7 @@
 
 #include "attend.h"
 #include "coded_direct.h"
-#include "../selection.h"
+#include "../types.h"
 
 namespace winnow::WINNOW_ISA {
 
@@ -415,7 +415,7 @@ ValuesRead attend_selected(const Attend &call, const Selection &selection, Works
 
 #else
 
-#include "../selection.h"
+#include "../types.h"
 
 namespace winnow {
 
