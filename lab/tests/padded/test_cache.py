@@ -7,8 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from winnow_lab.padded.cache import PaddedCache, QueryKVs, Shape
-from winnow_lab.padded.model import KVShape, LayerShape
+from winnow_lab.padded.cache import KVShape, LayerShape, PaddedCache, QueryKVs, Shape
 
 SHAPE = KVShape((LayerShape(2, 3, 4, torch.float32), LayerShape(1, 5, 5, torch.float64)))
 CPU = torch.device("cpu")

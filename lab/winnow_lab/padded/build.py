@@ -23,11 +23,11 @@ from winnow.values.eviction_request import EVICTION_FIELDS
 from winnow.values.units import format_bytes
 from winnow_lab.padded.background import Background, StreamFetch
 from winnow_lab.padded.batch import Batch
-from winnow_lab.padded.batch_state import BatchState
+from winnow_lab.padded.batch_state import BatchState, Grouping
 from winnow_lab.padded.executor import PaddedExecutor
 from winnow_lab.padded.memory_budget import MemoryBudget
 from winnow_lab.padded.model import PaddedModel, probe_shape
-from winnow_lab.padded.modes import MODES, Grouping
+from winnow_lab.padded.modes import MODES
 from winnow_lab.padded.prefill import check_padding
 from winnow_lab.padded.queue import Queue
 from winnow_lab.padded.sampler_slots import SamplerSlots

@@ -8,13 +8,43 @@ window reaches the end of its tensors, into tensors of the size needed then.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from winnow_lab.padded.model import KVShape, LayerShape
+
+@dataclass(frozen=True)
+class LayerShape:
+    """A token's KVs in one layer: a key and a value per head."""
+
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class KVShape:
+    """A token's KVs in all layers."""
+
+    layers: tuple[LayerShape, ...]
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of one token in all layers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @cached_property
+    def largest_layer(self) -> int:
+        """Bytes of one token in the largest layer."""
+        return max(layer.nbytes for layer in self.layers)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-from winnow_lab.padded.cache import Shape
-from winnow_lab.padded.model import KVShape
+from winnow_lab.padded.cache import KVShape, Shape
 
 # Columns kept free after the batch, so that tensors are reallocated once in as many steps: a fraction of those in use,
 # within bounds.

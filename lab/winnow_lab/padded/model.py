@@ -3,9 +3,6 @@ a token's KVs."""
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,40 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from winnow.errors import UnsupportedModelError
 from winnow.models.bind.binding import cache_argument
 from winnow.models.load.damage import first_line
-
-if TYPE_CHECKING:
-    from winnow_lab.padded.cache import PaddedCache
-
-
-@dataclass(frozen=True)
-class LayerShape:
-    """A token's KVs in one layer: a key and a value per head."""
-
-    num_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self.num_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class KVShape:
-    """A token's KVs in all layers."""
-
-    layers: tuple[LayerShape, ...]
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of one token in all layers."""
-        return sum(layer.nbytes for layer in self.layers)
-
-    @cached_property
-    def largest_layer(self) -> int:
-        """Bytes of one token in the largest layer."""
-        return max(layer.nbytes for layer in self.layers)
+from winnow_lab.padded.cache import KVShape, LayerShape, PaddedCache
 
 
 def probe_shape(model: PreTrainedModel) -> KVShape:
@@ -116,7 +80,7 @@ class PaddedModel:
         return not any("dynamic" in kind or "longrope" in kind for kind in kinds)
 
     def forward(
-        self, cache: "PaddedCache", tokens: Tensor, positions: Tensor, mask: Tensor, keep: list[int] | None
+        self, cache: PaddedCache, tokens: Tensor, positions: Tensor, mask: Tensor, keep: list[int] | None
     ) -> Tensor:
         """Compute new columns and write their KVs after the cache's window.
 

@@ -3,9 +3,8 @@
 `Embedding` is the mode to use; the others are those that the paper compares with.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,51 +12,6 @@ from winnow.engine.requests.request import Sequence
 
 if TYPE_CHECKING:
     from winnow_lab.padded.batch_state import BatchState
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """Limits of a group of queries that are prefilled together. The first waiting query is always in it.
-
-    Attributes:
-        size: maximum number of queries.
-        padding: maximum padding, as a fraction of the group's positions.
-        positions: maximum positions of a group of several queries, padding included.
-        lookahead: number of waiting queries that are considered.
-    """
-
-    size: int
-    padding: float
-    positions: int
-    lookahead: int
-
-    def choose(self, waiting: Iterable[Sequence], fits: Callable[[int, int], bool]) -> list[Sequence]:
-        """The next group, given at least one waiting query, in serving order.
-
-        Args:
-            fits: whether there is memory for (rows, columns) of a group of several.
-        """
-        oldest, *rest = islice(waiting, max(self.lookahead, 1))
-        if oldest.request.wants_prompt_logprobs:  # the logits of all its positions are kept, so it goes alone
-            return [oldest]
-        others = [
-            sequence
-            for sequence in rest
-            if sequence.request.priority == oldest.request.priority
-            and not sequence.request.wants_prompt_logprobs
-        ]
-        others.sort(key=lambda sequence: abs(sequence.num_tokens - oldest.num_tokens))
-        group, total, longest = [oldest], oldest.num_tokens, oldest.num_tokens
-        for sequence in others:
-            if len(group) == self.size:
-                break
-            width, tokens = max(longest, sequence.num_tokens), total + sequence.num_tokens
-            area = width * (len(group) + 1)
-            little = area - tokens <= self.padding * area and area <= self.positions
-            if little and fits(len(group) + 1, width):
-                group.append(sequence)
-                total, longest = tokens, width
-        return group
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from winnow.models.load.damage import first_line
 from winnow.outputs import LogprobDict
 from winnow.sampling import prompt_logprobs
 from winnow.sampling.rows import Fault, sound_rows
-from winnow_lab.padded.cache import PaddedCache, Shape
-from winnow_lab.padded.model import KVShape, PaddedModel, span_mask
+from winnow_lab.padded.cache import KVShape, PaddedCache, Shape
+from winnow_lab.padded.model import PaddedModel, span_mask
 from winnow_lab.padded.stats import Counters
 
 

@@ -8,10 +8,17 @@ from winnow.errors import DatasetError, EvaluationError
 from winnow_lab.evaluate.sample import Sample
 from winnow_lab.evaluate.tasks.files import has_file
 from winnow_lab.evaluate.tasks.fit import check_lengths, largest_fitting
-from winnow_lab.evaluate.tasks.ruler.documents import HOTPOT, SQUAD, DocumentQA, Materials
+from winnow_lab.evaluate.tasks.ruler.documents import (
+    HOTPOT,
+    SQUAD,
+    DocumentQA,
+    Draw,
+    Materials,
+    Prompt,
+    Recipe,
+)
 from winnow_lab.evaluate.tasks.ruler.lists import CommonWords, FrequentWords, Tracking
 from winnow_lab.evaluate.tasks.ruler.needles import Niah
-from winnow_lab.evaluate.tasks.ruler.recipe import Draw, Prompt, Recipe
 from winnow_lab.evaluate.tasks.task import TaskSettings
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Questions about a few documents among many (qa_1, qa_2), and what RULER's haystacks are made of."""
+"""Interface of RULER's recipes, what their haystacks are made of, and questions about a few documents (qa_1, qa_2)."""
 
 import random
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from winnow.errors import DatasetError
 from winnow_lab.evaluate.sample import Question
@@ -21,7 +21,7 @@ from winnow_lab.evaluate.tasks.files import (
     read_text,
     shipped,
 )
-from winnow_lab.evaluate.tasks.ruler.recipe import Draw, Prompt
+from winnow_lab.evaluate.tasks.task import CountTokens
 
 # RULER takes version 2.0, whose questions with an answer are those of 1.1.
 SQUAD = ("dev-v2.0.json", "dev-v1.1.json")
@@ -91,6 +91,55 @@ class Materials:
                 f"qa_2 needs --data with the file {HOTPOT}; it is published {_HOTPOT_PUBLISHED}"
             )
         return read_hotpot(find_file(self.data, HOTPOT, _HOTPOT_PUBLISHED))
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One sample of a recipe before its haystack has a size.
+
+    Attributes:
+        seed: of the evaluation.
+        recipe: its name.
+        tokens: length of prompt and answer together.
+        number: of the sample, from 0.
+        questions: asked of one context; a recipe may ask fewer.
+        materials: what haystacks are made of.
+        count_tokens: tokens of a text, for parts of a prompt that have a length of their own.
+    """
+
+    seed: int
+    recipe: str
+    tokens: int
+    number: int
+    questions: int
+    materials: Materials
+    count_tokens: CountTokens
+
+    def rng(self, purpose: str) -> random.Random:
+        """A generator for one purpose, which starts anew with every call.
+
+        Each purpose has its own, so that a larger haystack begins like a smaller one and hides the same things.
+        """
+        return random.Random(f"{self.seed}/{self.recipe}/{self.tokens}/{self.number}/{purpose}")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A sample without a name."""
+
+    context: str
+    questions: tuple[Question, ...]
+
+
+class Recipe(Protocol):
+    """One of the 13 tasks. The same draw and size make the same prompt."""
+
+    def prompt(self, draw: Draw, size: int) -> Prompt:
+        """The prompt whose haystack has `size` units (words, lines, documents) beside what every prompt must hold.
+
+        Raises:
+            EvaluationError: the haystack cannot be made so large.
+        """
 
 
 def read_passages(path: Path) -> DocumentSet:

@@ -12,8 +12,8 @@ from winnow_lab.evaluate.demo_tasks.haystack import insert
 from winnow_lab.evaluate.sample import Question
 from winnow_lab.evaluate.tasks.draws import distinct, shuffled
 from winnow_lab.evaluate.tasks.fit import largest_fitting
+from winnow_lab.evaluate.tasks.ruler.documents import Draw, Prompt
 from winnow_lab.evaluate.tasks.ruler.needles import NOISE
-from winnow_lab.evaluate.tasks.ruler.recipe import Draw, Prompt
 
 # Names of the worked example are shorter than those asked for, so that it never holds one of them.
 _EXAMPLE_LETTERS, _LETTERS = 3, 5

@@ -12,7 +12,7 @@ from winnow_lab.evaluate.demo_tasks.haystack import insert, scatter
 from winnow_lab.evaluate.demo_tasks.words import ADJECTIVES, NOUNS
 from winnow_lab.evaluate.sample import Question
 from winnow_lab.evaluate.tasks.draws import shuffled
-from winnow_lab.evaluate.tasks.ruler.recipe import Draw, Prompt
+from winnow_lab.evaluate.tasks.ruler.documents import Draw, Prompt
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 DEPTHS = tuple(round(100 * step / 39) for step in range(40))
