@@ -3,6 +3,7 @@
 import gc
 import random
 import signal
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -408,6 +409,9 @@ class TestMemory:
         weights = weakref.ref(llm._engine._executor._model.model.get_input_embeddings().weight)
         del llm
         gc.collect()
+        end = time.monotonic() + 10  # of the engine's thread, which lets go of its last step
+        while (pool() is not None or weights() is not None) and time.monotonic() < end:
+            time.sleep(0.01)
         assert pool() is None
         assert weights() is None
 

@@ -244,7 +244,7 @@ def stand_ins(module: nn.Module) -> Iterator[None]:
     for each in parts:
         kept: dict[str, Blocks] = each.kept_blocks  # type: ignore[assignment]
         for name, own in kept.items():
-            row = torch.linspace(-0.1, 0.1, own.shape[-1]).to(getattr(each, name))
+            row = torch.linspace(-0.1, 0.1, own.shape[-1], device="cpu").to(getattr(each, name))
             setattr(each, name, nn.Parameter(row.expand(own.shape), requires_grad=False))
     try:
         yield
