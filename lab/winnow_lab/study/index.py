@@ -120,6 +120,7 @@ STUDIES = (
         "papers.headline",
         "Answers and speed by policy and compression, on the same prompts and memory",
         ("headline.md", "keys, P&D, int8 at 8x: 2.8 times, 11.5 points lost"),
+        ("headline_tables.md", "128 KVs: `kv-compress` .35, SnapKV .23 of .67; L2 beats L1"),
     ),
     # -- papers --------------------------------------------------------------------------------------------------------
     _module(
@@ -150,9 +151,7 @@ STUDIES = (
         ("stack.md", "29 times the sequences and 3.2 times contiguous rows' rate"),
     ),
     _module(
-        "memory.prefixes",
-        "What does the prefix cache save?",
-        ("prefixes.json", "64 shared prompts 9 times faster, a document's questions 5 times"),
+        "memory.prefixes", "What does the prefix cache save?", ("prefixes.json", "64 prompts 9 times faster")
     ),
     _winnow(
         "bench pressure",
