@@ -70,7 +70,7 @@ int64_t largest(const T *row, int64_t size) {
   vi where{}, index{};
   for (int i = 0; i < WIDTH; ++i) index[i] = i;
   const auto take = [&](vf value) {
-    const vi better = value > best;  // False for NaN; of equals, a lane's first one stays
+    const vi better = value > best;  // False for NaN; ties keep a lane's first
     best = better ? value : best;
     where = better ? index : where;
     index += WIDTH;

@@ -121,7 +121,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 class Row(NamedTuple):
-    """What each engine does with one class."""
+    """A model class, and whether each engine serves it."""
 
     model_type: str
     class_name: str

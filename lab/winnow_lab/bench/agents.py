@@ -133,7 +133,7 @@ async def play(
 
 
 async def count_equal(client: LoadClient, turns: Sequence[Played]) -> int:
-    """How many turns that were played the server answers alike, one after the other."""
+    """Send played turns again, one after the other, and count the answers that are equal."""
     equal = 0
     async with client.connect(turns[0].messages) as connection:
         for each in turns:

@@ -76,7 +76,7 @@ class Answered:
         return {part: after[part] - self.before.elapsed.get(part, 0.0) for part in after}
 
     def counted(self, counter: str) -> int:
-        """How far a counter of `EngineStats` went up."""
+        """Increase of a counter of `EngineStats` over the run."""
         return int(getattr(self.steps[-1].stats, counter) - getattr(self.before, counter))
 
 
@@ -102,7 +102,7 @@ def answer_all(
         requests: token ids and parameters, with `ignore_eos`.
         arrivals: of each, in seconds from now, ascending; empty: all at once.
         final_only: steps give no outputs of unfinished requests.
-        skip_refused: go on without requests that can never fit.
+        skip_refused: leave out requests that can never fit.
 
     Raises:
         InvalidRequestError: a request does not fit into the model's context or the KV memory.

@@ -126,7 +126,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class CacheFacts:
-    """What was filled in one format: keys and values of `nbytes` in all layers together."""
+    """A filled cache of one format; `nbytes` are those of keys and values in all layers together."""
 
     kv_format: str
     layers: int
@@ -185,7 +185,7 @@ def _open(name: str, layout: CacheLayout) -> tuple[str, AttentionBackend]:
 
 
 def operations(case: KernelCase) -> Iterator[list[Operation]]:
-    """What an engine asks of a backend: each operation, and the same with scores observed.
+    """Yield each operation of a backend, without and with observed scores.
 
     Compaction comes last: afterwards rows are no prompts any more.
     """

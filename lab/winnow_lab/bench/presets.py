@@ -126,7 +126,7 @@ PRESETS = {
 
 
 def model_cache() -> Path:
-    """Where models of presets are kept from one start to the next."""
+    """Return the folder that caches the presets' models."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "winnow" / "bench"
 
 

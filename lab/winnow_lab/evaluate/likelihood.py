@@ -26,11 +26,10 @@ class Keeping:
 
     @classmethod
     def of(cls, cell: Cell) -> Self:
-        """What a cell of an evaluation keeps."""
         return cls(cell.policy, cell.asked)
 
     def in_rounds(self, every: int | None) -> Self:
-        """The same with rounds behind the prompt and every so many tokens; None: with the policy's own."""
+        """Return the same with rounds behind the prompt and every `every` tokens; None: with the policy's own."""
         if every is None or self.policy.when.never:
             return self
         own = self.policy.when

@@ -3,6 +3,7 @@
 `Embedding` is the mode to use; the others are those that the paper compares with.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -31,7 +32,7 @@ class Decode:
 Step = Prefill | Decode
 
 
-class Mode:
+class Mode(ABC):
     """Decision on what is computed next.
 
     Attributes:
@@ -44,9 +45,9 @@ class Mode:
     prefills_first = False
     keeps_gaps = False
 
+    @abstractmethod
     def next(self, state: "BatchState") -> Step:
         """The next step, given at least one unfinished query."""
-        raise NotImplementedError
 
 
 class Embedding(Mode):

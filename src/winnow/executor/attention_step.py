@@ -54,7 +54,7 @@ class PagedAttentionStep:
         if self.replays and layer == self.batch.cache.pool.layout.num_layers - 1:
             replayed = sum(span.tokens.stop - span.tokens.start for span in self.replays)
             if replayed == len(self.batch.spans.position):
-                return q.new_zeros(q.shape)  # nobody reads it: only scores are wanted
+                return q.new_zeros(q.shape)  # unread: only scores are wanted
         return self.batch.attend(layer, q, spec)
 
 

@@ -210,9 +210,9 @@ def _table(results: dict[str, Any], names: Sequence[str]) -> TextTable:
     )
     goodput = results["request_goodput"]
     good = "" if goodput is None else f", goodput {goodput:.2f}/s"
-    told = (
+    note = (
         f"{results['completed']} answered, {results['failed']} failed in {results['duration']:.1f} s: "
         f"{results['request_throughput']:.2f} requests/s{good}, {results['output_throughput']:.1f} output tokens/s, "
         f"{results['total_token_throughput']:.1f} tokens/s"
     )
-    return TextTable("What clients saw", "", tuple(names), rows, (told, *results["errors"]))
+    return TextTable("What clients saw", "", tuple(names), rows, (note, *results["errors"]))

@@ -51,7 +51,7 @@ class Options(EngineOptions):
         None, "of an answer (default: the preset's, or 64)", least=1, aliases=_ANSWER
     )
     prompt_seed: int | None = flag(None, "of the prompts (default: 0)", least=0)
-    kv_seqs: int | None = flag(None, "in place of --kv-memory: bytes of so many whole sequences", least=1)
+    kv_seqs: int | None = flag(None, "in place of --kv-memory: bytes of N whole sequences", least=1)
     repeat: int = flag(3, "times", least=1)
     progress: str = flag("auto", "auto: live on a terminal, else a line every 5 s", choices=MODES)
 

@@ -145,7 +145,7 @@ PrefixEvent = PrefixStored | PrefixRemoved
 
 
 class PrefixLog:
-    """Recorder of events until somebody takes them.
+    """Recorder of events until they are read.
 
     Tails, which fill no block, are left out: who routes counts whole blocks.
     """

@@ -31,7 +31,7 @@ _FP8_PRODUCTS = (8, 9)
 _GROUP = 128
 """Most inputs of a feature that share a scale and a zero; features and inputs of a tile."""
 _PANEL = (128, 64)
-"""What features and inputs of a weight have to be multiples of: Hopper's products take so many at a time."""
+"""Features and inputs of a weight are multiples of these: the tile of Hopper's products."""
 _FORMS: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "int8"},
     "fp8": {"dtype": "float8e4m3"},
