@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_llama import save_tiny_llama
 
+from winnow.errors import ConfigError
 from winnow_lab.papers.__main__ import main
 from winnow_lab.papers.baton.protocol import (
     MIXED,
@@ -94,6 +95,23 @@ def test_prompts_are_passages_of_the_text(prompts: list[int], seed: int, begins:
         passage = query.token_ids[begins:]
         assert not begins or query.token_ids[0] == 7
         assert all(after == 100 + (before - 99) % 15 for before, after in itertools.pairwise(passage))
+
+
+def test_a_trace_gives_lengths_and_arrivals(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    lines = [
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        *(f"2023-11-16 18:00:0{second}.0,{8 * second},{second}" for second in (1, 2, 5)),
+    ]
+    trace.write_text("\n".join(lines))
+    options = Options(sets=("trace",), trace=trace, short_scale=0.5, rate=2.0)
+    [cell, *_] = options.cells()
+    assert options.lengths(cell) == [Lengths(4, 2), Lengths(8, 2), Lengths(20, 2)]
+    assert options.arrivals(cell, 3) == pytest.approx([0, 0.375, 1.5]), "three queries in 1.5 seconds"
+    assert Options(sets=("trace",), trace=trace).arrivals(cell, 3) == []
+    for wrong in ({"sets": ("trace",)}, {"trace": trace}):
+        with pytest.raises(ConfigError, match="--trace FILE"):
+            Options(**wrong)
 
 
 # -- cells and arithmetic --------------------------------------------------------------------------------------------

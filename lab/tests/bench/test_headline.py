@@ -42,6 +42,10 @@ def test_cells_are_measured_once_and_shown_beside_each_other(
     page, evicting = (tmp_path / "headline.md").read_text(), "snapkv-w8:kv_cache_dtype=int8"
     for cell in ("full", f"{evicting} 4x", f"{evicting} 128 KVs", "extreme-decode-65"):
         assert f"| {cell} | 8 |" in page
+    mixed = [*words, "--contexts", "500,600", "--mixed", "--methods", FULL, "--part", "speed"]
+    assert run_study(Options, study, mixed) == 0
+    *before, added = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert before == lines and '"speed/500+600/full"' in added
     capsys.readouterr()
     with pytest.raises(SystemExit, match="other work: seed"):
         run_study(Options, study, [*words, "--seed", "1"])
@@ -89,5 +93,5 @@ def test_equal_is_said_within_one_standard_error(ours: list[float], said: str) -
     journal, cell = CellJournal(None, {}), Cell("winnow-seen", Amount(8.0))
     journal.add("answers/2000/full/vt/0", {"scores": [1, 1, 1, 1], "reached": 1.0})
     journal.add("answers/2000/winnow-seen 8x/vt/0", {"scores": ours, "reached": 8.0})
-    full = Line.of(options, journal, 2000, Cell(FULL))
-    assert Line.of(options, journal, 2000, cell, full).lost == said
+    full = Line.of(options, journal, "2000", Cell(FULL))
+    assert Line.of(options, journal, "2000", cell, full).lost == said

@@ -1,6 +1,7 @@
 """Marks, means, tables and files, from made-up outcomes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from winnow_lab.evaluate.result_tables import (
     mean_table,
     write_report,
 )
+from winnow_lab.evaluate.tasks.longbench import GROUPS, SUBSETS
 from winnow_lab.report.plots import can_draw
 
 CATEGORIES = ("easy", "hard", "hopeless")
@@ -117,6 +119,20 @@ def test_the_table_of_categories(compared: Evaluation) -> None:
         "* easy is uninformative: recent scores 0.95, the full cache 1.00",
         "* hopeless is uninformative: the full cache itself scores 0.05",
     )
+
+
+def test_subsets_of_longbench_have_means_of_their_categories() -> None:
+    names = ("qasper", "narrativeqa", "lcc")
+    outcomes = tuple(
+        replace(each, category=name)
+        for each, name in zip(result(FULL_CELL, 0.5, 0.25, 0.125).outcomes, names, strict=True)
+    )
+    full = CellResult(FULL_CELL, outcomes)
+    [table] = all_tables(Evaluation("made-up", names, (100,), 3, (), (full,)))
+    rows = dict(table.rows)
+    assert rows["one document: mean"] == ("0.38",) and rows["code: mean"] == ("0.12",)
+    assert "summaries: mean" not in rows
+    assert {name for group in GROUPS.values() for name in group} == set(SUBSETS)
 
 
 def test_one_mean_where_every_category_is_informative() -> None:

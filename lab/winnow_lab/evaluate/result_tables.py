@@ -11,6 +11,7 @@ from winnow.values.json_values import dump_json
 from winnow.values.units import format_bytes
 from winnow_lab.evaluate.cell import AGNOSTIC, FULL, FULL_CELL
 from winnow_lab.evaluate.result import CellResult, Evaluation
+from winnow_lab.evaluate.tasks.longbench import GROUPS
 from winnow_lab.report.plots import Axis, Line, Panel, can_draw, heat_map, line_chart, save_figure
 from winnow_lab.report.tables import Footnotes, TextTable
 
@@ -78,8 +79,7 @@ def length_table(evaluation: Evaluation, query: str) -> TextTable:
         names = [name for name in evaluation.categories if name not in marked]
         entries = []
         for length in evaluation.lengths:
-            scores = [s for name in names if (s := each.score(name, length)) is not None]
-            entries.append(_text(sum(scores) / len(scores) if scores else None))
+            entries.append(_text(_mean(each, names, length)))
         rows.append((f"{each.cell.label} (of {len(names)})", tuple(entries)))
     title = f"{evaluation.task}, {query_label(query)}: mean score by tokens of the prompt"
     return TextTable(
@@ -126,6 +126,9 @@ def _category_rows(
         (name + UNINFORMATIVE * (name in marked), tuple(_text(each.score(name)) for each in compared))
         for name in evaluation.categories
     ]
+    for group, names in GROUPS.items():
+        if held := [name for name in names if name in evaluation.categories]:
+            rows.append((f"{group}: mean", tuple(_text(_mean(each, held)) for each in compared)))
     rows.append((f"mean of {heads[0].covered}", tuple(_text(each.mean) for each in heads)))
     if marked:
         means = tuple(_text(evaluation.plain_mean(each)) for each in compared)
@@ -133,6 +136,11 @@ def _category_rows(
     if query is not None:
         rows.append(("compression reached", tuple(_ratio(each.achieved_compression) for each in compared)))
     return [*rows, ("KV memory of an answer", tuple(_bytes(each.kv_bytes) for each in compared))]
+
+
+def _mean(result: CellResult, names: Sequence[str], length: int | None = None) -> float | None:
+    scores = [score for name in names if (score := result.score(name, length)) is not None]
+    return sum(scores) / len(scores) if scores else None
 
 
 def _reasons(marked: Mapping[str, str]) -> tuple[str, ...]:

@@ -120,6 +120,7 @@ class Options(AskedTask, RealModelOptions):
     contexts: tuple[int, ...] = flag(
         (2000, 3500), "tokens of a prompt, where the task leaves that free", least=500
     )
+    mixed: bool = flag(False, "time prompts of all contexts together")
     compressions: tuple[float, ...] = flag((), f"(default: {_COMPRESSIONS} without --kv-budgets)", least=1)
     kv_budgets: tuple[int, ...] = flag(
         (), "KVs kept in each row on average, in place of compressions", least=1
@@ -161,6 +162,12 @@ class Options(AskedTask, RealModelOptions):
         return found
 
     @property
+    def groups(self) -> dict[str, tuple[int, ...]]:
+        """Contexts whose prompts are timed together, by their name."""
+        groups = [self.contexts] if self.mixed else [(each,) for each in self.contexts]
+        return {"+".join(map(str, group)): group for group in groups}
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What rows depend on beside their cell."""
         names = ("task", "shots", "dtype", "new_tokens", "requests", "kv_seqs", "seed", "prompts")
@@ -192,6 +199,11 @@ def prompts_of(options: Options, llm: LLM, context: int, kind: str, known: Promp
         most = context + options.new_tokens
         found = judged_prompts(llm, options, [kind], context, options.prompts, options.seed, most)
         known[context, kind] = list(found)
+        longest = max(len(each.token_ids) for each in known[context, kind])
+        if longest > context:
+            raise ConfigError(
+                f"--contexts must be at least {longest}, the longest prompt of {kind}, got {context}"
+            )
     return known[context, kind]
 
 
@@ -225,8 +237,8 @@ def _scored(llm: LLM, prompts: Sequence[TimedPrompt], own: Mapping[str, Any]) ->
 def speed(options: Options, journal: CellJournal, until: float) -> None:
     """Time the cells that lack, in turn, and score these answers too."""
     asked, memory = Prompts(), dict[int, int]()
-    for number, context, cell in product(range(options.rounds), options.contexts, options.cells):
-        name = _name("speed", context, cell.label)
+    for number, group, cell in product(range(options.rounds), options.groups, options.cells):
+        name, context = _name("speed", group, cell.label), max(options.groups[group])
         if len(journal.rows.get(name, [])) > number:
             continue
         own = _engine(options, context, options.requests)
@@ -234,7 +246,8 @@ def speed(options: Options, journal: CellJournal, until: float) -> None:
             config = EngineConfig.from_options(own)
             memory[context] = kv_memory_for(config, options.kv_seqs, context + options.new_tokens)
         with LLM(**own | {"kv_memory": memory[context]} | options.engines[cell.method]) as llm:
-            by_kind = [prompts_of(options, llm, context, kind, asked) for kind in options.kinds]
+            each_kind = product(options.groups[group], options.kinds)
+            by_kind = [prompts_of(options, llm, tokens, kind, asked) for tokens, kind in each_kind]
             prompts = [each for turn in zip(*by_kind, strict=True) for each in turn][: options.requests]
             journal.add(name, _timed(llm, prompts, options.new_tokens, cell))
         if time.monotonic() > until:
@@ -280,7 +293,7 @@ class Line:
 
     @classmethod
     def of(
-        cls, options: Options, journal: CellJournal, context: int, cell: Cell, full: "Line | None" = None
+        cls, options: Options, journal: CellJournal, context: str, cell: Cell, full: "Line | None" = None
     ) -> "Line":
         """Collect what the journal has."""
         blocks = {}
@@ -371,7 +384,7 @@ def _of_kind(kind: str) -> Callable[[Line], str | None]:
     return lambda line: f"{statistics.fmean(found):.2f}" if (found := line.scores(f"{kind}/")) else None
 
 
-def lines_of(options: Options, journal: CellJournal, context: int) -> dict[Cell, Line]:
+def lines_of(options: Options, journal: CellJournal, context: str) -> dict[Cell, Line]:
     """Return the cells of which something was measured; the full cache comes first."""
     first, *others = options.cells
     full = Line.of(options, journal, context, first)
@@ -382,7 +395,7 @@ def lines_of(options: Options, journal: CellJournal, context: int) -> dict[Cell,
 def tables(options: Options, journal: CellJournal) -> Iterator[TextTable]:
     """Two tables by context: all kinds, and each kind's mean."""
     by_kind = {kind: _of_kind(kind) for kind in options.kinds}
-    for context in options.contexts:
+    for context in options.groups:
         lines = {cell.label: line for cell, line in lines_of(options, journal, context).items()}
         if lines:
             columns = {head: read for head, read in _COLUMNS.items() if any(map(read, lines.values()))}
@@ -393,7 +406,7 @@ def tables(options: Options, journal: CellJournal) -> Iterator[TextTable]:
 def figure(options: Options, journal: CellJournal) -> "Figure":
     """Draw answers, speed and batch by compression, a row of panels for each context."""
     panels = []
-    for context, (what, read) in product(options.contexts, _DRAWN.items()):
+    for context, (what, read) in product(options.groups, _DRAWN.items()):
         curves: dict[str, dict[float, float]] = {}
         for cell, line in lines_of(options, journal, context).items():
             value, compression = read(line), cell.amount.compression
@@ -402,6 +415,17 @@ def figure(options: Options, journal: CellJournal) -> "Figure":
         drawn = [Curve(method, list(points), list(points.values())) for method, points in curves.items()]
         panels.append(Panel(f"{context} tokens", Axis("compression", "log2"), Axis(what, low=0), drawn))
     return line_chart(panels, columns=len(_DRAWN))
+
+
+def figure_by_context(options: Options, journal: CellJournal) -> "Figure":
+    """Draw tokens per second by tokens of a prompt, a line for each cell (KV-Compress, figure 8)."""
+    curves: dict[str, dict[float, float]] = {}
+    for context in options.contexts:
+        for cell, line in lines_of(options, journal, str(context)).items():
+            if line.rates:
+                curves.setdefault(cell.label, {})[context] = statistics.median(line.rates)
+    drawn = [Curve(label, list(points), list(points.values())) for label, points in curves.items()]
+    return line_chart([Panel("", Axis("tokens of a prompt", "log2"), Axis("tokens/s", low=0), drawn)])
 
 
 def study(options: Options) -> Result:
@@ -417,7 +441,9 @@ def study(options: Options) -> Result:
         journal.origins,
     ]
     rows = [{"cell": name, **row} for name, found in journal.rows.items() for row in found]
-    drawn = {"": lambda: figure(options, journal)} if rows else {}
+    more_contexts = len(options.groups) > len({cell.amount for cell in options.cells})
+    draw = figure_by_context if more_contexts else figure
+    drawn = {"": lambda: draw(options, journal)} if rows else {}
     return Result(
         "Answers and speed by compression",
         tuple(tables(options, journal)),

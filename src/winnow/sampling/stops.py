@@ -81,7 +81,7 @@ class StopCutter:
         special = [stop for stop in stops if any(text in stop for text in texts)]
         self._in_shown = StopMatcher([stop for stop in stops if stop not in special])
         self._in_all = StopMatcher(special)
-        self._include = include
+        self._any, self._include = bool(stops), include
         self._held = ""
         self._is_shown: list[bool] = []  # of each held character
 
@@ -92,6 +92,8 @@ class StopCutter:
             check: False: matches that end in `new` do not count, though one may begin here.
             shown: `new` is part of the answer's text.
         """
+        if not self._any:
+            return new if shown else ""
         before = len(self._held)
         in_shown = self._in_shown.feed(new, check) if shown else None
         in_all = self._in_all.feed(new, check)

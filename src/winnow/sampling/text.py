@@ -44,10 +44,12 @@ class Detokenizer:
         """Return the text that is certain now and was not before."""
         if token_id in self._skipped:
             return ""
-        pending, own = self._pending, self._table.bytes_of(token_id, self.at_start)
+        own = self._table.bytes_of(token_id, self.at_start)
         self.at_start = False
-        text = self._decoder.decode(own)
-        if not self._of_prompt or not text:
+        if not self._of_prompt:
+            return self._decoder.decode(own)
+        pending, text = self._pending, self._decoder.decode(own)
+        if not text:
             return text
         self._of_prompt = False
         is_finished = (pending + own).startswith(text[0].encode())

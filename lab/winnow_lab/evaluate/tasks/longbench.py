@@ -59,6 +59,17 @@ SUBSETS: Mapping[str, Subset] = MappingProxyType(
     }
 )
 """The English subsets."""
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "one document": ("narrativeqa", "qasper", "multifieldqa_en"),
+        "several documents": ("hotpotqa", "2wikimqa", "musique"),
+        "summaries": ("gov_report", "qmsum", "multi_news"),
+        "examples": ("trec", "triviaqa", "samsum"),
+        "synthetic": ("passage_count", "passage_retrieval_en"),
+        "code": ("lcc", "repobench-p"),
+    }
+)
+"""The paper's six categories."""
 
 
 @dataclass(frozen=True)

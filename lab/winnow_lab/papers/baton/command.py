@@ -23,6 +23,7 @@ engine, and tell how long each takes, how much it computes without need, and wha
 
   mixed   120 queries: long prompt and short answer, short and long, short and short as 1:1:2
   short   30 queries, both short
+  trace   queries with the lengths and the arrivals of a production trace
 
 "Long" is around 4,000 words, "short" 24 to 400, in the short set 24 to 200; --scale and --short-scale
 say how many tokens stand for a word. As in the paper, batch 4 doubles the mixed set's lengths. All
@@ -33,6 +34,7 @@ examples:
   python -m winnow_lab.papers baton --sets short --batches 2,8 --modes static,embedding
   python -m winnow_lab.papers baton --repeats 3 --journal baton.journal -o results
   python -m winnow_lab.papers baton --sets short --rate 4 --modes static,embedding
+  python -m winnow_lab.papers baton --sets trace --trace AzureLLMInferenceTrace_conv.csv --short-scale 0.25 --rate 2
   python -m winnow_lab.papers baton --sets mixed --batches 8 --scale 0.25 --model DIR --kv-memory 4GiB
 
 With --journal, runs reach the disk as they end, and the same command resumes where it was stopped.
@@ -51,6 +53,8 @@ def study(options: Options) -> Iterator[Result]:
         f"Tokens for each of the paper's words: {options.scale:g} in the mixed set, {options.short_scale:g} in the "
         f"short. Seed {options.query_seed}."
     )
+    if options.trace:
+        given += f" {options.trace.name}: {len(options.traced)} queries, each token {options.short_scale:g}."
     for _ in measure(options, journal):
         rows = read_rows(journal)
         facts = [given, *spread_lines(rows), *differing_lines(rows), journal.origins]

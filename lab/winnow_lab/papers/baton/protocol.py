@@ -4,6 +4,7 @@ import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from itertools import accumulate, product
 from pathlib import Path
 from types import MappingProxyType
@@ -15,13 +16,14 @@ from winnow.errors import ConfigError
 from winnow.llm import LLM
 from winnow.outputs import EngineStats
 from winnow_lab.bench.answering import Step, answer_all, fixed_length
+from winnow_lab.bench.traces import TraceRequest, read_trace, scaled
 from winnow_lab.evaluate.tasks.files import shipped_sentences
 from winnow_lab.padded.stats import PaddedStats
 from winnow_lab.study import EngineOptions, flag
 from winnow_lab.study.journal import CellJournal
 
-MIXED, SHORT = "mixed", "short"
-SETS = (MIXED, SHORT)
+MIXED, SHORT, TRACED = "mixed", "short", "trace"
+SETS = (MIXED, SHORT, TRACED)
 
 Words = tuple[int, int]
 """Fewest and most words of a text; lengths between are drawn evenly."""
@@ -54,14 +56,14 @@ _SECONDS: Mapping[str, Mapping[str, Mapping[int, float]]] = MappingProxyType(
 
 
 def published_batches(query_set: str) -> tuple[int, ...]:
-    """The batch sizes that the paper measured."""
-    return tuple(_SECONDS[query_set]["static"])
+    """The batch sizes that the paper measured; of a trace those of its mixed set."""
+    return tuple(_SECONDS.get(query_set, _SECONDS[MIXED])["static"])
 
 
 def published_gain(query_set: str, mode: str, batch: int) -> float | None:
     """How many times faster than static batches a mode was in the paper; None where it was not measured."""
-    seconds = _SECONDS[query_set]
-    ours, theirs = seconds.get(mode, {}).get(batch), seconds["static"].get(batch)
+    seconds = _SECONDS.get(query_set, {})
+    ours, theirs = (seconds.get(each, {}).get(batch) for each in (mode, "static"))
     return None if ours is None or theirs is None else theirs / ours
 
 
@@ -168,17 +170,25 @@ class Cell:
 class Options(EngineOptions):
     """The cells that are asked for, and the work in each."""
 
-    sets: tuple[str, ...] = flag(SETS, "mixed: 120 queries, long and short; short: 30 queries", choices=SETS)
+    sets: tuple[str, ...] = flag(
+        (MIXED, SHORT),
+        "mixed: 120 queries, long and short; short: 30 queries; trace: those of --trace",
+        choices=SETS,
+    )
+    trace: Path | None = flag(
+        None, "of Azure (.csv) or Mooncake (.jsonl), whose lengths and arrivals are taken"
+    )
+    trace_queries: int = flag(60, "of the trace, from its beginning", least=1)
     modes: tuple[str, ...] = flag(MODES, choices=MODES)
     batches: tuple[int, ...] = flag(
         (), "batch sizes (default: the paper's, 4,8 for mixed and 2,4,6,8,10 for short)", least=1
     )
     scale: float = flag(0.05, "tokens for each of the paper's words in the mixed set")
-    short_scale: float = flag(1.0, "the same, in the short set")
+    short_scale: float = flag(1.0, "the same, in the short set; and for each token of a trace")
     repeats: int = flag(1, "runs of a cell; all cells are run once, then all of them again", least=1)
     query_seed: int = flag(0, "of lengths, order and text", least=0)
     rate: float | None = flag(
-        None, "queries a second, which arrive as a Poisson process (default: all at once)"
+        None, "queries a second, a Poisson process or as the trace has them (default: all at once)"
     )
     journal: Path | None = flag(None, "of what was measured: the same command resumes there")
     name: str = flag("baton", "of the files in --output")
@@ -198,6 +208,8 @@ class Options(EngineOptions):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"--{name.replace('_', '-')} must be a number above 0, got {value:g}")
+        if (TRACED in self.sets) != (self.trace is not None):
+            raise ConfigError(f"--sets {TRACED} and --trace FILE go together")
         for cell in self.cells():
             EngineConfig.from_options(cell.options(self.engine))
 
@@ -208,15 +220,28 @@ class Options(EngineOptions):
             for batch, mode in product(batches, self.modes):
                 yield Cell(query_set, mode, batch)
 
+    @cached_property
+    def traced(self) -> list[TraceRequest]:
+        """The trace's queries, scaled, at `rate` on average."""
+        assert self.trace is not None, "a cell of a trace has one"
+        found = read_trace(self.trace, self.trace_queries)
+        natural = len(found) / max(found[-1].arrival, 1e-9)
+        return scaled(found, tokens=self.short_scale, rate=1.0 if self.rate is None else self.rate / natural)
+
     def lengths(self, cell: Cell) -> list[Lengths]:
         """Of the queries; the same for every mode."""
+        if cell.query_set == TRACED:
+            counts = [(each.prompt_tokens, each.output_tokens) for each in self.traced]
+            return [Lengths(*(max(count, _LEAST_TOKENS) for count in each)) for each in counts]
         scale = self.scale if cell.query_set == MIXED else self.short_scale
         return draw_lengths(cell.query_set, cell.batch, scale, self.query_seed)
 
-    def arrivals(self, count: int) -> list[float]:
+    def arrivals(self, cell: Cell, count: int) -> list[float]:
         """Return when each query arrives, in seconds from the first; empty: all at once."""
         if self.rate is None:
             return []
+        if cell.query_set == TRACED:
+            return [each.arrival for each in self.traced]
         rng = random.Random(f"arrivals/{self.query_seed}")
         return [0.0, *accumulate(rng.expovariate(self.rate) for _ in range(count - 1))]
 
@@ -224,7 +249,8 @@ class Options(EngineOptions):
     def identity(self) -> dict[str, Any]:
         """Settings that runs share."""
         engine = EngineConfig.from_options(Cell(SHORT, "static", 1).options(self.engine)).settings()
-        own = {name: getattr(self, name) for name in ("scale", "short_scale", "query_seed", "rate")}
+        names = ("scale", "short_scale", "query_seed", "rate", "trace_queries")
+        own = {name: getattr(self, name) for name in names} | {"trace": self.trace and self.trace.name}
         return own | {"model": str(self.engine.get("model")), "engine": {**engine, "model": None}}
 
 
@@ -342,7 +368,7 @@ def measure(options: Options, journal: CellJournal) -> Iterator[None]:
             if len(journal.rows.get(cell.key, ())) <= turn:
                 with open_llm(cell.options(options.engine)) as llm:
                     queries = queries_of(options, cell, llm)
-                    run = run_cell(llm, queries, options.arrivals(len(queries)))
+                    run = run_cell(llm, queries, options.arrivals(cell, len(queries)))
                 journal.add(cell.key, asdict(run))
                 print(f"{cell.key}: {run.seconds:.1f} s", flush=True)
         yield

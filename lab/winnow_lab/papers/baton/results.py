@@ -94,7 +94,11 @@ def read_rows(journal: CellJournal) -> list[Row]:
     return [Row(cell, runs(cell), runs(Cell(cell.query_set, STATIC, cell.batch))) for cell in cells]
 
 
-_NAMES = {MIXED: "Mixed set, 120 queries (Table 1)", "short": "Short set, 30 queries (Table 2)"}
+_NAMES = {
+    MIXED: "Mixed set, 120 queries (Table 1)",
+    "short": "Short set, 30 queries (Table 2)",
+    "trace": "Queries of a trace",
+}
 
 
 def all_tables(rows: Sequence[Row]) -> list[TextTable]:
