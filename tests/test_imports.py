@@ -21,7 +21,7 @@ LAYERS = [
     ["storage"],
     ["eviction", "openai", "vllm.metrics"],
     ["anthropic"],
-    ["options", "report", "models"],
+    ["report", "models"],
     ["engine"],
     ["executor", "inspect"],
     ["engine_client"],

@@ -110,10 +110,7 @@ class EngineClient:
         return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens)
 
     def tokenize_chat(
-        self,
-        messages: Sequence[Message],
-        template: TemplateOptions = PLAIN,
-        tenant: str | None = None,
+        self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
     ) -> TokenizedPrompt:
         """Do as `tokenize` does, for a conversation.
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch import get_num_threads
 
@@ -26,7 +26,6 @@ from winnow.known_accuracy import best_known
 from winnow.media import MediaLoader
 from winnow.models import PlainModel, load_plain_model
 from winnow.models.load.memory import weight_bytes
-from winnow.options import EngineOptions
 from winnow.outputs import RequestOutput
 from winnow.process.fork import require_usable_torch
 from winnow.process.progress import is_shown, progress_bar
@@ -64,7 +63,7 @@ class LLM(EngineClient):
         UnsupportedModelError: the model cannot be loaded or served; the message says why.
     """
 
-    def __init__(self, model: str | Path | None = None, **options: Unpack[EngineOptions]) -> None:
+    def __init__(self, model: str | Path | None = None, **options: Any) -> None:
         self.config = _with_known_policy(EngineConfig.from_options({"model": model, **options}))
         require_usable_torch(self.config.model.device)
         set_threads(self.config.model.threads, self.config.model.tensor_parallel_size)

@@ -96,9 +96,7 @@ class ModelConfig:
         "auto", "what computes attention over the paged cache", choices=ATTENTION_BACKENDS
     )
     language_model_only: bool = option(
-        False,
-        "leave the vision tower of a model that reads pictures out of memory",
-        effect=Effect.NEVER,
+        False, "leave the vision tower of a model that reads pictures out of memory", effect=Effect.NEVER
     )
     optimize: bool = option(
         True,

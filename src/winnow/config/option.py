@@ -28,12 +28,7 @@ class Effect(Enum):
 
 
 def option(
-    default: Any,
-    help: str,
-    effect: Effect = Effect.ALWAYS,
-    *,
-    kw_only: bool = False,
-    **extra: Any,
+    default: Any, help: str, effect: Effect = Effect.ALWAYS, *, kw_only: bool = False, **extra: Any
 ) -> Any:
     """Declare a dataclass field that documents itself."""
     return field(default=default, metadata={"help": help, "effect": effect, **extra}, kw_only=kw_only)

@@ -24,14 +24,10 @@ class PaddedConfig:
         effect=Effect.BATCHES,
     )
     prefill_group: int = option(
-        8,
-        "most queries that are prefilled together, apart from the batch",
-        effect=Effect.BATCHES,
+        8, "most queries that are prefilled together, apart from the batch", effect=Effect.BATCHES
     )
     group_padding: float = option(
-        0.02,
-        "most padding in such a group, as a part of what it computes",
-        effect=Effect.BATCHES,
+        0.02, "most padding in such a group, as a part of what it computes", effect=Effect.BATCHES
     )
     park_memory: int | None = option(
         None,
@@ -41,9 +37,7 @@ class PaddedConfig:
         effect=Effect.MEMORY,
     )
     park_above: float = option(
-        1.0,
-        "queries are parked in host memory above this part of kv_memory",
-        effect=Effect.BATCHES,
+        1.0, "queries are parked in host memory above this part of kv_memory", effect=Effect.BATCHES
     )
     admit_below: float = option(
         0.9, "queries join others only up to this part of kv_memory", effect=Effect.BATCHES

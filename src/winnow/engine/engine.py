@@ -206,11 +206,7 @@ class Engine:
     def _admit(self, new: NewRequest) -> Request:
         params = with_spans(new.params, new.token_ids, new.images, self.requests.tokens)
         granted = self._admission.admit(
-            new.token_ids,
-            params,
-            new.tenant,
-            cut_to_memory=new.cut_to_memory,
-            images=new.images,
+            new.token_ids, params, new.tenant, cut_to_memory=new.cut_to_memory, images=new.images
         )
         self._counters.num_replays_replaced += granted.replay_replaced
         for eviction in granted.evictions:

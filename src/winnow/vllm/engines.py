@@ -7,23 +7,32 @@ import logging
 import sys
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import fields
+from dataclasses import field, fields, make_dataclass
 from enum import Enum
 from typing import Any, Self
 
-from winnow import options
 from winnow.cli.flags.engine import add_engine_flags, foreign_values
-from winnow.errors import InvalidRequestError
+from winnow.config import PARTS
+from winnow.errors import ConfigError, InvalidRequestError
 from winnow.llm import LLM
 from winnow.outputs import RequestOutput
 from winnow.prompts import Prompt
 from winnow.sampling import SamplingParams
 from winnow.server.async_engine import AsyncEngine
-from winnow.values.foreign_names import accept_arguments
+from winnow.values.foreign_names import accept_arguments, accept_fields
 from winnow.vllm import names as vllm_names
 
+_FIELDS = [
+    # None, as what is left out on a GPU is no size that could be written here.
+    (each.name, each.type, field(default=None, metadata=each.metadata) if each.name == "kv_memory" else each)
+    for part in PARTS.values()
+    for each in fields(part)
+]
+_Options: Any = make_dataclass("_Options", _FIELDS, namespace={"__module__": __name__})
+accept_fields(vllm_names.ENGINE, ConfigError, "option")(_Options)
 
-class EngineArgs(options.EngineArgs):
+
+class EngineArgs(_Options):
     """Options to open an `LLM` with, also from a command line: `LLM(**vars(EngineArgs(model=...)))`."""
 
     @staticmethod

@@ -140,13 +140,7 @@ class AdmissionOrder:
         return found
 
     def _choose_parked(
-        self,
-        newcomer: Sequence,
-        reclaims: bool,
-        running: Running,
-        slots: int,
-        pages: int,
-        taken: int,
+        self, newcomer: Sequence, reclaims: bool, running: Running, slots: int, pages: int, taken: int
     ) -> list[Sequence] | None:
         """Return the running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
 
