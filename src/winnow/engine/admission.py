@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -52,6 +53,15 @@ class Admitted:
     took its place."""
 
 
+@contextmanager
+def _requests_own() -> Iterator[None]:
+    """Raise what is a setting of the engine elsewhere as the request's own."""
+    try:
+        yield
+    except ConfigError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
 class Admission:
     """Checks requests against model and cache.
 
@@ -78,12 +88,11 @@ class Admission:
                 f"to {longest} tokens (max_model_len), and kv_memory {format_bytes(cache.kv_memory)} has "
                 f"{format_bytes(ledger.bytes_of(there))}"
             )
-        self._ledger, self._saved = ledger, memory.files.documents
-        self._accounts = accounts
-        self._config = config
-        self._model, self._max_model_len = model, longest
+        self._ledger, self._saved, self._accounts = ledger, memory.files.documents, accounts
+        self._config, self._model, self._max_model_len = config, model, longest
         self._instruct = instruct
 
+    @_requests_own()
     def admit(
         self,
         token_ids: list[int],
@@ -102,22 +111,9 @@ class Admission:
             InvalidRequestError: an empty prompt, token ids that the model does not have, no such policy, or one that
                 does not go with the prompt, its pictures or the engine.
             ContextLengthError: the prompt leaves no room for an answer, or not for the tokens that it must begin with.
-            CapacityError: prompt and answer could not fit into the KV memory, or what the tenant may hold of it,
-                even alone.
+            CapacityError: prompt and answer could not fit into the KV memory, or what the tenant may hold of it, even
+                alone.
         """
-        try:
-            return self._admit(token_ids, params, tenant, cut_to_memory, images)
-        except ConfigError as error:  # what is a setting of the engine elsewhere is the request's own here
-            raise InvalidRequestError(str(error)) from None
-
-    def _admit(
-        self,
-        token_ids: list[int],
-        params: SamplingParams,
-        tenant: TenantName,
-        cut_to_memory: bool,
-        images: Sequence[PromptImage],
-    ) -> Admitted:
         check_tokens(token_ids, params, self._model.vocab_size)
         asked = self._resolve(params)
         replaced = False
@@ -233,7 +229,6 @@ class Admission:
         total: int,
         uncut: tuple[tuple[int, int], ...],
     ) -> list[SequenceEviction | None]:
-        """Bind policies to a request of `total` tokens, replays included."""
 
         def bind(
             policy: ResolvedPolicy, request: SamplingParams, *, may_idle: bool
@@ -336,7 +331,7 @@ class Admission:
 def requested_eviction(
     config: EvictionConfig, params: SamplingParams, traits: ModelTraits = UNKNOWN_MODEL
 ) -> list[ResolvedPolicy]:
-    """Resolve the policies of a request: the engine's options, overridden by the request's. One for all samples, or one
+    """Resolve the policies of a request: the engine's options, overridden by the request's. One for all samples, or
     each.
 
     Raises:

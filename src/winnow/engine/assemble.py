@@ -96,7 +96,7 @@ class Instructor:
 
     @cached_property
     def _template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The chat template's tokens before and after a user's message; empty without a template."""
+        """Tokens before and after a user's message; empty without a template."""
         try:
             prompt = apply_template(self._tokenizer, [{"role": "user", "content": _QUESTION}]).text or ""
         except InvalidRequestError:

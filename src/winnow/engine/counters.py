@@ -164,11 +164,8 @@ def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport |
 
 
 def kept_parts(sequence: Sequence, positions: Positions) -> tuple[float, float]:
-    """Return which parts of the KVs of pictures, and of text, a sequence with pictures holds.
-
-    Args:
-        positions: of its KVs, by layer and head.
-    """
+    """Return which parts of the KVs of pictures, and of text, a sequence holds; `positions` are its KVs', by layer and
+    head."""
     is_image = np.zeros(sequence.kv.num_computed, dtype=bool)
     for image in sequence.request.images:
         is_image[image.tokens[image.tokens < len(is_image)]] = True
@@ -197,7 +194,6 @@ class Occupancy:
 
 
 def measure_occupancy(running: Iterable[Sequence], ledger: Ledger, layout: CacheLayout) -> Occupancy:
-    """Add up what running sequences hold; one look at each row's length."""
     tenants: dict[str, int] = {}
     kept = np.zeros((layout.num_layers, layout.num_kv_heads))
     count = 0

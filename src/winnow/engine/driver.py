@@ -70,9 +70,7 @@ class _Wait:
 class EngineDriver:
     """Owner of an engine, of which any thread may call any method at any time.
 
-    Args:
-        begin: called by the engine's thread first.
-        rest: called by the engine's thread when no step is expected soon, to free resources that it holds.
+    `begin` is called by the engine's thread first, `rest` when no step is expected soon, to free what it holds.
 
     Raises, from every method but `close` and `abandon`:
         ClosedError: the engine was closed, before the call or during it.
@@ -109,7 +107,6 @@ class EngineDriver:
         return self._open
 
     def require_open(self) -> None:
-        """Raise ClosedError or ForkedError if the engine cannot be used."""
         if os.getpid() != self._pid:
             raise ForkedError(
                 f"this LLM belongs to process {self._pid}, and its threads and locks do not survive a fork into "
@@ -134,7 +131,6 @@ class EngineDriver:
         return action(*args, **kwargs)
 
     def new_id(self) -> str:
-        """Return a request id that no other call returns."""
         return f"request-{next(self._numbers)}"
 
     def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> None:
@@ -165,10 +161,7 @@ class EngineDriver:
         self.call(add)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Abort a request. Returns its output so far, or None if there is no such request.
-
-        Its mailbox receives the same output.
-        """
+        """Abort a request. Returns its output so far, as its mailbox does; None: there is no such request."""
 
         def end() -> RequestOutput | None:
             output = self.engine.abort(request_id)
@@ -208,11 +201,7 @@ class EngineDriver:
     ) -> list[RequestOutput]:
         """Serve `final_only` requests to their ends. Returns their outputs in the order of `requests`.
 
-        Raises as `submit` and `wait`; an interrupt ends the requests.
-
-        Args:
-            label: as in `submit`.
-            progress: called with the number of requests that have finished, whenever it has grown.
+        Raises as `submit` and `wait`; an interrupt ends the requests. `progress` hears how many have finished.
         """
         box = Mailbox()
         try:
@@ -228,9 +217,7 @@ class EngineDriver:
         return [finished[request.request_id] for request in requests]
 
     def step(self, box: Mailbox | None = None) -> list[RequestOutput]:
-        """Compute a step, unless outputs are there. Returns what has arrived in `box`; None: outputs of requests
-        without a mailbox.
-        """
+        """Compute a step, unless `box` has outputs, and return these; None: those of requests without a mailbox."""
         box = self._unclaimed if box is None else box
         self.wait(box, 1, once=True)
         return box.take()
@@ -295,7 +282,6 @@ class EngineDriver:
                 return True
 
     def _wake(self) -> None:
-        """End the waits for what has arrived, and all where the engine is closed."""
         waits, self._waits = self._waits, []
         closed = None
         try:
@@ -350,15 +336,10 @@ class EngineDriver:
 
 
 class OutputStream(Iterator[RequestOutput]):
-    """Iterator over the outputs of a mailbox's one request. Closed or garbage-collected early, it ends the request.
-
-    Several threads may read from it; each output is returned once.
-    """
+    """Iterator over the outputs of a mailbox's one request. Closed or garbage-collected early, it ends the request."""
 
     def __init__(self, shared: EngineDriver, box: Mailbox) -> None:
-        self._shared = shared
-        self._box = box
-        self._ended = False
+        self._shared, self._box, self._ended = shared, box, False
         self._reading = Lock()
 
     def __next__(self) -> RequestOutput:
@@ -375,7 +356,6 @@ class OutputStream(Iterator[RequestOutput]):
         return output
 
     def close(self) -> None:
-        """End the request, if it is unfinished."""
         if not self._ended:
             self._ended = True
             self._shared.abandon(self._box)

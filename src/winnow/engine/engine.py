@@ -26,12 +26,10 @@ from winnow.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens that a step computed.
+    """Tokens that a step computed, those of `result` for `sequences` in order, at a `time` of the engine's clock.
 
     Attributes:
-        sequences: those that sampled, to which `result` gives tokens in the same order.
         prompt_logprobs: by sequence: those of its prompt's next tokens.
-        time: when it was sampled, by the engine's clock.
     """
 
     sequences: SequenceType[Sequence]
@@ -63,12 +61,8 @@ class Engine:
         self.scheduler = scheduler
         self.memory: Memory | None = scheduler.memory
         self.requests = RequestTable(model.tokenizer, model.eos_token_ids, clock)
-        self._executor = executor
-        self._admission = admission
-        self._model = model
-        self._config = config
-        self._clock = clock
-        self._counters = Counters()
+        self._executor, self._admission, self._counters = executor, admission, Counters()
+        self._model, self._config, self._clock = model, config, clock
         # Requests that have changed since their last output; after a failed step the next one returns them.
         self._touched: dict[Request, None] = {}
         self._looks_ahead = self._overlaps = executor.overlaps
@@ -76,20 +70,12 @@ class Engine:
         # A step that was submitted before the results of the one before it were known.
         self._ahead: tuple[ScheduledStep, Any] | None = None
 
-    # -- for callers -----------------------------------------------------------------------------------------------
-
     @property
     def has_unfinished(self) -> bool:
-        """Return whether a step has anything to compute."""
         return len(self.requests) > 0
 
     def add(self, new: NewRequest) -> None:
-        """Queue a request.
-
-        Raises:
-            InvalidRequestError (or a subclass): the request cannot be served. Other requests are unaffected.
-            QueueFullError: too much waits already.
-        """
+        """Queue a request. Raises InvalidRequestError, or QueueFullError where too much waits already."""
         self.requests.require_new(new.request_id)
         request = self._admit(new)
         limits, waiting = self._config.scheduler, self.scheduler.waiting
@@ -100,11 +86,7 @@ class Engine:
     def fork(
         self, request_id: str, new_id: str, params: SamplingParams | None, index: int, final_only: bool
     ) -> None:
-        """Queue a request that continues from where a sample of an unfinished request is; see `LLM.fork`.
-
-        Raises:
-            InvalidRequestError (or a subclass): there is nothing to fork, or it cannot continue in this way.
-        """
+        """Queue a request that continues from where a sample of an unfinished request is; see `LLM.fork`."""
         self._settle()
         parent = self.requests.unfinished_sample(request_id, index)
         self.requests.require_new(new_id)
@@ -125,7 +107,6 @@ class Engine:
         self.scheduler.fork(source_of(parent), child)
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """Abort a request. Returns its output so far, or None if there is no such request."""
         if request_id not in self.requests:
             return None
         request = self.requests[request_id]
@@ -153,7 +134,6 @@ class Engine:
         return self._counters.stats(self.scheduler, self._executor, self.requests, kv_memory)
 
     def implementation(self) -> dict[str, str]:
-        """Return the attention backend, and how KVs are stored."""
         return {"attention": self._executor.attention, "KVs": self._executor.layout.codec_names}
 
     def occupancy(self) -> Occupancy:
@@ -165,7 +145,6 @@ class Engine:
         return layout.device_bytes(layout.by_kind(layout.row_blocks_seen(num_kvs)))
 
     def reset_prefix_cache(self, running: bool, disk: bool) -> None:
-        """See `LLM.reset_prefix_cache`."""
         self._settle()
         if running:
             self._restart()
@@ -279,8 +258,6 @@ class Engine:
 
     def _report(self, sequence: Sequence) -> EvictionReport | None:
         return eviction_report(sequence, self._executor.layout)
-
-    # -- steps -------------------------------------------------------------------------------------------------------
 
     def _may_look_ahead(self, step: ScheduledStep) -> bool:
         """Return whether the next step may be planned now; what is proposed follows from this one's tokens."""

@@ -23,18 +23,13 @@ if TYPE_CHECKING:
 
 
 class VisionTower:
-    """Tower that runs beside steps. This one is there for models without any: no prompt has pictures.
-
-    Attributes:
-        nbytes: of its outputs, which are kept beside KVs.
-    """
+    """Tower that runs beside steps, and its outputs' `nbytes`. This one is there for models without any."""
 
     nbytes = 0
 
     def ready(self, images: Sequence[PromptImage], start: int, end: int) -> bool | str:
-        """Begin pictures with tokens from `start` on. Return whether those of tokens start..end - 1 are computed;
-        text: why one cannot be.
-        """
+        """Begin pictures with tokens from `start` on. Return whether those of tokens start..end - 1 are computed; text:
+        why one cannot be."""
         return True
 
     def wait(self) -> bool:
@@ -62,22 +57,16 @@ class Executor(Protocol):
         """Time copies of some blocks to the host tier and back. Returns bytes, and seconds each way."""
 
     def prepare(self, policy: EvictionPolicy) -> None:
-        """Prepare to run a policy.
-
-        Raises:
-            InvalidRequestError: the model does not allow it.
-        """
+        """Prepare to run a policy. Raises InvalidRequestError: the model does not allow it."""
 
     def apply(self, update: CacheUpdate) -> None:
         """Apply a ledger's update between steps: copy blocks, change tables, drop the state of closed slots.
 
-        Raises:
-            HostTierError: copies to or from the host tier failed; all else is done.
+        Raises HostTierError: copies to or from the host tier failed; all else is done.
         """
 
     @property
-    def tower(self) -> "VisionTower":
-        """What computes pictures, beside steps."""
+    def tower(self) -> VisionTower: ...
 
     def state_bytes(self, slot: int) -> int:
         """Return bytes of a running sequence's states beside its KVs, which are copied with it to the host tier."""
@@ -86,12 +75,9 @@ class Executor(Protocol):
         """Fork the sequence in a slot to `child`, between steps. The ledger's update has been applied."""
 
     def submit(self, plan: StepPlan) -> Any:
-        """Start a step: apply the plan's update, compute its tokens, and sample the sequences that the plan names.
+        """Start a step: apply the plan's update, compute its tokens, and sample. Returns a handle for `collect`.
 
         Steps are computed in the order in which they are submitted, and so is what other methods ask for between them.
-
-        Returns:
-            A handle for `collect`.
         """
 
     def collect(self, handle: Any) -> StepResult:
@@ -100,10 +86,8 @@ class Executor(Protocol):
     def plan_evictions(self, planned: Sequence[PlannedEviction]) -> IntArray:
         """Decide which KVs of sequences stay under their budgets; `compact` follows before anything else is computed.
 
-        Not called for what the last step's result said already (`StepPlan.evictions`).
-
-        Returns:
-            KVs that each of their rows will keep, int32 [B, layers, heads].
+        Not called for what the last step's result said already (`StepPlan.evictions`). Returns the KVs that each of
+        their rows will keep, int32 [B, layers, heads].
         """
 
     def compact(self) -> None:
@@ -126,8 +110,7 @@ class Executor(Protocol):
     def grant(self, kind: int, blocks: range) -> tuple[int, str | None]:
         """Make sure that blocks of a kind, counted from its first, can be written: the last ones first.
 
-        Returns:
-            From which of them on that holds, and why not of all; None: it does.
+        Returns from which of them on that holds, and why not of all; None: it does.
         """
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
@@ -144,17 +127,12 @@ class Executor(Protocol):
 
 
 def no_format() -> PrefixFormat:
-    """Refuse a format, where there are no KVs to save."""
     raise ConfigError("a simulated engine has no KVs that could be saved")
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """Facts of a model that an engine needs beside its executor.
-
-    Attributes:
-        tokenizer: for the text of answers and the words of replays; None: there are none.
-    """
+    """Facts of a model that an engine needs beside its executor. Without a tokenizer answers have no text."""
 
     vocab_size: int
     max_model_len: int

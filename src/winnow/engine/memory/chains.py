@@ -1,4 +1,4 @@
-"""KEYS of the prefixes with which a sequence may begin, those of snapshots that policies leave included."""
+"""Keys of the prefixes with which a sequence may begin, those of snapshots that policies leave included."""
 
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as SequenceType
@@ -26,7 +26,6 @@ class SessionRule:
 def chain_of(
     token_ids: SequenceType[int], tenant: TenantName, block_size: int, eviction: SequenceEviction | None
 ) -> PrefixChain:
-    """Return the keys of a prompt's prefixes, those of the snapshots that its policy leaves included."""
     chain = PrefixChain(tenant or "", block_size)
     chain.extend(token_ids)
     if eviction is not None:
@@ -62,9 +61,8 @@ def _snapshot(
 
 
 def known_snapshots(sequence: Sequence) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
-    """Yield number of tokens, key, rule and, if it is an earlier one, rule with its replay of all snapshots with which
-    a sequence may begin.
-    """
+    """Yield tokens, key and rule of all snapshots with which a sequence may begin, and the rule if it is an earlier
+    one."""
     assert sequence.prefix is not None, "who looks for a prefix has a chain"
     for computed, (key, rule) in sequence.prefix.snapshots.items():
         yield computed, key, rule, None
@@ -76,17 +74,15 @@ def known_snapshots(sequence: Sequence) -> Iterator[tuple[int, PrefixKey, Hashab
 
 
 def stored_accumulators(rule: Hashable) -> int | None:
-    """Return accumulators per KV of a snapshot's file; None: its rule cannot be checked by who reads it."""
+    """Return accumulators per KV of a snapshot's file; None: who reads it cannot check its rule."""
     if isinstance(rule, SequenceEviction):
         return rule.policy.score.num_accumulators if is_portable(rule.policy) else None
     return 0 if isinstance(rule, SessionRule) and rule.policy is None else None
 
 
 def is_portable(policy: Any) -> bool:
-    """Return whether what a policy keeps follows from its description in every process.
-
-    It does where it and all that it consists of are Winnow's or plain Python.
-    """
+    """Return whether what a policy keeps follows from its description in every process: it is Winnow's or plain
+    Python."""
     if isinstance(policy, tuple | list | frozenset):
         return all(map(is_portable, policy))
     if not is_dataclass(policy):

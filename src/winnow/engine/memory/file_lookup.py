@@ -1,4 +1,4 @@
-"""WHAT files hold of a prompt beyond what memory knows: parts to read for a sequence, and documents of users."""
+"""What files hold of a prompt beyond what memory knows: parts to read for a sequence, and documents of users."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as SequenceType
@@ -21,10 +21,8 @@ class Fetch:
     """Parts of files that are read for a waiting sequence.
 
     Attributes:
-        parts: runs of blocks, or one snapshot; none: there is nothing to read.
+        parts: runs of blocks, or one snapshot of `rule`; none: there is nothing to read.
         first: number of each run's first block in the prefix.
-        rule: that of the snapshot.
-        files: where the parts are.
         early: it was made when the sequence came; memory may have lost since what it knew then.
         tries: how often the sequence, which could have started, read; memory loses during a read too.
     """
@@ -150,11 +148,7 @@ _MOST_REASONS = 4
 
 
 class SavedDocuments:
-    """Lookup of the saved documents that a prompt begins with.
-
-    Attributes:
-        is_used: a request could start from one.
-    """
+    """Lookup of the saved documents that a prompt begins with; `is_used` once a request could start from one."""
 
     def __init__(self, files: PrefixFiles | None, block_size: int) -> None:
         self._files = files
@@ -210,7 +204,6 @@ class SavedDocuments:
         return False
 
     def note_reason(self, reason: str) -> None:
-        """Remember why a prompt that begins with a document does not start from it."""
         if len(self._reasons) < _MOST_REASONS:
             self._reasons[reason] = None
 

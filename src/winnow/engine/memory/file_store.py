@@ -1,4 +1,4 @@
-"""STORE of prefixes in files: what sequences leave goes there as they end, and comes back before others start."""
+"""Store of prefixes in files: what sequences leave goes there as they end, and comes back before others start."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -30,29 +30,19 @@ _MOST_TRIES = 4
 
 
 class FileStore:
-    """Mover of prefixes between the index and files, those that users saved and those of a cache on disk.
+    """Mover of prefixes between the index and files: those that users `saved`, and the `cached` that come and go.
 
     What a sequence leaves in the index is read from the cache when it ends, and written meanwhile. What a new one can
     begin with is read while it waits, and put into the index when there is room for the sequence.
-
-    Args:
-        saved: files that users saved, each a compressed document; None: there are none.
-
-    Attributes:
-        cached: files that come and go by themselves; None: there are none.
-        has_any: there are files to look into.
     """
 
     def __init__(
         self, executor: Executor, ledger: Ledger, saved: PrefixFiles | None, cached: PrefixFiles | None
     ) -> None:
-        self.cached = cached
-        self._saved = saved
+        self.cached, self._saved = cached, saved
         self._sources = [files for files in (saved, cached) if files is not None]
         self.has_any = bool(self._sources)
-        self._executor = executor
-        self._ledger = ledger
-        layout = ledger.layout
+        self._executor, self._ledger, layout = executor, ledger, ledger.layout
         self._lookup = FileLookup(ledger, self._sources, cached)
         self.documents = SavedDocuments(saved, layout.block_size)
         self._puts: deque[Callable[[], None]] = deque()
@@ -61,7 +51,6 @@ class FileStore:
         self._block_bytes = layout.host_bytes(layout.by_kind(layout.row_blocks(layout.even_rows(1))))
 
     def holds(self, key: PrefixKey) -> bool:
-        """Return whether files have a block of tokens, or a snapshot."""
         files = self.cached
         return files is not None and (files.place(key) is not None or files.snapshot(key) is not None)
 
@@ -123,7 +112,6 @@ class FileStore:
             self.cached.wait()
 
     def close(self) -> None:
-        """Write all queued prefixes, and end the threads."""
         try:
             self.write(all_of_it=True)
         finally:
@@ -291,7 +279,6 @@ class FileStore:
     def _place_snapshot(
         self, found: SavedPrefix, key: PrefixKey, token_ids: list[int], rule: Hashable
     ) -> bool:
-        """Add a snapshot that was read to the index. Returns False if there is no memory for it."""
         blocks = self._take_filled(found)
         if blocks is None:
             return False

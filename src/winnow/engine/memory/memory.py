@@ -1,4 +1,4 @@
-"""OWNER of all KVs: rows of sequences, the index of prefixes, and the stores outside of the device."""
+"""Owner of all KVs: rows of sequences, the index of prefixes, and the stores outside of the device."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceType
@@ -66,8 +66,7 @@ class Memory:
     def start_step(self, *, idle: bool) -> None:
         """Let prefixes of ended sequences be written, and ask for memory of a tier that the step may take.
 
-        Args:
-            idle: nothing runs, so memory that was refused is asked for again.
+        With `idle` nothing runs, so memory that was refused is asked for again.
         """
         allocator = self.ledger.allocator
         self.sessions.retention.expire()
@@ -92,11 +91,7 @@ class Memory:
     def take(self, sequence: Sequence, running: SequenceType[Sequence], chunk: Callable[[], int]) -> int:
         """Give a waiting sequence a slot, what others computed of its prompt, and room for its next tokens.
 
-        Args:
-            chunk: number of tokens that it computes next, once `sequence.kv` says with what it begins.
-
-        Returns:
-            That number; 0: it has to wait, and nothing has changed.
+        `chunk` says how many, once `sequence.kv` says with what it begins. Returns that; 0: it has to wait, unchanged.
         """
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
@@ -115,8 +110,7 @@ class Memory:
     def bring_back(self, sequence: Sequence, running: SequenceType[Sequence]) -> bool:
         """Resume a swapped sequence if it fits; beside others only if all have room for their next blocks.
 
-        Returns:
-            False: nothing was done. Where True, a sequence without a slot has lost its copy.
+        False: nothing was done. True, and without a slot, it has lost its copy.
         """
         if not self.swap.fits(sequence) or (running and not self.fits(sequence, running)):
             self.room.hold_back()
@@ -132,19 +126,15 @@ class Memory:
         return True
 
     def append(self, planned: SequenceType[tuple[Sequence, int]]) -> None:
-        """Take room for the next tokens of each sequence, as many as stand beside it.
-
-        Raises:
-            OutOfBlocksError: there is none; nothing has changed.
-        """
+        """Take room for the next tokens of each sequence. Raises OutOfBlocksError: there is none; nothing has
+        changed."""
         if planned:
             self.ledger.append([s.kv.running_slot for s, _ in planned], [count for _, count in planned])
 
     def fork(self, parent: Sequence, child: Sequence, num_computed: int | None = None) -> bool:
         """Give `child` what `parent` holds, and the blocks that it reserves. False: a slot or blocks are short.
 
-        Args:
-            num_computed: tokens that the rows will hold then; None: as many as now.
+        `num_computed` are tokens that the rows will hold then; None: as many as now.
         """
         ledger, slot, reserved = self.ledger, parent.kv.slot, child.request.reserved_tokens
         if slot is None or not ledger.can_fork(slot):
@@ -183,7 +173,6 @@ class Memory:
         self.sessions.release(sequence)
 
     def close(self, sequence: Sequence) -> None:
-        """Free the slot and the blocks of a sequence, of which nothing is kept."""
         self.ledger.close(sequence.kv.running_slot)
         sequence.kv.slot = None
 
@@ -207,26 +196,21 @@ class Memory:
     # -- for callers ---------------------------------------------------------------------------------------------
 
     def save_prefix(self, sequence: Sequence, directory: Path, form: PrefixFormat) -> Path:
-        """See `LLM.save_prefix`."""
         return directory / self.prefixes.save(sequence, PrefixFiles(SavedDirectory(directory), None, form))
 
     def record_prefixes(self) -> None:
-        """See `LLM.record_prefixes`."""
         self.ledger.prefixes.log = PrefixLog()
 
     def take_prefix_events(self) -> list[PrefixEvent]:
-        """See `LLM.take_prefix_events`."""
         log = self.ledger.prefixes.log
         return [] if log is None else log.take()
 
     def clear(self, disk: bool) -> None:
-        """Forget all prefixes, with `disk` those on disk too, but for those that users saved."""
         self.ledger.prefixes.clear()
         if disk:
             self.files.clear()
 
     def check_integrity(self, running: SequenceType[Sequence], waiting: SequenceType[Sequence]) -> None:
-        """Assert the invariants of the ledger, and that each slot and each copy is one sequence's."""
         ledger = self.ledger
         ledger.check_integrity()
         for sequence in running:

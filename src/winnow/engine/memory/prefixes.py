@@ -1,4 +1,4 @@
-"""WHO begins with KVs that another has computed, and who must have its blocks for itself."""
+"""Who begins with KVs that another has computed, and who must have its blocks for itself."""
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceType
@@ -56,13 +56,9 @@ class PrefixSharing:
     """
 
     def __init__(self, ledger: Ledger, enabled: bool, files: FileStore, sessions: Sessions) -> None:
-        self._files = files
-        self._ledger = ledger
-        self._sessions = sessions
-        self._enabled = enabled
+        self._files, self._ledger, self._sessions, self._enabled = files, ledger, sessions, enabled
 
     def find(self, sequence: Sequence) -> FoundPrefix:
-        """Find the longest prefix that a waiting sequence can reuse."""
         if not self._enabled or not _takes_part(sequence):
             return FoundPrefix()
         chain = self._known_chain(sequence)
@@ -95,8 +91,7 @@ class PrefixSharing:
     def is_ready(self, sequence: Sequence, has_room: Callable[[], bool]) -> bool:
         """Return whether nothing is being read from disk for a waiting sequence.
 
-        Args:
-            has_room: whether the sequence could start beside those that run; else what was read stays where it is.
+        Unless it `has_room` to start beside those that run, what was read stays where it is.
         """
         if not self._files.has_any or not self._may_begin_with_others(sequence):
             return True
@@ -122,9 +117,8 @@ class PrefixSharing:
     def is_worth_waiting(
         self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
     ) -> bool:
-        """Return whether running sequences are computing a prefix of a waiting one, of at least half the `count`
-        tokens that it would compute next.
-        """
+        """Return whether running sequences are computing at least half the `count` tokens that a waiting one computes
+        next."""
         if sequence.prefix is None or sequence.request.wants_prompt_logprobs:
             return False
         return any(2 * self._to_be_found(sequence, found, other) >= count for other in running)
@@ -152,7 +146,7 @@ class PrefixSharing:
             assert owns, "there is room for all of its blocks"
 
     def num_held(self, sequence: Sequence, found: FoundPrefix) -> int:
-        """Return the number of blocks of a found prefix that running sequences hold and it will not change."""
+        """Return blocks of a found prefix that running sequences hold and it will not change."""
         index = self._ledger.prefixes
         if sequence.eviction is None:
             whole = found.state.num_computed // self._ledger.layout.block_size
@@ -164,11 +158,8 @@ class PrefixSharing:
         return index.num_held(found.snapshot.blocks) if is_last else 0
 
     def remember(self, sequence: Sequence, start: int, end: int, accepted: SequenceType[int] = ()) -> None:
-        """Index the blocks that tokens start..end - 1 of a sequence have filled.
-
-        Args:
-            accepted: the last of them, which the sequence is about to get.
-        """
+        """Index the blocks that tokens start..end - 1 of a sequence have filled; it is about to get the last,
+        `accepted`."""
         size, chain, eviction = self._ledger.layout.block_size, sequence.prefix, sequence.eviction
         if chain is None or start // size == end // size or sequence.kv.last_round:
             return
@@ -277,7 +268,6 @@ class PrefixSharing:
         return self._files.save(files, found, document, eviction)
 
     def _may_begin_with_others(self, sequence: Sequence) -> bool:
-        """Return whether a waiting sequence may begin with what others have computed, and has the keys of that."""
         if not self._enabled or not _takes_part(sequence) or sequence.request.wants_prompt_logprobs:
             return False
         self._known_chain(sequence).extend(sequence.prefix_ids)
@@ -316,7 +306,6 @@ class PrefixSharing:
         return chain_of(sequence.prefix_ids, sequence.request.tenant, size, sequence.eviction)
 
     def _known_chain(self, sequence: Sequence) -> PrefixChain:
-        """Return a waiting sequence's keys, made when they are first asked for."""
         if sequence.prefix is None:
             sequence.prefix = chain = self._chain(sequence)
             if self._ledger.prefixes.log is not None:

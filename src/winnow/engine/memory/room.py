@@ -1,4 +1,4 @@
-"""HOW MUCH ROOM there is for a newcomer, beside what those that run were promised."""
+"""How much room there is for a newcomer, beside what those that run were promised."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceType
@@ -28,19 +28,13 @@ class Room:
         self._low = int(low * num_blocks)
         self._closed = False
 
-    # -- watermarks --------------------------------------------------------------------------------------------------
-
     def is_open(self, running: SequenceType[Sequence]) -> bool:
-        """Return whether newcomers are considered."""
         if not running or self._ledger.allocator.num_used <= self._low:
             self._closed = False
         return not self._closed
 
     def hold_back(self) -> None:
-        """Hold newcomers back, since one did not fit below the high watermark."""
         self._closed = True
-
-    # -- what all of them lack ---------------------------------------------------------------------------------------
 
     def is_short(self, waiting: Iterable[Sequence], running: SequenceType[Sequence]) -> bool:
         """Return whether the waiting sequences for which there are slots do not all fit beside the running ones."""
@@ -57,8 +51,6 @@ class Room:
                 return True
         return False
 
-    # -- what a newcomer lacks ---------------------------------------------------------------------------------------
-
     def lacking(
         self,
         newcomer: Sequence,
@@ -68,9 +60,8 @@ class Room:
     ) -> int:
         """Return blocks that must become free before all tokens of `newcomer` fit beside those already promised room.
 
-        Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block
-        in every row, unless its policy shrinks it first; admitting into that room would only mean preempting right
-        after.
+        Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block in
+        every row, unless its policy shrinks it first; admitting into that room would only mean preempting right after.
 
         Args:
             prefix: with which it would begin; None: it is looked up.
@@ -92,7 +83,7 @@ class Room:
         return peak - self._prefixes.num_held(newcomer, prefix)
 
     def explain_lack(self, sequence: Sequence) -> str:
-        """Return the error text of a sequence that does not fit even alone: memory needed, and memory there is."""
+        """Return the error text of a sequence that does not fit even alone."""
         ledger, layout, slot, size = self._ledger, self._ledger.layout, sequence.kv.slot, self._ledger.size
         blocks, pages = sequence.peak_blocks(layout), layout.pages_for(sequence.longest_row(layout))
         if slot is not None:
@@ -108,7 +99,7 @@ class Room:
         )
 
     def growth(self, sequence: Sequence) -> int:
-        """Return the number of blocks that a running sequence needs to compute its known tokens and one more block."""
+        """Return blocks that a running sequence needs to compute its known tokens and one more block."""
         return self._growth_from(sequence, self._ledger.blocks_held(sequence.kv.running_slot))
 
     def freed(self, sequence: Sequence) -> int:

@@ -58,7 +58,6 @@ class Session:
 
     @property
     def prefix_ids(self) -> list[int]:
-        """Its token ids as the keys of prefixes have them."""
         return prefix_ids(self.token_ids.tolist(), self.images)
 
     def note_keys(self, block_size: int) -> None:
@@ -99,11 +98,8 @@ class Retention:
         sessions: SessionMap,
         caching: bool,
     ) -> None:
-        self._ledger = ledger
-        self._clock = clock
-        self._files = files
-        self._sessions = sessions
-        self._caching = caching
+        self._ledger, self._clock, self._files = ledger, clock, files
+        self._sessions, self._caching = sessions, caching
         self._turns: dict[str, tuple[SessionKey, int]] = {}  # unfinished: session, blocks to keep
         self._expiry = inf
 
@@ -151,7 +147,6 @@ class Retention:
             self._note_kept(session_key(request))
 
     def end(self, request: Request) -> None:
-        """Note that a turn has ended, or left the queue."""
         if (turn := self._turns.pop(request.request_id, None)) is not None:
             self._note_kept(turn[0])
 

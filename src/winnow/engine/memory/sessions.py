@@ -1,4 +1,4 @@
-"""WHOSE conversations continue, as handles on what the prefix index holds of their last states; and how they age."""
+"""Whose conversations continue, as handles on what the prefix index holds of their last states; and how they age."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -50,17 +50,12 @@ class Sessions:
         memory: int | None = None,
         caching: bool = False,
     ) -> None:
-        self._ledger = ledger
-        self._clock = clock
-        self._memory = memory
-        self._tenants = tenants
-        self._files = files
+        self._ledger, self._clock, self._files = ledger, clock, files
+        self._memory, self._tenants = memory, tenants
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self.retention = Retention(ledger, clock, files, self._sessions, caching)
         self._due: list[Session] = []
         self.reused_tokens = self.num_compressions = self.num_dropped = self.num_released = 0
-
-    # -- turns ---------------------------------------------------------------------------------------------------
 
     def continue_chain(self, sequence: Sequence, chain: PrefixChain) -> None:
         """Add the compressed state of its session to a sequence's chain, if the sequence may continue from it."""
@@ -82,7 +77,6 @@ class Sessions:
         chain.snapshots = dict(sorted(snapshots.items(), reverse=True))
 
     def count_hit(self, sequence: Sequence) -> None:
-        """Count the tokens that a turn finds computed."""
         terms = sequence.request.session
         if terms is not None and not terms.ages and self._of(sequence) is not None:
             self.reused_tokens += sequence.kv.num_computed
@@ -147,10 +141,7 @@ class Sessions:
             self._drop_for_room(session)
         return None
 
-    # -- for callers -----------------------------------------------------------------------------------------------
-
     def list(self, tenant: TenantName = None, *, all_tenants: bool = False) -> "list[SessionStats]":
-        """Return sessions of a tenant, or all; the most recently used first."""
         found = [s for s in reversed(self._sessions.values()) if all_tenants or s.tenant == tenant]
         return [self._stats(session) for session in found]
 
@@ -230,7 +221,6 @@ class Sessions:
             self._drop_for_room(each)
 
     def drop_unless_kept(self, new: NewRequest) -> None:
-        """Forget the session that a request was to compress, which was refused."""
         assert new.session is not None, "it is a session's"
         if (session := self._sessions.get((new.tenant, new.session.name))) is not None:
             self._drop_for_room(session)

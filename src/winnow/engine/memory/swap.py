@@ -1,4 +1,4 @@
-"""SWAP: private copies of running sequences in host memory, or their tokens computed again, whichever is cheaper."""
+"""Private copies of running sequences in host memory, or their tokens computed again, whichever is cheaper."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -37,16 +37,10 @@ class Swap:
         tenants: TenantTable,
         costs: SwapCosts,
     ) -> None:
-        self.costs = costs
-        self.total = Counter[str]()
+        self.costs, self.total = costs, Counter[str]()
         self.host_bytes: Counter[TenantName] = Counter()
-        self._executor = executor
-        self._tenants = tenants
-        self._ledger = ledger
-        self._clock = clock
+        self._executor, self._ledger, self._clock, self._tenants = executor, ledger, clock, tenants
         self._any_dropped = False
-
-    # -- what it costs -------------------------------------------------------------------------------------------
 
     def loss(self, sequence: Sequence) -> float:
         """Return seconds that preempting a running sequence costs per byte that this frees."""
@@ -69,13 +63,10 @@ class Swap:
         before = sequence.num_tokens_preempted
         return before is None or sequence.num_tokens - before >= self._ledger.layout.block_size
 
-    # -- how -----------------------------------------------------------------------------------------------------
-
     def preempt(self, sequence: Sequence, *, alone: bool) -> None:
         """Take the slot and the blocks of a running sequence, so that it can go on later.
 
-        Args:
-            alone: nothing else runs, so a copy would find no more room than there is now.
+        With `alone` nothing else runs, so a copy would find no more room than there is now.
         """
         sequence.num_tokens_preempted = sequence.num_tokens
         metrics = sequence.request.metrics
@@ -89,8 +80,6 @@ class Swap:
         sequence.num_tokens_computed = max(sequence.num_tokens_computed, sequence.kv.num_computed)
         self._ledger.close(sequence.kv.running_slot)
         sequence.kv = KVState()
-
-    # -- swapped sequences ---------------------------------------------------------------------------------------
 
     def fits(self, sequence: Sequence) -> bool:
         """Return whether there are a slot, blocks and pages for a swapped sequence and its next token."""
@@ -127,10 +116,7 @@ class Swap:
             self._discard_copy(sequence)
             sequence.kv = KVState()
 
-    # -- records -------------------------------------------------------------------------------------------------
-
     def record_step(self, plan: StepPlan, sequences: SequenceType[Sequence], seconds: float) -> None:
-        """Count the tokens that a step recomputed, and record its time."""
         self.costs.record_step(plan, seconds)
         if not self._any_dropped:
             return

@@ -1,4 +1,4 @@
-"""WHAT preempting costs: seconds to copy KVs to the host and back, against seconds to compute them again."""
+"""What preempting costs: seconds to copy KVs to the host and back, against seconds to compute them again."""
 
 from winnow.engine.plan import StepPlan
 
@@ -9,11 +9,8 @@ _MOSTLY = 0.5
 
 
 class Fit:
-    """Fit of y = a u + b v by least squares with a and b not negative, where recent observations weigh more.
-
-    Args:
-        memory: weight of an observation after each later one.
-    """
+    """Fit of y = a u + b v by least squares with a and b not negative; each later observation lessens a weight by
+    `memory`."""
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
@@ -69,7 +66,6 @@ class SwapCosts:
         return self._prompts.predict(num_tokens, _kvs_read(0, num_tokens))
 
     def record_copy(self, nbytes: int, seconds: float, *, back: bool) -> None:
-        """Record a copy to the host, or `back` from it."""
         before_bytes, before_seconds = self._copied[back]
         self._copied[back] = before_bytes * _MEMORY + nbytes, before_seconds * _MEMORY + seconds
 

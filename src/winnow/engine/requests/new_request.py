@@ -24,12 +24,8 @@ class KeptKVs(NamedTuple):
 
 
 class RequestObserver(Protocol):
-    """Observer of the KVs that the first sample of a request keeps.
-
-    Hooks run between two steps, so they should be short.
-
-    An exception in a hook fails the request; other requests are unaffected.
-    """
+    """Observer of the KVs that a request's first sample keeps. Hooks run between two steps; what they raise fails the
+    request alone."""
 
     def first_token(self, kept: KeptKVs) -> None:
         """Handle the first output token, once it has been computed, after the prompt's last eviction round.
@@ -45,21 +41,16 @@ class RequestObserver(Protocol):
 class NewRequest:
     """A request on its way to an engine.
 
-    Raises:
-        InvalidRequestError: a priority that is no integer, a tenant that is no text or an empty one.
-
     Attributes:
         request_id: unique among unfinished requests.
         prompt: the text that outputs repeat; None: there is none.
         token_ids: the prompt, at least one token.
-        params: how to answer; checked by the engine's admission.
-        priority: greater is served first; ties go to the earlier request; see `orders`.
+        priority: greater is served first; ties go to the earlier request.
         tenant: on whose account the request runs; None: no tenant.
-        observer: see `RequestObserver`; paged engine only.
+        observer: paged engine only.
         final_only: return one output, when the request is finished, instead of one per step.
         deltas: each output holds the text, tokens and logprobs that are new since the one before it, so that a long
             answer is not copied whole at every token.
-        images: pictures in the prompt, in order.
         cut_to_memory: a `max_tokens` above what the KV memory holds is cut, not refused.
         session: the conversation that it is a turn of; None: prefixes alone are found.
     """

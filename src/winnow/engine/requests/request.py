@@ -24,8 +24,6 @@ EARLIER_ROUND = -1
 class KVState:
     """State of a sequence in the cache, all of it. Forking, preempting and ending a sequence act on this object.
 
-    Nothing of it is kept elsewhere.
-
     Attributes:
         slot: in the ledger; None: nothing is in the cache.
         host_id: of its copy in host memory, while it waits; it has no slot then, and the other fields say what the copy
@@ -53,7 +51,6 @@ class KVState:
         return self.slot
 
     def fork(self, slot: int) -> "KVState":
-        """Return the same KVs, held by another slot."""
         return replace(self, slot=slot, last_served=-1)
 
 
@@ -95,12 +92,8 @@ class Request:
     def of(
         cls, new: NewRequest, params: SamplingParams, max_tokens: int, arrival_time: float, **granted: Any
     ) -> Self:
-        """Make the engine's record of an admitted request.
-
-        Args:
-            params: the request's own with all choices made.
-            granted: further fields, as admission granted them.
-        """
+        """Make the engine's record of an admitted request; `params` have all choices made, `granted` are further
+        fields."""
         asked = {name: getattr(new, name) for name in _AS_ASKED}
         metrics = RequestMetrics(arrival_time)
         return cls(new.request_id, new.prompt, new.token_ids, params, max_tokens, metrics, **asked, **granted)
@@ -126,15 +119,13 @@ class Request:
         return tuple(run for image in self.images for run in image.two_way)
 
     def uncut(self, start: int, end: int) -> int:
-        """Return `end` of a step that begins at token `start`, before the run that it would cut; behind it where the
-        step begins with it, though that may be more tokens than a step has.
-        """
+        """Return `end` of a step, before the run of tokens that it would cut; behind one that the step begins with,
+        at `start`, though that may be more tokens than a step has."""
         run = cut_run(self.two_way, end) if start < end else None
         return end if run is None else run[0] if run[0] > start else run[1]
 
     def update_metrics(self, **changes: Any) -> None:
-        """Replace fields of its metrics, in a copy: outputs hold the former ones."""
-        self.metrics = replace(self.metrics, **changes)
+        self.metrics = replace(self.metrics, **changes)  # outputs hold the former ones
 
     @property
     def finished(self) -> bool:
@@ -149,8 +140,6 @@ class Request:
 
 @dataclass
 class RoundTally:
-    """Tally of rounds of eviction."""
-
     rounds: int = 0
     sequences: int = 0
     """That took part, over all rounds."""
@@ -172,7 +161,6 @@ class ReplayTally:
     seconds: float = 0.0
 
     def add(self, tokens: int, seconds: float) -> None:
-        """Count tokens of a pass, and their share of a step's time."""
         self.tokens += tokens
         self.seconds += seconds
 
@@ -226,7 +214,6 @@ class Sequence:
 
     @property
     def is_reading(self) -> bool:
-        """Return whether something is being read from disk with which it can begin."""
         return self.fetch is not None and bool(self.fetch.is_reading)
 
     @property
@@ -267,10 +254,8 @@ class Sequence:
 
     @property
     def owns_blocks(self) -> bool:
-        """Return whether it must not share KVs with siblings.
-
-        Its policy acts after the prompt, or budgets differ, or it holds all its blocks from its start.
-        """
+        """Return whether it shares no KVs with siblings: its policy acts after the prompt, or budgets differ, or all is
+        reserved."""
         if len(self.request.evictions) > 1 or self.request.reserved_tokens is not None:
             return True
         return self.eviction is not None and self.eviction.policy.owns_blocks
@@ -329,7 +314,6 @@ class Sequence:
         return not self.kv.replayed and len(layout.evictable) < layout.num_layers
 
     def longest_row(self, layout: CacheLayout) -> int:
-        """Return KVs of its longest row, about, until all its tokens are computed."""
         if self.request.reserved_tokens is not None:
             return max(self.request.reserved_tokens, self.num_tokens)
         if self.eviction is None:
@@ -339,8 +323,7 @@ class Sequence:
     def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
         """Return the most blocks that it holds until all its tokens and `ahead` further ones are computed.
 
-        Args:
-            state: from which it continues; None: its own.
+        It continues from `state`; None: its own.
         """
         num_tokens, state = self.num_tokens + ahead, state or self.kv
         reserved, eviction = self.request.reserved_tokens, self.eviction

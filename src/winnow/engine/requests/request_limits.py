@@ -76,18 +76,13 @@ def source_of(parent: Sequence) -> Sequence:
 
 
 def _own_params(request: Request, index: int) -> SamplingParams:
-    """Return the parameters of one sample, as if it had been asked for alone."""
     params = request.params
     amount = vars(params.amounts[index]) if len(params.amounts) > 1 else {}
     return replace(params, n=1, forced_tokens=params.forced_for(index), **amount)
 
 
 def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) -> None:
-    """Check a prompt and its parameters against the vocabulary.
-
-    Raises:
-        InvalidRequestError: the prompt is empty, or the model does not have a token.
-    """
+    """Raise InvalidRequestError: the prompt is empty, or the model does not have a token of it or of the parameters."""
     if not token_ids:
         raise InvalidRequestError("prompt must hold at least 1 token, got none")
     if min(token_ids) < 0 or max(token_ids) >= vocab_size:
@@ -99,8 +94,7 @@ def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) 
 def answer_limit(prompt_len: int, params: SamplingParams, context: int) -> int:
     """Return the limit of an answer's tokens: `max_tokens`, or the room in the context if that is less.
 
-    Raises:
-        ContextLengthError: the context leaves no room for an answer, or not for the tokens that it must begin with.
+    Raises ContextLengthError: no room for an answer, or not for the tokens that it must begin with.
     """
     if prompt_len >= context:
         raise ContextLengthError(
@@ -120,8 +114,7 @@ def with_spans(
 ) -> SamplingParams:
     """Return parameters whose `protect` has positions alone, those of the context.
 
-    Raises:
-        InvalidRequestError: the prompt has no pictures, or not those words.
+    Raises InvalidRequestError: the prompt has no pictures, or not those words.
     """
     if not any(isinstance(each, Protected) for each in params.protect):
         return params

@@ -25,12 +25,8 @@ FinishReason = tuple[str, int | str | None]
 
 
 class OutputState:
-    """State of one sequence's output, from its sampled or forced tokens.
-
-    Args:
-        tokens: texts of the tokenizer's tokens; None: the output has no text.
-        eos_token_ids: tokens that end the output, unless the request ignores them.
-    """
+    """State of one sequence's output, from its sampled or forced tokens; without `tokens`, their texts, it has no
+    text."""
 
     def __init__(self, sequence: Sequence, tokens: TokenTable | None, eos_token_ids: frozenset[int]) -> None:
         self._sequence = sequence
@@ -94,7 +90,6 @@ class OutputState:
         self._text.finish()
 
     def output(self, eviction: EvictionReport | None) -> CompletionOutput:
-        """Return the output so far, or what is new in it; `eviction` is its report."""
         sequence, first = self._sequence, 0
         if sequence.request.deltas:
             first, self._num_given = self._num_given, sequence.num_output_tokens
@@ -117,14 +112,9 @@ class RequestTable(dict[str, Request]):
 
     An exception raised over one request, such as in a tokenizer's own code, fails that request alone.
 
-    Args:
-        tokenizer: for the text of outputs; None: they have none.
-        clock: seconds, monotonic; intervals in metrics are differences of it.
-
     Attributes:
         tokens: what each token adds to a text; None: there is no tokenizer.
-        prompt_tokens: computed so far, over all requests.
-        generated_tokens: sampled so far, over all requests.
+        prompt_tokens, generated_tokens: computed and sampled so far, over all requests.
     """
 
     def __init__(
@@ -153,11 +143,7 @@ class RequestTable(dict[str, Request]):
         return frozenset(name for name, each in self.items() if each.metrics.first_scheduled_time is not None)
 
     def unfinished_sample(self, request_id: str, index: int) -> Sequence:
-        """Return a sample of an unfinished request.
-
-        Raises:
-            InvalidRequestError: there is no such request, or no such sample, or it is finished.
-        """
+        """Return a sample of an unfinished request. Raises InvalidRequestError: there is none, or it is finished."""
         if request_id not in self:
             raise InvalidRequestError(f"request_id must be that of an unfinished request, got {request_id!r}")
         samples = self[request_id].sequences
@@ -172,16 +158,10 @@ class RequestTable(dict[str, Request]):
         return samples[index]
 
     def require_new(self, request_id: str) -> None:
-        """Check that an id is free.
-
-        Raises:
-            InvalidRequestError: an unfinished request has it.
-        """
         if request_id in self:
             raise InvalidRequestError(f"request_id {request_id!r} is in use by an unfinished request")
 
     def add(self, request: Request, parent: Sequence | None = None) -> None:
-        """Add a request with an unused id. The outputs of a fork continue those of `parent`."""
         states = {s: OutputState(s, self.tokens, self._eos_token_ids) for s in request.sequences}
         if parent is not None:
             for state in states.values():
@@ -250,8 +230,7 @@ class RequestTable(dict[str, Request]):
     ) -> RequestOutput:
         """Return a request's output so far; a finished request leaves the table with it.
 
-        Args:
-            report: what eviction did to a sequence; None where nothing was evicted.
+        `report` says what eviction did to a sequence; None where nothing was evicted.
         """
         finished = request.finished
         if finished and request.metrics.finished_time is None:

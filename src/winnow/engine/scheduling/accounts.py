@@ -1,4 +1,4 @@
-"""HOW MUCH each tenant may hold, holds, and got."""
+"""How much each tenant may hold, holds, and got."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -16,9 +16,8 @@ from winnow.values.tenants import TenantName
 class TenantAccounts:
     """Shares of the blocks, lent and given back, and the books of every tenant.
 
-    A tenant gets what is free, up to its limit. What a tenant holds above its guarantee is borrowed, from the part
-    that is not guaranteed and from guarantees that others do not use; the scheduler takes it back when one of
-    them needs it.
+    A tenant gets what is free, up to its limit. What a tenant holds above its guarantee is borrowed, from the part that
+    is not guaranteed and from guarantees that others do not use; the scheduler takes it back when one of them needs it.
     """
 
     def __init__(self, memory: Memory, order: Order) -> None:
@@ -51,7 +50,6 @@ class TenantAccounts:
         return int(np.count_nonzero(mask))
 
     def borrowed(self, tenant: TenantName, running: SequenceType[Sequence]) -> int:
-        """Return blocks that a tenant holds above its guarantee."""
         return max(self.held(of_tenant(tenant, running)) - self.guarantee(tenant), 0)
 
     def borrowers(self, running: SequenceType[Sequence]) -> SequenceType[Sequence]:
@@ -63,7 +61,6 @@ class TenantAccounts:
         return [sequence for sequence in running if sequence.request.tenant in borrowing] or running
 
     def charge(self, tenant: TenantName, prompt_tokens: int, output_tokens: int) -> None:
-        """Count tokens that were, or are about to be, computed for a tenant."""
         self._order.charge(tenant, prompt_tokens, output_tokens)
         self._prompt_tokens[tenant] += prompt_tokens
         self._output_tokens[tenant] += output_tokens

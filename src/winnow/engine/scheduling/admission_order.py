@@ -1,4 +1,4 @@
-"""WHO may enter next, and who is parked for it."""
+"""Who may enter next, and who is parked for it."""
 
 import sys
 from collections.abc import Sequence as SequenceType
@@ -27,8 +27,6 @@ class AdmissionOrder:
         self._memory = memory
         self._ledger = memory.ledger
         self._config = config
-
-    # -- in what order -----------------------------------------------------------------------------------------------
 
     def candidates(self, running: SequenceType[Sequence]) -> list[Sequence]:
         """Return waiting sequences to try in turn; the first that fits is started.
@@ -69,8 +67,6 @@ class AdmissionOrder:
             return True
         return self._use(tenant, running) + self._memory.room.need(newcomer) <= self._accounts.limit(tenant)
 
-    # -- who gives way -----------------------------------------------------------------------------------------------
-
     def make_way(self, running: Running) -> list[Sequence]:
         """Park running sequences for waiting ones of higher rank. Returns the sequences that enter in this step."""
         if not self._waiting or not running:
@@ -97,10 +93,8 @@ class AdmissionOrder:
         """Return blocks that a waiting sequence lacks once `leaving` ones are parked; endless if it cannot start."""
         budget, chunk = self._config.max_num_batched_tokens, self._config.prefill_chunk
         prefixes = self._memory.prefixes
-        no_tokens = (
-            chunk is None and sequence.num_tokens + len(running) > budget
-        )  # of the step are left for it
-        if no_tokens or sequence.is_held_up:
+        # Of a whole prompt, also where no tokens of the step are left for it.
+        if sequence.is_held_up or (chunk is None and sequence.num_tokens + len(running) > budget):
             return sys.maxsize
         # Decoding sequences take their next KVs before it starts, and then others are promised to them.
         decoding = [s.kv.running_slot for s in running if s.is_decoding]
@@ -144,8 +138,8 @@ class AdmissionOrder:
     ) -> list[Sequence] | None:
         """Return the running sequences to park, so that `newcomer` lacks nothing; None: there are not enough.
 
-        Those that would be served last go first. What a tenant holds within its guarantee gives way only to the
-        tenant itself.
+        Those that would be served last go first. What a tenant holds within its guarantee gives way only to the tenant
+        itself.
 
         Args:
             reclaims: whether tenants that borrow give back to `newcomer` whatever the order says.

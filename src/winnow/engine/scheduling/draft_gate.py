@@ -1,4 +1,4 @@
-"""WHETHER drafts pay: tokens a second with and without them, by number of sequences, from steps as they were."""
+"""Whether drafts pay: tokens a second with and without them, by number of sequences, from steps as they were."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -57,8 +57,7 @@ class Chance:
 class _Steps:
     """The last steps of a kind, what they count and how long they took; `middle` is the median of the seconds.
 
-    Args:
-        most: medians that a step counts at most, if something else held it up.
+    A step counts at most `most` medians, if something else held it up.
     """
 
     def __init__(self, most: int = 3) -> None:
@@ -124,9 +123,8 @@ class DraftGate:
     """Decisions how many tokens are proposed in a step, so that drafts never cost more than they bring.
 
     Two things are measured. Tokens a second of steps with and without drafts, by number of sequences, decide whether
-    any are made; the other way is looked at now and then, for 0.7 % of all time. Where they are made, a step
-    takes those of the greatest chance, as many as its time by number of drafts lets expect the most tokens a second
-    from.
+    any are made; the other way is looked at now and then, for 0.7 % of all time. Where they are made, a step takes
+    those of the greatest chance, as many as its time by number of drafts lets expect the most tokens a second from.
 
     Args:
         adaptive: False: all that is proposed is computed.

@@ -37,8 +37,7 @@ class DraftSource(Protocol):
     def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
         """Return how many drafts, at most `most`, there may be of each sequence; those of none are left out.
 
-        Args:
-            context: tokens before the drafts of a sequence that may be computed for them, at most.
+        At most `context` tokens before the drafts of a sequence may be computed for them.
         """
 
     def propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
@@ -49,13 +48,9 @@ class Drafts:
     """Proposer of tokens; answers are those without it, for only tokens sampled alike are kept.
 
     It proposes nothing where a rejected token would leave traces: in what policies learn of decoded tokens, and for
-    observers.
-
-    Raises:
-        ConfigError: the cache cannot take KVs back.
+    observers. Raises ConfigError where the cache cannot take KVs back.
 
     Attributes:
-        num_proposed, num_accepted: tokens so far.
         gate: decides how many pay.
         again: tokens that the next step computes again, where a rejected one led a state back.
     """
@@ -87,7 +82,6 @@ class Drafts:
         return self._config is not None and self.gate.drafts(num_sequences)
 
     def read_cache(self, num_sequences: int) -> bool:
-        """Return whether the next proposals, of this number of sequences, read the cache."""
         return self.wanted(num_sequences) and self._source.reads_cache
 
     def propose(self, decoding: SequenceType[Sequence], most: int) -> dict[Sequence, list[int]]:
@@ -141,11 +135,10 @@ class Drafts:
 
 
 def may_draft(sequence: Sequence) -> bool:
-    """Return whether tokens that are computed and rejected leave no trace."""
     request, eviction = sequence.request, sequence.eviction
     if request.observer is not None:
         return False
-    return eviction is None or not (
+    return eviction is None or not (  # else a rejected token leaves a trace
         eviction.policy.when.in_decode or eviction.policy.observes[True] or sequence.before_replay_round
     )
 

@@ -1,4 +1,4 @@
-"""WHEN KVs are taken: which sequences shrink before a step, so that what they free is there for the same step."""
+"""When KVs are taken: which sequences shrink before a step, so that what they free is there for the same step."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -45,15 +45,11 @@ class EvictionScheduler:
         self._foreseen: tuple[tuple[Sequence, ...], tuple[PlannedEviction, ...], IntArray] | None = None
 
     def start_step(self) -> None:
-        """Count a step; policies may have rounds every so many of them."""
         self._num_steps += 1
 
     def evict_due(self) -> set[Sequence]:
-        """Run one round over the sequences that must wait for it.
-
-        Returns:
-            Those that are due and found no place in the round: they must wait.
-        """
+        """Run one round over the sequences that must wait for it. Returns those due that found no place in it: they
+        must wait."""
         able = [s for s in self._running if s.eviction is not None]
         at_intervals = self._due_at_intervals(able)
         due = [
@@ -96,11 +92,10 @@ class EvictionScheduler:
     def make_room_for(
         self, candidates: Callable[[Running], SequenceType[Sequence]], allows: Callable[[Sequence], bool]
     ) -> None:
-        """Compress what runs for the first waiting sequence, where policies allow that and it would be admitted.
+        """Compress what runs for the first of the waiting `candidates`, where policies allow that and it would be
+        admitted.
 
-        Args:
-            candidates: returns the waiting sequences in turn.
-            allows: whether compressing a running one pays.
+        `allows` says whether compressing a running one pays.
         """
         able = [s for s in self._running if s.eviction is not None and s.eviction.policy.when.make_room]
         able = [s for s in self._shrinkable(able) if allows(s)]
@@ -116,8 +111,7 @@ class EvictionScheduler:
     def may_follow(self, step: SequenceType[tuple[Sequence, int]]) -> bool:
         """Return whether anything that policies ask for may come between a step and the next.
 
-        Args:
-            step: sequences, whose rows have room for the step's tokens, and their tokens computed at its end.
+        `step` has sequences, whose rows have room for its tokens, and their tokens computed at its end.
         """
         able = [(sequence, end) for sequence, end in step if sequence.eviction is not None]
         states = self._states([sequence for sequence, _ in able])
@@ -154,10 +148,7 @@ class EvictionScheduler:
         return replace(step, plan=replace(step.plan, evictions=evictions), evicting=tuple(due))
 
     def note(self, step: ScheduledStep, kept: IntArray | None) -> None:
-        """Record the KVs that a planned round will leave, for use if that round comes next."""
         self._foreseen = None if kept is None else (step.evicting, step.plan.evictions, kept)
-
-    # -- who -----------------------------------------------------------------------------------------------------
 
     def _states(self, sequences: SequenceType[Sequence]) -> Iterator[tuple[Sequence, tuple[int, int, float]]]:
         """Yield each sequence with what its policy must know: tokens computed, those at its last round, KVs per row."""
@@ -209,8 +200,6 @@ class EvictionScheduler:
             return []
         others = [s for s in able if s not in due and _eviction(s).policy in policies]
         return self._shrinkable(others)
-
-    # -- the round -----------------------------------------------------------------------------------------------
 
     def _evict(self, able: SequenceType[Sequence], step: float | None = None) -> set[Sequence]:
         """Run a round over as many of `able` as the cap lets in, late ones to a compression of `step`. Returns them."""

@@ -1,4 +1,4 @@
-"""WHETHER compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
+"""Whether compressing pays: throughput that a policy lets expect beside the full cache's, from steps as they were."""
 
 from winnow.engine.memory.memory import Memory
 from winnow.engine.memory.swap_costs import Fit
@@ -23,13 +23,11 @@ class CompressionDecisions:
     """Decisions whether rounds that make room for waiting requests pay.
 
     Attributes:
-        num_starts: sequences under a policy that began to be computed.
-        num_short_starts: those that began while memory was short.
+        num_starts: sequences under a policy that began to be computed; `num_short_starts` while memory was short.
         outlook: what compressing let expect when memory was last found short; None: it never was.
     """
 
     def __init__(self, memory: Memory, rounds: RoundTally) -> None:
-        """Take `rounds`, the tally of the scheduler."""
         self.num_starts = self.num_short_starts = 0
         self.outlook: CompressionOutlook | None = None
         self._memory = memory
@@ -67,7 +65,6 @@ class CompressionDecisions:
         return not shares and (self.outlook is None or self.outlook.pays)
 
     def started(self, sequence: Sequence) -> None:
-        """Count a sequence that was decided for and got its slot."""
         if sequence.asked_eviction is not None:
             self.num_starts += 1
             self.num_short_starts += self._is_short
@@ -81,8 +78,7 @@ class CompressionDecisions:
     ) -> CompressionOutlook:
         """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit.
 
-        Args:
-            usual: tokens of an answer so far; None: nothing is known.
+        `usual` are tokens of an answer so far; None: nothing is known.
         """
         ledger, answer = self._memory.ledger, sequence.request.max_tokens
         layout, size = ledger.layout, ledger.size

@@ -1,4 +1,4 @@
-"""WHAT a step computes of each sequence: what its plan says, and what is known once its tokens are."""
+"""What a step computes of each sequence: what its plan says, and what is known once its tokens are."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -18,13 +18,7 @@ from winnow.engine.scheduling.running import Running
 
 @dataclass(frozen=True)
 class ScheduledStep:
-    """Plan with its sequences; the executor sees their slots only.
-
-    Attributes:
-        sequences: of each of the plan's entries.
-        samplers: of each of `StepPlan.samplers`.
-        evicting: of each of `StepPlan.evictions`.
-    """
+    """Plan with the sequences of its entries, samplers and evictions; the executor sees their slots only."""
 
     plan: StepPlan
     sequences: tuple[Sequence, ...] = ()
@@ -74,10 +68,8 @@ def _entry(
     draft: SequenceType[int],
     forked: Callable[[Sequence, int], list[Sequence]],
 ) -> PlannedSequence:
-    """Plan the next `count` tokens of a sequence.
-
-    Those that sample from the last of them join `sampling`; samples that share its prompt may fork off.
-    """
+    """Plan the next `count` tokens of a sequence. Those that sample from the last join `sampling`; samples may fork
+    off."""
     kv, token_ids = sequence.kv, sequence.token_ids
     slot, start = kv.running_slot, kv.num_computed
     if (replay := sequence.next_pass) is not None:
@@ -114,7 +106,6 @@ def _wanted_logprobs(sequence: Sequence, start: int, count: int) -> tuple[int, i
 
 
 def new_sequence(sequence: Sequence) -> NewSequence:
-    """Return the description for the executor of a sequence that has just got a slot."""
     return NewSequence(
         sequence.kv.running_slot,
         list(sequence.token_ids),

@@ -99,16 +99,13 @@ class ByPrompt(ByPriority):
 class Fair(ByPriority):
     """The tenant that got the least service for its weight first: virtual token counters.
 
-    A counter grows by the prices of the tokens that its tenant gets, divided by its weight: 1 for each of a prompt when
-    its request is started, 2 for each of an answer. A tenant that comes back is lifted to the least counter
-    of those that wait, so that no tenant saves up service. Counters of tenants that wait all the time stay within
-    twice the price of the largest prompt or of all answers that run at once, whatever arrives. Within a tenant the
-    greater priority is served first, and may park the tenant's own lower ones.
+    A counter grows by the prices of the tokens that its tenant gets, divided by its weight (1 where none is named): 1
+    for each of a prompt when its request is started, 2 for each of an answer. A tenant that comes back is lifted to the
+    least counter of those that wait, so that no tenant saves up service. Counters of tenants that wait all the time
+    stay within twice the price of the largest prompt or of all answers that run at once, whatever arrives. Within a
+    tenant the greater priority is served first, and may park the tenant's own lower ones.
 
     Sheng et al., Fairness in Serving Large Language Models (2024), algorithms 2 and 4.
-
-    Args:
-        weights: by tenant; those not named have the weight of "*", else 1.
     """
 
     def __init__(self, weights: Mapping[str, float], aging: float | None = None) -> None:
@@ -137,7 +134,6 @@ class Fair(ByPriority):
 
 
 def build_order(config: SchedulerConfig) -> Order:
-    """Build the order that the option `scheduling_policy` names."""
     if config.scheduling_policy == "fair":
         return Fair({tenant.name: tenant.weight for tenant in config.tenants}, config.aging)
     if config.scheduling_policy == "prefix":
@@ -153,13 +149,9 @@ _rank = itemgetter(0)
 class WaitingQueue:
     """Sequences that wait for a slot, in the order in which they are served. Both engines wait in one.
 
-    A preempted sequence, and a sample that starts later than its siblings, takes the place of its request.
-
-    Args:
-        order: who is served first; left out: the greater priority, without aging.
-
-    Attributes:
-        num_tokens: of all that wait, prompts and what there is of answers.
+    A preempted sequence, and a sample that starts later than its siblings, takes the place of its request. Without an
+    `order` the greater priority comes first, without aging. `num_tokens` are of all that wait, prompts and answers so
+    far.
     """
 
     def __init__(self, order: Order | None = None) -> None:
@@ -199,7 +191,6 @@ class WaitingQueue:
 
     @property
     def first(self) -> Sequence | None:
-        """The sequence that is served next; None: the queue is empty."""
         return next(iter(self.heads()), None)
 
     def heads(self) -> list[Sequence]:
@@ -208,7 +199,6 @@ class WaitingQueue:
         return [sequence for _, _, sequence in sorted(heads, key=itemgetter(0, 1))]
 
     def of_tenant(self, tenant: TenantName) -> Iterator[Sequence]:
-        """Return the sequences of one tenant, in order. The queue must not change meanwhile."""
         return (sequence for _, sequence in self._tenants.get(tenant, ()))
 
     def num_of_tenant(self, tenant: TenantName) -> int:
@@ -230,11 +220,8 @@ class WaitingQueue:
         return (sequence for _, (_, sequence) in merge(*ranked, key=lambda each: (each[0], each[1][0])))
 
     def require_room(self, num_tokens: int, max_requests: int | None, max_tokens: int | None) -> None:
-        """Check that a request of `num_tokens` tokens may wait here.
-
-        Raises:
-            QueueFullError: names need and limit. An empty queue takes any request.
-        """
+        """Raise QueueFullError, which names need and limit, if a request may not wait here. An empty queue takes
+        any."""
         if max_requests is not None and len(self) >= max_requests:
             raise QueueFullError(
                 f"the queue is full: {len(self)} requests wait, and max_queued_requests is {max_requests}; "

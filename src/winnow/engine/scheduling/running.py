@@ -11,17 +11,11 @@ from winnow.engine.scheduling.queue import WaitingQueue
 
 
 class Running(SequenceType[Sequence]):
-    """Running sequences, in the order in which they were admitted. No other object adds or removes one.
-
-    Attributes:
-        num_preemptions: of all of them so far.
-    """
+    """Running sequences, in the order in which they were admitted. No other object adds or removes one."""
 
     def __init__(self, memory: Memory, waiting: WaitingQueue, accounts: TenantAccounts) -> None:
         self.num_preemptions = 0
-        self._memory = memory
-        self._waiting = waiting
-        self._accounts = accounts
+        self._memory, self._waiting, self._accounts = memory, waiting, accounts
         self._sequences: list[Sequence] = []
         self._entered: dict[Sequence, None] = {}
         self._failed: list[Sequence] = []
@@ -41,8 +35,6 @@ class Running(SequenceType[Sequence]):
         """Tokens of an answer that ended, on average; None: none has."""
         return max(self._ended_tokens // self._num_ended, 1) if self._num_ended else None
 
-    # -- in --------------------------------------------------------------------------------------------------------
-
     def enter(self, sequence: Sequence, *, announced: bool = False) -> None:
         """Add a sequence that has got a slot. The next plan introduces it to the executor, unless it is `announced`."""
         self._sequences.append(sequence)
@@ -53,8 +45,6 @@ class Running(SequenceType[Sequence]):
         """Return the sequences that entered since the last call and still have a slot."""
         entered, self._entered = [s for s in self._entered if s.kv.slot is not None], {}
         return entered
-
-    # -- out -------------------------------------------------------------------------------------------------------
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
         """End a sequence, running or waiting, and free its memory."""
@@ -74,7 +64,6 @@ class Running(SequenceType[Sequence]):
         self._failed.append(sequence)
 
     def fail(self, sequences: SequenceType[Sequence], error: str) -> None:
-        """End sequences, running or waiting, for the same reason."""
         for each in sequences:
             if not each.finished:
                 each.error = error
@@ -85,8 +74,6 @@ class Running(SequenceType[Sequence]):
         """Return sequences that ended since the last call without a step, with the reason set."""
         failed, self._failed = self._failed, []
         return failed
-
-    # -- out, until there is room ----------------------------------------------------------------------------------
 
     def choose_victim(self, sequences: SequenceType[Sequence]) -> Sequence:
         """Return the sequence to preempt, out of at least one, in the order in which they were admitted.
@@ -129,7 +116,6 @@ class Running(SequenceType[Sequence]):
         self.park(victim, alone=alone)
 
     def park(self, victim: Sequence, *, alone: bool = False) -> None:
-        """Preempt a running sequence, and put it back into the waiting queue."""
         self._memory.swap.preempt(victim, alone=alone)
         self._requeue(victim)
         self.num_preemptions += 1
@@ -154,10 +140,7 @@ class Running(SequenceType[Sequence]):
                 return False
         return True
 
-    # -- replays ---------------------------------------------------------------------------------------------------
-
     def drop_finished_passes(self) -> None:
-        """Drop the KVs of passes that are computed to their ends."""
         for sequence in self:
             replay = sequence.next_pass
             if replay is not None and sequence.kv.replayed == replay.length:
@@ -165,12 +148,10 @@ class Running(SequenceType[Sequence]):
                 sequence.kv.passes_done += 1
 
     def replaying(self) -> tuple[set[Sequence], dict[Sequence, int]]:
-        """Return sequences that must wait for the round that follows their replay.
+        """Return sequences that must wait for the round after their replay, and of those with a pass its missing
+        tokens.
 
         Samples of one prompt that hold the same KVs have one replay among them, and then share what its round leaves.
-
-        Returns:
-            All of them, and of those that have a pass to compute how many of its tokens are missing.
         """
         before = {s for s in self if s.before_replay_round}
         missing: dict[Sequence, int] = {}

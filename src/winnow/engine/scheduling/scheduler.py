@@ -1,4 +1,4 @@
-"""WHEN: which sequences take part in a step, and with how many tokens.
+"""Which sequences take part in a step, and with how many tokens.
 
 Decodes come first, then the prefill chunks of running prompts, then new requests by priority and arrival, until the
 step's token budget is spent. Nothing here knows a model: the simulator runs the same object with a virtual clock.
@@ -23,11 +23,8 @@ from winnow.engine.scheduling.running import Running
 
 
 class Scheduler:
-    """Scheduler of sequences as they are queued, on a token budget.
-
-    Attributes:
-        waiting, running: sequences without and with a slot, these in the order in which they were admitted.
-    """
+    """Scheduler of sequences as they are queued, on a token budget; those `waiting` have no slot, those `running` have
+    one."""
 
     def __init__(
         self,
