@@ -1,4 +1,4 @@
-"""WHERE files of prefixes lie: a directory, an object store that fsspec reads, or Redis."""
+"""Where files of prefixes lie: a directory, an object store that fsspec reads, or Redis."""
 
 import errno
 import fcntl
@@ -35,7 +35,6 @@ _REDIS_KEY = "winnow:prefixes"
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 """Names under which file systems of fsspec give the time of a file's last change."""
 
-
 _Found = TypeVar("_Found")
 
 
@@ -49,8 +48,7 @@ class FileState(NamedTuple):
 class Directory:
     """Folder on a local or shared file system: files by name, each complete or absent. Methods raise OSError.
 
-    Attributes:
-        is_slow: listing it may take longer than a step.
+    It `is_slow` where listing it may take longer than a step.
     """
 
     is_slow = False
@@ -80,7 +78,6 @@ class Directory:
         return True
 
     def listing(self) -> dict[str, FileState]:
-        """Return the files of prefixes."""
         found = dict[str, FileState]()
         for entry in os.scandir(self._path):
             if _NAME.fullmatch(entry.name):
@@ -90,7 +87,6 @@ class Directory:
         return found
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> NDArray[np.uint8]:
-        """Return bytes of a file, as far as there are any."""
         return np.asarray(np.memmap(self._path / name, dtype=np.uint8, mode="r"))[start:stop]
 
     def write(self, name: str, content: bytes) -> None:
@@ -185,9 +181,8 @@ class _Remote(ABC):
         return nullcontext()
 
     def close(self) -> None:
-        """End the waiting for every answer that is still to come."""
         if not self._closed.done():
-            self._closed.set_result(None)
+            self._closed.set_result(None)  # every wait for an answer ends
 
     def _ask(self, call: Callable[[], _Found], nbytes: int = 0) -> _Found:
         """Return what a call of the store's client gives; what it raises is an OSError with a text."""
@@ -225,12 +220,9 @@ class _Remote(ABC):
 
 
 class ObjectFolder(_Remote):
-    """Objects below a URL, such as s3://bucket/prefix.
+    """Objects below a URL, such as s3://bucket/prefix. Raises ConfigError where a package is missing.
 
     The store knows when an object was written and not when it was read: what this process used counts as used then.
-
-    Raises:
-        ConfigError: fsspec, or the package for the URL's scheme, is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -282,8 +274,7 @@ class ObjectFolder(_Remote):
 class RedisFolder(_Remote):
     """Values of a Redis or Valkey server, such as redis://host:6379/0, with a sorted set of when they were used.
 
-    Raises:
-        ConfigError: the package redis is not installed, or the URL is none.
+    Raises ConfigError where the package is missing, or the URL is none.
     """
 
     def __init__(self, url: str) -> None:
@@ -335,11 +326,7 @@ PrefixFolder = Directory | ObjectFolder | RedisFolder
 
 
 def open_folder(place: str | Path) -> PrefixFolder:
-    """Return the folder at a path or a URL.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
+    """Return the folder at a path or a URL. Raises ConfigError where it cannot be used."""
     scheme, colon, rest = str(place).partition("://")
     if not colon or scheme == "file":
         return Directory(Path(rest if colon else place))

@@ -54,8 +54,7 @@ class DiskFile(NamedTuple):
 
     Attributes:
         is_own: it is of this engine's model and cache.
-        links: blocks of tokens that follow one another; none: it is a snapshot, or of no use.
-        before: key of the prefix before them.
+        links: blocks of tokens that follow one another behind the prefix `before`; none: a snapshot, or of no use.
         document: what a user saved in it.
     """
 
@@ -78,7 +77,6 @@ class DiskPart(NamedTuple):
 
 
 def run_key(links: Sequence[DiskLink]) -> PrefixKey:
-    """Return the key of a file of blocks that follow one another."""
     return sha256(b"run" + links[0].key + links[-1].key).digest()
 
 
@@ -91,13 +89,11 @@ class PrefixFiles:
     `_RETRY_SECONDS`, and in one of another machine that does not answer nothing is looked for as long.
 
     Args:
+        folder: ConfigError: it cannot be listed.
         limit: bytes that files may take; None: those of a user, which stay.
 
     Attributes:
         pending_bytes: of KVs that wait in memory to be written.
-
-    Raises:
-        ConfigError: the folder cannot be listed.
     """
 
     def __init__(self, folder: PrefixFolder, limit: int | None, form: PrefixFormat) -> None:
@@ -122,7 +118,6 @@ class PrefixFiles:
 
     @property
     def is_writing(self) -> bool:
-        """True unless the folder has refused a file just now."""
         return time.monotonic() >= self._writes_from
 
     @property
@@ -190,9 +185,8 @@ class PrefixFiles:
     def longest_tail(
         self, chain: PrefixChain, num_blocks: int, rest: Sequence[int]
     ) -> tuple[int, PrefixKey | None]:
-        """Return length and key of the longest tail with which the tokens `rest` begin, behind the first blocks of a
-        chain; 0 and None: there is none.
-        """
+        """Return length and key of the longest tail with which `rest` begins, behind the first blocks of a chain; or 0,
+        None."""
         with self._lock:
             tails = list(self._tails.get(chain.key_after(num_blocks), {}).items())
         for key, count in sorted(tails, key=lambda tail: -tail[1]):
@@ -201,7 +195,6 @@ class PrefixFiles:
         return 0, None
 
     def holds(self, key: PrefixKey, *, resumable: bool) -> bool:
-        """Return whether a block of tokens is there, with the states of layers after it if they are asked for."""
         found = self.place(key)
         return found is not None and (found[0].links[found[1]].resumable or not resumable)
 
@@ -218,7 +211,6 @@ class PrefixFiles:
         return sorted(found, key=lambda each: -each.num_tokens)
 
     def why_foreign(self) -> str:
-        """Return why not even one document is this engine's."""
         if not self._files:
             return "it holds no prefix"
         found = self.documents()
@@ -235,22 +227,15 @@ class PrefixFiles:
         return self._reader.submit(self._read, parts)
 
     def write(self, key: PrefixKey, file: DiskFile, encode: Callable[[], bytes]) -> None:
-        """Begin to write a file.
-
-        Args:
-            file: what will be known of it; `nbytes` as they are before `encode`, which runs on the writing thread.
-        """
+        """Begin to write a file; its `nbytes` are those before `encode`, which the writing thread calls."""
         file = file._replace(name=self.form.file_name(key), is_own=True)
         with self._lock:
             self.pending_bytes += file.nbytes
         self._writer.submit(self._write, file, encode)
 
     def save(self, key: PrefixKey, content: bytes) -> str:
-        """Write a file at once, in place of one of that key. Returns its name.
-
-        Raises:
-            PrefixStoreError: the disk refuses it; the folder is as it was.
-        """
+        """Write a file at once. Returns its name. Raises PrefixStoreError: the disk refuses it; the folder is as it
+        was."""
         name = self.form.file_name(key)
         try:
             self._folder.write(name, content)
@@ -343,7 +328,6 @@ class PrefixFiles:
                 self.pending_bytes -= file.nbytes
 
     def _make_room(self, nbytes: int) -> None:
-        """Delete the files used least recently until another has room."""
         if self._limit is None:
             return
         found = self._folder.listing()
@@ -380,7 +364,6 @@ class PrefixFiles:
         return DiskFile(name, nbytes)
 
     def _warn_of_saved(self, name: str, error: Exception) -> None:
-        """Say that a file is not used which a user saved, and may wait for."""
         if self._limit is None:
             warnings.warn(f"the saved prefix {self._folder}/{name} is not used: {error}", stacklevel=2)
 
@@ -418,7 +401,6 @@ class PrefixFiles:
 
 
 def _document(header: Mapping[str, str]) -> SavedDocument:
-    """Return what a header says of a document. Raises one of `FAULTS`."""
     notes, made_for = loads(header["notes"]), header["made_for"]
     loads(made_for)[1]  # `why_foreign` reads it
     document, budget = bytes.fromhex(header["document"]), int(notes["kv_budget"])

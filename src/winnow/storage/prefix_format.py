@@ -1,4 +1,4 @@
-"""FORMAT of a prefix on disk: a safetensors file that says what it follows from, believed only if it is whole."""
+"""Format of a prefix on disk: a safetensors file that says what it follows from, believed only if it is whole."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -55,12 +55,7 @@ class UnusableError(ValueError):
 
 
 class PrefixFormat:
-    """Reader and writer of the files of one model and cache.
-
-    Args:
-        model: what identifies the model and the number format in which it computes.
-        layout: of the cache; a file holds whole blocks.
-    """
+    """Reader and writer of the files of one cache and `model`, which identifies its number format too."""
 
     def __init__(self, model: str, layout: CacheLayout) -> None:
         self.model = model
@@ -78,16 +73,13 @@ class PrefixFormat:
     def read(
         self, read: Read, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int, skip: int = 0
     ) -> SavedPrefix:
-        """Return the prefix of a key, if it is of these tokens.
+        """Return the prefix of a key, if it is of these tokens. Raises one of `FAULTS`.
 
         Of a run of blocks, which its `notes` name as "links", some that follow one another may be asked for.
 
         Args:
             num_accumulators: how many its policy uses; what the cache has beyond them is 0.
             skip: blocks of a run before those that are asked for.
-
-        Raises:
-            one of `FAULTS`: the file was written for something else, or its bytes are not those that were written.
         """
         content = read(0, None)
         metadata = read_header(lambda start, stop: content[start:stop])
@@ -220,10 +212,9 @@ class PrefixFormat:
         """Return the content of a file.
 
         Args:
-            data: of the snapshot's blocks, as `Executor.read_blocks` gives it.
+            data, states: as `Executor.read_blocks` and `read_states` give them.
             num_accumulators: how many its policy uses.
             notes: JSON values for who reads the header; "first": the number of tokens before its own, 0 if left out.
-            states: what it has beside blocks, as `Executor.read_states` gives it.
             more: entries of the header.
         """
         tensors = self._split(snapshot, data, num_accumulators) | dict(states)
@@ -283,7 +274,6 @@ def _header(first: NDArray[np.uint8], read: Read) -> tuple[dict[str, Any], int]:
 
 
 def _tensors(content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a safetensors file as views of its bytes."""
     header, start = _header(content, lambda first, end: content[first:end])
     found = {}
     for name, about in header.items():
@@ -295,7 +285,6 @@ def _tensors(content: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
 
 
 def _is_own(name: str) -> bool:
-    """Return whether a tensor of a file is the store's own: tokens, lengths, or a part of blocks."""
     return name.partition(".")[0] in ("token_ids", "lengths", "kvs", "positions", "accumulators")
 
 
