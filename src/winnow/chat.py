@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 _log = logging.getLogger("winnow")
 _SYSTEM_ROLES = ("system", "developer")
 
-# In a template that knows the role, OpenAI's newer name for "system". Others leave such messages out, or refuse them.
+# In a template that knows OpenAI's newer name for "system"; others leave such messages out, or refuse them.
 _DEVELOPER = re.compile(r"""\\?['"]developer\\?['"]""")
 # Of a function: what it tells the server alone.
 _FOR_DECODING = ("strict", "cache_control", "defer_loading", "allowed_callers", "output_schema")
@@ -77,11 +77,7 @@ class TokenizedPrompt(NamedTuple):
 
 
 def require_characters(name: str, text: str) -> None:
-    """Refuse text that holds half a surrogate pair, which no tokenizer reads.
-
-    Raises:
-        InvalidRequestError: names the place.
-    """
+    """Raise InvalidRequestError, which names the place, for half a surrogate pair: no tokenizer reads it."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -95,11 +91,8 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
     """Return a message as templates take it: its content one text, lists of text parts joined. Where images stand
     among them it stays a list of parts, {"type": "image", "image": source} for each; see `take_images`.
 
-    Content that is null or missing is empty text where tool calls (or a refusal of OpenAI's) stand in its place, as
-    OpenAI's clients write an assistant's turn.
-
-    Raises:
-        InvalidRequestError: no role, or content that is no text; `name` is what the error calls the message.
+    Content that is null or missing is empty text beside tool calls or a refusal, as OpenAI's clients write it. Raises
+    InvalidRequestError, which calls the message `name`, where there is no role, or content that is no text.
     """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f"{name} must be an object with role and content, got {message!r:.80}")
@@ -125,11 +118,8 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
 
 
 def normalise_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return every message of a conversation; see `normalise_message`.
-
-    Raises:
-        InvalidRequestError: it is no list of at least one message, or a message is unusable; names which.
-    """
+    """Return every message by `normalise_message`. Raises InvalidRequestError: none, or one is unusable; names
+    which."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         got = "none" if isinstance(messages, Sequence) and not messages else json_kind(messages)
         raise InvalidRequestError(f"messages must be a list with at least one message, got {got}")
@@ -139,8 +129,7 @@ def normalise_messages(messages: Any) -> list[dict[str, Any]]:
 def take_images(messages: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     """Return messages with {"type": "image"} in the place of each image, and the images' sources in their order.
 
-    Raises:
-        InvalidRequestError: as `normalise_messages`, or a place has no source.
+    Raises InvalidRequestError as `normalise_messages`, or where a place has no source.
     """
     sources: list[Any] = []
 
@@ -188,12 +177,10 @@ def apply_template(
     """Return the prompt that the model's chat template makes of a conversation.
 
     Args:
-        encode: returns the tokens of a text that ends with a template's tail, where it does not know them by the
-            tokenizer's own function.
+        encode: returns the tokens of a text and its template's tail, which it may know; None: the tokenizer's function.
 
     Raises:
-        InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation;
-            the template's own words say why.
+        InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation.
     """
     if tokenizer is None or not (options.template or tokenizer.chat_template):
         raise InvalidRequestError(
@@ -224,15 +211,10 @@ def apply_template(
 
 
 def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bool = False) -> list[int]:
-    """Return the tokens that prompts begin with which have this text first and anything behind it.
-
-    A token that the text would share with what follows is none of them.
+    """Return the tokens that all prompts begin with which have this text first; none that it would share with the rest.
 
     Args:
-        chat: the prompts are a user's messages in the model's chat template.
-
-    Raises:
-        InvalidRequestError: as `apply_template`.
+        chat: the prompts are a user's messages in the model's chat template; raises as `apply_template`.
     """
     prompts = []
     for behind in ("\n\nWhat", " 1", "."):
@@ -259,7 +241,6 @@ def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:
 
 
 def warn_about_ends(tokenizer: "PreTrainedTokenizerBase | None", end_tokens: Collection[int]) -> None:
-    """Log a warning where answers may run up to their limit, because the model's end tokens are not known."""
     if tokenizer is None:
         return
     turn = turn_end(tokenizer)
@@ -277,10 +258,7 @@ def warn_about_ends(tokenizer: "PreTrainedTokenizerBase | None", end_tokens: Col
 
 
 def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
-    """Return how many tokens at the end of a prompt are those of `tail`, the text that it ends with.
-
-    A token that also holds text before the tail does not count.
-    """
+    """Return how many tokens at the end of a prompt hold nothing but `tail`, the text that it ends with."""
     own = tokenizer.encode(tail, add_special_tokens=False) if tail else []
     pairs = zip(reversed(token_ids), reversed(own), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -317,9 +295,8 @@ def _system_text(conversation: Sequence[dict[str, Any]], prompt: str) -> str:
 def _rendered(
     tokenizer: "PreTrainedTokenizerBase", conversation: list[dict[str, Any]], options: TemplateOptions
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages in the form that the template reads, and the prompt: some read lists of parts alone, and
-    leave out text that is no part of one.
-    """
+    """Return the messages in the form that the template reads, and the prompt: some leave out text that is no part of a
+    list."""
     texts = [
         each["content"].strip()
         for each in (*conversation[:2], conversation[-1])
@@ -361,7 +338,7 @@ def _render(
 
 
 def _shown_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool as the model reads it: without nulls, and without fields that say how a call is decoded."""
+    """Return a tool as the model reads it: no nulls, and no fields that say how a call is decoded."""
     shown = {name: value for name, value in tool.items() if value is not None and name not in _FOR_DECODING}
     function = shown.get("function")
     return shown | {"function": _shown_tool(function)} if isinstance(function, Mapping) else shown
@@ -387,7 +364,6 @@ def _call_with_arguments(call: Any) -> Any:
 
 
 def _part(part: Any, name: str) -> dict[str, Any]:
-    """Return a part of a message's content: a text, or an image with its source."""
     kind = None
     if isinstance(part, Mapping):
         kind = part.get("type") or next((each for each in ("text", *_IMAGES) if each in part), "text")

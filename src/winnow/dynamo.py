@@ -42,13 +42,7 @@ _REASONS = {"abort": "cancelled"}
 
 
 class WinnowEngine(LLMEngine):
-    """Engine of one worker.
-
-    Args:
-        options: of `winnow.LLM`.
-        name: under which clients ask for the model.
-        role: prefill, decode or both.
-    """
+    """Engine of one worker, as the clients' model `name`; it prefills, decodes, or both."""
 
     def __init__(self, options: Mapping[str, Any], name: str, role: DisaggregationMode) -> None:
         self._options, self._name, self._role = dict(options), name, role
@@ -61,7 +55,10 @@ class WinnowEngine(LLMEngine):
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple["WinnowEngine", WorkerConfig]:
         """Return the engine and Dynamo's configuration: its runtime's flags, and those of `winnow run` for an engine.
-        Raises ConfigError: the role is none of a worker that computes tokens, or a role needs `prefix_cache_dir`."""
+
+        Raises:
+            ConfigError: a role that is not both needs `prefix_cache_dir`.
+        """
         parser = argparse.ArgumentParser(prog="python -m winnow.dynamo", allow_abbrev=False, add_help=False)
         DynamoRuntimeArgGroup().add_arguments(parser)
         roles = [DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE]
@@ -90,7 +87,6 @@ class WinnowEngine(LLMEngine):
         return cls(options, name, role), config
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Load the model, and return what Dynamo's router needs to know."""
         self._llm = llm = await asyncio.to_thread(lambda: LLM(**self._options))
         llm.record_prefixes()
         self._engine = AsyncEngine(llm.driver, after_step=self._publish)
@@ -147,13 +143,11 @@ class WinnowEngine(LLMEngine):
             engine.abandon(stream)
 
     async def abort(self, context: Any) -> None:
-        """End a request whose client has left."""
         stream = self._streams.get(context.id())
         if stream is not None and self._engine is not None:
             self._engine.abandon(stream)
 
     async def cleanup(self) -> None:
-        """End the engine; a second call does nothing."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.stop()
@@ -162,14 +156,9 @@ class WinnowEngine(LLMEngine):
             await asyncio.to_thread(llm.close)
 
     async def health_check_payload(self) -> dict[str, Any]:
-        """Return a prompt that the runtime sends now and then."""
         return build_health_check_payload(1)
 
-    # -- what routers learn --------------------------------------------------------------------------------------
-
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """Return the source of events of the prefix cache, which arrive after each step."""
-
         def keep(publisher: Any) -> None:
             self._events = publisher
 
@@ -179,7 +168,6 @@ class WinnowEngine(LLMEngine):
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """Take the receiver of numbers after each step."""
         self._snapshots = publisher
 
     def _num_blocks(self) -> int:

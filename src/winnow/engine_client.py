@@ -52,7 +52,7 @@ class EngineClient:
         return full_tokenizer(self._tokenizer)
 
     def get_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Return the model's tokenizer; None: its directory has none."""
+        """Return `tokenizer`, as vLLM does."""
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -112,33 +112,25 @@ class EngineClient:
     def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
     ) -> TokenizedPrompt:
-        """Do as `tokenize` does, for a conversation.
+        """Do as `tokenize` does, for a conversation of a tenant. Its earlier answers, if unchanged, are the model's own
+        tokens.
 
         Parts of its messages may be images: OpenAI's {"type": "image_url", "image_url": {"url": URL}}, vLLM's {"type":
         "image_pil", "image_pil": image} or transformers' {"type": "image", "image": URL, path, bytes or PIL image}.
-
-        Answers of earlier turns, as far as their text is unchanged, are the tokens that the model wrote.
-
-        Args:
-            template: the template's other variables.
-            tenant: whose conversation it is.
         """
         self._check_ends()
         return self._prompts.tokenize_chat(messages, template, tenant)
 
     async def fetch_images(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """Return messages with the bytes of images in place of their http(s) URLs. Any thread may call it.
-
-        `tokenize_chat` fetches what is left, and waits for it.
+        """Return messages with the bytes of images in place of their http(s) URLs, for which `tokenize_chat` would
+        wait.
 
         Raises:
-            InvalidRequestError: the model reads no images, or one cannot be fetched; see the option
-                `allowed_media_domains`.
+            InvalidRequestError: the model reads no images, or one cannot be fetched; see `allowed_media_domains`.
         """
         return await self._prompts.fetch_images(messages)
 
     def _check_ends(self) -> None:
-        """Warn once where answers may run up to their limit."""
         ends, self._unchecked_ends = self._unchecked_ends, None
         if ends is not None:
             warn_about_ends(self._tokenizer, ends)
@@ -146,10 +138,7 @@ class EngineClient:
     def new_request(
         self, prompt: TokenizedPrompt, params: SamplingParams, request_id: str | None = None, **options: Any
     ) -> NewRequest:
-        """Return a request for `submit_all`; `options` are the other fields of `NewRequest`.
-
-        Tells the request's policy the number of template tokens after the question.
-        """
+        """Return a request for `submit_all`; `options` are the other fields of `NewRequest`."""
         session = options.get("session")
         if isinstance(session, SessionRequest) and prompt.system_tokens:
             options["session"] = replace(session, system=prompt.system_tokens)
@@ -190,10 +179,9 @@ class EngineClient:
     def step(self) -> list[RequestOutput]:
         """Compute one step for all requests. Returns outputs so far of submitted requests that got tokens or finished.
 
-        Requests submitted with `final_only` are returned once, when they are finished.
-
-        Requests of `generate` and `stream` calls in progress advance too; their outputs go to those calls. Each output
-        is returned once, to the first caller.
+        Requests submitted with `final_only` are returned once, when they are finished. Those of `generate` and `stream`
+        calls in progress advance too; their outputs go to those calls. Each output is returned once, to the first
+        caller.
         """
         return self.driver.step()
 
@@ -285,7 +273,6 @@ class EngineClient:
         return self.driver.engine
 
     def _of_memory(self, action: Callable[[Memory], T], otherwise: T) -> T:
-        """Return what `action` returns of the engine's memory; `otherwise`, where it has none."""
         memory = self._engine.memory
         return otherwise if memory is None else self.driver.call(action, memory)
 

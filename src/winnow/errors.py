@@ -81,8 +81,7 @@ def describe_error(error: Exception) -> str:
 def known_names(name: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
     """Return the end of a message about an unknown name: the nearest known one, if any is near, and all.
 
-    Args:
-        also: further names that may have been meant, but are not listed.
+    `also` may have been meant, but is not listed.
     """
     names = list(known)
     nearest = nearest_name(name, [*names, *also])

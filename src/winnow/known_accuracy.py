@@ -53,8 +53,7 @@ class KnownAccuracy:
 def known_accuracy(policy: str, compression: float, model: str | None = None) -> list[KnownAccuracy]:
     """Return what was measured at that compression; where nothing was, at the nearest ones below and above it.
 
-    Args:
-        model: its name; None, or where nothing was measured of it: every model.
+    A model of which nothing was measured, or None: of every model.
     """
     rows = [each for each in record() if each.policy == policy]
     if model is not None:

@@ -15,7 +15,7 @@ def lazy_exports(
 ) -> Callable[[str], Any]:
     """Return a package's `__getattr__` (PEP 562); `homes` maps each exported name to its module.
 
-    `absent` says what the package has in place of a name that another package exports; None: nothing is known of it.
+    `absent` says what the package has in place of another's name; None: nothing is known of it.
     """
 
     def find(name: str) -> Any:

@@ -96,8 +96,6 @@ class LLM(EngineClient):
             has = f": {vllm_names.METHODS[name].note}" if name in vllm_names.METHODS else ""
             raise AttributeError(f"LLM has no {name!r}{has}", name=name, obj=self)
 
-    # -- all at once ---------------------------------------------------------------------------------------------
-
     @accept_arguments(vllm_names.CALL, InvalidRequestError)
     def generate(
         self,
@@ -268,8 +266,6 @@ class LLM(EngineClient):
         parts = {"layers": self.decoder, "dtype": dtype, "device": str(self.device)}
         return parts | self._engine.implementation()
 
-    # -- closing -------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Free model and cache. Requests in progress are lost; threads that wait for them get a `ClosedError`."""
         self._team_wait.stop()
@@ -317,8 +313,8 @@ class LLM(EngineClient):
 def _with_known_policy(config: EngineConfig) -> EngineConfig:
     """Return the options with the policy that keeps most answers on this model, where one is left to us and known.
 
-    It is compared with what `auto` takes: keys, or a window where those were not measured. Its rounds come late, so the
-    others are those that judge by what is stored: the question may stand far before what watches queries.
+    Policies that judge by what is stored are compared with what `auto` takes (keys, else a window): rounds come late,
+    and the question may stand far before what watches queries.
     """
     if config.eviction.compression != AUTO or config.eviction.eviction is not None:
         return config

@@ -33,13 +33,12 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 def exact_match(prediction: str, reference: str) -> float:
-    """Return 1.0 when the texts are equal after trimming, joining runs of white space and lowering case, else 0.0."""
+    """Return 1.0 when the texts are equal but for case and runs of white space, else 0.0."""
     return float(prediction.lower().split() == reference.lower().split())
 
 
 def trivia_match(prediction: str, reference: str) -> float:
-    """Return 1.0 when both texts are the same but for case and ASCII punctuation, else 0.0 (lm-evaluation-harness,
-    triviaqa).
+    """Return 1.0 when both texts are the same but for case and ASCII punctuation (lm-evaluation-harness, triviaqa).
 
     White space is trimmed from the prediction alone.
     """
@@ -102,9 +101,9 @@ def _number(text: str) -> str:
 def classification(prediction: str, references: Sequence[str], classes: Sequence[str]) -> float:
     """Return 1 / the number of classes that the prediction names, where the right one is among them, else 0.0.
 
-    A class is named when it occurs in the prediction. Named classes that are a part of the right one's name do not
-    count, except one that stands directly behind another such class: the original removes while it iterates and so
-    passes over it, and published numbers contain that. The best over the references counts.
+    A class is named when it occurs in the prediction. Those that are a part of the right one's name do not count,
+    except one directly behind another such class: the original removes while it iterates, and published numbers contain
+    that.
     """
 
     def named_among(reference: str) -> float:
@@ -121,12 +120,9 @@ def classification(prediction: str, references: Sequence[str], classes: Sequence
 
 
 def retrieval(prediction: str, reference: str) -> float:
-    """Return the share of the prediction's numbers that are the number of the reference, "Paragraph N".
+    """Return the share of the prediction's numbers that are the number of the reference; 0.0 without numbers.
 
-    0.0 without numbers.
-
-    Raises:
-        ValueError: the reference names no paragraph.
+    Raises ValueError for a reference that is no "Paragraph N".
     """
     paragraph = _PARAGRAPH.search(reference)
     if paragraph is None:
@@ -148,8 +144,8 @@ def count(prediction: str, reference: str) -> float:
 def token_f1(prediction: str, reference: str) -> float:
     """Return F1 of the words of two answers, as SQuAD counts them and LongBench's `qa_f1_score` after it.
 
-    Words are lower-cased, without ASCII punctuation; a, an and the do not count. What both share is the intersection of
-    multisets; the order is not looked at. 0.0 where nothing is shared, so also for two texts without words.
+    Words are lower-cased, without ASCII punctuation; a, an and the do not count. Multisets are compared; 0.0 where
+    nothing is shared, so also for two texts without words.
     """
     predicted, expected = (_ARTICLES.sub(" ", _plain(text)).split() for text in (prediction, reference))
     shared = (Counter(predicted) & Counter(expected)).total()
@@ -159,9 +155,7 @@ def token_f1(prediction: str, reference: str) -> float:
 def rouge_l(prediction: str, reference: str) -> float:
     """Return F1 of the longest common subsequence of words (ROUGE-L with beta = 1).
 
-    Words are runs of letters and digits, in lower case; no stemming, no stop words. With `common` the length of the
-    longest subsequence of words that both texts share in order, precision is `common / words of the prediction`,
-    recall is `common / words of the reference`, and the score their harmonic mean. Two texts without words score 1.0.
+    Words are runs of letters and digits, in lower case; no stemming, no stop words. Two texts without words score 1.0.
     """
     predicted, expected = _WORD.findall(prediction.lower()), _WORD.findall(reference.lower())
     if not predicted or not expected:
@@ -179,11 +173,10 @@ def rouge_l(prediction: str, reference: str) -> float:
 def edit_similarity(prediction: str, reference: str) -> float:
     """Return how alike a line of code and the reference are, in hundredths (LongBench's `code_sim_score`).
 
-    The prediction's first line, after newlines in front, that has no backtick, `#` or `//` is taken; an empty text if
-    there is none. LongBench measures with `fuzzywuzzy.fuzz.ratio`, which has two definitions. Alone, that package takes
-    difflib's ratio `2 M / T` of matching blocks; beside python-Levenshtein it takes the ratio of insertions and
-    deletions, which is often higher. This is difflib's: the requirements of KV-Compress's experiments, and of LongBench
-    in lm-evaluation-harness, name fuzzywuzzy alone. The prediction goes first, since difflib's ratio is not symmetric.
+    The prediction's first line, after newlines in front, that has no backtick, `#` or `//` is taken; else an empty
+    text. LongBench's `fuzzywuzzy.fuzz.ratio` is difflib's ratio `2 M / T` of matching blocks, or, beside
+    python-Levenshtein, one that is often higher. This is difflib's: KV-Compress's experiments and lm-evaluation-harness
+    require fuzzywuzzy alone. The prediction goes first, since the ratio is not symmetric.
     """
     lines = prediction.lstrip("\n").split("\n")
     code = next((line for line in lines if not any(mark in line for mark in _NO_CODE)), "")
@@ -195,8 +188,7 @@ def rouge(kind: str) -> PairScore:
 
     Its words are what stands between spaces, cased and with their punctuation; a text is a list of sentences, cut at
     each full stop; and words and pairs of words count once, however often they occur. Values fall short of 1.0 by up to
-    5e-9. They are 0.0 where the package fails, as LongBench scores summaries: on a text without sentences, such as an
-    empty one, and on sentences of about a thousand words. Raises EvaluationError where it is not installed.
+    5e-9. They are 0.0 where the package fails: on a text without sentences, and on sentences of about a thousand words.
     """
 
     def score(prediction: str, reference: str) -> float:
@@ -210,7 +202,6 @@ def rouge(kind: str) -> PairScore:
 
 
 def import_rouge() -> Any:
-    """Return the package's class `Rouge`; raises EvaluationError where it is not installed."""
     try:
         from rouge import Rouge
     except ImportError:
@@ -222,7 +213,6 @@ def import_rouge() -> Any:
 
 
 def best_of(score: PairScore) -> Score:
-    """Return the metric that compares with one reference at a time, and counts the best."""
     return lambda prediction, references, _: max(score(prediction, reference) for reference in references)
 
 
@@ -256,13 +246,9 @@ METRICS: Mapping[str, Score] = MappingProxyType(
 
 
 def score(metric: str, prediction: str, references: Sequence[str], classes: Sequence[str] = ()) -> float:
-    """Return the score of a prediction.
+    """Return the score of a prediction against accepted answers, at least one; the best counts, but for `match-all`.
 
-    Args:
-        metric: a key of `METRICS`.
-        prediction: what the model answered.
-        references: accepted answers, at least one. The best counts, except for `match-all`, which asks for all.
-        classes: every class name there is, for `first-line-classification`.
+    `classes` are those of `first-line-classification`.
 
     Raises:
         ValueError: there is no such metric.
@@ -273,7 +259,7 @@ def score(metric: str, prediction: str, references: Sequence[str], classes: Sequ
 
 
 def require_metric(name: str) -> None:
-    """Raise EvaluationError when a package that the metric needs is missing: before the work, rather than after it."""
+    """Raise EvaluationError when a package that the metric needs is missing: before the work, not after it."""
     _metric(name)
     if name.removeprefix("first-line-") in _OF_PACKAGE:
         import_rouge()

@@ -65,11 +65,7 @@ class ImageProcessor(Protocol):
     def process(
         self, prompt: str | Sequence[int], images: "Sequence[Image]", *, add_special_tokens: bool
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Return a prompt's tokens, with those of its pictures in their places, and the pictures.
-
-        Args:
-            prompt: text, or token ids, with the model's mark in the place of each picture.
-            images: as many RGB pictures.
+        """Return a prompt's tokens, those of its pictures in place of the model's marks, and the pictures.
 
         Raises:
             InvalidRequestError: marks and pictures are not as many, or the model cannot read one.
@@ -101,10 +97,8 @@ class PromptTokenizer:
     """Tokenizer of prompts, on any thread: a tokenizer is used by one at a time.
 
     Args:
-        tokenizer: the model's; None: prompts are token ids.
-        turns: of conversations that were answered.
+        tokenizer: None: prompts are token ids.
         processor: the model's, for pictures; text: why there is none.
-        media: opens them.
     """
 
     def __init__(
@@ -124,7 +118,6 @@ class PromptTokenizer:
             tokenizer.encode("")
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """See `LLM.tokenize`."""
         content: Any = prompt
         images: list[Any] = []
         if isinstance(prompt, Mapping):
@@ -154,7 +147,6 @@ class PromptTokenizer:
     def tokenize_chat(
         self, messages: Sequence[Message], template: TemplateOptions = PLAIN, tenant: str | None = None
     ) -> TokenizedPrompt:
-        """See `LLM.tokenize_chat`."""
         messages, sources = take_images(messages)
         if not sources:
             encode = partial(self._turns.encode, tenant)
@@ -175,7 +167,6 @@ class PromptTokenizer:
         return prompt._replace(images=found[-1])
 
     async def fetch_images(self, messages: Sequence[Message]) -> list[dict[str, Any]]:
-        """See `LLM.fetch_images`."""
         found, sources = take_images(messages)
         if not sources:
             return found
@@ -218,7 +209,6 @@ class PromptTokenizer:
 
 
 def _images(data: Any) -> list[Any]:
-    """Return the pictures of a prompt's `multi_modal_data`."""
     if data is None:
         return []
     got = [type(data).__name__]
@@ -231,6 +221,5 @@ def _images(data: Any) -> list[Any]:
 
 
 def _is_token_ids(value: Any) -> bool:
-    """Return whether a value is a sequence of ints; bools are not ints here."""
     listed = isinstance(value, Sequence) and not isinstance(value, str)
-    return listed and all(type(token) is int for token in value)
+    return listed and all(type(token) is int for token in value)  # a bool is none

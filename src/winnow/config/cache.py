@@ -126,7 +126,6 @@ class CacheConfig:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Return whether KVs of prompts are kept for later ones, as far as these options say."""
         return self.enable_prefix_caching and self.kv_reservation == "on-demand"
 
     def __post_init__(self) -> None:
@@ -165,15 +164,13 @@ class CacheConfig:
 
     @cached_property
     def kv_dtype(self) -> KVDtype:
-        """Formats of keys and values that `kv_cache_dtype` names; `auto` is not resolved."""
+        """Formats of keys and values; `auto` is not resolved."""
         return KVDtype.parse(self.kv_cache_dtype)
 
     @cached_property
     def wide_parts(self) -> WideParts:
-        """KVs that `kv_wide` names."""
         return WideParts.parse(self.kv_wide)
 
     @cached_property
     def tier(self) -> ValueTier | None:
-        """Tier that `value_tier` names."""
         return ValueTier.parse(self.value_tier)

@@ -85,11 +85,7 @@ class EngineConfig:
 
 
 def present_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options under their present names, those of vLLM translated; values are not checked.
-
-    Raises:
-        ConfigError: as `EngineConfig.from_options`.
-    """
+    """Return options under their present names, vLLM's translated; values are not checked. Raises as `from_options`."""
     given = {name: each for name, each in options.items() if each is not None or name not in _NEVER_NONE}
     for name in given.keys() & _EARLIER_NAMES.keys():
         present = _EARLIER_NAMES[name]

@@ -59,8 +59,7 @@ class SpeculativeConfig:
 def parse_speculative(value: Any) -> SpeculativeConfig | None:
     """Read vLLM's speculative_config: JSON text, such a mapping, a `SpeculativeConfig`, or None.
 
-    Raises:
-        ConfigError: names the field and the limit.
+    Raises ConfigError, which names the field and the limit.
     """
     if isinstance(value, str):
         try:

@@ -7,7 +7,6 @@ from pathlib import Path
 _SAMPLES = 16
 _SAMPLE_BYTES = 64 * 2**10
 
-
 BESIDE_WEIGHTS = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.model", "*.txt", "tokenizer*")
 """Files of a model's directory that make its answers what they are, the weights aside."""
 
@@ -27,13 +26,10 @@ def model_files(directory: Path) -> set[Path]:
 
 
 def sampled_digest(files: Iterable[Path]) -> str:
-    """Return SHA-256 over the names, sizes and contents of files, in the order of their paths.
+    """Return SHA-256 over the names, sizes and contents of files, in the order of their paths. Raises OSError.
 
     Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere, and tens of
     gigabytes need not be read twice.
-
-    Raises:
-        OSError: one of them cannot be read.
     """
     digest = hashlib.sha256()
     for path in sorted(files):

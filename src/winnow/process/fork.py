@@ -1,11 +1,8 @@
 """Effects of a fork of the process on torch: the child inherits its state without the threads that belong to it.
 
 GNU's OpenMP, which computes for torch and for the kernels, keeps a team of threads for each thread that has used it.
-A child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread that forks
-lets its team go first; parent and child start new ones when they need them.
-
-The hook is the process's, like the fork: Python runs it before `os.fork` and multiprocessing's fork, not for
-`subprocess`. It keeps no state.
+A child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread that forks,
+not for `subprocess`, lets its team go first; parent and child start new ones when they need them.
 """
 
 import ctypes
@@ -36,11 +33,7 @@ _PAUSE = _find_pause()
 
 
 def require_usable_torch(device: str) -> None:
-    """Check that a model can be opened in this process.
-
-    Raises:
-        ForkedError: it was forked from one whose state of torch it can neither use nor replace.
-    """
+    """Raise ForkedError if this process was forked from one whose state of torch it can neither use nor replace."""
     if torch.cuda._is_in_bad_fork() and not device.startswith("cpu"):
         raise ForkedError(
             f"device={device} cannot be used in this process: it was forked from one that had begun to use CUDA. Start "

@@ -14,7 +14,6 @@ _listener: ContextVar[Listener | None] = ContextVar("winnow_progress", default=N
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Let a listener hear of what happens in this thread while this lasts."""
     token = _listener.set(listener)
     try:
         yield
@@ -23,7 +22,6 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def report(stage: str, done: int = 0, total: int = 1) -> None:
-    """Say what is being done: `done` parts of `total`."""
     listener = _listener.get()
     if listener is not None:
         listener(stage, done, total)
@@ -31,11 +29,7 @@ def report(stage: str, done: int = 0, total: int = 1) -> None:
 
 @contextmanager
 def progress_bar(total: int, num_tokens: Callable[[], int]) -> Iterator[Callable[[int], None]]:
-    """Show a bar on stderr. Yields a function that takes how many of `total` prompts are done.
-
-    Args:
-        num_tokens: how many tokens have been generated so far, for the speed.
-    """
+    """Show a bar on stderr. Yields a function that takes how many of `total` prompts are done."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -58,5 +52,4 @@ def progress_bar(total: int, num_tokens: Callable[[], int]) -> Iterator[Callable
 
 
 def is_shown() -> bool:
-    """Return whether a bar would be seen: stderr is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()

@@ -30,8 +30,8 @@ class Ranks:
     def connect(cls, rank: int, size: int, directory: Path, device: torch.device) -> Self:
         """Open connections to the others, on a CPU by the loopback device. Waits for all of them.
 
-        They find each other by a file in a directory that only this user reads. Nothing global to the process is set
-        up, so that several groups can exist.
+        They meet by a file in a directory that only this user reads. Nothing global is set up: several groups can
+        exist.
         """
         import torch.distributed as dist
 
@@ -54,7 +54,6 @@ class Ranks:
         return slice(total * self.rank // self.size, total * (self.rank + 1) // self.size)
 
     def own(self, x: Tensor, dim: int) -> Tensor:
-        """Return this rank's part of a tensor that has those of all ranks along `dim`."""
         part = self.part(x.shape[dim])
         return x.narrow(dim, part.start, part.stop - part.start)
 

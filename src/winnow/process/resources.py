@@ -28,13 +28,8 @@ class HostMemory:
 
 
 def available_cpus(root: Path = _ROOT) -> int:
-    """Return processors that this process may keep busy.
-
-    Those of its affinity, no more than its control groups' quotas.
-
-    Args:
-        root: where `proc` and `sys` are mounted.
-    """
+    """Return processors of this process's affinity, no more than its control groups' quotas; `root` has `proc` and
+    `sys`."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux

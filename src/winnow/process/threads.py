@@ -30,8 +30,7 @@ def set_threads(threads: int | None, processes: int = 1) -> None:
 class TeamWait:
     """Waiting of OpenMP's threads: briefly while this process shares its processors, and as they like otherwise.
 
-    Does nothing where the kernels are not installed, or where a variable says how to wait. It covers all threads of
-    the process.
+    Of all threads of the process; nothing where the kernels are not installed, or a variable says how to wait.
     """
 
     def __init__(self) -> None:
@@ -42,7 +41,7 @@ class TeamWait:
         return self._watch is not None and bool(self._watch.is_short)
 
     def stop(self) -> None:
-        """Leave the runtime's default in force. Does nothing the second time."""
+        """Leave the runtime's default in force."""
         if self._watch is not None:
             self._watch.stop()
 

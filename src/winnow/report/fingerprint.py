@@ -1,7 +1,4 @@
-"""The identity of a run: prompts, model files and every setting.
-
-Only a run with the same fingerprint may resume an unfinished output.
-"""
+"""The identity of a run: prompts, model files and every setting. Only a run with the same one may resume its output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,23 +19,22 @@ INPUT_BYTES = "input_bytes"
 
 
 def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> Fingerprint:
-    """Return the identity of a run.
-
-    Raises:
-        UnsupportedModelError: `model` is neither a directory with a config.json nor a file.
-    """
+    """Return the identity of a run. Raises as `model_digest`."""
     return {"input": input_sha256, "model": model_digest(model), **settings}
 
 
 def model_digest(model: Path) -> str:
-    """Return SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file."""
+    """Return SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file.
+
+    Raises:
+        UnsupportedModelError: `model` is neither a directory with a config.json nor a file, or cannot be read.
+    """
     if not model.is_file() and not (model / "config.json").is_file():
         raise UnsupportedModelError(
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"
         )
     try:
-        files = [model] if model.is_file() else model_files(model)
-        return sampled_digest(files)
+        return sampled_digest([model] if model.is_file() else model_files(model))
     except OSError as error:
         raise UnsupportedModelError(
             f"model: cannot load {model}: cannot read {error.filename}: {error.strerror}"
@@ -62,10 +58,8 @@ class Differences:
 def differences(theirs: Fingerprint, ours: Fingerprint, *, answers_alone: bool = False) -> Differences:
     """Compare the fingerprint of an earlier run, `theirs`, with `ours`.
 
-    An option missing in `theirs` was not known to the older version and counts as its default.
-
-    Args:
-        answers_alone: note differences that change no answer; otherwise refuse them too, as measurements of speed need.
+    An option missing in `theirs` was not known to the older version and counts as its default. With `answers_alone`
+    differences that change no answer are noted; else refused too, as measurements of speed need.
     """
     harmless = partial(_is_harmless, ours) if answers_alone else lambda name: False
     defaults = EngineConfig().settings()
@@ -88,7 +82,6 @@ def differences(theirs: Fingerprint, ours: Fingerprint, *, answers_alone: bool =
 
 
 def _is_harmless(settings: Fingerprint, name: str) -> bool:
-    """Return whether another value of the engine's option `name` changes no answer of a run with these settings."""
     effect = EFFECTS.get(name, Effect.ALWAYS)
     if effect is Effect.NEVER:
         return True

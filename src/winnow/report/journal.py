@@ -22,11 +22,7 @@ def draft_path(path: Path) -> Path:
 def create_journal(
     path: Path, form: str, version: int, fingerprint: Fingerprint, entries: bytes = b""
 ) -> int:
-    """Write a journal with these entries and replace the one at `path` atomically.
-
-    Returns:
-        Bytes of the header.
-    """
+    """Replace the journal at `path` atomically by one with these entries. Returns bytes of the header."""
     header = json.dumps({form: version, "fingerprint": fingerprint}).encode() + b"\n"
     draft = draft_path(path)
     with draft.open("wb") as file:
@@ -63,7 +59,7 @@ def owner_differences(
 
 
 def whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines that end in a newline; a torn last line is left out."""
+    """Yield lines that end in a newline."""
     for line in file:
         if line.endswith(b"\n"):
             yield line

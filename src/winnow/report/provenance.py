@@ -22,8 +22,6 @@ _USUAL_CACHE = 32 * 2**20
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that computed."""
-
     cpu: str
     cores: int
     threads: int

@@ -43,11 +43,7 @@ def require(holds: bool, name: str, what: str, value: object, error: ErrorClass 
 def check_integer(
     name: str, value: Any, low: int, high: int = MAX_COUNT, error: ErrorClass = ConfigError
 ) -> int:
-    """Return `value` as an int.
-
-    Raises:
-        WinnowError: `error`; it is no integer (a bool is none), or not between `low` and `high`.
-    """
+    """Return `value` as an int. Raises `error`: it is none, or a bool, or not between `low` and `high`."""
     require(isinstance(value, Integral) and not isinstance(value, bool), name, "an integer", value, error)
     check_range(name, value, low, high, error)
     return int(value)
@@ -56,11 +52,7 @@ def check_integer(
 def check_number(
     name: str, value: Any, low: float, high: float = sys.float_info.max, error: ErrorClass = ConfigError
 ) -> float:
-    """Return `value` as a float.
-
-    Raises:
-        WinnowError: `error`; it is no number (a bool is none), not finite, or not between `low` and `high`.
-    """
+    """Return `value` as a float. Raises `error`: it is none, or a bool, not finite, or not between `low` and `high`."""
     require(isinstance(value, Real) and not isinstance(value, bool), name, "a number", value, error)
     require(isinstance(value, Integral) or math.isfinite(value), name, "finite", value, error)
     check_range(name, value, low, high, error)
@@ -68,19 +60,16 @@ def check_number(
 
 
 def check_range(name: str, value: Any, low: float, high: float, error: ErrorClass = ConfigError) -> None:
-    """Refuse a number that is not between `low` and `high`; raises `error`."""
     require(value >= low, name, f"at least {low}", value, error)
     require(value <= high, name, f"at most {high}", value, error)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str], error: ErrorClass = ConfigError) -> None:
-    """Refuse what is none of `choices`; raises `error`."""
     known = list(choices)
     require(value in known, name, f"one of {', '.join(known)}", value, error)
 
 
 def check_names(name: str, values: Sequence[str], known: Collection[str]) -> None:
-    """Refuse names that are not `known`, or come twice; raises ConfigError."""
     for value in values:
         if value not in known:
             raise ConfigError(f"{name} must name some of {', '.join(known)}, got {show(value)}")
@@ -89,17 +78,13 @@ def check_names(name: str, values: Sequence[str], known: Collection[str]) -> Non
 
 
 def check_length(name: str, values: Sized, high: int, error: ErrorClass = ConfigError) -> None:
-    """Refuse more than `high` entries; raises `error`."""
     if len(values) > high:
         raise error(f"{name} must have at most {high} entries, got {len(values)}")
 
 
 def check_counts(config: Any, zero: Collection[str] = ()) -> None:
-    """Refuse integers of a dataclass that are below 1, or below 0 in the fields of `zero`; in tuples too.
-
-    Raises:
-        ConfigError: names field, limit and value.
-    """
+    """Raise ConfigError for an integer of a dataclass, or in its tuples, below 1, or below 0 in the fields of
+    `zero`."""
     for field in dataclasses.fields(config):
         value, low = getattr(config, field.name), int(field.name not in zero)
         for each in value if isinstance(value, tuple) else (value,):

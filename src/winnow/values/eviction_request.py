@@ -12,7 +12,6 @@ MAX_PROTECT = 1024  # spans
 
 
 def check_one_amount(compression: Any, kv_budget: Any, error: type[WinnowError] = ConfigError) -> None:
-    """Refuse two amounts; raises `error`."""
     if compression is not None and kv_budget is not None:
         raise error(f"compression and kv_budget mean the same, give one; got {compression} and {kv_budget}")
 
@@ -24,9 +23,6 @@ class Amount:
     Attributes:
         compression: tokens of the context per KV kept in each row on average, at least 1.
         kv_budget: KVs kept in each row on average, at least 1.
-
-    Raises:
-        ConfigError: a field is out of range, or both are given.
     """
 
     compression: float | None = None

@@ -41,7 +41,6 @@ class ForeignName:
     secret: bool = False
 
     def is_harmless(self, value: Any, others: Mapping[str, Any]) -> bool:
-        """Return whether a value asks for what Winnow does anyway, among the arguments `others`."""
         if self.harmless == ANY or spelled(value) in ("none", *self.harmless):
             return True
         return self.same_as in others and spelled(value) == spelled(others[self.same_as])
@@ -64,13 +63,12 @@ def translate(
     """Return arguments under Winnow's names, without those that ask for what Winnow does anyway.
 
     Args:
-        names: the other engine's.
-        known: Winnow's own, which come first.
+        names: the other engine's; names in `known`, Winnow's own, come first.
         kind: what an unknown name is called in the message; None: unknown names are returned as they are.
 
     Raises:
-        WinnowError: `error`; a name is known to neither, a value asks for what Winnow does not do, or something is
-            given under both names. Names what Winnow has instead.
+        WinnowError: `error`; a name is known to neither, a value asks for what Winnow does not do (names what it has
+            instead), or something is given under both names.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""PICTURES in a prompt, as the model's processor leaves them: pixels for the vision tower, and places among tokens."""
+"""Pictures in a prompt, as the model's processor leaves them: pixels for the vision tower, and places among tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,6 @@ class TokenGrid:
 
     Attributes:
         first: of them, counted among the picture's tokens.
-        rows, cols: of tokens; rows * cols tokens from `first` on.
         box: left, top, right and bottom of that part, as fractions of the picture's width and height.
     """
 
@@ -57,7 +56,6 @@ class PromptImage:
     def of(
         cls, inputs: Mapping[str, NDArray[Any]], tokens: Sequence[int] | NDArray[np.int64], **fields: Any
     ) -> Self:
-        """Make one with its digest; `fields` are the others."""
         return cls(inputs, digest_of(inputs), np.asarray(tokens, dtype=np.int64), **fields)
 
     @property
@@ -107,7 +105,6 @@ def rotary_positions(images: Sequence[PromptImage], start: int, end: int) -> NDA
 
 
 def digest_of(inputs: Mapping[str, NDArray[Any]]) -> bytes:
-    """Return the SHA-256 of arrays, their names, types and shapes."""
     digest = sha256()
     for name, value in sorted(inputs.items()):
         digest.update(f"{name} {value.dtype.str} {value.shape}\n".encode())

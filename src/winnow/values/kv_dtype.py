@@ -10,8 +10,7 @@ PLAIN_FORMATS = ("float32", "bfloat16", "float16")
 """Vectors as they are, rounded to a floating-point format."""
 NARROW_BITS = {"int4": 4, "int4-outlier": 4, "int3": 3, "int2": 2}
 """Formats of 4 bits and below, with the bits of a code."""
-# The one list of formats: `winnow.cache.formats` says how each stores a vector, and the kernels' lists are held against
-# this one (tests/cache/test_formats.py).
+# The kernels' lists are held against this one (tests/cache/test_formats.py).
 KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
 ALIASES = {"fp8": "fp8_e4m3"}
 """Names of vLLM."""
@@ -27,11 +26,8 @@ class KVDtype:
 
     @classmethod
     def parse(cls, text: str, name: str = "kv_cache_dtype") -> "KVDtype":
-        """Read "int8", "k=int8,v=int4", or either side alone: the other is `auto` then.
-
-        Raises:
-            ConfigError: an unknown format or side, or a side twice; names `name`.
-        """
+        """Read "int8", "k=int8,v=int4", or one side alone, the other being `auto`. Raises ConfigError, which names
+        `name`."""
         what = f"one of {', '.join(KV_FORMATS)}, or one each for keys and values, such as k=int8,v=int4"
         require(isinstance(text, str), name, what, text)
         if "=" not in text:
@@ -69,11 +65,7 @@ class WideParts:
 
     @classmethod
     def parse(cls, text: str | None, name: str = "kv_wide") -> "WideParts":
-        """Read "layers=1,sinks=4,recent=64", or some of them; None: nothing.
-
-        Raises:
-            ConfigError: an unknown part, a part twice, or a count that is none; names `name`.
-        """
+        """Read "layers=1,sinks=4,recent=64", or some of them; None: nothing. Raises ConfigError, which names `name`."""
         what = "parts with counts, such as layers=1,sinks=4,recent=64"
         parts: dict[str, Any] = {}
         for part in () if text is None else text.split(","):
@@ -93,11 +85,7 @@ class WideParts:
 
 
 def check_group(name: str, group: int | None) -> None:
-    """Refuse a number of channels that no codec can group.
-
-    Raises:
-        ConfigError: not an integer from 8 to 1024, or no multiple of 8.
-    """
+    """Raise ConfigError unless codecs can group as many channels: 8 to 1024, a multiple of 8; None: any."""
     if group is not None:
         check_integer(name, group, 8, 1024)
         require(group % 8 == 0, name, "a multiple of 8, as codes are packed in bytes", group)

@@ -13,11 +13,8 @@ MAX_TTL = 7 * 24 * 3600
 class SessionRequest:
     """A request's place in a conversation.
 
-    Raises:
-        InvalidRequestError: a name that is no text of 1 to 256 characters, a negative number.
-
     Attributes:
-        name: of the session, unique within a tenant.
+        name: of the session, unique within a tenant: 1 to 256 characters.
         memory: bytes of the device beyond which its oldest turns are compressed; None: as the engine's.
         ttl: seconds for which it is kept once it is idle, and after which it is forgotten first; None: as it was.
         hint: the ttl is a wish: for as long it gives way to running requests alone.

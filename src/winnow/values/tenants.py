@@ -52,15 +52,13 @@ class Tenant:
 
     @property
     def has_quota(self) -> bool:
-        """Return whether its blocks count at all."""
         return self.guarantee > 0 or self.limit < 1
 
 
 def parse_tenants(value: Any) -> tuple[Tenant, ...]:
     """Read tenants: a file's path, JSON text {"NAME": {"weight": 2, ...}, ...}, such a mapping, or `Tenant`s.
 
-    Raises:
-        ConfigError: names the tenant, the field and the limit.
+    Raises ConfigError, which names the tenant, the field and the limit.
     """
     if isinstance(value, str | Path):
         value = _read(value)
@@ -84,7 +82,6 @@ def parse_tenants(value: Any) -> tuple[Tenant, ...]:
 
 
 def _read(text: str | Path) -> Any:
-    """Return JSON, itself or in a file."""
     where = "tenants"
     if isinstance(text, Path) or not text.lstrip().startswith(("{", "[")):
         where = f"tenants: {text}"
@@ -109,12 +106,7 @@ def _tenant(name: str, settings: Any) -> Tenant:
 
 
 class TenantTable:
-    """Settings of tenants by name.
-
-    Attributes:
-        named: those with settings of their own.
-        has_quotas: whether any tenant has a guarantee or a limit.
-    """
+    """Settings of tenants by name; `named` are those with settings of their own."""
 
     def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
         self.named = {tenant.name: tenant for tenant in tenants}

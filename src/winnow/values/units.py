@@ -5,30 +5,16 @@ from typing import Any
 
 from winnow.errors import ConfigError
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "k": 2**10,
-    "m": 2**20,
-    "g": 2**30,
-    "t": 2**40,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", start=1):
+    _UNITS |= {f"{_letter}b": 1000**_power, _letter: 1024**_power, f"{_letter}ib": 1024**_power}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(value: int | str, field: str = "kv_memory") -> int:
     """Return bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB" or "64M" (binary).
 
-    Raises:
-        ConfigError: not a positive size, or an unknown unit; names `field`.
+    Raises ConfigError, which names `field`, for what is no positive size, or has an unknown unit.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
