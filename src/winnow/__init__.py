@@ -21,25 +21,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "LLM": "winnow.llm",
-        "CompletionOutput": "winnow.outputs",
-        "AsyncEngineArgs": "winnow.vllm.engines",
-        "AsyncLLMEngine": "winnow.vllm.engines",
-        "EngineArgs": "winnow.vllm.engines",
-        "LLMEngine": "winnow.vllm.engines",
-        "PromptType": "winnow.prompts",
-        "GuidedDecodingParams": "winnow.sampling.structured",
-        "RequestOutput": "winnow.outputs",
-        "SamplingParams": "winnow.sampling.params",
-        "StructuredOutputsParams": "winnow.sampling.structured",
-        "TextPrompt": "winnow.prompts",
-        "TokensPrompt": "winnow.prompts",
-    },
-    absent,
-)
+_HOMES = {
+    "winnow.llm": ["LLM"],
+    "winnow.outputs": ["CompletionOutput", "RequestOutput"],
+    "winnow.prompts": ["PromptType", "TextPrompt", "TokensPrompt"],
+    "winnow.sampling.params": ["SamplingParams"],
+    "winnow.sampling.structured": ["GuidedDecodingParams", "StructuredOutputsParams"],
+    "winnow.vllm.engines": ["AsyncEngineArgs", "AsyncLLMEngine", "EngineArgs", "LLMEngine"],
+}
+__getattr__ = lazy_exports(__name__, {name: home for home, names in _HOMES.items() for name in names}, absent)
 VllmModules.install()
 
 

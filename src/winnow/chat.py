@@ -14,7 +14,9 @@ from winnow.values.images import PromptImage
 from winnow.values.json_values import json_kind
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase as Tokenizer
+else:  # transformers takes seconds to import
+    Tokenizer = Any
 
 Message = Mapping[str, Any]
 _log = logging.getLogger("winnow")
@@ -169,7 +171,7 @@ def text_length(message: Message) -> int:
 
 
 def apply_template(
-    tokenizer: "PreTrainedTokenizerBase | None",
+    tokenizer: Tokenizer | None,
     messages: Sequence[Message],
     options: TemplateOptions = PLAIN,
     encode: Callable[[str, str, Callable[[str], list[int]]], list[int]] | None = None,
@@ -210,7 +212,7 @@ def apply_template(
     )
 
 
-def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bool = False) -> list[int]:
+def document_tokens(tokenizer: Tokenizer, text: str, *, chat: bool = False) -> list[int]:
     """Return the tokens that all prompts begin with which have this text first; none that it would share with the rest.
 
     Args:
@@ -227,7 +229,7 @@ def document_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, *, chat: bo
     return [tokens[0] for tokens in alike]
 
 
-def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+def turn_end(tokenizer: Tokenizer) -> int | None:
     """Return the special token that the chat template writes behind an assistant's message; None: there is none."""
     if not tokenizer.chat_template:
         return None
@@ -240,7 +242,7 @@ def turn_end(tokenizer: "PreTrainedTokenizerBase") -> int | None:
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
-def warn_about_ends(tokenizer: "PreTrainedTokenizerBase | None", end_tokens: Collection[int]) -> None:
+def warn_about_ends(tokenizer: Tokenizer | None, end_tokens: Collection[int]) -> None:
     if tokenizer is None:
         return
     turn = turn_end(tokenizer)
@@ -265,10 +267,7 @@ def tail_tokens(tokenizer: Any, token_ids: Sequence[int], tail: str) -> int:
 
 
 def _text_behind(
-    tokenizer: "PreTrainedTokenizerBase",
-    conversation: Sequence[dict[str, Any]],
-    prompt: str,
-    options: TemplateOptions,
+    tokenizer: Tokenizer, conversation: Sequence[dict[str, Any]], prompt: str, options: TemplateOptions
 ) -> str:
     """Return what the template writes behind the last message; empty where that is the assistant's, or unknown."""
     last = conversation[-1]
@@ -293,7 +292,7 @@ def _system_text(conversation: Sequence[dict[str, Any]], prompt: str) -> str:
 
 
 def _rendered(
-    tokenizer: "PreTrainedTokenizerBase", conversation: list[dict[str, Any]], options: TemplateOptions
+    tokenizer: Tokenizer, conversation: list[dict[str, Any]], options: TemplateOptions
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the messages in the form that the template reads, and the prompt: some leave out text that is no part of a
     list."""
@@ -322,9 +321,7 @@ def _rendered(
     return conversation, prompts[0]
 
 
-def _render(
-    tokenizer: "PreTrainedTokenizerBase", conversation: Sequence[dict[str, Any]], options: TemplateOptions
-) -> str:
+def _render(tokenizer: Tokenizer, conversation: Sequence[dict[str, Any]], options: TemplateOptions) -> str:
     text: Any = tokenizer.apply_chat_template(
         list(conversation),
         chat_template=options.template,

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from winnow.cache.accounting.prefix_chain import PrefixEvent
-from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, warn_about_ends
+from winnow.chat import PLAIN, Message, TemplateOptions, TokenizedPrompt, Tokenizer, warn_about_ends
 from winnow.engine.counters import Occupancy
 from winnow.engine.driver import EngineDriver
 from winnow.engine.engine import Engine
@@ -21,9 +22,6 @@ from winnow.prompts import Prompt, PromptTokenizer
 from winnow.sampling import SamplingParams
 from winnow.sampling.params import RequestOutputKind
 from winnow.values.session_request import SessionRequest
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 T = TypeVar("T")
 
@@ -47,11 +45,11 @@ class EngineClient:
             self._check_ends()
 
     @property
-    def tokenizer(self) -> "PreTrainedTokenizerBase | None":
+    def tokenizer(self) -> Tokenizer | None:
         """The model's tokenizer, of transformers; None: it has none."""
         return full_tokenizer(self._tokenizer)
 
-    def get_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+    def get_tokenizer(self) -> Tokenizer | None:
         """Return `tokenizer`, as vLLM does."""
         return self.tokenizer
 
@@ -146,7 +144,9 @@ class EngineClient:
             params = replace(params, template_tail=prompt.template_tail)
         self.check_structured(params)
         if params.bad_words:
-            params = self._with_bad_tokens(params)
+            if self._tokenizer is None:
+                raise InvalidRequestError("bad_words need a tokenizer, and the model's directory has none")
+            params = params.with_bad_tokens(partial(self._tokenizer.encode, add_special_tokens=False))
         if not options.get("final_only"):
             options["final_only"] = params.output_kind == RequestOutputKind.FINAL_ONLY
             options.setdefault("deltas", params.output_kind == RequestOutputKind.DELTA)
@@ -156,12 +156,6 @@ class EngineClient:
             options["images"] = prompt.images
         # A copy: the caller may assign to theirs.
         return NewRequest(request_id, prompt.text, prompt.token_ids, copy(params), **options)
-
-    def _with_bad_tokens(self, params: SamplingParams) -> SamplingParams:
-        tokenizer = self._tokenizer
-        if tokenizer is None:
-            raise InvalidRequestError("bad_words need a tokenizer, and the model's directory has none")
-        return params.with_bad_tokens(lambda text: tokenizer.encode(text, add_special_tokens=False))
 
     def check_structured(self, params: SamplingParams) -> None:
         """Compile the form that parameters ask for, if they do; later requests find it compiled.

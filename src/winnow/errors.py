@@ -73,7 +73,6 @@ class DatasetError(EvaluationError):
 
 
 def describe_error(error: Exception) -> str:
-    """Return an error in one line: its class and message."""
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message:.500}" if message else type(error).__name__
 

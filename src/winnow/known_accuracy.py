@@ -11,7 +11,6 @@ from typing import Any
 FILE = Path(__file__).with_name("known_accuracy.json")
 PAGE = "docs/results/known.md"
 DEMO = "winnow-demo"
-"""Name of the demo model in the record."""
 MIN_SHARE = 0.8
 """Share of the full cache's answers below which a task counts as lost."""
 _SAME = 0.05

@@ -127,11 +127,7 @@ class RequestOutput:
         return next((answer.error for answer in self.outputs if answer.error is not None), None)
 
     def raise_for_error(self) -> None:
-        """Raise the error of a failed answer, if there is one.
-
-        Raises:
-            RequestFailedError: an answer failed.
-        """
+        """Raise RequestFailedError if an answer failed."""
         error = self.error
         if error is not None:
             raise RequestFailedError(error)
@@ -358,7 +354,4 @@ class EngineStats:
     decode_seconds: float = 0.0
     """Share of decoding."""
     tenants: dict[str, TenantStats] = field(default_factory=dict)
-    """Tenants by name, those configured and those that had requests; under "" those without a name.
-
-    Paged engine only.
-    """
+    """Tenants by name, those configured and those that had requests, "" without one. Paged engine only."""

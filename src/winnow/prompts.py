@@ -12,6 +12,7 @@ from winnow.chat import (
     Message,
     TemplateOptions,
     TokenizedPrompt,
+    Tokenizer,
     apply_template,
     put_images,
     require_characters,
@@ -26,7 +27,6 @@ from winnow.vllm import names as vllm_names
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-    from transformers import PreTrainedTokenizerBase
 
 
 ImageSource: TypeAlias = "str | Path | bytes | Image"
@@ -73,8 +73,7 @@ class ImageProcessor(Protocol):
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
-PromptType = Prompt
-"""vLLM's name of the same."""
+PromptType = Prompt  # vLLM's name
 TEXT_ALONE = "the model reads text alone"
 _KEYS = tuple(TokensPrompt.__annotations__)
 
@@ -102,16 +101,10 @@ class PromptTokenizer:
     """
 
     def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase | None",
-        turns: Turns,
-        processor: ImageProcessor | str,
-        media: MediaLoader,
+        self, tokenizer: Tokenizer | None, turns: Turns, processor: ImageProcessor | str, media: MediaLoader
     ) -> None:
-        self._tokenizer = tokenizer
-        self._turns = turns
-        self._processor = processor
-        self._media = media
+        self._tokenizer, self._turns = tokenizer, turns
+        self._processor, self._media = processor, media
         self._using = Lock()
         if tokenizer is not None:
             # The first use of a tokenizer may change its settings, which must not happen while a step decodes.

@@ -108,7 +108,6 @@ GPU_PART = 0.9
 """Part of a GPU's memory in use where no option says it; as vLLM's."""
 
 PARTS: Mapping[str, Any] = {each.name: each.default_factory for each in fields(EngineConfig)}
-"""Name -> dataclass of each part of the configuration."""
 
 _OPTIONS = {each.name: each for config in PARTS.values() for each in fields(config)}
 _EARLIER_NAMES = {

@@ -8,8 +8,7 @@ from winnow.errors import ConfigError
 from winnow.values.checks import check_choice, check_integer, require
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-_DTYPE_ALIASES = {"half": "float16", "float": "float32"}
-"""Names of vLLM."""
+_DTYPE_ALIASES = {"half": "float16", "float": "float32"}  # vLLM's
 WEIGHT_DEVICES = {
     "int8": ("cpu", "cuda"),
     "q8_0": ("cpu",),

@@ -39,7 +39,6 @@ class Admitted:
     """Terms on which a request was admitted."""
 
     max_tokens: int
-    """Most tokens of each answer."""
     evictions: tuple[SequenceEviction | None, ...]
     """One for all samples, or one each; None: nothing will ever be evicted."""
     policy_name: str | None

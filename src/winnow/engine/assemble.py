@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from winnow.chat import apply_template
+from winnow.chat import Tokenizer, apply_template
 from winnow.config import EngineConfig
 from winnow.engine.admission import Admission
 from winnow.engine.engine import Engine
@@ -17,9 +16,6 @@ from winnow.errors import InvalidRequestError
 from winnow.eviction import Instruction, Replay
 from winnow.storage.folders import SavedDirectory, open_folder
 from winnow.storage.prefix_files import PrefixFiles
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def assemble(
@@ -82,7 +78,7 @@ _QUESTION = "\x1dthe question\x1d"
 class Instructor:
     """Maker of the `Instruction` that asks a model to repeat its context."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._words = lru_cache(maxsize=64)(self._encode)
 

@@ -37,7 +37,6 @@ class Mailbox:
 
     outputs: deque[RequestOutput] = field(default_factory=deque)
     unfinished: set[str] = field(default_factory=set)
-    """Ids of requests whose last output has not arrived."""
 
     def take(self) -> list[RequestOutput]:
         """Remove what has arrived, and return it; each output is returned once."""

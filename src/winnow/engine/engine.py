@@ -15,7 +15,7 @@ from winnow.engine.memory.memory import Memory
 from winnow.engine.plan import StepResult
 from winnow.engine.requests.new_request import KeptKVs, NewRequest
 from winnow.engine.requests.request import Request, Sequence
-from winnow.engine.requests.request_limits import forked_params, inherit, source_of, with_spans
+from winnow.engine.requests.request_limits import forked_params, inherit, with_spans
 from winnow.engine.requests.request_table import FinishReason, RequestTable
 from winnow.engine.scheduling.plan_builder import ScheduledStep
 from winnow.engine.scheduling.scheduler import Scheduler
@@ -104,7 +104,8 @@ class Engine:
         child = self._admit(new)
         inherit(child, parent)
         self.requests.add(child, parent)
-        self.scheduler.fork(source_of(parent), child)
+        first = request.sequences[0]  # it holds the KVs of all samples until the prompt is computed
+        self.scheduler.fork(first if parent in first.forks else parent, child)
 
     def abort(self, request_id: str) -> RequestOutput | None:
         if request_id not in self.requests:
@@ -348,7 +349,6 @@ class Engine:
         return outputs
 
     def _age_sessions(self) -> None:
-        """Queue what compresses conversations that have grown too large, behind all others."""
         sessions = None if self.memory is None else self.memory.sessions
         while sessions is not None and (new := sessions.next_aging()) is not None:
             try:

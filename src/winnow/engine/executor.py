@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,15 +11,13 @@ from winnow.cache import CacheLayout, CacheSize, CacheUpdate
 from winnow.cache.accounting.ledger import Holdings
 from winnow.cache.accounting.prefix_chain import PrefixKey
 from winnow.cache.layout import IntArray
+from winnow.chat import Tokenizer
 from winnow.engine.plan import NewSequence, PlannedEviction, StepPlan, StepResult
 from winnow.errors import ConfigError
 from winnow.eviction import UNKNOWN_MODEL, EvictionPolicy, ModelTraits
 from winnow.sampling import SamplingParams
 from winnow.storage.prefix_format import PrefixFormat
 from winnow.values.images import PromptImage
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class VisionTower:
@@ -136,7 +134,7 @@ class ServedModel:
 
     vocab_size: int
     max_model_len: int
-    tokenizer: "PreTrainedTokenizerBase | None" = None
+    tokenizer: Tokenizer | None = None
     eos_token_ids: frozenset[int] = frozenset()
     traits: ModelTraits = UNKNOWN_MODEL
     prefix_format: Callable[[], PrefixFormat] = no_format

@@ -8,6 +8,7 @@ not for `subprocess`, lets its team go first; parent and child start new ones wh
 import ctypes
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -20,16 +21,9 @@ _SOFT = 1  # omp_pause_soft: threads end, settings stay
 _IMPORTED_BY = os.getpid()
 
 
-def _find_pause() -> Callable[[int], int] | None:
-    """Return `omp_pause_resource_all` of the OpenMP that torch uses; None: this one has none (GCC before 9)."""
-    try:
-        pause: Callable[[int], int] = ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
-    except (AttributeError, OSError):
-        return None
-    return pause
-
-
-_PAUSE = _find_pause()
+_PAUSE: Callable[[int], int] | None = None
+with suppress(AttributeError, OSError):  # the OpenMP that torch uses has none: GCC before 9
+    _PAUSE = ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
 
 
 def require_usable_torch(device: str) -> None:

@@ -24,7 +24,6 @@ class Ranks:
     size: int = 1
     device: str = "cpu"
     _group: Any = field(default=None, repr=False)
-    """torch's ProcessGroup."""
 
     @classmethod
     def connect(cls, rank: int, size: int, directory: Path, device: torch.device) -> Self:
@@ -93,4 +92,3 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""The only rank there is."""

@@ -43,12 +43,10 @@ def model_digest(model: Path) -> str:
 
 @dataclass(frozen=True)
 class Differences:
-    """Differences between two runs, in words."""
+    """Differences between two runs, in words: those `refused` forbid a resume, those `noted` change no answer."""
 
     refused: tuple[str, ...]
-    """Differences that forbid a resume."""
     noted: tuple[str, ...]
-    """Differences that change no answer."""
 
     @property
     def every(self) -> list[str]:

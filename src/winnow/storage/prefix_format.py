@@ -50,10 +50,6 @@ class SavedPrefix:
     notes: dict[str, Any] = field(default_factory=dict)
 
 
-class UnusableError(ValueError):
-    """Reason for which a file is not used."""
-
-
 class PrefixFormat:
     """Reader and writer of the files of one cache and `model`, which identifies its number format too."""
 
@@ -67,8 +63,6 @@ class PrefixFormat:
 
     def file_name(self, key: PrefixKey) -> str:
         return sha256(self.made_for.encode() + key).hexdigest() + SUFFIX
-
-    # -- reading -------------------------------------------------------------------------------------------------
 
     def read(
         self, read: Read, key: PrefixKey, token_ids: Sequence[int], num_accumulators: int, skip: int = 0
@@ -85,9 +79,9 @@ class PrefixFormat:
         metadata = read_header(lambda start, stop: content[start:stop])
         tensors = _tensors(content)
         if metadata.get("made_for") != self.made_for or metadata.get("key") != key.hex():
-            raise UnusableError("it was saved for another model, cache, prompt or policy")
+            raise ValueError("it was saved for another model, cache, prompt or policy")
         if metadata.get("sha256") != _digest(metadata, tensors):
-            raise UnusableError("its bytes are not those that were saved")
+            raise ValueError("its bytes are not those that were saved")
         notes = json.loads(metadata["notes"])
         if "links" in notes:
             tensors = self._some_blocks(tensors, skip, len(token_ids), len(notes["links"]))
@@ -108,7 +102,7 @@ class PrefixFormat:
         layout = self._layout
         lengths = tensors.get("lengths", np.empty(0))
         if not _is(lengths, np.int32, (layout.num_layers, layout.num_kv_heads)) or lengths.min() < 0:
-            raise UnusableError("lengths of rows are missing")
+            raise ValueError("lengths of rows are missing")
         size = layout.block_size
         wanted: list[tuple[str, tuple[int, ...], Any]] = [("token_ids", (len(token_ids),), np.int64)]
         for number, blocks in enumerate(layout.by_kind(layout.row_blocks(lengths))):
@@ -119,15 +113,15 @@ class PrefixFormat:
             ]
         for name, shape, dtype in wanted:
             if not _is(tensors.get(name), dtype, shape):
-                raise UnusableError(f"{name} must be {np.dtype(dtype)} {shape}")
+                raise ValueError(f"{name} must be {np.dtype(dtype)} {shape}")
         if not np.array_equal(tensors["token_ids"], token_ids):
-            raise UnusableError("it is of other tokens")
+            raise ValueError("it is of other tokens")
         if lengths[~layout.has_row].any():
-            raise UnusableError("it has rows that the model has not")
+            raise ValueError("it has rows that the model has not")
         positions = np.concatenate([tensors[f"positions.{number}"] for number in range(len(layout.kinds))])
         end = int(notes.get("first", 0)) + len(token_ids)
         if lengths.max() > len(token_ids) or not ((positions >= 0) & (positions < end)).all():
-            raise UnusableError("it holds more than its tokens")
+            raise ValueError("it holds more than its tokens")
         if "links" not in notes:
             self._check_wide(tensors, len(token_ids))
 
@@ -139,7 +133,7 @@ class PrefixFormat:
         whole, lengths = layout.row_blocks(layout.even_rows(num_blocks * size)), tensors["lengths"]
         end = skip * size + num_tokens
         if not np.array_equal(layout.row_blocks(lengths), whole) or end > lengths.max():
-            raise UnusableError("its rows are not of the blocks that it names")
+            raise ValueError("its rows are not of the blocks that it names")
         asked = range(skip, skip + -(-num_tokens // size))
         out = {
             name: tensor
@@ -171,9 +165,9 @@ class PrefixFormat:
                 ("position", (len(layers), count), np.int32),
             ):
                 if not _is(tensors.get(f"wide.{number}.{name}"), dtype, shape):
-                    raise UnusableError(f"wide.{number}.{name} must be {np.dtype(dtype)} {shape}")
+                    raise ValueError(f"wide.{number}.{name} must be {np.dtype(dtype)} {shape}")
             if count and not (place.min() >= 0 and place.max() < sinks + recent):
-                raise UnusableError("something wide has no place")
+                raise ValueError("something wide has no place")
 
     def _joined(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[np.uint8]:
         """Return tensors as `CacheLayout.host_bytes` lays them out."""
@@ -197,8 +191,6 @@ class PrefixFormat:
                 start += round_up(blocks * size, 8)
             found.append(places)
         return found
-
-    # -- writing -------------------------------------------------------------------------------------------------
 
     def encode(
         self,

@@ -49,7 +49,6 @@ class Amount:
 
 
 OWN_AMOUNT = Amount()
-"""The policy's own amount."""
 
 
 @dataclass(frozen=True)
@@ -95,4 +94,3 @@ class EvictionRequest:
 
 
 EVICTION_FIELDS = tuple(each.name for each in fields(EvictionRequest))
-"""Names of what a request asks of eviction."""

@@ -30,7 +30,7 @@ class PromptImage:
 
     Attributes:
         inputs: arguments of the vision tower by name (`pixel_values`, `image_grid_thw`), of this picture alone.
-        digest: SHA-256 of `inputs`; the tower's outputs and prefixes of KVs are found by it.
+        digest: SHA-256 of `inputs` with their names; the tower's outputs and prefixes of KVs are found by it.
         tokens: indices in the prompt of the tokens that stand for it, int64 [n], ascending. Tokens around and between
             them (begin, end, new row) are text.
         size: width and height of the picture that was given, in pixels.
@@ -56,7 +56,11 @@ class PromptImage:
     def of(
         cls, inputs: Mapping[str, NDArray[Any]], tokens: Sequence[int] | NDArray[np.int64], **fields: Any
     ) -> Self:
-        return cls(inputs, digest_of(inputs), np.asarray(tokens, dtype=np.int64), **fields)
+        digest = sha256()
+        for name, value in sorted(inputs.items()):
+            digest.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
+            digest.update(np.ascontiguousarray(value).data)
+        return cls(inputs, digest.digest(), np.asarray(tokens, dtype=np.int64), **fields)
 
     @property
     def span(self) -> tuple[int, int]:
@@ -102,11 +106,3 @@ def rotary_positions(images: Sequence[PromptImage], start: int, end: int) -> NDA
         later = max(behind - start, 0)
         found[:, later:] = np.arange(start + later, end) + image.position_offset
     return found
-
-
-def digest_of(inputs: Mapping[str, NDArray[Any]]) -> bytes:
-    digest = sha256()
-    for name, value in sorted(inputs.items()):
-        digest.update(f"{name} {value.dtype.str} {value.shape}\n".encode())
-        digest.update(np.ascontiguousarray(value).data)
-    return digest.digest()

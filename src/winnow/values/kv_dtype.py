@@ -12,8 +12,7 @@ NARROW_BITS = {"int4": 4, "int4-outlier": 4, "int3": 3, "int2": 2}
 """Formats of 4 bits and below, with the bits of a code."""
 # The kernels' lists are held against this one (tests/cache/test_formats.py).
 KV_FORMATS = (AUTO, *PLAIN_FORMATS, "fp8_e4m3", "int8", *NARROW_BITS)
-ALIASES = {"fp8": "fp8_e4m3"}
-"""Names of vLLM."""
+ALIASES = {"fp8": "fp8_e4m3"}  # vLLM's
 ROTATIONS = (AUTO, "none", "k", "kv")
 
 
@@ -52,16 +51,13 @@ class KVDtype:
 
 @dataclass(frozen=True)
 class WideParts:
-    """Value of `kv_wide`: the KVs that are kept in 16 bits beside narrow ones."""
+    """Value of `kv_wide`: KVs kept in 16 bits beside narrow ones: first layers, and of the others first and last
+    tokens."""
 
     layers: int = 0
-    """The first layers, whole."""
     sinks: int = 0
-    """First tokens, in the other layers, of a sequence."""
     recent: int = 0
-    """Last tokens, in the other layers."""
     dtype: str = "bfloat16"
-    """One of `PLAIN_FORMATS`."""
 
     @classmethod
     def parse(cls, text: str | None, name: str = "kv_wide") -> "WideParts":

@@ -24,9 +24,8 @@ class ValueTier:
     """
 
     kind: str
-    """One of `KINDS`."""
     path: Path | None = None
-    """The directory of the file that holds values, for `disk`."""
+    """Directory of the file of values, for `disk`."""
     layers: int = 1
     """L: the first layers, whose values stay on the device. With 0 answers are ruined (KCache, Table 2)."""
     top_n: int = 128

@@ -45,8 +45,6 @@ class Fetch:
 
 
 class FileLookup:
-    """Finder of the parts of files with which sequences can begin."""
-
     def __init__(
         self, ledger: Ledger, sources: SequenceType[PrefixFiles], cached: PrefixFiles | None
     ) -> None:

@@ -61,8 +61,6 @@ class Memory:
         for kind in self._ahead:
             self.ledger.allocator.withhold(kind)
 
-    # -- before a step -------------------------------------------------------------------------------------------
-
     def start_step(self, *, idle: bool) -> None:
         """Let prefixes of ended sequences be written, and ask for memory of a tier that the step may take.
 
@@ -79,8 +77,6 @@ class Memory:
                 allocator.supply(kind, first)
                 allocator.refusal = refusal
         self.files.write()
-
-    # -- in ------------------------------------------------------------------------------------------------------
 
     def fits(
         self, sequence: Sequence, running: SequenceType[Sequence], found: FoundPrefix | None = None
@@ -154,8 +150,6 @@ class Memory:
             child.kv.num_computed = num_computed
         return True
 
-    # -- out -----------------------------------------------------------------------------------------------------
-
     def release(self, sequence: Sequence) -> None:
         """Free what a sequence holds that ends, running or waiting; later ones may find what it leaves."""
         kv, ledger = sequence.kv, self.ledger
@@ -192,8 +186,6 @@ class Memory:
         """Forget what steps left that failed half-way. Nor is it known what the executor made of the last update."""
         self.ledger.prefixes.clear()
         self.ledger.repeat_update()
-
-    # -- for callers ---------------------------------------------------------------------------------------------
 
     def save_prefix(self, sequence: Sequence, directory: Path, form: PrefixFormat) -> Path:
         return directory / self.prefixes.save(sequence, PrefixFiles(SavedDirectory(directory), None, form))

@@ -189,7 +189,6 @@ class Sequence:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """Error, where `finish_reason` is "error"."""
     preempted_alone_at: int | None = None
     """Tokens that it had when it was last preempted while it had the cache for itself."""
     num_tokens_preempted: int | None = None

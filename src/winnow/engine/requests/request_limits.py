@@ -22,7 +22,10 @@ def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingPa
         InvalidRequestError: `params` ask for something that cannot change; names field, value and limit.
     """
     request = parent.request
-    inherited = _own_params(request, parent.index)
+    # Those of the sample, as if it had been asked for alone.
+    own, index = request.params, parent.index
+    amount = vars(own.amounts[index]) if len(own.amounts) > 1 else {}
+    inherited = replace(own, n=1, forced_tokens=own.forced_for(index), **amount)
     if params is None:
         return replace(inherited, prompt_logprobs=None)
     name = request.request_id
@@ -67,18 +70,6 @@ def inherit(child: Request, parent: Sequence) -> None:
             else f"max_tokens must be such that the policy of {name!r} evicts anything, got {child.max_tokens}"
         )
     sequence.token_ids, sequence.eviction = list(parent.token_ids), parent.eviction
-
-
-def source_of(parent: Sequence) -> Sequence:
-    """Return the sequence that holds a sample's KVs: the first sample, until the prompt is computed."""
-    first = parent.request.sequences[0]
-    return first if parent in first.forks else parent
-
-
-def _own_params(request: Request, index: int) -> SamplingParams:
-    params = request.params
-    amount = vars(params.amounts[index]) if len(params.amounts) > 1 else {}
-    return replace(params, n=1, forced_tokens=params.forced_for(index), **amount)
 
 
 def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) -> None:

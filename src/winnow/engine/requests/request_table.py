@@ -4,8 +4,8 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from winnow.chat import Tokenizer
 from winnow.engine.requests.request import Request, Sequence
 from winnow.errors import InvalidRequestError, describe_error
 from winnow.outputs import CompletionOutput, EvictionReport, LogprobDict, RequestOutput
@@ -14,9 +14,6 @@ from winnow.sampling.logprobs import decode_logprobs
 from winnow.sampling.rows import Fault
 from winnow.sampling.token_table import TokenTable
 from winnow.sampling.turns import Turns
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger("winnow")
 
@@ -118,10 +115,7 @@ class RequestTable(dict[str, Request]):
     """
 
     def __init__(
-        self,
-        tokenizer: "PreTrainedTokenizerBase | None",
-        eos_token_ids: frozenset[int],
-        clock: Callable[[], float],
+        self, tokenizer: Tokenizer | None, eos_token_ids: frozenset[int], clock: Callable[[], float]
     ) -> None:
         super().__init__()
         self.tokens = None if tokenizer is None else TokenTable(tokenizer)

@@ -210,14 +210,17 @@ class EvictionScheduler:
         taken: set[Sequence] = set()
         ranked = promised = 0
         for sequence in sorted(able, key=lambda s: s.kv.last_served):
-            if sequence in taken or sequence.kv.slot is None:
+            slot = sequence.kv.slot
+            if sequence in taken or slot is None:
                 continue
-            layers = self._ledger.layout.evictable
-            size = int(self._ledger.lengths[sequence.kv.slot, list(layers)].sum())
+            size = int(self._ledger.lengths[slot, list(self._ledger.layout.evictable)].sum())
             if leaders and self._max_kvs is not None and ranked + size > self._max_kvs:
                 break
             # A round writes into the blocks that it leaves, which are copied when it is planned where others hold them.
-            copies = self._most_copies(sequence, step) if sequence.may_share_outside else 0
+            # What the index alone holds of them is copied only where there is room.
+            copies = 0
+            if sequence.may_share_outside and self._ledger.is_shared_with_sequences(slot):
+                copies = at_step(sequence, step).blocks_after(self._ledger.layout, sequence.kv.num_computed)
             if copies > self._ledger.allocator.num_free - promised:
                 if leaders:
                     break
@@ -235,16 +238,6 @@ class EvictionScheduler:
         if leaders:
             self._run(leaders, same, step)
         return {sequence for leader in leaders for sequence in (leader, *same[leader])}
-
-    def _most_copies(self, sequence: Sequence, step: float | None) -> int:
-        """Return the most blocks that copies of what a round leaves of a sequence take, where other sequences hold some
-        of it.
-
-        What the index alone holds beside it is copied only where there is room.
-        """
-        if not self._ledger.is_shared_with_sequences(sequence.kv.running_slot):
-            return 0
-        return at_step(sequence, step).blocks_after(self._ledger.layout, sequence.kv.num_computed)
 
     def _run(self, leaders: list[Sequence], same: dict[Sequence, list[Sequence]], step: float | None) -> None:
         start = self._clock()

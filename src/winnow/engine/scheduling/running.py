@@ -47,7 +47,6 @@ class Running(SequenceType[Sequence]):
         return entered
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | str | None = None) -> None:
-        """End a sequence, running or waiting, and free its memory."""
         sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         self._num_ended += 1
         self._ended_tokens += sequence.num_output_tokens
