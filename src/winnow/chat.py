@@ -129,10 +129,8 @@ def normalise_messages(messages: Any) -> list[dict[str, Any]]:
 
 
 def take_images(messages: Any) -> tuple[list[dict[str, Any]], list[Any]]:
-    """Return messages with {"type": "image"} in the place of each image, and the images' sources in their order.
-
-    Raises InvalidRequestError as `normalise_messages`, or where a place has no source.
-    """
+    """Return messages with {"type": "image"} in the place of each image, and the images' sources in their order. Raises
+    InvalidRequestError as `normalise_messages`, or where a place has no source."""
     sources: list[Any] = []
 
     def without_source(part: dict[str, Any], name: str) -> dict[str, Any]:

@@ -55,10 +55,7 @@ class WinnowEngine(LLMEngine):
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple["WinnowEngine", WorkerConfig]:
         """Return the engine and Dynamo's configuration: its runtime's flags, and those of `winnow run` for an engine.
-
-        Raises:
-            ConfigError: a role that is not both needs `prefix_cache_dir`.
-        """
+        Raises ConfigError: a role that is not both needs `prefix_cache_dir`."""
         parser = argparse.ArgumentParser(prog="python -m winnow.dynamo", allow_abbrev=False, add_help=False)
         DynamoRuntimeArgGroup().add_arguments(parser)
         roles = [DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE]

@@ -50,10 +50,8 @@ class KnownAccuracy:
 
 
 def known_accuracy(policy: str, compression: float, model: str | None = None) -> list[KnownAccuracy]:
-    """Return what was measured at that compression; where nothing was, at the nearest ones below and above it.
-
-    A model of which nothing was measured, or None: of every model.
-    """
+    """Return what was measured at that compression; where nothing was, at the nearest ones below and above it. A model
+    of which nothing was measured, or None: of every model."""
     rows = [each for each in record() if each.policy == policy]
     if model is not None:
         rows = [each for each in rows if each.is_of(model)] or rows
@@ -83,10 +81,8 @@ def lost_tasks(model: str | Path | None, policy: str, compression: float) -> lis
 def best_known(
     model: str | Path | None, compression: float, usual: str, policies: Collection[str]
 ) -> str | None:
-    """Return which of the policies keeps most answers on a model where it keeps least, the question seen.
-
-    It must have been measured on every task that `usual` was; None: `usual` was not measured itself.
-    """
+    """Return which of the policies keeps most answers on a model where it keeps least, the question seen. It must have
+    been measured on every task that `usual` was; None: `usual` was not measured itself."""
     shares: dict[str, dict[str, float]] = {}
     for each in record():
         if each.question == "seen" and each.is_of(model) and abs(each.compression / compression - 1) <= _SAME:

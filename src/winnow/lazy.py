@@ -13,10 +13,8 @@ from typing import Any
 def lazy_exports(
     package: str, homes: Mapping[str, str], absent: Callable[[str], str | None] = lambda name: None
 ) -> Callable[[str], Any]:
-    """Return a package's `__getattr__` (PEP 562); `homes` maps each exported name to its module.
-
-    `absent` says what the package has in place of another's name; None: nothing is known of it.
-    """
+    """Return a package's `__getattr__` (PEP 562); `homes` maps each exported name to its module. `absent` says what the
+    package has in place of another's name; None: nothing is known of it."""
 
     def find(name: str) -> Any:
         if name not in homes:

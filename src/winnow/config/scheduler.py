@@ -57,10 +57,8 @@ class SpeculativeConfig:
 
 
 def parse_speculative(value: Any) -> SpeculativeConfig | None:
-    """Read vLLM's speculative_config: JSON text, such a mapping, a `SpeculativeConfig`, or None.
-
-    Raises ConfigError, which names the field and the limit.
-    """
+    """Read vLLM's speculative_config: JSON text, such a mapping, a `SpeculativeConfig`, or None. Raises ConfigError,
+    which names the field and the limit."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -258,10 +258,8 @@ class Admission:
         total: int,
         uncut: tuple[tuple[int, int], ...],
     ) -> int | None:
-        """Return tokens of the longest saved document that the request can start from; None: of none.
-
-        A request that names `context_tokens` starts from a document of that many, or from none.
-        """
+        """Return tokens of the longest saved document that the request can start from; None: of none. A request that
+        names `context_tokens` starts from a document of that many, or from none."""
         for document in self._saved.documents(token_ids, tenant):
             if params.context_tokens not in (None, document.num_tokens):
                 self._saved.note_reason(

@@ -171,17 +171,13 @@ class EngineDriver:
         return self.call(end)
 
     def abandon(self, box: Mailbox) -> None:
-        """End the unfinished requests of a mailbox, before the next step.
-
-        Takes no lock, since the garbage collector may call this on any thread at any point.
-        """
+        """End the unfinished requests of a mailbox, before the next step. Takes no lock, since the garbage collector
+        may call this on any thread at any point."""
         self._queue.put(lambda driver: driver._perform(Future(), driver._end, box.unfinished))
 
     def expect(self, box: Mailbox, num_outputs: int = 1, *, once: bool = True) -> "Future[None]":
-        """Let steps be computed until `box` holds `num_outputs` outputs; with `once`, no more than one.
-
-        The future fails with what a step raises, of all that wait the oldest one's. The others continue.
-        """
+        """Let steps be computed until `box` holds `num_outputs` outputs; with `once`, no more than one. The future
+        fails with what a step raises, of all that wait the oldest one's. The others continue."""
         self.require_open()
         wait = _Wait(box, num_outputs, once)
         self._put(lambda driver: driver._waits.append(wait))
@@ -198,10 +194,8 @@ class EngineDriver:
     def finish(
         self, requests: Sequence[NewRequest], label: str = "", progress: Callable[[int], None] | None = None
     ) -> list[RequestOutput]:
-        """Serve `final_only` requests to their ends. Returns their outputs in the order of `requests`.
-
-        Raises as `submit` and `wait`; an interrupt ends the requests. `progress` hears how many have finished.
-        """
+        """Serve `final_only` requests to their ends. Returns their outputs in the order of `requests`. Raises as
+        `submit` and `wait`; an interrupt ends the requests. `progress` hears how many have finished."""
         box = Mailbox()
         try:
             self.submit(requests, box, label)
@@ -231,10 +225,8 @@ class EngineDriver:
         self._deliver(outputs)
 
     def close(self) -> None:
-        """Release the engine, after the step in progress. Threads that wait for outputs get a ClosedError.
-
-        No effect in a forked child: the engine belongs to the parent.
-        """
+        """Release the engine, after the step in progress. Threads that wait for outputs get a ClosedError. No effect in
+        a forked child: the engine belongs to the parent."""
         if os.getpid() != self._pid or self._open is None:
             return
 

@@ -118,10 +118,8 @@ class Engine:
         return self.requests.output(request, self._report)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `NewRequest`.
-
-        Safe to retry: on failure, or on KeyboardInterrupt, the planned sequences are recomputed.
-        """
+        """Compute one step. Returns the requests that got tokens or finished, as they stand; see `NewRequest`. Safe to
+        retry: on failure, or on KeyboardInterrupt, the planned sequences are recomputed."""
         if self._touched or not self.has_unfinished:
             return self._outputs()
         sampled = self._take_step()
@@ -153,11 +151,8 @@ class Engine:
             self.memory.clear(disk)
 
     def save_prefix(self, new: NewRequest, directory: Path) -> Path:
-        """Write the compressed context of a request that was answered to a directory. Returns the file's path.
-
-        Raises:
-            PrefixStoreError: it is not in the cache, or the disk refuses it.
-        """
+        """Write the compressed context of a request that was answered to a directory. Returns the file's path. Raises
+        PrefixStoreError: it is not in the cache, or the disk refuses it."""
         self._settle()
         [sequence] = self._admit(new).sequences
         return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format())
@@ -208,10 +203,8 @@ class Engine:
         return request
 
     def _compute(self) -> Sampled | None:
-        """Compute a step, of at least one unfinished request. None: no sequence could be served.
-
-        On any exception roll back, so that the engine stays consistent and the step can be retried.
-        """
+        """Compute a step, of at least one unfinished request. None: no sequence could be served. On any exception roll
+        back, so that the engine stays consistent and the step can be retried."""
         start = self._clock()
         if not self.scheduler.running:
             self._last_end = None  # nothing was computed since

@@ -58,10 +58,8 @@ class Executor(Protocol):
         """Prepare to run a policy. Raises InvalidRequestError: the model does not allow it."""
 
     def apply(self, update: CacheUpdate) -> None:
-        """Apply a ledger's update between steps: copy blocks, change tables, drop the state of closed slots.
-
-        Raises HostTierError: copies to or from the host tier failed; all else is done.
-        """
+        """Apply a ledger's update between steps: copy blocks, change tables, drop the state of closed slots. Raises
+        HostTierError: copies to or from the host tier failed; all else is done."""
 
     @property
     def tower(self) -> VisionTower: ...
@@ -73,10 +71,8 @@ class Executor(Protocol):
         """Fork the sequence in a slot to `child`, between steps. The ledger's update has been applied."""
 
     def submit(self, plan: StepPlan) -> Any:
-        """Start a step: apply the plan's update, compute its tokens, and sample. Returns a handle for `collect`.
-
-        Steps are computed in the order in which they are submitted, and so is what other methods ask for between them.
-        """
+        """Start a step: apply the plan's update, compute its tokens, and sample. Returns a handle for `collect`. Steps
+        are computed in the order in which they are submitted, and so is what other methods ask for between them."""
 
     def collect(self, handle: Any) -> StepResult:
         """Wait for a step and return its result. Steps are collected in order of submission; some may be skipped."""
@@ -106,10 +102,8 @@ class Executor(Protocol):
         """Keep states, as `read_states` returns them, under a key."""
 
     def grant(self, kind: int, blocks: range) -> tuple[int, str | None]:
-        """Make sure that blocks of a kind, counted from its first, can be written: the last ones first.
-
-        Returns from which of them on that holds, and why not of all; None: it does.
-        """
+        """Make sure that blocks of a kind, counted from its first, can be written: the last ones first. Returns from
+        which of them on that holds, and why not of all; None: it does."""
 
     def kept_positions(self, slot: int) -> list[list[list[int]]]:
         """Return token positions whose KVs a slot holds, by layer and head, ascending; reads them from the device."""

@@ -15,10 +15,8 @@ _TIMEOUT = timedelta(minutes=10)
 
 @dataclass(frozen=True)
 class Ranks:
-    """One of `size` ranks, as it sees all of them. One alone exchanges nothing.
-
-    All ranks call the same methods in the same order with tensors of the same shapes.
-    """
+    """One of `size` ranks, as it sees all of them. One alone exchanges nothing. All ranks call the same methods in the
+    same order with tensors of the same shapes."""
 
     rank: int = 0
     size: int = 1
@@ -27,11 +25,8 @@ class Ranks:
 
     @classmethod
     def connect(cls, rank: int, size: int, directory: Path, device: torch.device) -> Self:
-        """Open connections to the others, on a CPU by the loopback device. Waits for all of them.
-
-        They meet by a file in a directory that only this user reads. Nothing global is set up: several groups can
-        exist.
-        """
+        """Open connections to the others, on a CPU by the loopback device. Waits for all of them. They meet by a file
+        in a directory that only this user reads. Nothing global is set up: several groups can exist."""
         import torch.distributed as dist
 
         store = dist.FileStore(str(directory / "ranks"), size)

@@ -28,10 +28,8 @@ def set_threads(threads: int | None, processes: int = 1) -> None:
 
 
 class TeamWait:
-    """Waiting of OpenMP's threads: briefly while this process shares its processors, and as they like otherwise.
-
-    Of all threads of the process; nothing where the kernels are not installed, or a variable says how to wait.
-    """
+    """Waiting of OpenMP's threads: briefly while this process shares its processors, and as they like otherwise. Of all
+    threads of the process; nothing where the kernels are not installed, or a variable says how to wait."""
 
     def __init__(self) -> None:
         self._watch = native.TeamWait() if native.is_installed() and not _is_set(_WAITING) else None

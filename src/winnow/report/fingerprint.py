@@ -25,10 +25,7 @@ def fingerprint(input_sha256: str, model: Path, settings: Mapping[str, Any]) -> 
 
 def model_digest(model: Path) -> str:
     """Return SHA-256 over the names, sizes and contents of a model's files: those of a directory, or a GGUF file.
-
-    Raises:
-        UnsupportedModelError: `model` is neither a directory with a config.json nor a file, or cannot be read.
-    """
+    Raises UnsupportedModelError: `model` is neither a directory with a config.json nor a file, or cannot be read."""
     if not model.is_file() and not (model / "config.json").is_file():
         raise UnsupportedModelError(
             f"model must be a directory with a config.json, or a GGUF file, got {str(model)!r}"

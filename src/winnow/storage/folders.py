@@ -46,10 +46,8 @@ class FileState(NamedTuple):
 
 
 class Directory:
-    """Folder on a local or shared file system: files by name, each complete or absent. Methods raise OSError.
-
-    It `is_slow` where listing it may take longer than a step.
-    """
+    """Folder on a local or shared file system: files by name, each complete or absent. Methods raise OSError. It
+    `is_slow` where listing it may take longer than a step."""
 
     is_slow = False
 
@@ -220,10 +218,8 @@ class _Remote(ABC):
 
 
 class ObjectFolder(_Remote):
-    """Objects below a URL, such as s3://bucket/prefix. Raises ConfigError where a package is missing.
-
-    The store knows when an object was written and not when it was read: what this process used counts as used then.
-    """
+    """Objects below a URL, such as s3://bucket/prefix. Raises ConfigError where a package is missing. The store knows
+    when an object was written and not when it was read: what this process used counts as used then."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -272,10 +268,8 @@ class ObjectFolder(_Remote):
 
 
 class RedisFolder(_Remote):
-    """Values of a Redis or Valkey server, such as redis://host:6379/0, with a sorted set of when they were used.
-
-    Raises ConfigError where the package is missing, or the URL is none.
-    """
+    """Values of a Redis or Valkey server, such as redis://host:6379/0, with a sorted set of when they were used. Raises
+    ConfigError where the package is missing, or the URL is none."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

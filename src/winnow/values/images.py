@@ -73,10 +73,8 @@ class PromptImage:
 
 
 def prefix_ids(token_ids: list[int], images: Sequence[PromptImage]) -> list[int]:
-    """Return token ids that tell pictures apart, for the keys of prefixes: those of pictures are of their digests.
-
-    They are negative, which no token id is; four consecutive ones hold all of a digest but 4 bits.
-    """
+    """Return token ids that tell pictures apart, for the keys of prefixes: those of pictures are of their digests. They
+    are negative, which no token id is; four consecutive ones hold all of a digest but 4 bits."""
     if not images:
         return token_ids
     found = np.array(token_ids, dtype=np.int64)

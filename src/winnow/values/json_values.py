@@ -32,11 +32,8 @@ def dump_json(value: Any, **options: Any) -> str:
 
 
 def parse_strict(data: bytes) -> Any:
-    """Return the value of a JSON text, strictly: UTF-8, finite numbers, whole characters, of bounded depth.
-
-    Raises:
-        ValueError: says what is wrong with it, and where that is known.
-    """
+    """Return the value of a JSON text, strictly: UTF-8, finite numbers, whole characters, of bounded depth. Raises
+    ValueError: says what is wrong with it, and where that is known."""
     try:
         text = data.decode("utf-8-sig")
         value = json.loads(text, parse_float=_finite_number, parse_constant=_finite_number)

@@ -56,10 +56,8 @@ class Tenant:
 
 
 def parse_tenants(value: Any) -> tuple[Tenant, ...]:
-    """Read tenants: a file's path, JSON text {"NAME": {"weight": 2, ...}, ...}, such a mapping, or `Tenant`s.
-
-    Raises ConfigError, which names the tenant, the field and the limit.
-    """
+    """Read tenants: a file's path, JSON text {"NAME": {"weight": 2, ...}, ...}, such a mapping, or `Tenant`s. Raises
+    ConfigError, which names the tenant, the field and the limit."""
     if isinstance(value, str | Path):
         value = _read(value)
     if isinstance(value, Mapping):

@@ -12,10 +12,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
 def parse_bytes(value: int | str, field: str = "kv_memory") -> int:
-    """Return bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB" or "64M" (binary).
-
-    Raises ConfigError, which names `field`, for what is no positive size, or has an unknown unit.
-    """
+    """Return bytes from an int or from text such as "512MiB", "1.5 GiB", "2GB" or "64M" (binary). Raises ConfigError,
+    which names `field`, for what is no positive size, or has an unknown unit."""
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     else:

@@ -38,10 +38,8 @@ class ValueTier:
 
     @classmethod
     def parse(cls, text: str | None, name: str = "value_tier") -> "ValueTier | None":
-        """Read "host:L=1,N=128" or "disk:DIRECTORY:L=1,N=128"; None: there is no tier.
-
-        Raises ConfigError, which names `name`: an unknown tier or part, one twice or missing, or a number out of range.
-        """
+        """Read "host:L=1,N=128" or "disk:DIRECTORY:L=1,N=128"; None: there is no tier. Raises ConfigError, which names
+        `name`: an unknown tier or part, one twice or missing, or a number out of range."""
         if text is None:
             return None
         require(isinstance(text, str), name, _WHAT, text)

@@ -141,10 +141,8 @@ class FileStore:
             sequence.fetch.early = True
 
     def is_ready(self, sequence: Sequence, most_tokens: int, has_room: Callable[[], bool]) -> bool:
-        """Return whether a sequence may start, as far as disks are concerned.
-
-        If it `has_room` besides, the index knows then what is on disk for it.
-        """
+        """Return whether a sequence may start, as far as disks are concerned. If it `has_room` besides, the index knows
+        then what is on disk for it."""
         if sequence.is_reading:
             return False
         if not has_room():

@@ -62,10 +62,8 @@ class Memory:
             self.ledger.allocator.withhold(kind)
 
     def start_step(self, *, idle: bool) -> None:
-        """Let prefixes of ended sequences be written, and ask for memory of a tier that the step may take.
-
-        With `idle` nothing runs, so memory that was refused is asked for again.
-        """
+        """Let prefixes of ended sequences be written, and ask for memory of a tier that the step may take. With `idle`
+        nothing runs, so memory that was refused is asked for again."""
         allocator = self.ledger.allocator
         self.sessions.retention.expire()
         if idle:
@@ -85,10 +83,8 @@ class Memory:
         return self.room.lacking(sequence, running, prefix=found) <= 0
 
     def take(self, sequence: Sequence, running: SequenceType[Sequence], chunk: Callable[[], int]) -> int:
-        """Give a waiting sequence a slot, what others computed of its prompt, and room for its next tokens.
-
-        `chunk` says how many, once `sequence.kv` says with what it begins. Returns that; 0: it has to wait, unchanged.
-        """
+        """Give a waiting sequence a slot, what others computed of its prompt, and room for its next tokens. `chunk`
+        says how many, once `sequence.kv` says with what it begins. Returns that; 0: it has to wait, unchanged."""
         if not self.ledger.can_open(sequence.longest_row(self.ledger.layout)):
             return 0
         if not self.prefixes.is_ready(sequence, lambda: self.fits(sequence, running)):
@@ -104,10 +100,8 @@ class Memory:
         return 0
 
     def bring_back(self, sequence: Sequence, running: SequenceType[Sequence]) -> bool:
-        """Resume a swapped sequence if it fits; beside others only if all have room for their next blocks.
-
-        False: nothing was done. True, and without a slot, it has lost its copy.
-        """
+        """Resume a swapped sequence if it fits; beside others only if all have room for their next blocks. False:
+        nothing was done. True, and without a slot, it has lost its copy."""
         if not self.swap.fits(sequence) or (running and not self.fits(sequence, running)):
             self.room.hold_back()
             return False
@@ -129,9 +123,7 @@ class Memory:
 
     def fork(self, parent: Sequence, child: Sequence, num_computed: int | None = None) -> bool:
         """Give `child` what `parent` holds, and the blocks that it reserves. False: a slot or blocks are short.
-
-        `num_computed` are tokens that the rows will hold then; None: as many as now.
-        """
+        `num_computed` are tokens that the rows will hold then; None: as many as now."""
         ledger, slot, reserved = self.ledger, parent.kv.slot, child.request.reserved_tokens
         if slot is None or not ledger.can_fork(slot):
             return False
@@ -221,10 +213,8 @@ class Memory:
         assert len(slots) + ledger.num_free_slots == ledger.size.max_num_seqs, "a slot is lost"
 
     def _open(self, sequence: Sequence, found: FoundPrefix, count: int) -> bool:
-        """Open a slot for a sequence that begins with a prefix, with room for its next `count` tokens.
-
-        False: one kind of blocks is short where all together would do; nothing has changed.
-        """
+        """Open a slot for a sequence that begins with a prefix, with room for its next `count` tokens. False: one kind
+        of blocks is short where all together would do; nothing has changed."""
         sequence.kv.slot = slot = self.ledger.open()
         try:
             if sequence.request.reserved_tokens is not None:

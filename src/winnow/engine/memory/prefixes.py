@@ -89,10 +89,8 @@ class PrefixSharing:
             self._files.prefetch(sequence, self._most_as_computed(sequence))
 
     def is_ready(self, sequence: Sequence, has_room: Callable[[], bool]) -> bool:
-        """Return whether nothing is being read from disk for a waiting sequence.
-
-        Unless it `has_room` to start beside those that run, what was read stays where it is.
-        """
+        """Return whether nothing is being read from disk for a waiting sequence. Unless it `has_room` to start beside
+        those that run, what was read stays where it is."""
         if not self._files.has_any or not self._may_begin_with_others(sequence):
             return True
         return self._files.is_ready(sequence, self._most_as_computed(sequence), has_room)
@@ -201,10 +199,8 @@ class PrefixSharing:
         )
 
     def until_state(self, sequence: Sequence) -> int:
-        """Return how many tokens of a prompt remain until a state is to be kept.
-
-        What policies keep depends on where chunks end, so theirs end where they do without: rounds keep states.
-        """
+        """Return how many tokens of a prompt remain until a state is to be kept. What policies keep depends on where
+        chunks end, so theirs end where they do without: rounds keep states."""
         if sequence.eviction is not None:
             return sequence.num_to_compute
         points = self._state_points(sequence, sequence.kv.num_computed)
@@ -237,10 +233,7 @@ class PrefixSharing:
 
     def save(self, sequence: Sequence, files: PrefixFiles) -> str:
         """Save the rows left by the round after a context, which an earlier request computed. Returns a file's name.
-
-        Raises:
-            PrefixStoreError: there is no such snapshot, or the disk refuses it.
-        """
+        Raises PrefixStoreError: there is no such snapshot, or the disk refuses it."""
         eviction = sequence.eviction
         if eviction is None or eviction.target >= eviction.context_len:
             raise PrefixStoreError(

@@ -253,10 +253,8 @@ class Sessions:
 
 
 def continues(policy: EvictionPolicy) -> bool:
-    """Return whether rounds of a policy may compress again the rows that its rounds of an earlier turn left.
-
-    What is learnt of queries beside KVs is not kept, and a replay repeats tokens whose KVs are gone.
-    """
+    """Return whether rounds of a policy may compress again the rows that its rounds of an earlier turn left. What is
+    learnt of queries beside KVs is not kept, and a replay repeats tokens whose KVs are gone."""
     score = policy.score
     return not score.needs.queries and score.replay is None and policy.compact is None
 
@@ -275,10 +273,8 @@ _AGING = EvictionPolicy(
 
 
 def aging_request(session: Session, layout: CacheLayout) -> NewRequest | None:
-    """Return a request whose prompt is a session's tokens, all of which it finds, with a round before the last.
-
-    None: the session cannot be compressed, or not to the `memory` that it may take.
-    """
+    """Return a request whose prompt is a session's tokens, all of which it finds, with a round before the last. None:
+    the session cannot be compressed, or not to the `memory` that it may take."""
     length = len(session.token_ids)
     foreign = session.rule is not None and session.rule.policy is not None
     # The state of a recurrent layer cannot be taken back to where a round leaves off.
@@ -314,10 +310,8 @@ def aging_request(session: Session, layout: CacheLayout) -> NewRequest | None:
 
 
 def _kept_whole(session: Session, budget: int) -> tuple[tuple[int, int], ...] | None:
-    """Return spans that a budget, in KVs a row, leaves whole: the system prompt, and the last two turns or one.
-
-    None: even so too little would stay of the others.
-    """
+    """Return spans that a budget, in KVs a row, leaves whole: the system prompt, and the last two turns or one. None:
+    even so too little would stay of the others."""
     length = len(session.token_ids) - 1
     for begin in session.turns[-3:-1]:
         begin = min(max(begin, session.whole_from, session.system), length - 1)

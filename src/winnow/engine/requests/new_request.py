@@ -28,10 +28,8 @@ class RequestObserver(Protocol):
     request alone."""
 
     def first_token(self, kept: KeptKVs) -> None:
-        """Handle the first output token, once it has been computed, after the prompt's last eviction round.
-
-        Not called if the answer ends with its first token, which is never computed.
-        """
+        """Handle the first output token, once it has been computed, after the prompt's last eviction round. Not called
+        if the answer ends with its first token, which is never computed."""
 
     def finished(self, kept: KeptKVs) -> None:
         """Handle the end of the answer by its own, before its KVs are freed; not after an abort."""

@@ -304,10 +304,8 @@ class Sequence:
         return self.finish_reason is not None
 
     def slides(self, layout: CacheLayout) -> bool:
-        """Return whether its rows may give back what sliding windows have passed.
-
-        A replay goes, and what comes after it sees what the replay's own tokens no longer do.
-        """
+        """Return whether its rows may give back what sliding windows have passed. A replay goes, and what comes after
+        it sees what the replay's own tokens no longer do."""
         if self.eviction is None:
             return True
         return not self.kv.replayed and len(layout.evictable) < layout.num_layers
@@ -320,10 +318,8 @@ class Sequence:
         return self.eviction.longest_row(layout, self.num_tokens)
 
     def peak_blocks(self, layout: CacheLayout, ahead: int = 0, state: KVState | None = None) -> int:
-        """Return the most blocks that it holds until all its tokens and `ahead` further ones are computed.
-
-        It continues from `state`; None: its own.
-        """
+        """Return the most blocks that it holds until all its tokens and `ahead` further ones are computed. It continues
+        from `state`; None: its own."""
         num_tokens, state = self.num_tokens + ahead, state or self.kv
         reserved, eviction = self.request.reserved_tokens, self.eviction
         if eviction is None or eviction.policy.when.late:  # which counts on no round

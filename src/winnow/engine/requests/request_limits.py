@@ -16,11 +16,8 @@ from winnow.values.images import PromptImage
 
 
 def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingParams:
-    """Return the parameters of a fork: `params` with what `parent`'s KVs depend on, or `parent`'s own.
-
-    Raises:
-        InvalidRequestError: `params` ask for something that cannot change; names field, value and limit.
-    """
+    """Return the parameters of a fork: `params` with what `parent`'s KVs depend on, or `parent`'s own. Raises
+    InvalidRequestError: `params` ask for something that cannot change; names field, value and limit."""
     request = parent.request
     # Those of the sample, as if it had been asked for alone.
     own, index = request.params, parent.index
@@ -53,11 +50,8 @@ def forked_params(parent: Sequence, params: SamplingParams | None) -> SamplingPa
 
 
 def inherit(child: Request, parent: Sequence) -> None:
-    """Give a fork its tokens, and the policy that its KVs have been under.
-
-    Raises:
-        InvalidRequestError: the policy would go another way with the fork's `max_tokens`, or the fork has its answer.
-    """
+    """Give a fork its tokens, and the policy that its KVs have been under. Raises InvalidRequestError: the policy would
+    go another way with the fork's `max_tokens`, or the fork has its answer."""
     [sequence] = child.sequences
     name, answered = parent.request.request_id, parent.num_output_tokens
     most = f"above the {answered} tokens that {name!r} has answered"
@@ -83,10 +77,8 @@ def check_tokens(token_ids: list[int], params: SamplingParams, vocab_size: int) 
 
 
 def answer_limit(prompt_len: int, params: SamplingParams, context: int) -> int:
-    """Return the limit of an answer's tokens: `max_tokens`, or the room in the context if that is less.
-
-    Raises ContextLengthError: no room for an answer, or not for the tokens that it must begin with.
-    """
+    """Return the limit of an answer's tokens: `max_tokens`, or the room in the context if that is less. Raises
+    ContextLengthError: no room for an answer, or not for the tokens that it must begin with."""
     if prompt_len >= context:
         raise ContextLengthError(
             f"prompt must be shorter than the context of {context} tokens (max_model_len), got {prompt_len}"
@@ -103,10 +95,8 @@ def answer_limit(prompt_len: int, params: SamplingParams, context: int) -> int:
 def with_spans(
     params: SamplingParams, token_ids: list[int], images: tuple[PromptImage, ...], tokens: TokenTable | None
 ) -> SamplingParams:
-    """Return parameters whose `protect` has positions alone, those of the context.
-
-    Raises InvalidRequestError: the prompt has no pictures, or not those words.
-    """
+    """Return parameters whose `protect` has positions alone, those of the context. Raises InvalidRequestError: the
+    prompt has no pictures, or not those words."""
     if not any(isinstance(each, Protected) for each in params.protect):
         return params
     found: list[tuple[int, int]] = []

@@ -46,10 +46,8 @@ class OutputState:
             self._cumulative_logprob = parent._cumulative_logprob
 
     def append_token(self, token: int, logprobs: LogprobDict | None) -> FinishReason | None:
-        """Append a token. Returns why the output ends with it; None: it continues.
-
-        If decoding raises, tokens and logprobs are unchanged.
-        """
+        """Append a token. Returns why the output ends with it; None: it continues. If decoding raises, tokens and
+        logprobs are unchanged."""
         sequence, params = self._sequence, self._sequence.request.params
         num_tokens = sequence.num_output_tokens + 1
         may_stop = num_tokens >= self._may_stop_at
@@ -222,10 +220,8 @@ class RequestTable(dict[str, Request]):
     def output(
         self, request: Request, report: Callable[[Sequence], EvictionReport | None] = lambda _: None
     ) -> RequestOutput:
-        """Return a request's output so far; a finished request leaves the table with it.
-
-        `report` says what eviction did to a sequence; None where nothing was evicted.
-        """
+        """Return a request's output so far; a finished request leaves the table with it. `report` says what eviction
+        did to a sequence; None where nothing was evicted."""
         finished = request.finished
         if finished and request.metrics.finished_time is None:
             request.update_metrics(finished_time=self._clock())

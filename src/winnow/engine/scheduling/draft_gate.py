@@ -55,10 +55,8 @@ class Chance:
 
 
 class _Steps:
-    """The last steps of a kind, what they count and how long they took; `middle` is the median of the seconds.
-
-    A step counts at most `most` medians, if something else held it up.
-    """
+    """The last steps of a kind, what they count and how long they took; `middle` is the median of the seconds. A step
+    counts at most `most` medians, if something else held it up."""
 
     def __init__(self, most: int = 3) -> None:
         self._most = most

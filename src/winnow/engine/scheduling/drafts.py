@@ -35,10 +35,8 @@ class DraftSource(Protocol):
         """KV memory that it holds."""
 
     def rooms(self, most: Mapping[Sequence, int], context: int) -> Mapping[Sequence, int]:
-        """Return how many drafts, at most `most`, there may be of each sequence; those of none are left out.
-
-        At most `context` tokens before the drafts of a sequence may be computed for them.
-        """
+        """Return how many drafts, at most `most`, there may be of each sequence; those of none are left out. At most
+        `context` tokens before the drafts of a sequence may be computed for them."""
 
     def propose(self, counts: Mapping[Sequence, int]) -> dict[Sequence, list[int]]:
         """Return drafts of sequences, after `rooms` for the same tokens; fewer or none where it has no more."""

@@ -62,10 +62,8 @@ class EvictionScheduler:
         return {s for s in due if s not in done and s.kv.last_round != s.kv.num_computed}
 
     def unshare_samples(self, *, budgets_differ: bool) -> None:
-        """Unshare the blocks of a prompt's samples, if each sample is evicted on its own.
-
-        Those with different budgets part before the round, the others after it: then there is less to copy.
-        """
+        """Unshare the blocks of a prompt's samples, if each sample is evicted on its own. Those with different budgets
+        part before the round, the others after it: then there is less to copy."""
         for sequence in list(self._running) if self._ledger.any_shared else ():
             slot, request = sequence.kv.slot, sequence.request
             if slot is None or not sequence.owns_blocks or not self._ledger.is_shared(slot):
@@ -93,10 +91,7 @@ class EvictionScheduler:
         self, candidates: Callable[[Running], SequenceType[Sequence]], allows: Callable[[Sequence], bool]
     ) -> None:
         """Compress what runs for the first of the waiting `candidates`, where policies allow that and it would be
-        admitted.
-
-        `allows` says whether compressing a running one pays.
-        """
+        admitted. `allows` says whether compressing a running one pays."""
         able = [s for s in self._running if s.eviction is not None and s.eviction.policy.when.make_room]
         able = [s for s in self._shrinkable(able) if allows(s)]
         first = next(iter(candidates(self._running)), None) if able else None
@@ -109,10 +104,8 @@ class EvictionScheduler:
                 return
 
     def may_follow(self, step: SequenceType[tuple[Sequence, int]]) -> bool:
-        """Return whether anything that policies ask for may come between a step and the next.
-
-        `step` has sequences, whose rows have room for its tokens, and their tokens computed at its end.
-        """
+        """Return whether anything that policies ask for may come between a step and the next. `step` has sequences,
+        whose rows have room for its tokens, and their tokens computed at its end."""
         able = [(sequence, end) for sequence, end in step if sequence.eviction is not None]
         states = self._states([sequence for sequence, _ in able])
         for (sequence, (_, last_round, mean)), (_, end) in zip(states, able, strict=True):

@@ -56,10 +56,8 @@ class CompressionDecisions:
 
     @property
     def _pays(self) -> bool:
-        """Whether compressing pays, as far as is known.
-
-        Where prompts begin alike it does not: what they share takes no room twice, and compressed copies share nothing.
-        """
+        """Whether compressing pays, as far as is known. Where prompts begin alike it does not: what they share takes no
+        room twice, and compressed copies share nothing."""
         index = self._memory.ledger.prefixes
         shares = index.num_hit_tokens > _SHARED * index.num_asked_tokens
         return not shares and (self.outlook is None or self.outlook.pays)
@@ -76,10 +74,8 @@ class CompressionDecisions:
     def _look(
         self, sequence: Sequence, eviction: SequenceEviction, most: int, usual: int | None
     ) -> CompressionOutlook:
-        """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit.
-
-        `usual` are tokens of an answer so far; None: nothing is known.
-        """
+        """Compare the policy of a sequence with the full cache, for as many of `most` requests like it as fit. `usual`
+        are tokens of an answer so far; None: nothing is known."""
         ledger, answer = self._memory.ledger, sequence.request.max_tokens
         layout, size = ledger.layout, ledger.size
         if usual is not None:

@@ -33,10 +33,8 @@ def build_plan(
     planned: SequenceType[tuple[Sequence, int]],
     drafts: Mapping[Sequence, list[int]],
 ) -> ScheduledStep:
-    """Return the plan of a step that computes the given number of tokens of each sequence, drafts among them.
-
-    The sequences have room for their tokens. Samples that fork off a prompt join `running` or `waiting`.
-    """
+    """Return the plan of a step that computes the given number of tokens of each sequence, drafts among them. The
+    sequences have room for their tokens. Samples that fork off a prompt join `running` or `waiting`."""
     # Fork last: a forked tail block is shared, and appending to it would need copy-on-write.
     samplers: list[Sequence] = []
 

@@ -67,10 +67,8 @@ class Scheduler:
             self._prefetching.append(request.sequences[0])
 
     def fork(self, parent: Sequence, request: Request) -> None:
-        """Start a request of one sequence that continues, between two steps, from what `parent` has computed so far.
-
-        It computes its tokens itself, later, where `parent` has no slot or there is none for it.
-        """
+        """Start a request of one sequence that continues, between two steps, from what `parent` has computed so far. It
+        computes its tokens itself, later, where `parent` has no slot or there is none for it."""
         [child] = request.sequences
         self.waiting.add(request)
         slot = parent.kv.slot
@@ -159,10 +157,8 @@ class Scheduler:
             gave_way = True
 
     def _plan(self, waits: set[Sequence], urgent: list[Sequence]) -> ScheduledStep:
-        """Plan the sequences that need not wait for a round, and passes of the replays that come before one.
-
-        Waiting sequences that are `urgent` start before prompts in progress continue.
-        """
+        """Plan the sequences that need not wait for a round, and passes of the replays that come before one. Waiting
+        sequences that are `urgent` start before prompts in progress continue."""
         budget = self._config.max_num_batched_tokens
         planned, drafts = self._append_decodes(waits, budget)
         budget -= sum(count for _, count in planned) if drafts else len(planned)
@@ -304,10 +300,8 @@ class Scheduler:
         seconds: float | None = None,
         period: float | None = None,
     ) -> None:
-        """Count the planned tokens as computed, and take those back that were proposed and not sampled.
-
-        What steps cost is learnt of the `seconds` that it took, and of the `period` since the end of the one before.
-        """
+        """Count the planned tokens as computed, and take those back that were proposed and not sampled. What steps cost
+        is learnt of the `seconds` that it took, and of the `period` since the end of the one before."""
         self.rounds.note(step, result.kept)
         advance(step, result.offsets, self.memory, self.drafts, self.accounts)
         if seconds is not None:
