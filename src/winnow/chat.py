@@ -176,8 +176,7 @@ def apply_template(
 ) -> TokenizedPrompt:
     """Return the prompt that the model's chat template makes of a conversation.
 
-    Args:
-        encode: returns the tokens of a text and its template's tail, which it may know; None: the tokenizer's function.
+    `encode` returns the tokens of a text and its template's tail, which it may know; None: by the tokenizer's function.
 
     Raises:
         InvalidRequestError: the model has no template, a message is unusable, or the template refuses the conversation.
@@ -212,10 +211,7 @@ def apply_template(
 
 def document_tokens(tokenizer: Tokenizer, text: str, *, chat: bool = False) -> list[int]:
     """Return the tokens that all prompts begin with which have this text first; none that it would share with the rest.
-
-    Args:
-        chat: the prompts are a user's messages in the model's chat template; raises as `apply_template`.
-    """
+    With `chat` the prompts are a user's messages in the model's chat template; raises as `apply_template`."""
     prompts = []
     for behind in ("\n\nWhat", " 1", "."):
         if chat:

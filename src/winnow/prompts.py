@@ -65,11 +65,8 @@ class ImageProcessor(Protocol):
     def process(
         self, prompt: str | Sequence[int], images: "Sequence[Image]", *, add_special_tokens: bool
     ) -> tuple[list[int], tuple[PromptImage, ...]]:
-        """Return a prompt's tokens, those of its pictures in place of the model's marks, and the pictures.
-
-        Raises:
-            InvalidRequestError: marks and pictures are not as many, or the model cannot read one.
-        """
+        """Return a prompt's tokens, those of its pictures in place of the model's marks, and the pictures. Raises
+        InvalidRequestError: marks and pictures are not as many, or the model cannot read one."""
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt | Mapping[str, Any]
@@ -93,11 +90,9 @@ def is_conversation(prompt: Any) -> bool:
 
 
 class PromptTokenizer:
-    """Tokenizer of prompts, on any thread: a tokenizer is used by one at a time.
+    """Tokenizer of prompts, on any thread: a `tokenizer` is used by one at a time; without it prompts are token ids.
 
-    Args:
-        tokenizer: None: prompts are token ids.
-        processor: the model's, for pictures; text: why there is none.
+    `processor` is the model's, for pictures; text: why there is none.
     """
 
     def __init__(

@@ -20,10 +20,6 @@ def _amount(text: str) -> float | str:
     return text if text == AUTO else float(text)
 
 
-def _shown(amount: float | str) -> str:
-    return amount if isinstance(amount, str) else f"{amount:g}"
-
-
 def _pool(text: str) -> int | str:
     return int(text) if text.lstrip("-").isdigit() else text
 
@@ -82,9 +78,10 @@ class EvictionConfig:
             if getattr(self, name) is not None:
                 check_integer(name, getattr(self, name), 1)
         for name in ("compression", "kv_budget"):
-            if self.eviction == FULL and getattr(self, name) is not None:
+            if self.eviction == FULL and (asked := getattr(self, name)) is not None:
+                asked = asked if asked == AUTO else f"{asked:g}"
                 raise ConfigError(
-                    f"eviction={FULL} keeps every KV and {name}={_shown(getattr(self, name))} asks for fewer: give one"
+                    f"eviction={FULL} keeps every KV and {name}={asked} asks for fewer: give one"
                 )
         if self.num_accumulators is not None:
             check_integer("num_accumulators", self.num_accumulators, 0, 2)

@@ -62,13 +62,9 @@ def _requests_own() -> Iterator[None]:
 
 
 class Admission:
-    """Checks requests against model and cache.
+    """Checks requests against model and cache. `instruct` returns the words of a replay as tokens, for a prompt.
 
-    Args:
-        instruct: returns the words of a replay as tokens, for a prompt.
-
-    Raises:
-        ConfigError: the KV memory does not have the blocks that one request reserves.
+    Raises ConfigError: the KV memory does not have the blocks that one request reserves.
     """
 
     def __init__(
@@ -328,8 +324,7 @@ class Admission:
 def requested_eviction(
     config: EvictionConfig, params: SamplingParams, traits: ModelTraits = UNKNOWN_MODEL
 ) -> list[ResolvedPolicy]:
-    """Resolve the policies of a request: the engine's options, overridden by the request's. One for all samples, or
-    each.
+    """Resolve the policies of a request: the engine's options, overridden by its own. One for all samples, or one each.
 
     Raises:
         ConfigError: there is no such policy, or an amount is out of range or given for a policy that takes none.

@@ -26,12 +26,8 @@ def assemble(
     rows: int = 1,
     draft_source: DraftSource | None = None,
 ) -> Engine:
-    """Set up memory, scheduler and admission.
-
-    Args:
-        rows: rows of the model that one row of the executor's cache stands for.
-        draft_source: where drafts come from, if not from the prompt.
-    """
+    """Set up memory, scheduler and admission. One row of the executor's cache stands for as many `rows` of the
+    model."""
     cache, most = config.cache, config.eviction.max_round_kvs
     saved = cached = None
     if cache.prefix_store is not None:

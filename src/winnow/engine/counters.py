@@ -20,12 +20,8 @@ _PARTS = ("schedule", "execute", "output", "prefill", "decode")
 
 @dataclass
 class Counters:
-    """Counters that only grow.
-
-    Attributes:
-        seconds: by part of a step; of prompts, answers and replays by their shares of its tokens.
-        kv_bytes_kept: of finished sequences that were to be compressed; `kv_bytes_whole` without compression.
-    """
+    """Counters that only grow: seconds by part of a step, bytes with which answers under a policy ended, and without
+    it."""
 
     num_steps: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
@@ -88,7 +84,7 @@ class Counters:
             host_bytes_peak=host.peak_bytes,
             host_bytes_budget=host.limit,
             image_bytes=executor.tower.nbytes,
-            value_tier=self._tier_stats(scheduler, executor),
+            value_tier=self._tier_stats(executor.layout, ledger),
             disk_tier=None if memory.files.cached is None else memory.files.cached.stats(),
             sessions=sessions.count_tiers(),
             session_tokens=sessions.reused_tokens,
@@ -123,16 +119,11 @@ class Counters:
             tenants=scheduler.accounts.stats(scheduler.running, scheduler.waiting),
         )
 
-    def _tier_stats(self, scheduler: Scheduler, executor: Executor) -> ValueTierStats | None:
-        layout, ledger = executor.layout, scheduler.ledger
+    def _tier_stats(self, layout: CacheLayout, ledger: Ledger) -> ValueTierStats | None:
         if layout.value_tier is None:
             return None
-        return ValueTierStats(
-            ledger.tier_bytes,
-            layout.tier_bytes(ledger.size.by_kind),
-            replace(self._traffic),
-            replace(self._last_traffic),
-        )
+        most = layout.tier_bytes(ledger.size.by_kind)
+        return ValueTierStats(ledger.tier_bytes, most, replace(self._traffic), replace(self._last_traffic))
 
 
 Positions = SequenceType[SequenceType[SequenceType[int]]]

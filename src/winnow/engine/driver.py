@@ -133,10 +133,9 @@ class EngineDriver:
         return f"request-{next(self._numbers)}"
 
     def submit(self, requests: Sequence[NewRequest], box: Mailbox | None = None, label: str = "") -> None:
-        """Queue requests, all of them or none.
+        """Queue requests, all of them or none. `box` receives their outputs; None: `step` returns them.
 
         Args:
-            box: receives their outputs; None: `step` returns them.
             label: name of the list in errors, which then name the index; empty: there is one request.
 
         Raises:

@@ -26,11 +26,8 @@ from winnow.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens that a step computed, those of `result` for `sequences` in order, at a `time` of the engine's clock.
-
-    Attributes:
-        prompt_logprobs: by sequence: those of its prompt's next tokens.
-    """
+    """Tokens that a step computed, those of `result` for `sequences` in order, and logprobs of the next tokens of
+    prompts."""
 
     sequences: SequenceType[Sequence]
     result: StepResult
@@ -40,13 +37,9 @@ class Sampled:
 
 
 class Engine:
-    """Engine that serves requests from a paged KV cache that may be compressed.
+    """Engine that serves requests from a paged KV cache that may be compressed. Its `clock` gives monotonic seconds.
 
-    Args:
-        clock: seconds, monotonic; intervals in metrics are differences of it.
-
-    Attributes:
-        memory: owner of all KVs; None: each request has its own, in an engine that computes steps in another way.
+    Its `memory` owns all KVs; None: each request has its own, in an engine that computes steps in another way.
     """
 
     def __init__(

@@ -19,9 +19,7 @@ LAST_SAMPLED = -1
 class NewSequence:
     """Description of a sequence that gets a slot, sent to the executor once and kept until the slot closes.
 
-    Attributes:
-        token_ids: prompt and answer so far, also of a sequence that computes them again.
-        index: of the sample among those of its prompt.
+    Its `token_ids` are prompt and answer so far, also where it computes them again; `index` is among samples.
     """
 
     slot: int

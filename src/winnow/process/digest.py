@@ -28,8 +28,7 @@ def model_files(directory: Path) -> set[Path]:
 def sampled_digest(files: Iterable[Path]) -> str:
     """Return SHA-256 over the names, sizes and contents of files, in the order of their paths. Raises OSError.
 
-    Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere, and tens of
-    gigabytes need not be read twice.
+    Of files above 1 MiB only 16 pieces are read, evenly spread: retrained weights differ everywhere.
     """
     digest = hashlib.sha256()
     for path in sorted(files):

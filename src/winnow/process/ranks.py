@@ -59,11 +59,8 @@ class Ranks:
         return x
 
     def join(self, x: Tensor, dim: int, total: int | None = None) -> Tensor:
-        """Concatenate what the ranks have along `dim`, in their order.
-
-        Args:
-            total: size along `dim` where parts are those of `part`, which may differ by one; None: all are alike.
-        """
+        """Concatenate what the ranks have along `dim`, in their order: parts of `total` as `part` says; None: all are
+        alike."""
         if self.size == 1:
             return x
         if x.dtype == torch.bool:

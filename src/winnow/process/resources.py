@@ -16,12 +16,8 @@ _NO_LIMIT = 2**60
 
 @dataclass(frozen=True)
 class HostMemory:
-    """Bytes of memory.
-
-    Attributes:
-        limit: what the machine has, or the smallest limit of the control groups that this process is in.
-        free: what can be taken now without swapping, files' cached pages included.
-    """
+    """Bytes of memory: the machine's or its control groups' smallest limit, and what can be taken without swapping,
+    files' cached pages included."""
 
     limit: int
     free: int

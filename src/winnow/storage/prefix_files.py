@@ -81,19 +81,13 @@ def run_key(links: Sequence[DiskLink]) -> PrefixKey:
 
 
 class PrefixFiles:
-    """Files of prefixes, written and read by threads of its own.
+    """Files of prefixes, written and read by threads of its own. Raises ConfigError: the folder cannot be listed.
 
     Any number of processes may share the folder. A file appears whole or not at all, so a process that ends while it
     writes leaves nothing that counts; what is known of the folder is found by listing it. The files used least recently
-    go first when `limit` is reached, other models' as well. A folder is a cache: one that refuses a file gets none for
-    `_RETRY_SECONDS`, and in one of another machine that does not answer nothing is looked for as long.
-
-    Args:
-        folder: ConfigError: it cannot be listed.
-        limit: bytes that files may take; None: those of a user, which stay.
-
-    Attributes:
-        pending_bytes: of KVs that wait in memory to be written.
+    go first when `limit` (bytes) is reached, other models' as well; None: those of a user, which stay. A folder is a
+    cache: one that refuses a file gets none for `_RETRY_SECONDS`, and in one of another machine that does not answer
+    nothing is looked for as long. KVs of `pending_bytes` wait in memory to be written.
     """
 
     def __init__(self, folder: PrefixFolder, limit: int | None, form: PrefixFormat) -> None:

@@ -34,14 +34,7 @@ _DTYPES |= {f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "UIF" for
 
 @dataclass(frozen=True)
 class SavedPrefix:
-    """Content of a file.
-
-    Attributes:
-        lengths: KVs of each row, int32 [layers, heads].
-        data: of the rows' blocks, as `Executor.write_blocks` takes it.
-        num_rounds: how many rounds the KVs have seen.
-        states: what the prefix has beside blocks, as `Executor.write_states` takes it.
-    """
+    """Content of a file: KVs of each row, int32 [layers, heads], and blocks and states as `Executor` takes them."""
 
     lengths: IntArray
     data: NDArray[np.uint8]
@@ -69,11 +62,8 @@ class PrefixFormat:
     ) -> SavedPrefix:
         """Return the prefix of a key, if it is of these tokens. Raises one of `FAULTS`.
 
-        Of a run of blocks, which its `notes` name as "links", some that follow one another may be asked for.
-
-        Args:
-            num_accumulators: how many its policy uses; what the cache has beyond them is 0.
-            skip: blocks of a run before those that are asked for.
+        Of a run of blocks, which its `notes` name as "links", some that follow one another may be asked for, after the
+        first `skip`. What the cache has of accumulators beyond those that its policy uses is 0.
         """
         content = read(0, None)
         metadata = read_header(lambda start, stop: content[start:stop])

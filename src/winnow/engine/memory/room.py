@@ -62,10 +62,7 @@ class Room:
 
         Prompts in progress will take the rest of their blocks, and each running sequence may soon need another block in
         every row, unless its policy shrinks it first; admitting into that room would only mean preempting right after.
-
-        Args:
-            prefix: with which it would begin; None: it is looked up.
-            without: how many of `running` are about to leave; with all of them the watermark goes too.
+        Some of `running`, as many as `without` says, are about to leave; with all of them the watermark goes too.
         """
         promised = sum(map(self.growth, running))
         # To compress a prefix again costs more than to wait until one that runs has ended.

@@ -22,11 +22,8 @@ class Swap:
     A swapped sequence has a private copy of all its rows in the host tier, also of blocks that others hold, and comes
     back into blocks of its own. One without a copy computes its tokens again. The cheaper way is taken, by what copies
     and steps have cost so far. Of a compressed sequence a copy is made wherever there is room: to recompute its kept
-    set, its rounds and replays would have to be repeated.
-
-    Attributes:
-        total: what all preemptions so far came to, by fields of `RequestMetrics`.
-        host_bytes: by tenant, what its requests hold on the host tier.
+    set, its rounds and replays would have to be repeated. `total` counts by fields of `RequestMetrics`, `host_bytes` by
+    tenant.
     """
 
     def __init__(

@@ -40,10 +40,8 @@ class SwapCosts:
     """Expected seconds of a copy and of recomputation, averaged with more weight on recent ones. None: not measured.
 
     Copies go at a rate of bytes a second in each direction. A step of n prompt tokens, whose queries read m KVs in each
-    row, takes a n + b m seconds: attention over a long context makes recomputing it dearer than its length says.
-
-    Args:
-        seconds_per_byte, seconds_per_token: fixed costs, for tests and simulations; None: they are measured.
+    row, takes a n + b m seconds: attention over a long context makes recomputing it dearer than its length says. Tests
+    and simulations fix costs by `seconds_per_byte` and `seconds_per_token`.
     """
 
     def __init__(self, seconds_per_byte: float | None = None, seconds_per_token: float | None = None) -> None:

@@ -12,11 +12,9 @@ from winnow.values.session_request import SessionRequest
 
 
 class KeptKVs(NamedTuple):
-    """KVs that a sequence holds, by layer and head.
+    """KVs that a sequence holds, by layer and head: positions of their tokens, ascending, and weights.
 
-    Attributes:
-        positions: of their tokens, ascending.
-        weights: sum of e^bias over a row: KVs that it stands for, as many as it holds where none is fitted.
+    A row's weight is its sum of e^bias: KVs that it stands for, as many as it holds where none is fitted.
     """
 
     positions: Sequence[Sequence[Sequence[int]]]
@@ -24,8 +22,8 @@ class KeptKVs(NamedTuple):
 
 
 class RequestObserver(Protocol):
-    """Observer of the KVs that a request's first sample keeps. Hooks run between two steps; what they raise fails the
-    request alone."""
+    """Observer of KVs that a request's first sample keeps, between steps; what a hook raises fails the request
+    alone."""
 
     def first_token(self, kept: KeptKVs) -> None:
         """Handle the first output token, once it has been computed, after the prompt's last eviction round. Not called

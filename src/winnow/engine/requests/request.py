@@ -92,7 +92,7 @@ class Request:
     def of(
         cls, new: NewRequest, params: SamplingParams, max_tokens: int, arrival_time: float, **granted: Any
     ) -> Self:
-        """Make the engine's record of an admitted request; `params` have all choices made, `granted` are further
+        """Make the engine's record of an admitted request, of `params` with all choices made; `granted` are other
         fields."""
         asked = {name: getattr(new, name) for name in _AS_ASKED}
         metrics = RequestMetrics(arrival_time)
@@ -253,7 +253,7 @@ class Sequence:
 
     @property
     def owns_blocks(self) -> bool:
-        """Return whether it shares no KVs with siblings: its policy acts after the prompt, or budgets differ, or all is
+        """Return whether it shares no KVs with siblings: rounds after the prompt, budgets of its own, or all is
         reserved."""
         if len(self.request.evictions) > 1 or self.request.reserved_tokens is not None:
             return True

@@ -105,11 +105,8 @@ class OutputState:
 class RequestTable(dict[str, Request]):
     """Table of requests by id, each with its output state and times. When they are computed is the engine's business.
 
-    An exception raised over one request, such as in a tokenizer's own code, fails that request alone.
-
-    Attributes:
-        tokens: what each token adds to a text; None: there is no tokenizer.
-        prompt_tokens, generated_tokens: computed and sampled so far, over all requests.
+    An exception raised over one request, such as in a tokenizer's own code, fails that request alone. `tokens` are None
+    without a tokenizer; `prompt_tokens` and `generated_tokens` count computed and sampled ones, over all requests.
     """
 
     def __init__(

@@ -123,10 +123,8 @@ class DraftGate:
     Two things are measured. Tokens a second of steps with and without drafts, by number of sequences, decide whether
     any are made; the other way is looked at now and then, for 0.7 % of all time. Where they are made, a step takes
     those of the greatest chance, as many as its time by number of drafts lets expect the most tokens a second from.
-
-    Args:
-        adaptive: False: all that is proposed is computed.
-        price: seconds that making a draft takes, about, as a part of a step; what the first look may cost follows.
+    Unless `adaptive`, all that is proposed is computed. The `price` of a draft, as a part of a step's seconds, says
+    what a first look costs.
     """
 
     def __init__(self, *, adaptive: bool = True, price: float = 0.0) -> None:
@@ -158,12 +156,10 @@ class DraftGate:
         return False
 
     def allot(self, num_sequences: int, rooms: Sequence[int], chances: Sequence[float]) -> list[int]:
-        """Return how many drafts each sequence gets in a step that may have some.
+        """Return how many drafts each sequence gets in a step that may have some, at most as its room allows.
 
-        Args:
-            num_sequences: of the step, those without room for drafts too.
-            rooms: most drafts of each.
-            chances: of each that a draft is accepted if those before it are.
+        `num_sequences` counts those without room too; each of `chances` is that a draft is accepted if those before it
+        are.
         """
         total = sum(rooms)
         if not self.adaptive or not total:
@@ -194,12 +190,9 @@ class DraftGate:
     def record(
         self, num_sequences: int, drafts: bool, num_drafts: int, num_tokens: int, seconds: float
     ) -> None:
-        """Record a step in which all decode.
+        """Record a step in which all decode; `drafts` says whether it might have had some.
 
-        Args:
-            drafts: whether it might have some; `num_drafts`: how many it had.
-            num_tokens: what it added to answers.
-            seconds: since the step before it ended.
+        It added `num_tokens` to answers in the seconds since the step before it ended.
         """
         if not self.adaptive or seconds <= 0:
             return

@@ -46,11 +46,8 @@ class Drafts:
     """Proposer of tokens; answers are those without it, for only tokens sampled alike are kept.
 
     It proposes nothing where a rejected token would leave traces: in what policies learn of decoded tokens, and for
-    observers. Raises ConfigError where the cache cannot take KVs back.
-
-    Attributes:
-        gate: decides how many pay.
-        again: tokens that the next step computes again, where a rejected one led a state back.
+    observers. Raises ConfigError where the cache cannot take KVs back. The next step computes `again` as many tokens,
+    where a rejected one led a state back.
     """
 
     def __init__(

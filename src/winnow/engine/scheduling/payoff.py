@@ -20,11 +20,9 @@ _USUAL_ANSWER = 256
 
 
 class CompressionDecisions:
-    """Decisions whether rounds that make room for waiting requests pay.
+    """Decisions whether rounds that make room for waiting requests pay, and counts of starts under a policy.
 
-    Attributes:
-        num_starts: sequences under a policy that began to be computed; `num_short_starts` while memory was short.
-        outlook: what compressing let expect when memory was last found short; None: it never was.
+    The `outlook` is what compressing let expect when memory was last found short; None: it never was.
     """
 
     def __init__(self, memory: Memory, rounds: RoundTally) -> None:

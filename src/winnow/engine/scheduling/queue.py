@@ -21,11 +21,9 @@ _TOKENS_A_LEVEL = 1000
 
 
 class Order:
-    """First come, first served.
+    """First come, first served; `aging`, where an order has levels, is the seconds of waiting that count as one.
 
-    Args:
-        aging: seconds of waiting that count as one level, in orders that have levels. All age alike, so who is before
-            whom does not change: a sequence that was parked never parks the one that it gave way to.
+    All age alike, so who is before whom does not change: a sequence never parks the one that it gave way to.
     """
 
     def __init__(self, aging: float | None = None) -> None:
@@ -147,11 +145,11 @@ _rank = itemgetter(0)
 
 
 class WaitingQueue:
-    """Sequences that wait for a slot, in the order in which they are served. Both engines wait in one.
+    """Sequences that wait for a slot, in the order in which they are served; `num_tokens` are of all, prompts and
+    answers.
 
     A preempted sequence, and a sample that starts later than its siblings, takes the place of its request. Without an
-    `order` the greater priority comes first, without aging. `num_tokens` are of all that wait, prompts and answers so
-    far.
+    `order` the greater priority comes first, without aging.
     """
 
     def __init__(self, order: Order | None = None) -> None:
