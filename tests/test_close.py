@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import gc, weakref
 gc.disable()
@@ -21,21 +23,7 @@ for eviction, engine, kinds in (
 """
 
 
-def printed(program: str) -> str:
-    # In a process of its own, where loading imports transformers: its frames are part of what could keep a model.
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_models_and_caches_are_freed_without_the_garbage_collector() -> None:
-    assert printed(PROGRAM) == "[]\n[]\n"
-
-
 GRAPHS = """
-import gc, weakref
-gc.disable()
-from winnow import LLM, SamplingParams
 from winnow.attention import ReferenceBackend
 from winnow.executor import torch_executor
 from winnow.executor.step_graphs import StepGraphs
@@ -66,6 +54,19 @@ print("freed")
 """
 
 
-def test_engines_of_a_process_hold_no_more_than_one() -> None:
+@pytest.fixture(scope="module")
+def printed() -> list[str]:
+    # In a process of its own, where loading imports transformers: its frames are part of what could keep a model.
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM + GRAPHS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_models_and_caches_are_freed_without_the_garbage_collector(printed: list[str]) -> None:
+    assert printed[:2] == ["[]", "[]"]
+
+
+def test_engines_of_a_process_hold_no_more_than_one(printed: list[str]) -> None:
     """Graphs included: what captures them must not hold what holds them."""
-    assert printed(GRAPHS) == "freed\n"
+    assert printed[2:] == ["freed"]
