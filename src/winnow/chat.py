@@ -68,7 +68,6 @@ class TokenizedPrompt(NamedTuple):
         text: None where token ids were given.
         template_tail: tokens at its end that a chat template wrote behind the last message; 0 without a template.
         system_tokens: tokens at its beginning before the first message that is no system prompt.
-        images: its pictures, in order.
     """
 
     text: str | None

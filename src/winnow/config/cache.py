@@ -115,7 +115,6 @@ class CacheConfig:
         "KVs that are kept in 16 bits beside narrow ones, such as layers=1,sinks=4,recent=64: first layers, and in the "
         "others first and last tokens; room for them is set aside for max_num_seqs sequences and for prefixes",
     )
-
     value_tier: str | None = option(
         None,
         "where the values of the upper layers lie, while all keys stay on the device, such as host:L=1,N=128 or "

@@ -138,7 +138,6 @@ class SchedulerConfig:
         metavar="JSON",
         effect=Effect.BATCHES,
     )
-
     speculative_config: Any = option(
         None,
         "propose tokens, and compute them in the same step: what followed the last tokens where they stood before: "

@@ -48,8 +48,7 @@ class Admitted:
     reserved_tokens: int | None = None
     """Tokens for which each answer holds blocks from its start; None: it takes them as it grows."""
     replay_replaced: bool = False
-    """The policy that was asked for replays the context, which does not fit, or cannot act on pictures: `policy_name`
-    took its place."""
+    """A replay that was asked for does not fit, or cannot act on pictures: `policy_name` took its place."""
 
 
 @contextmanager

@@ -151,7 +151,7 @@ class Engine:
         return self.scheduler.memory.save_prefix(sequence, directory, self._model.prefix_format())
 
     def close(self) -> None:
-        """Warn of settings that the run showed to be wrong, and free what is held. No further request comes."""
+        """Warn of settings that the run showed to be wrong, and free what is held."""
         files = self.scheduler.memory.files
         why = files.documents.why_unused()
         if why is not None:

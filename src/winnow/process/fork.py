@@ -1,8 +1,8 @@
 """Effects of a fork of the process on torch: the child inherits its state without the threads that belong to it.
 
-GNU's OpenMP, which computes for torch and for the kernels, keeps a team of threads for each thread that has used it.
-A child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread that forks,
-not for `subprocess`, lets its team go first; parent and child start new ones when they need them.
+GNU's OpenMP, which computes for torch and for the kernels, keeps a team of threads for each thread that has used it. A
+child that inherits the books of such a team waits for it forever, at its first parallel loop. So a thread lets its team
+go before it forks, though not for `subprocess`; parent and child start new ones when they need them.
 """
 
 import ctypes

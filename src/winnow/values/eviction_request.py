@@ -72,8 +72,7 @@ class EvictionRequest:
             the KVs that stay then do not depend on the question that follows. None: all of the prompt.
         template_tail: tokens at the prompt's end that follow the question: what a chat template ends with, and a
             prefix of the answer. Scores without a window keep them; a window may end before them
-            (`Window.skip_template`).
-            None: what `LLM.chat` finds; 0 for prompts without a template.
+            (`Window.skip_template`). None: what `LLM.chat` finds; 0 for prompts without a template.
         answer_prefix: of `template_tail`, tokens at the prompt's end that begin the answer. Their queries look for the
             rest of it, so windows end with them and not before the tail. None: 0.
         protect: what of the prompt is never evicted: positions as pairs (start, end), end excluded; {"images": True},

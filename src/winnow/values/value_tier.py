@@ -31,8 +31,7 @@ class ValueTier:
     top_n: int = 128
     """N: values that a query head reads; as many as a row holds is exact."""
     renormalize: bool = True
-    """Scale the weights of the values read to the sum that all weights have; False: they are as softmaxed, as the
-    paper's figures are."""
+    """Scale the weights of the values read to the sum of all; False: as softmaxed, as the paper's figures are."""
     size: int | None = None
     """Bytes that values may take there; None: as many as the device's keys have values."""
 

@@ -54,8 +54,6 @@ class FileStore:
         files = self.cached
         return files is not None and (files.place(key) is not None or files.snapshot(key) is not None)
 
-    # -- to disk -------------------------------------------------------------------------------------------------
-
     def put_aside(self, sequence: Sequence) -> None:
         """Queue the indexed prefixes of a sequence that ends for writing, unless they are on disk."""
         chain, tier = sequence.prefix, self.cached
@@ -130,8 +128,6 @@ class FileStore:
         notes = {"policy": json_value(rule.policy), "kv_budget": rule.budget, "tokens": snapshot.num_tokens}
         encode = self._encoder(files, snapshot, notes, document=document.hex())[1]
         return files.save(snapshot.key, encode())
-
-    # -- from disk -----------------------------------------------------------------------------------------------
 
     def prefetch(self, sequence: Sequence, most_tokens: int) -> None:
         """Start to read prefixes of a new sequence from disk, unless many reads are outstanding."""

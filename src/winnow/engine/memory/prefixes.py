@@ -24,12 +24,10 @@ _STATE_TOKENS = 2048
 
 @dataclass(frozen=True)
 class FoundPrefix:
-    """The KVs with which a waiting sequence may begin.
+    """The KVs with which a waiting sequence may begin: those of `keys` as they were computed, or a snapshot of rounds.
 
     Attributes:
         state: of the sequence then, less its slot.
-        keys: of the blocks that hold them as they were computed.
-        snapshot: what rounds left of them, in place of `keys`.
         earlier: the rule of the snapshot, if the policy compresses it once more.
     """
 

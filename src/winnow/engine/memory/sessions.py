@@ -34,11 +34,9 @@ class Sessions:
     """Table of sessions. A session holds no memory: it names prefixes in the index, which may be evicted.
 
     A request of a session begins with the longest prefix that is known, to the last common token; where rounds have
-    compressed the session, with what they left, if all its tokens and its policy are the same.
-
-    Args:
-        memory: bytes of the device that a session may take before its oldest turns are compressed; None: no limit.
-        tenants: what all sessions of each may take, of which the least recently used are forgotten.
+    compressed the session, with what they left, if all its tokens and its policy are the same. A session of more than
+    `memory` bytes has its oldest turns compressed (None: no limit); beyond what one of `tenants` may take, the least
+    recently used of it are forgotten.
     """
 
     def __init__(
