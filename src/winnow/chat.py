@@ -119,8 +119,7 @@ def normalise_message(message: Any, name: str = "a message") -> dict[str, Any]:
 
 
 def normalise_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return every message by `normalise_message`. Raises InvalidRequestError: none, or one is unusable; names
-    which."""
+    """Return every message by `normalise_message`. Raises InvalidRequestError: no list, or which is unusable."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence) or not messages:
         got = "none" if isinstance(messages, Sequence) and not messages else json_kind(messages)
         raise InvalidRequestError(f"messages must be a list with at least one message, got {got}")
@@ -287,8 +286,7 @@ def _system_text(conversation: Sequence[dict[str, Any]], prompt: str) -> str:
 def _rendered(
     tokenizer: Tokenizer, conversation: list[dict[str, Any]], options: TemplateOptions
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages in the form that the template reads, and the prompt: some leave out text that is no part of a
-    list."""
+    """Return messages in the form that the template reads, and the prompt; some read lists of parts alone."""
     texts = [
         each["content"].strip()
         for each in (*conversation[:2], conversation[-1])

@@ -26,8 +26,7 @@ def assemble(
     rows: int = 1,
     draft_source: DraftSource | None = None,
 ) -> Engine:
-    """Set up memory, scheduler and admission. One row of the executor's cache stands for as many `rows` of the
-    model."""
+    """Set up memory, scheduler and admission; a row of the executor's cache stands for `rows` of the model."""
     cache, most = config.cache, config.eviction.max_round_kvs
     saved = cached = None
     if cache.prefix_store is not None:

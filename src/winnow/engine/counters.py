@@ -20,8 +20,7 @@ _PARTS = ("schedule", "execute", "output", "prefill", "decode")
 
 @dataclass
 class Counters:
-    """Counters that only grow: seconds by part of a step, bytes with which answers under a policy ended, and without
-    it."""
+    """Counters that only grow, such as seconds by part of a step, and bytes with which answers ended."""
 
     num_steps: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
@@ -155,8 +154,7 @@ def eviction_report(sequence: Sequence, layout: CacheLayout) -> EvictionReport |
 
 
 def kept_parts(sequence: Sequence, positions: Positions) -> tuple[float, float]:
-    """Return which parts of the KVs of pictures, and of text, a sequence holds; `positions` are its KVs', by layer and
-    head."""
+    """Return which parts of the KVs of pictures, and of text, a sequence holds, by its KVs' positions."""
     is_image = np.zeros(sequence.kv.num_computed, dtype=bool)
     for image in sequence.request.images:
         is_image[image.tokens[image.tokens < len(is_image)]] = True

@@ -26,8 +26,7 @@ from winnow.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Sampled:
-    """Tokens that a step computed, those of `result` for `sequences` in order, and logprobs of the next tokens of
-    prompts."""
+    """Tokens that a step computed for `sequences`, in order, and logprobs of the next tokens of prompts."""
 
     sequences: SequenceType[Sequence]
     result: StepResult

@@ -59,8 +59,7 @@ class Ranks:
         return x
 
     def join(self, x: Tensor, dim: int, total: int | None = None) -> Tensor:
-        """Concatenate what the ranks have along `dim`, in their order: parts of `total` as `part` says; None: all are
-        alike."""
+        """Concatenate parts of the ranks along `dim`, in their order: those of `total` by `part`; None: all alike."""
         if self.size == 1:
             return x
         if x.dtype == torch.bool:

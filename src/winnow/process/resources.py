@@ -24,8 +24,7 @@ class HostMemory:
 
 
 def available_cpus(root: Path = _ROOT) -> int:
-    """Return processors of this process's affinity, no more than its control groups' quotas; `root` has `proc` and
-    `sys`."""
+    """Return processors of this process's affinity, as its control groups' quotas allow; `root` has proc and sys."""
     try:
         cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux

@@ -179,8 +179,7 @@ class PrefixFiles:
     def longest_tail(
         self, chain: PrefixChain, num_blocks: int, rest: Sequence[int]
     ) -> tuple[int, PrefixKey | None]:
-        """Return length and key of the longest tail with which `rest` begins, behind the first blocks of a chain; or 0,
-        None."""
+        """Return length and key of the longest tail behind blocks of a chain with which `rest` begins; or 0, None."""
         with self._lock:
             tails = list(self._tails.get(chain.key_after(num_blocks), {}).items())
         for key, count in sorted(tails, key=lambda tail: -tail[1]):
@@ -228,8 +227,7 @@ class PrefixFiles:
         self._writer.submit(self._write, file, encode)
 
     def save(self, key: PrefixKey, content: bytes) -> str:
-        """Write a file at once. Returns its name. Raises PrefixStoreError: the disk refuses it; the folder is as it
-        was."""
+        """Write a file at once. Returns its name. Raises PrefixStoreError, and the folder is as it was."""
         name = self.form.file_name(key)
         try:
             self._folder.write(name, content)

@@ -83,8 +83,7 @@ def check_length(name: str, values: Sized, high: int, error: ErrorClass = Config
 
 
 def check_counts(config: Any, zero: Collection[str] = ()) -> None:
-    """Raise ConfigError for an integer of a dataclass, or in its tuples, below 1, or below 0 in the fields of
-    `zero`."""
+    """Raise ConfigError for an integer of a dataclass, or of its tuples, below 1, or below 0 in the fields `zero`."""
     for field in dataclasses.fields(config):
         value, low = getattr(config, field.name), int(field.name not in zero)
         for each in value if isinstance(value, tuple) else (value,):

@@ -25,8 +25,7 @@ class KVDtype:
 
     @classmethod
     def parse(cls, text: str, name: str = "kv_cache_dtype") -> "KVDtype":
-        """Read "int8", "k=int8,v=int4", or one side alone, the other being `auto`. Raises ConfigError, which names
-        `name`."""
+        """Read "int8", "k=int8,v=int4", or one side alone, the other `auto`. Raises ConfigError, which names `name`."""
         what = f"one of {', '.join(KV_FORMATS)}, or one each for keys and values, such as k=int8,v=int4"
         require(isinstance(text, str), name, what, text)
         if "=" not in text:
@@ -51,8 +50,7 @@ class KVDtype:
 
 @dataclass(frozen=True)
 class WideParts:
-    """Value of `kv_wide`: KVs kept in 16 bits beside narrow ones: first layers, and of the others first and last
-    tokens."""
+    """Value of `kv_wide`, KVs kept in 16 bits beside narrow ones: first layers, and else first and last tokens."""
 
     layers: int = 0
     sinks: int = 0

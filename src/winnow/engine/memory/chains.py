@@ -61,8 +61,7 @@ def _snapshot(
 
 
 def known_snapshots(sequence: Sequence) -> Iterator[tuple[int, PrefixKey, Hashable, SequenceEviction | None]]:
-    """Yield tokens, key and rule of all snapshots with which a sequence may begin, and the rule if it is an earlier
-    one."""
+    """Yield tokens, key and rule of all snapshots that may begin a sequence, and again the rule of an earlier one."""
     assert sequence.prefix is not None, "who looks for a prefix has a chain"
     for computed, (key, rule) in sequence.prefix.snapshots.items():
         yield computed, key, rule, None
@@ -81,8 +80,7 @@ def stored_accumulators(rule: Hashable) -> int | None:
 
 
 def is_portable(policy: Any) -> bool:
-    """Return whether what a policy keeps follows from its description in every process: it is Winnow's or plain
-    Python."""
+    """Return whether what a policy keeps follows from its description in every process: none of it is foreign."""
     if isinstance(policy, tuple | list | frozenset):
         return all(map(is_portable, policy))
     if not is_dataclass(policy):

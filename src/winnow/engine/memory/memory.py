@@ -116,8 +116,7 @@ class Memory:
         return True
 
     def append(self, planned: SequenceType[tuple[Sequence, int]]) -> None:
-        """Take room for the next tokens of each sequence. Raises OutOfBlocksError: there is none; nothing has
-        changed."""
+        """Take room for the next tokens of each sequence. Raises OutOfBlocksError, and nothing has changed."""
         if planned:
             self.ledger.append([s.kv.running_slot for s, _ in planned], [count for _, count in planned])
 

@@ -113,8 +113,7 @@ class PrefixSharing:
     def is_worth_waiting(
         self, sequence: Sequence, found: FoundPrefix, count: int, running: SequenceType[Sequence]
     ) -> bool:
-        """Return whether running sequences are computing at least half the `count` tokens that a waiting one computes
-        next."""
+        """Return whether running sequences compute half the `count` tokens that a waiting one would compute next."""
         if sequence.prefix is None or sequence.request.wants_prompt_logprobs:
             return False
         return any(2 * self._to_be_found(sequence, found, other) >= count for other in running)
@@ -154,8 +153,7 @@ class PrefixSharing:
         return index.num_held(found.snapshot.blocks) if is_last else 0
 
     def remember(self, sequence: Sequence, start: int, end: int, accepted: SequenceType[int] = ()) -> None:
-        """Index the blocks that tokens start..end - 1 of a sequence have filled; it is about to get the last,
-        `accepted`."""
+        """Index the blocks that tokens start..end - 1 of a sequence have filled; the last it gets now: `accepted`."""
         size, chain, eviction = self._ledger.layout.block_size, sequence.prefix, sequence.eviction
         if chain is None or start // size == end // size or sequence.kv.last_round:
             return

@@ -9,8 +9,7 @@ _MOSTLY = 0.5
 
 
 class Fit:
-    """Fit of y = a u + b v by least squares with a and b not negative; each later observation lessens a weight by
-    `memory`."""
+    """Fit of y = a u + b v by least squares, a and b not negative; weights fall by `memory` with each observation."""
 
     def __init__(self, memory: float) -> None:
         self._memory = memory

@@ -22,8 +22,7 @@ class KeptKVs(NamedTuple):
 
 
 class RequestObserver(Protocol):
-    """Observer of KVs that a request's first sample keeps, between steps; what a hook raises fails the request
-    alone."""
+    """Observer of KVs that a request's first sample keeps, between steps; what it raises fails the request."""
 
     def first_token(self, kept: KeptKVs) -> None:
         """Handle the first output token, once it has been computed, after the prompt's last eviction round. Not called

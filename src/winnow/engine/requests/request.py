@@ -92,8 +92,7 @@ class Request:
     def of(
         cls, new: NewRequest, params: SamplingParams, max_tokens: int, arrival_time: float, **granted: Any
     ) -> Self:
-        """Make the engine's record of an admitted request, of `params` with all choices made; `granted` are other
-        fields."""
+        """Make the engine's record of an admitted request; `params` leave nothing open, `granted` are other fields."""
         asked = {name: getattr(new, name) for name in _AS_ASKED}
         metrics = RequestMetrics(arrival_time)
         return cls(new.request_id, new.prompt, new.token_ids, params, max_tokens, metrics, **asked, **granted)
@@ -253,8 +252,8 @@ class Sequence:
 
     @property
     def owns_blocks(self) -> bool:
-        """Return whether it shares no KVs with siblings: rounds after the prompt, budgets of its own, or all is
-        reserved."""
+        """Return whether it shares no KVs with siblings: rounds after the prompt, its own budget, or reserved
+        blocks."""
         if len(self.request.evictions) > 1 or self.request.reserved_tokens is not None:
             return True
         return self.eviction is not None and self.eviction.policy.owns_blocks

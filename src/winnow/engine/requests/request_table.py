@@ -22,8 +22,7 @@ FinishReason = tuple[str, int | str | None]
 
 
 class OutputState:
-    """State of one sequence's output, from its sampled or forced tokens; without `tokens`, their texts, it has no
-    text."""
+    """State of one sequence's output, from its sampled or forced tokens; without their texts it has none."""
 
     def __init__(self, sequence: Sequence, tokens: TokenTable | None, eos_token_ids: frozenset[int]) -> None:
         self._sequence = sequence

@@ -48,8 +48,7 @@ class EvictionScheduler:
         self._num_steps += 1
 
     def evict_due(self) -> set[Sequence]:
-        """Run one round over the sequences that must wait for it. Returns those due that found no place in it: they
-        must wait."""
+        """Run one round over sequences that must wait for it. Returns those that found no place, and still wait."""
         able = [s for s in self._running if s.eviction is not None]
         at_intervals = self._due_at_intervals(able)
         due = [

@@ -66,8 +66,7 @@ def _entry(
     draft: SequenceType[int],
     forked: Callable[[Sequence, int], list[Sequence]],
 ) -> PlannedSequence:
-    """Plan the next `count` tokens of a sequence. Those that sample from the last join `sampling`; samples may fork
-    off."""
+    """Plan the next `count` tokens of a sequence. Who samples from the last joins `sampling`, forks too."""
     kv, token_ids = sequence.kv, sequence.token_ids
     slot, start = kv.running_slot, kv.num_computed
     if (replay := sequence.next_pass) is not None:

@@ -218,8 +218,7 @@ class WaitingQueue:
         return (sequence for _, (_, sequence) in merge(*ranked, key=lambda each: (each[0], each[1][0])))
 
     def require_room(self, num_tokens: int, max_requests: int | None, max_tokens: int | None) -> None:
-        """Raise QueueFullError, which names need and limit, if a request may not wait here. An empty queue takes
-        any."""
+        """Raise QueueFullError, with need and limit, if a request may not wait here. An empty queue takes any."""
         if max_requests is not None and len(self) >= max_requests:
             raise QueueFullError(
                 f"the queue is full: {len(self)} requests wait, and max_queued_requests is {max_requests}; "

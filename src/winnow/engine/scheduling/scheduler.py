@@ -23,8 +23,7 @@ from winnow.engine.scheduling.running import Running
 
 
 class Scheduler:
-    """Scheduler of sequences as they are queued, on a token budget; those `waiting` have no slot, those `running` have
-    one."""
+    """Scheduler of sequences as they are queued, on a token budget; those `running` have slots."""
 
     def __init__(
         self,
