@@ -4,22 +4,14 @@ from winnow.config.cache import KV_RESERVATIONS, PREFIX_DISK, CacheConfig
 from winnow.config.engine import EFFECTS, PARTS, EngineConfig, present_options
 from winnow.config.eviction import AUTO, COMPRESSING, FULL, EvictionConfig
 from winnow.config.media import MediaConfig
-from winnow.config.model import (
-    ATTENTION_BACKENDS,
-    DTYPES,
-    ENGINES,
-    LOAD_FORMATS,
-    WEIGHT_DTYPES,
-    WIDE_WEIGHTS,
-    ModelConfig,
-)
+from winnow.config.model import ATTENTION_BACKENDS, DTYPES, WEIGHT_DTYPES, ModelConfig
 from winnow.config.option import Effect, option, optional_int
 from winnow.config.padded import BENCH_PADDED_MODES, PADDED_MODES, PaddedConfig
 from winnow.config.scheduler import SCHEDULING_POLICIES, SchedulerConfig
 
 __all__ = [
-    "ATTENTION_BACKENDS", "AUTO", "BENCH_PADDED_MODES", "COMPRESSING", "DTYPES", "EFFECTS", "ENGINES", "FULL",
-    "KV_RESERVATIONS", "LOAD_FORMATS", "PADDED_MODES", "PARTS", "PREFIX_DISK", "SCHEDULING_POLICIES",
-    "WEIGHT_DTYPES", "WIDE_WEIGHTS", "CacheConfig", "Effect", "EngineConfig", "EvictionConfig", "MediaConfig",
-    "ModelConfig", "PaddedConfig", "SchedulerConfig", "option", "optional_int", "present_options",
+    "ATTENTION_BACKENDS", "AUTO", "BENCH_PADDED_MODES", "COMPRESSING", "DTYPES", "EFFECTS", "FULL",
+    "KV_RESERVATIONS", "PADDED_MODES", "PARTS", "PREFIX_DISK", "SCHEDULING_POLICIES", "WEIGHT_DTYPES",
+    "CacheConfig", "Effect", "EngineConfig", "EvictionConfig", "MediaConfig", "ModelConfig", "PaddedConfig",
+    "SchedulerConfig", "option", "optional_int", "present_options",
 ]  # fmt: skip
